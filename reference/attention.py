@@ -1,0 +1,69 @@
+"""Attention over a cache, for grouped query heads.
+
+Axes, in this order everywhere: ``G`` KV heads, ``rho`` = H/G query heads that share one KV head,
+``m`` queries of the current block, ``n`` entries in the cache, ``d`` head dimension.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+Array = np.ndarray
+
+
+def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Float[Array, "G rho m d"]:
+    """Put query head h = g·rho + r under the KV head g that it reads."""
+    H, m, d = heads.shape
+    if H % kv_heads:
+        raise ValueError(f"query heads = {H} must be a multiple of kv_heads = {kv_heads}")
+    return heads.reshape(kv_heads, H // kv_heads, m, d)
+
+
+def visible(
+    query_positions: Int[Array, " m"], key_positions: Int[Array, "G n"]
+) -> Bool[Array, "G 1 m n"]:
+    """Say which entry a query may read: those at its own position or before it."""
+    return key_positions[:, None, None, :] <= query_positions[None, None, :, None]
+
+
+def logits(
+    queries: Float[Array, "G rho m d"], keys: Float[Array, "G n d"]
+) -> Float[Array, "G rho m n"]:
+    """Scaled dot products q·k/√d."""
+    return queries @ keys[:, None].swapaxes(-1, -2) / np.sqrt(queries.shape[-1])
+
+
+def softmax(
+    x: Float[Array, "... n"], mask: Bool[Array, "... n"] | None = None
+) -> Float[Array, "... n"]:
+    """Softmax over the last axis, restricted to the entries where ``mask`` is true.
+
+    Raises:
+        ValueError: if ``x`` holds NaN or infinity, or a row has no entry to attend to.
+    """
+    if not np.isfinite(x).all():
+        raise ValueError("attention logits must be finite, got NaN or infinity")
+    if mask is not None:
+        mask = np.broadcast_to(mask, x.shape)
+        if not mask.any(axis=-1).all():
+            raise ValueError("attention mask leaves a query without any entry to attend to")
+        x = np.where(mask, x, -np.inf)
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def weighted_values(
+    attention: Float[Array, "G rho m n"], values: Float[Array, "G n d"]
+) -> Float[Array, "G rho m d"]:
+    """Attention output X = A·V."""
+    return attention @ values[:, None]
+
+
+def attend(
+    queries: Float[Array, "G rho m d"],
+    keys: Float[Array, "G n d"],
+    values: Float[Array, "G n d"],
+    mask: Bool[Array, "G #rho m n"],
+) -> tuple[Float[Array, "G rho m d"], Float[Array, "G rho m n"]]:
+    """Return the attention output and the attention probabilities of a block of queries."""
+    attention = softmax(logits(queries, keys), mask)
+    return weighted_values(attention, values), attention

@@ -1,0 +1,100 @@
+"""The cache of one layer: keys, values, positions and per-entry state that live and leave together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from kvlab.reference.storage import Storage
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class State:
+    """What a score remembers in one layer.
+
+    ``entries`` holds arrays ``[G, n, ...]``, one row per cached entry: they grow and are compacted
+    with the cache. ``stream`` holds what belongs to the token stream and not to an entry, such as
+    the last queries.
+    """
+
+    entries: Mapping[str, Array] = field(default_factory=dict)
+    stream: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_entries(self, **arrays: Array) -> "State":
+        """Replace per-entry arrays."""
+        return replace(self, entries={**self.entries, **arrays})
+
+    def with_stream(self, **values: Any) -> "State":
+        """Replace values of the stream."""
+        return replace(self, stream={**self.stream, **values})
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Entries of one layer in ascending position, per KV head."""
+
+    keys: Storage
+    values: Storage
+    positions: Int[Array, "G n"]
+    state: State = field(default_factory=State)
+
+    @classmethod
+    def empty(cls, kv_heads: int, head_dim: int, fills: Mapping[str, float]) -> "LayerCache":
+        """Return a cache without entries; ``fills`` names the per-entry state and its first value."""
+        nothing = Storage.empty(kv_heads, head_dim)
+        entries = {name: np.full((kv_heads, 0), fill) for name, fill in fills.items()}
+        positions = np.zeros((kv_heads, 0), dtype=np.int64)
+        return cls(nothing, nothing, positions, State(entries))
+
+    def __len__(self) -> int:
+        """Entries per KV head."""
+        return self.positions.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values as stored, scales and zero points included."""
+        return self.payload_bytes + self.keys.overhead_bytes + self.values.overhead_bytes
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of keys and values without scales and zero points."""
+        return self.keys.payload_bytes + self.values.payload_bytes
+
+    def append(
+        self,
+        keys: Float[Array, "G m d"],
+        values: Float[Array, "G m d"],
+        positions: Int[Array, " m"],
+        fills: Mapping[str, float],
+    ) -> "LayerCache":
+        """Add a block of entries, with first values of their state."""
+        G, m, _ = keys.shape
+        entries = {
+            name: np.concatenate([array, np.full((G, m), fills[name], array.dtype)], axis=1)
+            for name, array in self.state.entries.items()
+        }
+        return LayerCache(
+            self.keys.append(keys),
+            self.values.append(values),
+            np.concatenate([self.positions, np.tile(positions, (G, 1))], axis=1),
+            replace(self.state, entries=entries),
+        )
+
+    def compact(self, keep: Int[Array, "G kept"]) -> "LayerCache":
+        """Return the cache of these entries alone: the only way by which an entry leaves."""
+        return LayerCache(
+            self.keys.take(keep),
+            self.values.take(keep),
+            np.take_along_axis(self.positions, keep, axis=1),
+            replace(
+                self.state,
+                entries={
+                    name: np.take_along_axis(array, keep, axis=1)
+                    for name, array in self.state.entries.items()
+                },
+            ),
+        )

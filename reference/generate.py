@@ -1,0 +1,207 @@
+"""Block-wise prefill and decoding of the NumPy transformer under a policy."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from kvlab.reference.attention import group_heads
+from kvlab.reference.cache import LayerCache
+from kvlab.reference.policy import Block, Clock, Policy, StepResult, empty_cache, step
+from kvlab.reference.transformer import Transformer
+
+Array = np.ndarray
+
+Watch = Callable[[Block, StepResult], None]
+"""Called after every step of every layer."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One sequence on its way through a model; :func:`advance` returns the next session."""
+
+    model: Transformer
+    policy: Policy
+    caches: tuple[LayerCache, ...]
+    prompt: int
+    """Tokens of the prompt."""
+    confidence: Float[Array, " t"]
+    """Per token seen: the largest probability of its distribution; NaN where it was given."""
+    query_heads: bool
+
+    @property
+    def seen(self) -> int:
+        """Tokens seen so far."""
+        return len(self.confidence)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values of all layers as stored."""
+        return sum(cache.nbytes for cache in self.caches)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What :func:`generate` wrote."""
+
+    tokens: tuple[int, ...]
+    session: Session
+
+
+def start(model: Transformer, policy: Policy, prompt: int, query_heads: bool = False) -> Session:
+    """Return an empty session for a prompt of ``prompt`` tokens.
+
+    Args:
+        model: the transformer.
+        policy: what to keep.
+        prompt: tokens of the prompt.
+        query_heads: give every query head a cache of its own, as much published code does; it
+            multiplies the memory by the size of the query group.
+
+    Raises:
+        ValueError: if the policy cannot hold what it protects.
+    """
+    policy.check(prompt)
+    config = model.config
+    heads = config.heads if query_heads else config.kv_heads
+    caches = tuple(empty_cache(policy, heads, config.head_dim) for _ in range(config.layers))
+    return Session(model, policy, caches, prompt, np.zeros(0), query_heads)
+
+
+def advance(
+    session: Session,
+    tokens: Sequence[int],
+    confidence: float = np.nan,
+    watch: Watch | None = None,
+) -> tuple[Float[Array, "m vocab"], Session]:
+    """Feed a block of tokens.
+
+    Args:
+        session: left as it is, also if this step fails.
+        tokens: ids of the block.
+        confidence: largest probability of the distribution that produced the tokens.
+        watch: called after every step of every layer.
+
+    Returns:
+        Logits after each token, and the next session.
+    """
+    model, m = session.model, len(tokens)
+    confidences = np.concatenate([session.confidence, np.full(m, confidence)])
+    clock = Clock(seen=session.seen + m, block=m, prompt=session.prompt)
+    caches = list(session.caches)
+
+    def attend(
+        layer: int,
+        queries: Float[Array, "H m d"],
+        keys: Float[Array, "G m d"],
+        values: Float[Array, "G m d"],
+    ) -> Float[Array, "H m d"]:
+        if session.query_heads:
+            keys, values = (np.repeat(x, len(queries) // len(x), axis=0) for x in (keys, values))
+        block = Block(
+            clock,
+            layer,
+            group_heads(queries, len(keys)),
+            keys,
+            values,
+            confidences,
+            model.rotate,
+        )
+        result = step(session.policy, caches[layer], block)
+        caches[layer] = result.cache
+        if watch is not None:
+            watch(block, result)
+        return result.output.reshape(queries.shape)
+
+    logits = model.forward(np.asarray(tokens, dtype=np.int64), session.seen, attend)
+    return logits, replace(session, caches=tuple(caches), confidence=confidences)
+
+
+def prefill(
+    model: Transformer,
+    policy: Policy,
+    prompt: Sequence[int],
+    block_size: int | None = None,
+    query_heads: bool = False,
+    watch: Watch | None = None,
+) -> tuple[Float[Array, " vocab"], Session]:
+    """Feed the prompt in blocks of ``block_size`` tokens, or at once; return the last logits.
+
+    Raises:
+        ValueError: if the prompt is empty or ``block_size`` is below 1.
+    """
+    if len(prompt) == 0:
+        raise ValueError("prompt must hold at least one token")
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size = {block_size} must be at least 1")
+    session = start(model, policy, len(prompt), query_heads)
+    size = block_size or len(prompt)
+    logits = np.zeros((1, model.config.vocab_size))
+    for first in range(0, len(prompt), size):
+        logits, session = advance(session, prompt[first : first + size], watch=watch)
+    return logits[-1], session
+
+
+def generate(
+    model: Transformer,
+    policy: Policy,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    stop: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    block_size: int | None = None,
+    query_heads: bool = False,
+    watch: Watch | None = None,
+) -> Generation:
+    """Continue a prompt greedily, or by sampling at a temperature.
+
+    Args:
+        model: the transformer.
+        policy: what to keep.
+        prompt: token ids.
+        max_new_tokens: tokens to write at most.
+        stop: token id after which to end; it is part of the result.
+        temperature: 0 for the likeliest token.
+        seed: of the sampling.
+        block_size: tokens per block of prefill; None for the whole prompt at once.
+        query_heads: see :func:`start`.
+        watch: called after every step of every layer.
+
+    Raises:
+        ValueError: on a negative temperature or number of tokens, and as :func:`prefill`.
+    """
+    if max_new_tokens < 0 or temperature < 0:
+        raise ValueError(
+            f"max_new_tokens = {max_new_tokens} and temperature = {temperature} must be at least 0"
+        )
+    rng = np.random.default_rng(seed)
+    logits, session = prefill(model, policy, prompt, block_size, query_heads, watch)
+    written: list[int] = []
+    while len(written) < max_new_tokens:
+        token, confidence = choose(logits, temperature, rng)
+        written.append(token)
+        if token == stop or len(written) == max_new_tokens:
+            break
+        rows, session = advance(session, [token], confidence, watch)
+        logits = rows[-1]
+    return Generation(tuple(written), session)
+
+
+def choose(
+    logits: Float[Array, " vocab"], temperature: float, rng: np.random.Generator
+) -> tuple[int, float]:
+    """Return the next token and the largest probability of its distribution at temperature 1."""
+    probabilities = np.exp(log_softmax(logits))
+    confidence = float(probabilities.max())
+    if temperature == 0:
+        return int(logits.argmax()), confidence
+    weights = np.exp(log_softmax(logits / temperature))
+    return int(rng.choice(len(logits), p=weights / weights.sum())), confidence
+
+
+def log_softmax(logits: Float[Array, "... vocab"]) -> Float[Array, "... vocab"]:
+    """Logarithm of the softmax over the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

@@ -1,0 +1,150 @@
+"""What a policy costs and what it spoils, measured along a given continuation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from kvlab.reference.attention import attend, visible
+from kvlab.reference.generate import Session, Watch, advance, choose, log_softmax, prefill
+from kvlab.reference.policy import Block, Policy, StepResult
+from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.transformer import Transformer
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run; every array has one value per token fed after the prompt's last block.
+
+    The first value belongs to the end of prefill.
+    """
+
+    output_error: Float[Array, " steps"]
+    """‖X − X'‖₂ per query head, mean over heads and layers (LazyEviction Eq. 4, CAOTE Eq. 9)."""
+    kl: Float[Array, " steps"]
+    """KL divergence in nats of the next-token distribution from the full cache's."""
+    agreement: Float[Array, " steps"]
+    """1 where the likeliest next token is that of the full cache."""
+    entries: Float[Array, " steps"]
+    """Entries kept per KV head, mean over layers."""
+    nbytes: Float[Array, " steps"]
+    """Bytes of keys and values in all layers, scales and zero points included."""
+    average_bits: Float[Array, " steps"]
+    """Bits stored per element of the full cache, scales and zero points included."""
+    payload_bits: Float[Array, " steps"]
+    """The same without scales and zero points."""
+
+
+@dataclass
+class DenseShadow:
+    """Keeps everything a layer ever saw, and measures each step against it."""
+
+    keys: list[list[Array]]
+    values: list[list[Array]]
+    errors: list[float]
+
+    @classmethod
+    def of(cls, layers: int) -> "DenseShadow":
+        """Return an empty shadow."""
+        return cls([[] for _ in range(layers)], [[] for _ in range(layers)], [])
+
+    def watch(self, block: Block, result: StepResult) -> None:
+        """Compare the block's output with attention over everything seen, for the same queries."""
+        self.keys[block.layer].append(block.keys)
+        self.values[block.layer].append(block.values)
+        keys = np.concatenate(self.keys[block.layer], axis=1)
+        values = np.concatenate(self.values[block.layer], axis=1)
+        seen = block.clock.seen
+        mask = visible(
+            np.arange(seen - block.clock.block, seen), np.tile(np.arange(seen), (len(keys), 1))
+        )
+        dense, _ = attend(block.queries, keys, values, mask)
+        self.errors.append(output_error(dense, result.output))
+
+    def mean_error(self) -> float:
+        """Return the mean over the layers of the last block, and forget it."""
+        error = float(np.mean(self.errors))
+        self.errors.clear()
+        return error
+
+
+def output_error(dense: Float[Array, "G rho m d"], output: Float[Array, "G rho m d"]) -> float:
+    """Mean distance of two attention outputs over heads and queries."""
+    return float(np.linalg.norm(dense - output, axis=-1).mean())
+
+
+def full_cache_bytes(session: Session) -> int:
+    """Bytes that all tokens seen would take at 16 bits."""
+    heads, d = session.caches[0].positions.shape[0], session.model.config.head_dim
+    return 2 * session.seen * heads * d * len(session.caches) * FULL_BITS // 8
+
+
+def teacher_forced(
+    model: Transformer,
+    policy: Policy,
+    prompt: Sequence[int],
+    continuation: Sequence[int],
+    full_logits: Float[Array, "steps vocab"] | None = None,
+    block_size: int | None = None,
+) -> tuple[Measurement, Float[Array, "steps vocab"]]:
+    """Feed a continuation under a policy and compare every step with the full cache.
+
+    Args:
+        model: the transformer.
+        policy: what to keep.
+        prompt: token ids.
+        continuation: token ids that follow; all but the last are fed.
+        full_logits: what a run with the full cache returned; None: this run is the yardstick.
+        block_size: tokens per block of prefill.
+
+    Returns:
+        The measurement, and the logits of every step.
+    """
+    if len(continuation) == 0:
+        raise ValueError("continuation must hold at least one token")
+    shadow = DenseShadow.of(model.config.layers)
+    watch: Watch = shadow.watch
+    rng = np.random.default_rng()
+    row, session = prefill(model, policy, prompt, block_size, watch=watch)
+    logits, columns = [row], [_memory(session, shadow.mean_error())]
+    for token in continuation[:-1]:
+        _, confidence = choose(logits[-1], 0.0, rng)
+        rows, session = advance(session, [token], confidence, watch)
+        logits.append(rows[-1])
+        columns.append(_memory(session, shadow.mean_error()))
+    written = np.stack(logits)
+    yardstick = written if full_logits is None else full_logits
+    if yardstick.shape != written.shape:
+        raise ValueError(
+            f"full_logits has the shape {yardstick.shape}, the run gave {written.shape}"
+        )
+    error, entries, nbytes, average, payload = np.array(columns).T
+    measurement = Measurement(
+        output_error=error,
+        kl=divergence(yardstick, written),
+        agreement=(yardstick.argmax(axis=-1) == written.argmax(axis=-1)).astype(float),
+        entries=entries,
+        nbytes=nbytes,
+        average_bits=average,
+        payload_bits=payload,
+    )
+    return measurement, written
+
+
+def divergence(
+    full: Float[Array, "steps vocab"], other: Float[Array, "steps vocab"]
+) -> Float[Array, " steps"]:
+    """KL(full ‖ other) of the next-token distributions, in nats."""
+    log_p, log_q = log_softmax(full), log_softmax(other)
+    return np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=-1), 0.0)
+
+
+def _memory(session: Session, error: float) -> tuple[float, ...]:
+    elements = full_cache_bytes(session) * 8 / FULL_BITS
+    payload = sum(cache.payload_bytes for cache in session.caches)
+    entries = float(np.mean([len(cache) for cache in session.caches]))
+    bits = (8 * session.nbytes / elements, 8 * payload / elements)
+    return error, entries, session.nbytes, *bits

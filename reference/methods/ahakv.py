@@ -1,0 +1,248 @@
+"""AhaKV: sharpened recent attention, weighted by values (arXiv 2506.03762).
+
+Equations of the paper, as its summaries number them: 5 (recent accumulation), 12 (gain of the
+step-gain softmax), 13-15 (value prior).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from kvlab.reference.attention import logits, softmax, visible
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.policy import (
+    Edges,
+    Entries,
+    EveryBlock,
+    Full,
+    Observation,
+    Policy,
+    Score,
+    check_at_least,
+)
+from kvlab.reference.windows import (
+    Border,
+    check_choice,
+    check_kernel,
+    mean_pool,
+    remember_queries,
+)
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class StepGain:
+    """The step-gain softmax: sharper the more tokens compete for k places.
+
+    λ = √(2·ln(i/k)/d) replaces 1/√d, so the usual scaled logits are multiplied by λ√d.
+    """
+
+    target: int
+    """Entries k that should share the attention."""
+    gain: Literal["step", "measured", "none"]
+    in_decode: Literal["absolute", "cache", "none"]
+    floor: float
+
+    def attention(
+        self,
+        queries: Float[Array, "G rho w d"],
+        positions: Int[Array, " w"],
+        seen: Observation,
+    ) -> Float[Array, "G rho w n"]:
+        """Sharpened attention of these queries over all present entries."""
+        raw = logits(queries, seen.keys)
+        mask = np.broadcast_to(visible(positions, seen.positions), raw.shape)
+        return softmax(raw * self.factors(raw, mask, positions, seen), mask)
+
+    def factors(
+        self,
+        raw: Float[Array, "G rho w n"],
+        mask: Bool[Array, "G rho w n"],
+        positions: Int[Array, " w"],
+        seen: Observation,
+    ) -> Float[Array, "#G #rho w 1"]:
+        """Gain on the usual logits of each row; 1 where no more than k tokens compete."""
+        if self.gain == "none":
+            return np.ones((1, 1, len(positions), 1))
+        competing = positions + 1.0
+        decoding = positions >= seen.clock.prompt
+        if self.in_decode == "cache":
+            competing = np.where(decoding, seen.positions.shape[1], competing)
+        elif self.in_decode == "none":
+            competing = np.where(decoding, self.target, competing)
+        d = seen.queries.shape[-1]
+        crowd = np.maximum(competing / self.target, 1.0)
+        gain = np.sqrt(2 * np.log(crowd) / d) * np.sqrt(d)  # [AhaKV 12]
+        gain = gain[None, None, :, None]
+        if self.gain == "measured":
+            gain = gain / np.maximum(spread(raw, mask), np.finfo(float).tiny)
+        gain = np.maximum(gain, self.floor)
+        return np.where((crowd > 1)[None, None, :, None], gain, 1.0)
+
+
+def spread(
+    raw: Float[Array, "G rho w n"], mask: Bool[Array, "G rho w n"]
+) -> Float[Array, "G rho w 1"]:
+    """Standard deviation of each row's visible logits."""
+    count = mask.sum(axis=-1, keepdims=True)
+    mean = np.where(mask, raw, 0.0).sum(axis=-1, keepdims=True) / count
+    variance = np.where(mask, (raw - mean) ** 2, 0.0).sum(axis=-1, keepdims=True) / count
+    return np.sqrt(variance)
+
+
+@dataclass(frozen=True)
+class SharpenedRecentAttention(Score):
+    """Step-gain attention of recent rows times the value prior."""
+
+    step_gain: StepGain
+    rows: int
+    accumulation: Literal["recent", "all"]
+    value_prior: Literal["squared", "norm", "none"]
+    kernel: int
+    border: Border
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """Only the ablation without recent accumulation needs a sum per entry."""
+        return {"accumulated": 0.0} if self.accumulation == "all" else {}
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Remember the last queries, or add up all rows."""
+        if self.accumulation == "recent":
+            return remember_queries(state, seen, self.rows)
+        rows = self.step_gain.attention(seen.queries, seen.query_positions, seen)
+        return state.with_entries(
+            accumulated=state.entries["accumulated"] + rows.sum(axis=2).mean(axis=1)
+        )
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Weigh what is attended to by how much it contributes."""
+        prior = self.prior(seen.values)
+        return prior * self.accumulated(state, seen)  # [AhaKV 15]
+
+    def accumulated(self, state: State, seen: Observation) -> Float[Array, "G n"]:
+        """S: the same number of rows for every candidate."""
+        if self.accumulation == "all":
+            return state.entries["accumulated"]
+        queries, positions = state.stream["queries"], state.stream["query_positions"]
+        rows = self.step_gain.attention(queries, positions, seen)
+        return rows.sum(axis=2).mean(axis=1)  # [AhaKV 5]
+
+    def prior(self, values: Float[Array, "G n d"]) -> Float[Array, "G n"]:
+        """Smoothed value norms, relative to the largest; 1 if all are zero."""
+        if self.value_prior == "none":
+            return np.ones(values.shape[:2])
+        norm = np.linalg.norm(values, axis=-1)
+        size = norm**2 if self.value_prior == "squared" else norm
+        smoothed = mean_pool(size, self.kernel, self.border)  # [AhaKV 13]
+        largest = smoothed.max(axis=-1, keepdims=True)
+        ones = np.ones_like(smoothed)
+        return np.divide(smoothed, largest, out=ones, where=largest > 0)  # [AhaKV 14]
+
+
+@dataclass(frozen=True)
+class AhaKV(Method):
+    """Rate every candidate by the same number of recent rows, sharpened, times its value's size."""
+
+    recent: int = 32
+    """Newest entries B_r that are safe; as many rows r are summed."""
+    sinks: int = 0
+    gain: Literal["step", "measured", "none"] = "step"
+    """``measured``: divide by the logits' own standard deviation; ``none``: ordinary softmax."""
+    gain_in_decode: Literal["absolute", "cache", "none"] = "absolute"
+    """What i is while decoding: the position, the entries present, or k (no gain)."""
+    gain_floor: float = 0.0
+    accumulation: Literal["recent", "all"] = "recent"
+    value_prior: Literal["squared", "norm", "none"] = "squared"
+    kernel: int = 5
+    border: Border = "shrink"
+    every: int = 1
+    """Generated tokens between two evictions."""
+
+    name = "ahakv"
+    source = "Gu et al., AhaKV: Adaptive Holistic Attention-Driven KV Cache Eviction, 2506.03762"
+    equations = ("AhaKV 5", "AhaKV 12", "AhaKV 13", "AhaKV 14", "AhaKV 15")
+    variants = {
+        "ahakv-sg": "ahakv@gain=none",
+        "ahakv-ra": "ahakv@accumulation=all",
+        "ahakv-vp": "ahakv@value_prior=none",
+    }
+    divergences = (
+        Divergence(
+            topic="what λ multiplies",
+            paper="summaries: the softmax's input; the proof needs the raw q·k",
+            elsewhere="no code",
+            default="λ replaces 1/√d: gain √(2 ln(i/k)) on the usual logits",
+            option="none",
+        ),
+        Divergence(
+            topic="i while decoding",
+            paper="not stated; evicted tokens do not compete any more",
+            elsewhere="no code",
+            default="the absolute position",
+            option="ahakv@gain_in_decode=cache, ahakv@gain_in_decode=none",
+        ),
+        Divergence(
+            topic="variance of the logits",
+            paper="assumed to be that of unit-variance queries and keys",
+            elsewhere="no code",
+            default="as assumed",
+            option="ahakv@gain=measured",
+        ),
+        Divergence(
+            topic="gain below 1",
+            paper="for k < i < 1.65·k the formula flattens",
+            elsewhere="no code",
+            default="as printed",
+            option="ahakv@gain_floor=1",
+        ),
+        Divergence(
+            topic="rows summed",
+            paper="the sum has r + 1 terms, the text says r",
+            elsewhere="no code",
+            default="r",
+            option="none",
+        ),
+        Divergence(
+            topic="value prior",
+            paper="summaries print ‖v‖² and say L2 norm; κ and borders are not stated",
+            elsewhere="no code",
+            default="squared, κ = 5, mean of the real neighbours",
+            option="ahakv@value_prior=norm, ahakv@kernel=7,border=zero",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(1, recent=self.recent)
+        check_at_least(0, gain_floor=self.gain_floor)
+        check_kernel(self.kernel)
+        check_choice(("step", "measured", "none"), gain=self.gain)
+        check_choice(("absolute", "cache", "none"), gain_in_decode=self.gain_in_decode)
+        check_choice(("recent", "all"), accumulation=self.accumulation)
+        check_choice(("squared", "norm", "none"), value_prior=self.value_prior)
+        check_choice(("zero", "shrink"), border=self.border)
+
+    def policy(self, budget: int | None) -> Policy:
+        """Protect the newest entries, keep the best of the rest."""
+        budget = require_budget(self.name, budget)
+        return Policy(
+            self.name,
+            SharpenedRecentAttention(
+                StepGain(budget, self.gain, self.gain_in_decode, self.gain_floor),
+                self.recent,
+                self.accumulation,
+                self.value_prior,
+                self.kernel,
+                self.border,
+            ),
+            EveryBlock(self.every),
+            Edges(self.sinks, self.recent),
+            Entries(budget),
+            Full(),
+        )

@@ -1,0 +1,273 @@
+"""CAOTE and FastCAOTE: evict what changes the attention output least (arXiv 2504.14051).
+
+Equations of the paper: 8 and 9 (score = eviction error), 21 (any retention score h), 22
+(normalisation), 23 (FastCAOTE), 5-7 (evict, then attend; see ``policy.attend_survivors``).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method
+from kvlab.reference.policy import EveryBlock, Nobody, Observation, Policy, Score
+from kvlab.reference.windows import among_candidates, check_choice, check_kernel, mean_pool
+
+Array = np.ndarray
+
+
+def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:
+    """Divide by the sum; all zero becomes uniform.
+
+    Raises:
+        ValueError: if a retention score is negative.
+    """
+    if (retention < 0).any():
+        raise ValueError("CAOTE needs retention scores that are at least 0, got a negative one")
+    total = retention.sum(axis=-1, keepdims=True)
+    uniform = np.full_like(retention, 1 / retention.shape[-1])
+    return np.divide(retention, total, out=uniform, where=total > 0)  # [CAOTE 22]
+
+
+def remaining_mass(h: Float[Array, "... n"]) -> Float[Array, "... n"]:
+    """Return 1 − h_j as the sum of the others, without cancellation."""
+    n = h.shape[-1]
+    return np.where(np.eye(n, dtype=bool), 0.0, h[..., None, :]).sum(axis=-1)
+
+
+def eviction_error(
+    h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float = 2
+) -> Float[Array, "... n"]:
+    """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
+
+    The entry above one half, at most one, is computed from the output of the others, where the
+    printed formula loses its digits as h_j → 1.
+    """
+    output = (h[..., None] * values).sum(axis=-2, keepdims=True)
+    rest = remaining_mass(h)
+    ratio = np.divide(h, rest, out=np.zeros_like(h), where=rest > 0)
+    error = ratio * np.linalg.norm(output - values, ord=norm, axis=-1)  # [CAOTE 21]
+    dominant = h > 0.5
+    if dominant.any():
+        others = np.where(dominant, 0.0, h)
+        mass = others.sum(axis=-1, keepdims=True)
+        share = np.divide(others, mass, out=np.zeros_like(h), where=mass > 0)
+        without = (share[..., None] * values).sum(axis=-2, keepdims=True)
+        distance = np.linalg.norm(without - values, ord=norm, axis=-1)
+        error = np.where(dominant, h * distance, error)
+    return error
+
+
+def fast_eviction_error(
+    h: Float[Array, "... n"], values: Float[Array, "... n d"], norm: float = 2
+) -> Float[Array, "... n"]:
+    """FastCAOTE: the unweighted mean of all present values stands in for the output."""
+    rest = np.maximum(remaining_mass(h), np.finfo(h.dtype).eps)
+    mean = values.mean(axis=-2, keepdims=True)
+    return h / rest * np.linalg.norm(mean - values, ord=norm, axis=-1)  # [CAOTE 23]
+
+
+def joint_error(
+    h: Float[Array, "... n"], values: Float[Array, "... n d"], evicted: Bool[Array, "... n"]
+) -> Float[Array, "..."]:
+    """Exact change of the output when a whole set leaves: ‖Σ_E h(v − X)‖/(1 − Σ_E h)."""
+    output = (h[..., None] * values).sum(axis=-2, keepdims=True)
+    pull = np.where(evicted[..., None], h[..., None] * (values - output), 0.0).sum(axis=-2)
+    left = np.where(evicted, 0.0, h).sum(axis=-1)
+    size = np.linalg.norm(pull, axis=-1)
+    return np.divide(size, left, out=np.full_like(size, np.inf), where=left > 0)
+
+
+@dataclass(frozen=True)
+class EvictionError(Score):
+    """CAOTE around any score."""
+
+    base: Score
+    fast: bool
+    norm: float
+    heads: Literal["l2", "mean", "max", "attention"]
+    several: Literal["independent", "sequential", "joint_greedy"]
+    normalize_over: Literal["present", "candidates"]
+    pool: int | None
+
+    @property
+    def fills(self):
+        """What the wrapped score remembers; nothing of its own."""
+        return self.base.fills
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Let the wrapped score observe."""
+        return self.base.observe(state, seen)
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Return the eviction error of each entry, or the order in which entries have to go."""
+        retention = self.base.retention(state, seen, candidates)
+        if self.normalize_over == "candidates":
+            retention = np.where(candidates[:, None], retention, 0.0)
+        if self.heads == "attention":
+            retention = retention.mean(axis=1, keepdims=True)
+        h = normalize(retention)
+        if self.several == "independent":
+            error = self.group_error(h, seen.values)
+            if self.pool is None:
+                return error
+            kernel = self.pool
+            return among_candidates(error, candidates, lambda x: mean_pool(x, kernel, "zero"))
+        return np.stack(
+            [
+                self.elimination_order(h[g], seen.values[g], candidates[g], room)
+                for g in range(len(h))
+            ]
+        )
+
+    def group_error(
+        self, h: Float[Array, "G k n"], values: Float[Array, "G n d"]
+    ) -> Float[Array, "G n"]:
+        """Error of each entry over the query group; L2 is the exact change of all its outputs."""
+        measure = fast_eviction_error if self.fast else eviction_error
+        per_head = measure(h, values[:, None], self.norm)  # [CAOTE 8]
+        if self.heads == "max":
+            return per_head.max(axis=1)
+        if self.heads == "mean":
+            return per_head.mean(axis=1)
+        return np.linalg.norm(per_head, axis=1)
+
+    def elimination_order(
+        self,
+        h: Float[Array, "k n"],
+        values: Float[Array, "n d"],
+        candidates: Bool[Array, " n"],
+        room: int,
+    ) -> Float[Array, " n"]:
+        """Evict one after the other; survivors rank above all that went, the last to go highest."""
+        order = np.full(len(candidates), np.inf)
+        evicted = np.zeros(len(candidates), dtype=bool)
+        for turn in range(int(candidates.sum()) - room):
+            open_entries = np.flatnonzero(candidates & ~evicted)
+            if self.several == "joint_greedy":
+                sets = evicted | (open_entries[:, None] == np.arange(len(evicted)))
+                per_head = joint_error(
+                    h[:, None], values, np.broadcast_to(sets, (len(h), *sets.shape))
+                )
+                errors = np.linalg.norm(per_head, axis=0)
+            else:
+                left = normalize(np.where(evicted, 0.0, h))
+                errors = self.group_error(left[None], values[None])[0][open_entries]
+            victim = open_entries[int(np.argmin(errors))]
+            evicted[victim], order[victim] = True, turn
+        return order
+
+
+@dataclass(frozen=True)
+class Caote(Method):
+    """Wrap a score: how much would the attention output change without this entry?"""
+
+    base: Method
+    norm: float = 2
+    heads: Literal["l2", "mean", "max", "attention"] = "l2"
+    """How errors of a query group combine; ``attention``: error of the group's mean attention."""
+    several: Literal["independent", "sequential", "joint_greedy"] = "independent"
+    """How to choose more than one victim at once."""
+    normalize_over: Literal["present", "candidates"] = "present"
+    pool: int | None = None
+    """Kernel of a mean pooling of the finished score."""
+    protect: Literal["inherit", "none"] = "inherit"
+    evict_before_attend: bool = False
+    every: int = 1
+    """Generated tokens between two evictions."""
+    fast: bool = False
+
+    name = "caote"
+    source = (
+        "Goel et al., CAOTE: KV Caching through Attention Output-Based Token Eviction, 2504.14051"
+    )
+    equations = ("CAOTE 7", "CAOTE 8", "CAOTE 21", "CAOTE 22", "CAOTE 23")
+    divergences = (
+        Divergence(
+            topic="order within a step",
+            paper="Eq. 5-7: evict, then attend over the survivors",
+            elsewhere="all baselines attend first",
+            default="attend, then evict; in the paper's order the score is this step's error",
+            option="caote:h2o@evict_before_attend=true",
+        ),
+        Divergence(
+            topic="several victims at once",
+            paper="independent scores, the smallest go",
+            elsewhere="version 6 adds the exact joint error",
+            default="independent",
+            option="caote:h2o@several=joint_greedy, caote:h2o@several=sequential",
+        ),
+        Divergence(
+            topic="heads",
+            paper="not stated",
+            elsewhere="ports decide per query head",
+            default="L2 over the query group: the exact change of the concatenated outputs",
+            option="caote:h2o@heads=mean, caote:h2o@heads=max, caote:h2o@heads=attention",
+        ),
+        Divergence(
+            topic="protection",
+            paper="never mentioned",
+            elsewhere="H2O and SnapKV protect recent entries",
+            default="that of the wrapped method",
+            option="caote:h2o@protect=none",
+        ),
+        Divergence(
+            topic="H2O",
+            paper="§2 sums over the current block only; Thm. B.1 and the text accumulate",
+            elsewhere="H2O accumulates",
+            default="accumulates through evictions",
+            option="caote:tova",
+        ),
+        Divergence(
+            topic="SnapKV",
+            paper="not defined: no decode step, no score for the window, pooled scores do not sum to 1",
+            elsewhere="no code",
+            default="window of the last w queries at every block, pooled on the candidates, plain on "
+            "the window, normalised over all present entries",
+            option="caote:snapkv@normalize_over=candidates, caote:snapkv@pool=5,kernel=1",
+        ),
+        Divergence(
+            topic="α → 1",
+            paper="printed formula: infinite, then NaN in float32",
+            elsewhere="ports clamp α",
+            default="computed from the output of the other entries",
+            option="none",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_choice(("l2", "mean", "max", "attention"), heads=self.heads)
+        check_choice(("independent", "sequential", "joint_greedy"), several=self.several)
+        check_choice(("present", "candidates"), normalize_over=self.normalize_over)
+        check_choice(("inherit", "none"), protect=self.protect)
+        if self.pool is not None:
+            check_kernel(self.pool)
+        if self.fast and self.several == "joint_greedy":
+            raise ValueError("several = 'joint_greedy' is exact and has no fast form")
+        if not self.norm >= 1:
+            raise ValueError(f"norm = {self.norm} must be at least 1")
+
+    def policy(self, budget: int | None) -> Policy:
+        """Replace the score of the base method, and look at every block and step."""
+        base = self.base.policy(budget)
+        score = EvictionError(
+            base.score,
+            self.fast,
+            self.norm,
+            self.heads,
+            self.several,
+            self.normalize_over,
+            self.pool,
+        )
+        return replace(
+            base,
+            name=f"{'fast_caote' if self.fast else 'caote'}:{base.name}",
+            score=score,
+            schedule=EveryBlock(self.every),
+            protect=base.protect if self.protect == "inherit" else Nobody(),
+            evict_before_attend=self.evict_before_attend,
+        )

@@ -1,0 +1,167 @@
+"""DDKS, also known as MiKV: do not discard, but keep it small (OpenReview CRQ8JuQDEd; 2402.18096).
+
+Equations (numbered here):
+
+1. entries that are not kept at full precision stay at 2 bits; demotion is final
+2. MiKV's balance: β_c = √(max|q_c| / max|k_c|); quantise β⊙k and read q·(k̂/β)
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from kvlab.reference.cache import LayerCache
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.methods.h2o import AccumulatedAttention
+from kvlab.reference.methods.rpc import RPC
+from kvlab.reference.policy import (
+    Budget,
+    Edges,
+    EveryBlock,
+    Observation,
+    Policy,
+    Precision,
+    Protect,
+    Score,
+    check_at_least,
+    check_protected,
+)
+from kvlab.reference.quantization import FULL_BITS, WIDTHS
+from kvlab.reference.windows import check_choice
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class AlsoDemoted(Protect):
+    """Besides what ``protect`` says, the entries that were demoted before: they only wait."""
+
+    protect: Protect
+
+    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
+        """Protected or demoted."""
+        return self.protect.safe(seen) | (seen.bits < FULL_BITS)
+
+    def count(self, prompt: int) -> int:
+        """What is protected at full precision."""
+        return self.protect.count(prompt)
+
+
+@dataclass(frozen=True)
+class FullPrecisionEntries(Budget):
+    """At most ``budget`` entries at full precision."""
+
+    budget: int
+
+    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
+        """What the safe entries at full precision leave."""
+        protected = int((safe & (seen.bits == FULL_BITS)).sum(axis=-1).max())
+        check_protected(self.budget, protected)
+        return self.budget - protected
+
+    def check(self, protect: Protect, prompt: int) -> None:
+        """Raise ValueError if the protected entries alone exceed the budget."""
+        check_protected(self.budget, protect.count(prompt))
+
+
+@dataclass(frozen=True)
+class Demote(Precision):
+    """Entries that would have gone stay, quantised per token."""
+
+    bits: int
+    group: int
+    balanced: bool = False
+    """Balance keys against queries, as measured when the first entries are demoted."""
+
+    def store(
+        self,
+        cache: LayerCache,
+        seen: Observation,
+        candidates: Bool[Array, "G n"],
+        keep: Int[Array, "G kept"],
+    ) -> tuple[LayerCache, Int[Array, "G n"]]:
+        """Quantise instead of evicting."""
+        demoted = np.ones(seen.positions.shape, dtype=bool)
+        np.put_along_axis(demoted, keep, False, axis=-1)
+        keys = cache.keys
+        if self.balanced and keys.balance is None and demoted.any():
+            keys = replace(keys, balance=balance(seen))
+        keys = keys.quantize_tokens(demoted, self.bits, self.group)  # [DDKS 1]
+        values = cache.values.quantize_tokens(demoted, self.bits, self.group)
+        everything = np.tile(np.arange(demoted.shape[1]), (len(demoted), 1))
+        return LayerCache(keys, values, cache.positions, cache.state), everything
+
+
+def balance(seen: Observation) -> Float[Array, "G d"]:
+    """Per channel: the factor that makes keys as large as queries; 1 where either is zero."""
+    largest_query = np.abs(seen.queries).max(axis=(1, 2))
+    largest_key = np.abs(seen.keys).max(axis=1)
+    usable = (largest_query > 0) & (largest_key > 0)
+    ratio = np.divide(largest_query, largest_key, out=np.ones_like(largest_key), where=usable)
+    return np.sqrt(ratio)  # [DDKS 2]
+
+
+@dataclass(frozen=True)
+class DDKS(Method):
+    """Keep what RPC (or H2O) would drop, at 2 bits."""
+
+    reading: Literal["rpc", "mikv"] = "rpc"
+    """``rpc``: as DesireKV measured it. ``mikv``: importance by H2O, balanced keys."""
+    bits: int = 2
+    group: int = 64
+    interval: int = RPC.interval
+    selector: int = RPC.selector
+    compression: float = RPC.compression
+    recent: int | None = None
+    """Newest entries that are safe under ``mikv``; None: half of the budget."""
+
+    name = "ddks"
+    source = "Yang et al., Don't Discard, but Keep It Small (MiKV), OpenReview CRQ8JuQDEd"
+    equations = ("DDKS 1", "DDKS 2")
+    budgeted = False
+    variants = {"mikv": "ddks@reading=mikv"}
+    divergences = (
+        Divergence(
+            topic="what decides",
+            paper="MiKV: H2O's importance, keys balanced against queries",
+            elsewhere="DesireKV measures RPC's selection with the rest at 2 bits, as DDKS",
+            default="RPC's selection and timing, what DesireKV's Table 3 reports",
+            option="ddks@reading=mikv",
+        ),
+        Divergence(
+            topic="when the balance is measured",
+            paper="at prefill",
+            elsewhere="not defined for block-wise prefill",
+            default="from the queries of the block after which entries are first demoted",
+            option="none",
+        ),
+        Divergence(
+            topic="demoted entries",
+            paper="not stated whether they can come back",
+            elsewhere="RPC re-ranks everything",
+            default="demotion is final; only entries at full precision are ranked",
+            option="none",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_choice(("rpc", "mikv"), reading=self.reading)
+        check_choice(WIDTHS, bits=self.bits)
+        check_at_least(1, group=self.group)
+
+    def policy(self, budget: int | None = None) -> Policy:
+        """Demote instead of evicting; a budget counts entries at full precision."""
+        score: Score
+        if self.reading == "mikv":
+            budget = require_budget("ddks@reading=mikv", budget)
+            recent = budget // 2 if self.recent is None else self.recent
+            score, schedule, protect = AccumulatedAttention(), EveryBlock(), Edges(recent=recent)
+            limit: Budget = FullPrecisionEntries(budget)
+        else:
+            rpc = RPC(self.interval, self.selector, self.compression).policy()
+            score, schedule, protect = rpc.score, rpc.schedule, rpc.protect
+            limit = rpc.budget if budget is None else FullPrecisionEntries(budget)
+        precision = Demote(self.bits, self.group, balanced=self.reading == "mikv")
+        return Policy(self.name, score, schedule, AlsoDemoted(protect), limit, precision)

@@ -1,0 +1,407 @@
+"""DesireKV: importance, sensitivity, and tokens after a moment of doubt (AAAI 2026).
+
+Equations of the paper: 3, 4 (importance), 5-8 (sensitivity), 9 (confidence).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from kvlab.reference.cache import LayerCache, State
+from kvlab.reference.method import Divergence, Method
+from kvlab.reference.methods.rpc import RPC
+from kvlab.reference.policy import (
+    Budget,
+    Entries,
+    EveryGenerated,
+    Observation,
+    Policy,
+    Precision,
+    Protect,
+    Score,
+    check_at_least,
+)
+from kvlab.reference.quantization import FULL_BITS, WIDTHS
+from kvlab.reference.windows import (
+    Border,
+    among_candidates,
+    check_choice,
+    mean_pool,
+    remember_queries,
+    window_attention,
+)
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class DecisionWindow:
+    """The generated entries that an event decides about."""
+
+    interval: int
+    selector: int
+    scope: Literal["window", "all"]
+
+    def members(self, seen: Observation) -> Bool[Array, "G n"]:
+        """Generated positions in [t − R − P, t − R), or all before t − R."""
+        clock = seen.clock
+        last = clock.seen - self.selector
+        first = clock.prompt
+        if self.scope == "window":
+            first = max(first, last - self.interval)
+        return (seen.positions >= first) & (seen.positions < last)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Tokens that follow a low-confidence step."""
+
+    quantile: float | None
+    """Protect after the least confident share of the window's steps."""
+    threshold: float | None
+    """Protect where the confidence is below this λ instead."""
+    shift: Literal[0, 1]
+
+    def marks(self, seen: Observation, window: Bool[Array, "G n"]) -> Bool[Array, "G n"]:
+        """Mark the window's entries whose predecessor was produced without confidence."""
+        if self.quantile is None and self.threshold is None:
+            return np.zeros_like(window)
+        before = seen.positions - self.shift
+        known = np.where(
+            before >= 0, seen.confidence[np.maximum(before, 0)], np.nan
+        )  # [DesireKV 9]
+        limit = self.threshold
+        if limit is None:
+            present = known[window & ~np.isnan(known)]
+            limit = float(np.quantile(present, self.quantile)) if present.size else -np.inf
+        return window & (known < limit)
+
+
+@dataclass(frozen=True)
+class OutsideWindow(Protect):
+    """Everything that the event does not decide about; on request also the doubtful tokens."""
+
+    window: DecisionWindow
+    doubt: Doubt | None
+
+    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
+        """Prompt, selector, and under ``scope='window'`` what was decided before."""
+        members = self.window.members(seen)
+        if self.doubt is None:
+            return ~members
+        return ~members | self.doubt.marks(seen, members)
+
+    def count(self, prompt: int) -> int:
+        """Prompt and selector."""
+        return prompt + self.window.selector
+
+
+@dataclass(frozen=True)
+class Importance(Score):
+    """Pooled attention of the selector window, one value per token and layer."""
+
+    window: DecisionWindow
+    radius: int
+    border: Border
+    normalize_over: Literal["candidates", "present"]
+    random_seed: int | None
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Remember the last queries, across blocks."""
+        return remember_queries(state, seen, self.window.selector)
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Average over selector and heads, then smooth."""
+        members = self.window.members(seen)
+        if self.random_seed is not None:
+            return random_scores(seen, self.random_seed)
+        over = members if self.normalize_over == "candidates" else None
+        attention = window_attention(state, seen, self.window.selector, over)
+        raw = np.tile(attention.mean(axis=(0, 1, 2)), (len(members), 1))  # [DesireKV 3]
+        return among_candidates(
+            raw,
+            members,
+            lambda x: mean_pool(x, 2 * self.radius + 1, self.border),  # [DesireKV 4]
+        )
+
+
+def random_scores(seen: Observation, seed: int) -> Float[Array, "G n"]:
+    """Draw one value per token and layer, for the ablations."""
+    rng = np.random.default_rng([seed, seen.layer, seen.clock.seen])
+    return np.tile(rng.random(seen.positions.shape[1]), (len(seen.positions), 1))
+
+
+@dataclass(frozen=True)
+class ShareOfWindow(Budget):
+    """The important half of a window, or another share of it."""
+
+    share: float
+
+    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
+        """Number of entries above the quantile of the window."""
+        return int((~safe[0]).sum() * self.share)
+
+
+def outlier_score(
+    block: Float[Array, "... g"], over: Literal["outliers", "block"] = "outliers"
+) -> Float[Array, "..."]:
+    """Mean distance of a block's outliers to its mean; 0 without outliers."""
+    first, third = np.quantile(block, [0.25, 0.75], axis=-1, keepdims=True)
+    reach = 1.5 * (third - first)
+    outlier = (block < first - reach) | (block > third + reach)  # [DesireKV 6]
+    distance = np.abs(block - block.mean(axis=-1, keepdims=True))
+    total = np.where(outlier, distance, 0.0).sum(axis=-1)
+    count = outlier.sum(axis=-1) if over == "outliers" else block.shape[-1]
+    return total / np.maximum(count, 1)
+
+
+def sensitivity(
+    keys: Float[Array, "G n d"],
+    window: Bool[Array, "G n"],
+    group: int,
+    over: Literal["outliers", "block"] = "outliers",
+) -> Float[Array, " n"]:
+    """Quantisation sensitivity of each token in one layer, relative to the window's largest."""
+    d = keys.shape[-1]
+    blocks = [keys[..., start : start + group] for start in range(0, d, group)]  # [DesireKV 5]
+    per_block = np.stack([outlier_score(block, over) for block in blocks])
+    per_token = per_block.mean(axis=(0, 1))  # [DesireKV 7]
+    largest = per_token[window[0]].max(initial=0.0)
+    return per_token / largest if largest > 0 else np.zeros_like(per_token)  # [DesireKV 8]
+
+
+@dataclass(frozen=True)
+class BitsBySensitivity(Precision):
+    """Sensitive or doubtful entries at ``high_bits``, the rest of the important at ``low_bits``."""
+
+    window: DecisionWindow
+    doubt: Doubt
+    low_bits: int
+    high_bits: int
+    value_bits: int | None
+    group: int
+    quantile: float
+    threshold: float | None
+    over: Literal["outliers", "block"]
+    random_seed: int | None
+
+    def store(
+        self,
+        cache: LayerCache,
+        seen: Observation,
+        candidates: Bool[Array, "G n"],
+        keep: Int[Array, "G kept"],
+    ) -> tuple[LayerCache, Int[Array, "G stays"]]:
+        """Spare doubtful tokens from eviction, then quantise what the event decided about."""
+        members = self.window.members(seen)
+        doubtful = self.doubt.marks(seen, members)
+        kept = np.zeros_like(members)
+        np.put_along_axis(kept, keep, True, axis=-1)
+        kept |= doubtful
+        high = members & (self.sensitive(seen, members) | doubtful)
+        for tier, bits in ((high, self.high_bits), (~high, self.low_bits)):
+            chosen = kept & members & tier
+            cache = quantize_entries(cache, chosen, bits, self.value_bits or bits, self.group)
+        return cache, np.nonzero(kept)[1].reshape(len(kept), -1)
+
+    def sensitive(self, seen: Observation, members: Bool[Array, "G n"]) -> Bool[Array, "G n"]:
+        """Mark the tokens above the threshold, or above the quantile of the window."""
+        if self.random_seed is not None:
+            relative = random_scores(seen, self.random_seed + 1)[0]
+        else:
+            relative = sensitivity(seen.keys, members, self.group, self.over)
+        limit = self.threshold
+        if limit is None:
+            limit = np.quantile(relative[members[0]], self.quantile)
+        return np.tile(relative > limit, (len(members), 1))
+
+
+def quantize_entries(
+    cache: LayerCache, entries: Bool[Array, "G n"], key_bits: int, value_bits: int, group: int
+) -> LayerCache:
+    """Lower the precision of entries; an entry that is stored at fewer bits already stays so."""
+    keys, values = cache.keys, cache.values
+    if key_bits < FULL_BITS:
+        keys = keys.quantize_tokens(entries & (keys.bits > key_bits), key_bits, group)
+    if value_bits < FULL_BITS:
+        values = values.quantize_tokens(entries & (values.bits > value_bits), value_bits, group)
+    return LayerCache(keys, values, cache.positions, cache.state)
+
+
+@dataclass(frozen=True)
+class DesireKV(Method):
+    """Evict what is unimportant, and give bits to what is sensitive or follows a doubt."""
+
+    interval: int = RPC.interval
+    selector: int = RPC.selector
+    radius: int = 3
+    """Half-width w of the pooling."""
+    border: Border = "zero"
+    normalize_over: Literal["candidates", "present"] = "candidates"
+    scope: Literal["window", "all"] = "window"
+    """``window``: decide once about each P entries; ``all``: about all generated ones again."""
+    low_bits: int = 4
+    high_bits: int = 8
+    value_bits: int | None = None
+    """Bits of values; None: those of the entry's key."""
+    group: int = 64
+    importance_quantile: float = 0.5
+    sensitivity_quantile: float = 0.5
+    sensitivity_threshold: float | None = None
+    """Absolute threshold of the relative sensitivity, instead of the quantile."""
+    outlier_mean: Literal["outliers", "block"] = "outliers"
+    """Average the distances over the outliers, or over the block so that their number counts."""
+    doubt_quantile: float = 0.1
+    doubt_threshold: float | None = None
+    """Absolute confidence λ, instead of the quantile."""
+    doubt_shift: Literal[0, 1] = 1
+    """1: the token after the unconfident one is protected; 0: that one itself."""
+    importance: Literal["attention", "random"] = "attention"
+    sensitivity: Literal["outliers", "random"] = "outliers"
+    protection: Literal["confidence", "none"] = "confidence"
+    seed: int = 0
+
+    name = "desirekv"
+    source = "DesireKV, AAAI 2026, vol. 40, pp. 20518-20526, §4"
+    equations = tuple(f"DesireKV {number}" for number in range(3, 10))
+    budgeted = False
+    variants = {
+        "desirekv-i": "desirekv@importance=random",
+        "desirekv-s": "desirekv@sensitivity=random",
+        "desirekv-p": "desirekv@protection=none",
+    }
+    divergences = (
+        Divergence(
+            topic="quadrants",
+            paper="Fig. 4 moves protected tokens to Q4, which Fig. 3 evicts; §4.4: high precision",
+            elsewhere="no code",
+            default="misprint for Q3: protected tokens get high_bits",
+            option="none",
+        ),
+        Divergence(
+            topic="bits per quadrant",
+            paper="not stated; Table 3's 3.0 and 2.9 bits follow from 4 and 8 at the medians",
+            elsewhere="no code",
+            default="4 and 8, protected 8",
+            option="desirekv@high_bits=16",
+        ),
+        Divergence(
+            topic="thresholds",
+            paper="grid search, no value",
+            elsewhere="no code",
+            default="medians of the window; protection of the 10 % least confident",
+            option="desirekv@sensitivity_threshold=0.5,doubt_threshold=0.4",
+        ),
+        Divergence(
+            topic="old decisions",
+            paper="evaluates the previous P tokens",
+            elsewhere="RPC, whose selector it follows, ranks all generated tokens again",
+            default="the previous P tokens, once",
+            option="desirekv@scope=all",
+        ),
+        Divergence(
+            topic="softmax of Eq. 3",
+            paper="not stated over which keys",
+            elsewhere="RPC: over the candidates",
+            default="over the candidates",
+            option="desirekv@normalize_over=present",
+        ),
+        Divergence(
+            topic="Eq. 4",
+            paper="index i does not occur in the sum; borders not stated",
+            elsewhere="RPC: mean of 7, zeros beyond the border",
+            default="I_{i+t}, zeros",
+            option="desirekv@border=shrink",
+        ),
+        Divergence(
+            topic="frequency of outliers",
+            paper="said to count; the formula averages over the outliers only",
+            elsewhere="no code",
+            default="the formula",
+            option="desirekv@outlier_mean=block",
+        ),
+        Divergence(
+            topic="which token is protected",
+            paper="§4.4: the one after a low confidence; §3.3: the unconfident one itself",
+            elsewhere="no code",
+            default="the one after",
+            option="desirekv@doubt_shift=0",
+        ),
+        Divergence(
+            topic="widths of values",
+            paper="introduction: uniform compression; elsewhere per token",
+            elsewhere="no code",
+            default="those of the key",
+            option="desirekv@value_bits=4",
+        ),
+        Divergence(
+            topic="fixed budget",
+            paper="none",
+            elsewhere="needed for comparison at equal memory",
+            default="memory follows from the thresholds",
+            option="a budget together with desirekv@scope=all",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(0, radius=self.radius, seed=self.seed)
+        check_at_least(1, group=self.group)
+        widths = (*WIDTHS, FULL_BITS)
+        check_choice(widths, low_bits=self.low_bits, high_bits=self.high_bits)
+        check_choice((None, *widths), value_bits=self.value_bits)
+        check_choice(("window", "all"), scope=self.scope)
+        check_choice(("zero", "shrink"), border=self.border)
+        check_choice(("candidates", "present"), normalize_over=self.normalize_over)
+        check_choice(("outliers", "block"), outlier_mean=self.outlier_mean)
+        check_choice(("attention", "random"), importance=self.importance)
+        check_choice(("outliers", "random"), sensitivity=self.sensitivity)
+        check_choice(("confidence", "none"), protection=self.protection)
+        check_choice((0, 1), doubt_shift=self.doubt_shift)
+        for name in ("importance_quantile", "sensitivity_quantile", "doubt_quantile"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be between 0 and 1")
+
+    def policy(self, budget: int | None = None) -> Policy:
+        """Decide about windows of P generated tokens by importance, sensitivity and confidence.
+
+        Raises:
+            ValueError: if a budget is given without ``scope='all'``.
+        """
+        if budget is not None and self.scope != "all":
+            raise ValueError("desirekv takes a budget only with scope = 'all'")
+        window = DecisionWindow(self.interval, self.selector, self.scope)
+        unprotected = self.protection == "none"
+        doubt = Doubt(
+            None if unprotected else self.doubt_quantile,
+            None if unprotected else self.doubt_threshold,
+            self.doubt_shift,
+        )
+        return Policy(
+            self.name,
+            Importance(
+                window,
+                self.radius,
+                self.border,
+                self.normalize_over,
+                self.seed if self.importance == "random" else None,
+            ),
+            EveryGenerated(self.interval, self.selector),
+            OutsideWindow(window, None if budget is None else doubt),
+            ShareOfWindow(1 - self.importance_quantile) if budget is None else Entries(budget),
+            BitsBySensitivity(
+                window,
+                doubt,
+                self.low_bits,
+                self.high_bits,
+                self.value_bits,
+                self.group,
+                self.sensitivity_quantile,
+                self.sensitivity_threshold,
+                self.outlier_mean,
+                self.seed if self.sensitivity == "random" else None,
+            ),
+        )

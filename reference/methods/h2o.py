@@ -1,0 +1,110 @@
+"""H2O: heavy hitters by accumulated attention (arXiv 2306.14048).
+
+Equations (numbered here; the score is Eq. 4 of AhaKV and the h of CAOTE's Eq. 22):
+
+1. S_j ← S_j + Σ_i a_ij over the queries i of the block
+2. keep = {the last b_r entries} ∪ top-(B − b_r) of S
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.policy import (
+    Edges,
+    Entries,
+    EveryBlock,
+    Full,
+    Observation,
+    Policy,
+    Score,
+)
+from kvlab.reference.windows import GroupReduction, reduce_group
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class AccumulatedAttention(Score):
+    """Sum of all attention that an entry has received since it was written."""
+
+    reduce: GroupReduction = "mean"
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """A new entry has received nothing."""
+        return {"accumulated": 0.0}
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Add the attention of the block's queries."""
+        received = reduce_group(seen.attention, self.reduce).sum(axis=1)
+        return state.with_entries(
+            accumulated=state.entries["accumulated"] + received  # [H2O 1]
+        )
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Return the sums."""
+        return state.entries["accumulated"]
+
+
+@dataclass(frozen=True)
+class H2O(Method):
+    """Keep the entries that have received most attention, and the newest ones."""
+
+    recent: int | None = None
+    """Newest entries that are safe; None: half of the budget."""
+    every: int = 1
+    """Generated tokens between two evictions."""
+    reduce: GroupReduction = "mean"
+
+    name = "h2o"
+    source = "Zhang et al., H2O: Heavy-Hitter Oracle, 2306.14048"
+    equations = ("H2O 1", "H2O 2")
+    divergences = (
+        Divergence(
+            topic="heads",
+            paper="multi-head attention only",
+            elsewhere="re-implementations expand the cache and decide per query head",
+            default="per KV head, mean attention of its query heads",
+            option="h2o@reduce=max, h2o@reduce=sum, or generate(query_heads=True)",
+        ),
+        Divergence(
+            topic="recent entries",
+            paper="half of the budget",
+            elsewhere="LazyEviction gives them W entries; CAOTE never mentions them",
+            default="half of the budget",
+            option="h2o@recent=0",
+        ),
+        Divergence(
+            topic="evicted entries",
+            paper="leave the cache",
+            elsewhere="the authors' masking code hides them and may bring them back",
+            default="they leave",
+            option="none",
+        ),
+        Divergence(
+            topic="start of accumulation",
+            paper="the whole prompt",
+            elsewhere="RaaS's baseline starts at the first generated token; R-KV's keeps one row",
+            default="the whole prompt",
+            option="none",
+        ),
+    )
+
+    def policy(self, budget: int | None) -> Policy:
+        """Protect the newest entries, keep the heaviest of the rest."""
+        budget = require_budget(self.name, budget)
+        recent = budget // 2 if self.recent is None else self.recent
+        return Policy(
+            self.name,
+            AccumulatedAttention(self.reduce),
+            EveryBlock(self.every),
+            Edges(recent=recent),
+            Entries(budget),  # [H2O 2]
+            Full(),
+        )

@@ -1,0 +1,129 @@
+"""KIVI: keys per channel, values per token (arXiv 2402.02750, §3).
+
+Equations (numbered here; the quantiser itself is in ``quantization.py``):
+
+1. Δ = (max − min)/(2^b − 1), z = min, per group
+2. code = round((x − z)/Δ)
+3. x̂ = Δ·code + z
+4. keys: every complete run of R_res tokens is quantised at once, ⌊n/R_res⌋·R_res in all
+5. values: everything but the last R_res tokens is quantised
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from kvlab.reference.cache import LayerCache
+from kvlab.reference.method import Divergence, Method, refuse_budget
+from kvlab.reference.methods.full import Recency
+from kvlab.reference.policy import (
+    EveryBlock,
+    Nobody,
+    Observation,
+    Policy,
+    Precision,
+    Unlimited,
+    check_at_least,
+)
+from kvlab.reference.quantization import FULL_BITS, WIDTHS
+from kvlab.reference.windows import check_choice
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class KeysPerChannelValuesPerToken(Precision):
+    """Quantise everything that is older than the residual window."""
+
+    key_bits: int
+    value_bits: int
+    group: int
+    residual: int
+
+    def store(
+        self,
+        cache: LayerCache,
+        seen: Observation,
+        candidates: Bool[Array, "G n"],
+        keep: Int[Array, "G kept"],
+    ) -> tuple[LayerCache, Int[Array, "G kept"]]:
+        """Quantise what has left the residual."""
+        d = seen.keys.shape[-1]
+        if d % self.group:
+            raise ValueError(f"group = {self.group} must divide the head dimension {d}")
+        n = len(cache)
+        index = np.arange(n)
+        key_due = index < n // self.residual * self.residual  # [KIVI 4]
+        value_due = index < n - self.residual  # [KIVI 5]
+        keys = cache.keys.quantize_channels(
+            key_due & (cache.keys.bits == FULL_BITS), self.key_bits, self.group
+        )
+        values = cache.values.quantize_tokens(
+            value_due & (cache.values.bits == FULL_BITS), self.value_bits, self.group
+        )
+        return LayerCache(keys, values, cache.positions, cache.state), keep
+
+
+@dataclass(frozen=True)
+class KIVI(Method):
+    """Evict nothing, keep less of each number."""
+
+    key_bits: int = 4
+    value_bits: int = 4
+    group: int = 32
+    """Elements that share a scale: tokens of a channel for keys, channels of a token for values."""
+    residual: int = 128
+    """Newest tokens at full precision: fewer than this for keys, exactly this for values."""
+
+    name = "kivi"
+    source = "Liu et al., KIVI: A Tuning-Free Asymmetric 2bit Quantization, 2402.02750"
+    equations = ("KIVI 1", "KIVI 2", "KIVI 3", "KIVI 4", "KIVI 5")
+    budgeted = False
+    variants = {
+        "kivi-k4v4": "kivi@key_bits=4,value_bits=4",
+        "kivi-k8v4": "kivi@key_bits=8,value_bits=4",
+    }
+    divergences = (
+        Divergence(
+            topic="widths",
+            paper="2 bit",
+            elsewhere="DesireKV compares K4V4 and K8V4; the CUDA kernel has 2 and 4 bit only",
+            default="K4V4",
+            option="kivi@key_bits=2,value_bits=2",
+        ),
+        Divergence(
+            topic="constant group",
+            paper="0/0",
+            elsewhere="code: undefined codes",
+            default="codes 0, read back exactly",
+            option="none",
+        ),
+        Divergence(
+            topic="group and residual",
+            paper="32 and 128",
+            elsewhere="code: 128 and 128 on the command line, 32 and 32 in the example",
+            default="32 and 128",
+            option="kivi@group=32,residual=32",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(1, group=self.group, residual=self.residual)
+        check_choice(WIDTHS, key_bits=self.key_bits, value_bits=self.value_bits)
+        if self.residual % self.group:
+            raise ValueError(
+                f"residual = {self.residual} must be a multiple of group = {self.group}"
+            )
+
+    def policy(self, budget: int | None = None) -> Policy:
+        """Quantise after every block.
+
+        Raises:
+            ValueError: if a budget is given.
+        """
+        refuse_budget(self.name, budget)
+        precision = KeysPerChannelValuesPerToken(
+            self.key_bits, self.value_bits, self.group, self.residual
+        )
+        return Policy(self.name, Recency(), EveryBlock(), Nobody(), Unlimited(), precision)

@@ -1,0 +1,228 @@
+"""LazyEviction: tokens become important again; wait and see (arXiv 2506.15969).
+
+Equations of the paper: 1 (maximum recurrence interval), 2 (score), 5 (keep set). H1 and H2 are
+printed without numbers in §4; Eq. 4 is a yardstick (``measure.py``), not part of the method.
+
+TS is the generated step of an entry's latest activation, MRI the longest interval between two.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.policy import (
+    Edges,
+    Entries,
+    EveryDecode,
+    Full,
+    Observation,
+    Policy,
+    Score,
+    check_at_least,
+)
+from kvlab.reference.windows import GroupReduction, check_choice, reduce_group
+
+Array = np.ndarray
+
+Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]
+
+
+def decreasing(form: Form) -> Callable[[Float[Array, "..."]], Float[Array, "..."]]:
+    """Return a map of [0, ∞) onto (0, 1] that falls from 1: the forms of Appendix D and Table 5."""
+    forms: dict[str, Callable[[Array], Array]] = {
+        "sigmoid": lambda x: 2 * np.exp(-np.logaddexp(0.0, x)),
+        "exp": lambda x: np.exp(-x),
+        "tanh": lambda x: 1 - np.tanh(x),
+        "inverse": lambda x: 1 / (1 + x),
+        "log": lambda x: 1 / (1 + np.log1p(x)),
+        "none": np.zeros_like,
+    }
+    check_choice(forms, form=form)
+    return forms[form]
+
+
+@dataclass(frozen=True)
+class Recurrence(Score):
+    """How soon is an entry expected to matter again, judged by its own history?"""
+
+    threshold: float
+    h1: Form
+    h2: Form
+    h2_reading: Literal["code", "printed", "acl"]
+    official: bool
+    first_activation_counts: bool
+    guard: bool
+    reduce: GroupReduction
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """Generated step of the latest activation, longest interval, activated at all."""
+        return {"stamp": 0, "interval": 0, "activated": 0}
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Track recurrence, one generated token after the other; prefill is not observed."""
+        if seen.clock.prefilling:
+            return state
+        stamp, interval, activated = (
+            state.entries[name].copy() for name in ("stamp", "interval", "activated")
+        )
+        received = reduce_group(seen.attention, self.reduce)
+        for row, position in enumerate(seen.query_positions):
+            step = position + 1 - seen.clock.prompt
+            stamp[seen.positions == position] = step - 1
+            active = (received[:, row] >= self.threshold) & (seen.positions <= position)
+            counts = active if self.first_activation_counts else active & (activated > 0)
+            longest = np.maximum(interval, step - stamp)  # [LazyEviction 1]
+            interval[counts] = longest[counts]
+            stamp[active] = step
+            activated[active] = 1
+        return state.with_entries(stamp=stamp, interval=interval, activated=activated)
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Add both heuristics; an entry without any recurrence is worth nothing."""
+        elapsed = seen.clock.generated - state.entries["stamp"]
+        interval = state.entries["interval"]
+        recurs = interval > 0
+        h1 = self.elapsed_score(elapsed, np.maximum(interval, 1))
+        h2 = self.interval_score(np.maximum(interval, 1))
+        importance = np.where(recurs, h1 + h2, 0.0)  # [LazyEviction 2]
+        return importance + 2.0 * (elapsed < interval) if self.guard else importance
+
+    def elapsed_score(self, elapsed: Array, interval: Array) -> Float[Array, "G n"]:
+        """H1: falls as the time since the last activation outgrows the longest interval."""
+        offset = 1.0 if self.official else 0.0
+        return decreasing(self.h1)(offset + elapsed / interval)
+
+    def interval_score(self, interval: Array) -> Float[Array, "G n"]:
+        """H2: falls with the longest interval."""
+        if self.h2 == "none" or self.h2_reading == "code":
+            return decreasing(self.h2)(interval - 1.0)
+        if self.h2_reading == "acl":
+            return decreasing(self.h2)(interval + 1.0)
+        gap = np.where(interval > 1, interval - 1.0, 1.0)
+        return np.where(interval > 1, decreasing(self.h2)(1 / gap), 0.0)
+
+
+@dataclass(frozen=True)
+class LazyEviction(Method):
+    """Evict only every W steps, and by how often and how recently entries came back."""
+
+    window: int = 25
+    """Generated tokens W between two evictions; as many newest entries are safe."""
+    threshold: float = 5e-4
+    """Attention α from which on an entry is activated."""
+    h1: Form = "sigmoid"
+    h2: Form = "sigmoid"
+    h2_reading: Literal["code", "printed", "acl"] = "code"
+    official: bool = False
+    """Add 1 inside H1, as the authors' code does."""
+    first_activation_counts: bool = True
+    """Whether the time from birth to the first activation is an interval."""
+    guard: bool = False
+    """Never drop an entry with Δ < MRI while another candidate has Δ ≥ MRI."""
+    reduce: GroupReduction = "max"
+
+    name = "lazy_eviction"
+    source = "Zhang et al., LazyEviction: Lagged KV Eviction, 2506.15969 v3, §4, App. D"
+    equations = ("LazyEviction 1", "LazyEviction 2", "LazyEviction 5")
+    variants = {
+        "lazy_eviction-h1": "lazy_eviction@h1=none",
+        "lazy_eviction-h2": "lazy_eviction@h2=none",
+        **{
+            f"lazy_eviction-{part}-{form}": f"lazy_eviction@{part}={form}"
+            for part in ("h1", "h2")
+            for form in ("exp", "tanh", "inverse", "log")
+        },
+    }
+    divergences = (
+        Divergence(
+            topic="H2",
+            paper="printed 2σ(−1/(MRI − 1)): rises with MRI, against the text; no value at MRI = 1",
+            elsewhere="code: 2σ(−(MRI − 1)); a note on the ACL version: 2σ(−MRI − 1)",
+            default="the code's",
+            option="lazy_eviction@h2_reading=printed, lazy_eviction@h2_reading=acl",
+        ),
+        Divergence(
+            topic="H1",
+            paper="2σ(−Δ/MRI)",
+            elsewhere="code: 2σ(−1 − Δ/MRI), at most 0.538, so that H2 weighs twice as much",
+            default="the paper's",
+            option="lazy_eviction@official=true",
+        ),
+        Divergence(
+            topic="MRI = 0",
+            paper="keeps H1, which divides by zero",
+            elsewhere="code: adds 1e-5 to the denominator, which gives 0",
+            default="0: never activated, first to go",
+            option="none",
+        ),
+        Divergence(
+            topic="first activation",
+            paper="not stated what TS starts at",
+            elsewhere="code: the step before birth, 0 for the prompt, so it counts",
+            default="counts as an interval since birth",
+            option="lazy_eviction@first_activation_counts=false",
+        ),
+        Divergence(
+            topic="Δ < MRI",
+            paper="introduction: such tokens are retained; the score does not enforce it",
+            elsewhere="code: the score",
+            default="the score",
+            option="lazy_eviction@guard=true",
+        ),
+        Divergence(
+            topic="heads",
+            paper="not stated",
+            elsewhere="code: per query head on an expanded cache",
+            default="per KV head: activated if any query head of the group is above α",
+            option="lazy_eviction@reduce=mean, or generate(query_heads=True)",
+        ),
+        Divergence(
+            topic="when to evict",
+            paper="Alg. 1 line 8 prints B ≥ |K|, the text |K| > B",
+            elsewhere="code: |K| > B",
+            default="|K| > B; nothing is evicted in prefill",
+            option="none",
+        ),
+        Divergence(
+            topic="bookkeeping",
+            paper="not stated",
+            elsewhere="code: TS and MRI in the attention's dtype; float16 rounds above 2048",
+            default="integers",
+            option="none",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(1, window=self.window)
+        check_at_least(0, threshold=self.threshold)
+        decreasing(self.h1), decreasing(self.h2)
+        check_choice(("code", "printed", "acl"), h2_reading=self.h2_reading)
+
+    def policy(self, budget: int | None) -> Policy:
+        """Every W generated tokens keep the last W and the best of the rest."""
+        score = Recurrence(
+            self.threshold,
+            self.h1,
+            self.h2,
+            self.h2_reading,
+            self.official,
+            self.first_activation_counts,
+            self.guard,
+            self.reduce,
+        )
+        return Policy(
+            self.name,
+            score,
+            EveryDecode(self.window),
+            Edges(recent=self.window),
+            Entries(require_budget(self.name, budget)),  # [LazyEviction 5]
+            Full(),
+        )

@@ -1,0 +1,169 @@
+"""NACL: proxy tokens and a random rest (arXiv 2408.03675, §3).
+
+Equations (numbered here):
+
+1. F_j = Σ_i a_ij over the proxy queries i, the last 1 % of the prompt
+2. keep the K_p largest F, and K_r of the rest drawn without replacement from softmax(F/T)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.attention import softmax
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.policy import (
+    AfterPrefill,
+    Entries,
+    Full,
+    Observation,
+    Policy,
+    Protect,
+    Score,
+    check_at_least,
+)
+from kvlab.reference.selection import rank
+from kvlab.reference.windows import remember_queries, window_attention, window_logits
+
+Array = np.ndarray
+
+
+def proxy_count(share: float, prompt: int) -> int:
+    """Number of proxy queries: a share of the prompt, at least one."""
+    return max(1, int(share * prompt))
+
+
+def gumbel_noise(seed: int, layer: int, shape: tuple[int, ...]) -> Float[Array, "..."]:
+    """Draw the noise of one layer; independent of the order in which layers are asked."""
+    return np.random.default_rng([seed, layer]).gumbel(size=shape)
+
+
+@dataclass(frozen=True)
+class ProxyAndSample(Score):
+    """Rank by proxy attention first, then by a random draw weighted with it."""
+
+    proxy_share: float
+    random_part: float
+    """Share of the room that is drawn at random."""
+    temperature: float
+    causal: bool
+    seed: int
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Remember the last queries of the prompt."""
+        if not seen.clock.prefilling:
+            return state
+        return remember_queries(state, seen, proxy_count(self.proxy_share, seen.clock.prompt))
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Return each entry's rank: the proxy part on top, the drawn ones next."""
+        proxy = self.proxy_attention(state, seen)
+        drawn = int(room * self.random_part)
+        by_proxy = rank(np.where(candidates, proxy, -np.inf))
+        top = by_proxy >= proxy.shape[1] - (room - drawn)
+        noise = gumbel_noise(self.seed, seen.layer, proxy.shape)
+        perturbed = proxy / self.temperature + noise
+        keys = np.stack([np.where(candidates, perturbed, -np.inf), top])
+        order = np.lexsort(keys, axis=-1)  # [NACL 2]
+        ranks = np.empty(order.shape)
+        np.put_along_axis(ranks, order, np.arange(float(order.shape[1])), axis=-1)
+        return ranks
+
+    def proxy_attention(self, state: State, seen: Observation) -> Float[Array, "G n"]:
+        """Sum the proxies' attention, mean over the group."""
+        size = proxy_count(self.proxy_share, seen.clock.prompt)
+        if self.causal:
+            attention = window_attention(state, seen, size)
+        else:
+            attention = softmax(window_logits(state, seen, size)[0])
+        return attention.sum(axis=2).mean(axis=1)  # [NACL 1]
+
+
+@dataclass(frozen=True)
+class SinksAndTail(Protect):
+    """The first ``sinks`` tokens and the last of the prompt, together a share of it."""
+
+    sinks: int
+    recent: int | None
+    share: float
+
+    def tail(self, prompt: int) -> int:
+        """Entries protected at the end of the prompt."""
+        return max(0, int(self.share * prompt) - self.sinks) if self.recent is None else self.recent
+
+    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
+        """Positions at both ends."""
+        n = seen.positions.shape[1]
+        tail = np.arange(n) >= n - self.tail(seen.clock.prompt)
+        return (seen.positions < self.sinks) | tail
+
+    def count(self, prompt: int) -> int:
+        """Sinks and tail."""
+        return self.sinks + self.tail(prompt)
+
+
+@dataclass(frozen=True)
+class NACL(Method):
+    """One eviction at the end of the prompt, partly random, so that a biased score cannot rule."""
+
+    proxy_share: float = 0.01
+    sinks: int = 4
+    recent: int | None = None
+    """Protected entries at the end of the prompt; None: 1 % of the prompt less the sinks."""
+    random_part: float = 7 / 19
+    """Share of the room drawn at random: the paper's 7 % besides 12 %."""
+    temperature: float = 1.0
+    causal: bool = True
+    seed: int = 0
+
+    name = "nacl"
+    source = "Chen et al., NACL: A General and Effective KV Cache Eviction Framework, 2408.03675"
+    equations = ("NACL 1", "NACL 2")
+    divergences = (
+        Divergence(
+            topic="sinks",
+            paper="1 % of the prompt is protected",
+            elsewhere="code: 256 of it are sinks, which breaks below 25,700 tokens",
+            default="4 sinks, the rest of the 1 % at the end",
+            option="nacl@sinks=256",
+        ),
+        Divergence(
+            topic="attention among the proxies",
+            paper="causal",
+            elsewhere="code: not causal",
+            default="causal",
+            option="nacl@causal=false",
+        ),
+        Divergence(
+            topic="heads",
+            paper="per head",
+            elsewhere="code: KV head g reads the scores of query head g",
+            default="per KV head, mean of its query heads, independent draws",
+            option="generate(query_heads=True)",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(0, sinks=self.sinks, seed=self.seed)
+        for name in ("proxy_share", "random_part"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be between 0 and 1")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature = {self.temperature} must be positive")
+
+    def policy(self, budget: int | None) -> Policy:
+        """Protect both ends, fill the room with proxies' favourites and a draw."""
+        return Policy(
+            self.name,
+            ProxyAndSample(
+                self.proxy_share, self.random_part, self.temperature, self.causal, self.seed
+            ),
+            AfterPrefill(),
+            SinksAndTail(self.sinks, self.recent, 0.01),
+            Entries(require_budget(self.name, budget)),
+            Full(),
+        )

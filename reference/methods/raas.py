@@ -1,0 +1,238 @@
+"""RaaS: the age of the last use (arXiv 2502.11147).
+
+Equations (numbered here; LazyEviction §4 adopts the first):
+
+1. TS_j ← t for every entry with a_tj ≥ α
+2. evict the smallest TS
+3. page score: Σ_c max(q_c·kmax_c, q_c·kmin_c), over the keys of a page (Quest's bound)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.policy import (
+    Budget,
+    Entries,
+    EveryDecode,
+    Full,
+    Nobody,
+    Observation,
+    Policy,
+    PromptAndRecent,
+    Protect,
+    Score,
+    check_at_least,
+)
+from kvlab.reference.selection import rank
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class LastUse(Score):
+    """Generated step at which an entry was last attended to; prompt entries start at 0."""
+
+    threshold: float
+    share: float | None
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """A new entry carries no stamp yet."""
+        return {"stamp": 0}
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Stamp what each generated token looks at; the prompt's attention is not used."""
+        stamp = state.entries["stamp"].copy()
+        if seen.clock.prefilling:
+            return state
+        for row, position in enumerate(seen.query_positions):
+            step = position + 1 - seen.clock.prompt
+            present = seen.positions <= position
+            used = self.used(seen.attention[:, :, row], present)
+            used |= seen.positions == position
+            stamp[used] = step  # [RaaS 1]
+        return state.with_entries(stamp=stamp)
+
+    def used(
+        self, attention: Float[Array, "G rho n"], present: Bool[Array, "G n"]
+    ) -> Bool[Array, "G n"]:
+        """Mark what counts as used: above the threshold, or the top share of the group's mean."""
+        if self.share is None:
+            return (attention.max(axis=1) >= self.threshold) & present
+        stamped = np.ceil(self.share * present.sum(axis=-1, keepdims=True))
+        ranks = rank(np.where(present, attention.mean(axis=1), -1.0))
+        return (ranks >= present.shape[1] - stamped) & present
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """The older the last use, the sooner an entry goes."""
+        return state.entries["stamp"].astype(float)  # [RaaS 2]
+
+
+@dataclass(frozen=True)
+class PageUse(Score):
+    """Generated step at which a page of consecutive positions was last among the best."""
+
+    page: int
+    stamped_pages: int
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """A new entry carries no stamp yet."""
+        return {"stamp": 0}
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Stamp the best pages and the one being written."""
+        stamp = state.entries["stamp"].copy()
+        if seen.clock.prefilling:
+            return state
+        pages = seen.positions // self.page
+        for row, position in enumerate(seen.query_positions):
+            step = position + 1 - seen.clock.prompt
+            for g in range(len(pages)):
+                present = np.unique(pages[g][seen.positions[g] <= position])
+                bounds = [self.bound(seen, g, row, pages[g] == page) for page in present]
+                best = present[rank(np.array(bounds)) >= len(present) - self.stamped_pages]
+                stamp[g, np.isin(pages[g], best)] = step
+                stamp[g, pages[g] == position // self.page] = step
+        return state.with_entries(stamp=stamp)
+
+    def bound(self, seen: Observation, g: int, row: int, members: Bool[Array, " n"]) -> float:
+        """Upper bound of any unscaled q·k inside a page, maximum over the query group."""
+        keys, queries = seen.keys[g, members], seen.queries[g, :, row]
+        highest, lowest = keys.max(axis=0), keys.min(axis=0)
+        per_channel = np.maximum(queries * highest, queries * lowest)
+        return float(per_channel.sum(axis=-1).max())  # [RaaS 3]
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """The older the last use, the sooner a page goes."""
+        return state.entries["stamp"].astype(float)
+
+
+@dataclass(frozen=True)
+class OpenPage(Protect):
+    """The page that is being written, and the prompt if it is pinned."""
+
+    page: int
+    pin_prompt: bool
+
+    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
+        """Entries of the newest page; with ``pin_prompt`` also every page that the prompt touches."""
+        pages = seen.positions // self.page
+        newest = pages == (seen.clock.seen - 1) // self.page
+        if not self.pin_prompt:
+            return newest
+        return newest | (pages < -(-seen.clock.prompt // self.page))
+
+    def count(self, prompt: int) -> int:
+        """Pages that are always safe, in entries."""
+        pinned = -(-prompt // self.page) if self.pin_prompt else 0
+        return (pinned + 1) * self.page
+
+
+@dataclass(frozen=True)
+class Pages(Budget):
+    """Whole pages only."""
+
+    budget: int
+    page: int
+
+    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
+        """Pages of the budget that the safe ones leave, in entries."""
+        safe_pages = len(np.unique(seen.positions[0][safe[0]] // self.page))
+        return max(0, self.budget // self.page - safe_pages) * self.page
+
+    def check(self, protect: Protect, prompt: int) -> None:
+        """Raise ValueError if the budget holds fewer than two pages or less than is protected."""
+        pages = self.budget // self.page
+        if pages < 2 or pages * self.page < protect.count(prompt):
+            raise ValueError(
+                f"budget = {self.budget} must hold at least 2 pages of {self.page} and the "
+                f"{protect.count(prompt)} entries that are protected"
+            )
+
+
+@dataclass(frozen=True)
+class RaaS(Method):
+    """Keep what was used recently; the prompt is pinned."""
+
+    threshold: float = 1e-4
+    """Attention α from which on an entry counts as used."""
+    share: float | None = None
+    """Stamp this share of the entries at every step instead of using the threshold."""
+    pin_prompt: bool = True
+    every: int = 1
+    """Generated tokens between two evictions."""
+    page: int | None = None
+    """Decide over pages of so many positions, as the authors' code does (16); None: entries."""
+
+    name = "raas"
+    source = "Hu et al., RaaS: Reasoning-Aware Attention Sparsity, 2502.11147"
+    equations = ("RaaS 1", "RaaS 2", "RaaS 3")
+    divergences = (
+        Divergence(
+            topic="prompt",
+            paper="all tokens of the prompt are pinned",
+            elsewhere="code: they merely start with the newest stamp",
+            default="pinned; an error if the prompt alone exceeds the budget",
+            option="raas@pin_prompt=false",
+        ),
+        Divergence(
+            topic="what counts as used",
+            paper="attention of at least α, chosen so that about half of the entries are stamped",
+            elsewhere="an adaptive rule stamps the top half; LazyEviction takes α = 5e-4 or 1e-4",
+            default="α = 1e-4",
+            option="raas@share=0.5",
+        ),
+        Divergence(
+            topic="granularity",
+            paper="tokens in the description",
+            elsewhere="code: pages of 16 entries, rated by Quest's bound",
+            default="tokens",
+            option="raas@page=16",
+        ),
+        Divergence(
+            topic="heads",
+            paper="not stated",
+            elsewhere="code: per query head",
+            default="per KV head: used if any query head of the group reaches α",
+            option="generate(query_heads=True)",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(0, threshold=self.threshold)
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"share = {self.share} must be above 0 and at most 1")
+        if self.page is not None:
+            check_at_least(1, page=self.page)
+
+    def policy(self, budget: int | None) -> Policy:
+        """Protect the prompt, drop the longest unused of the rest while decoding."""
+        budget = require_budget(self.name, budget)
+        schedule = EveryDecode(self.every)
+        if self.page is not None:
+            stamped = budget // self.page // 2
+            return Policy(
+                self.name,
+                PageUse(self.page, stamped),
+                schedule,
+                OpenPage(self.page, self.pin_prompt),
+                Pages(budget, self.page),
+                Full(),
+            )
+        return Policy(
+            self.name,
+            LastUse(self.threshold, self.share),
+            schedule,
+            PromptAndRecent() if self.pin_prompt else Nobody(),
+            Entries(budget),
+            Full(),
+        )

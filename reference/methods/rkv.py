@@ -1,0 +1,153 @@
+"""R-KV: importance minus redundancy (arXiv 2505.24133, §3).
+
+Equations (numbered here):
+
+1. I = maxpool_7 of the mean over the last α_w queries of softmax(max over the group of q·k/√d)
+2. C_ij = k̂_i·k̂_j, zero diagonal; the most recent similar token of each row is spared
+3. R = softmax of the column means of C
+4. Z = λ·I − (1 − λ)·R
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.attention import softmax
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.policy import (
+    AfterPrefillThenEverySeen,
+    Edges,
+    Entries,
+    Full,
+    Observation,
+    Policy,
+    Score,
+    check_at_least,
+)
+from kvlab.reference.windows import (
+    among_candidates,
+    check_kernel,
+    max_pool,
+    remember_queries,
+    window_logits,
+)
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class ImportanceMinusRedundancy(Score):
+    """Attention of the last queries, less the similarity to other keys."""
+
+    mix: float
+    window: int
+    kernel: int
+    similarity: float
+    first_column_quirk: bool
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Remember the last queries, across blocks."""
+        return remember_queries(state, seen, self.window)
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Weigh importance against redundancy."""
+        importance = self.importance(state, seen, candidates)
+        redundancy = np.stack([self.redundancy(keys) for keys in seen.keys])
+        return self.mix * importance - (1 - self.mix) * redundancy  # [R-KV 4]
+
+    def importance(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"]
+    ) -> Float[Array, "G n"]:
+        """Pooled attention of the last queries; the group is reduced on logits, by maximum."""
+        raw, _ = window_logits(state, seen, self.window)
+        attention = softmax(raw.max(axis=1), candidates[:, None, :])
+        return among_candidates(
+            attention.mean(axis=1),
+            candidates,
+            lambda x: max_pool(x, self.kernel),  # [R-KV 1]
+        )
+
+    def redundancy(self, keys: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """Say how similar each key of one head is to the others."""
+        unit = keys / (np.linalg.norm(keys, axis=-1, keepdims=True) + 1e-8)
+        cosine = unit @ unit.T
+        np.fill_diagonal(cosine, 0.0)
+        for row in cosine:
+            similar = np.flatnonzero(row > self.similarity)
+            if len(similar):
+                row[similar[-1]] = 0.0  # [R-KV 2]
+            elif self.first_column_quirk:
+                row[0] = 0.0
+        return softmax(cosine.mean(axis=0))  # [R-KV 3]
+
+
+@dataclass(frozen=True)
+class RKV(Method):
+    """Keep what is important and not said twice."""
+
+    mix: float = 0.07
+    """Weight λ of importance."""
+    window: int = 8
+    kernel: int = 7
+    similarity: float = 0.5
+    """Cosine T from which on two keys count as similar."""
+    every: int = 128
+    """Tokens seen between two evictions."""
+    first_column_quirk: bool = False
+
+    name = "rkv"
+    source = "Cai et al., R-KV: Redundancy-aware KV Cache Compression, 2505.24133"
+    equations = ("R-KV 1", "R-KV 2", "R-KV 3", "R-KV 4")
+    divergences = (
+        Divergence(
+            topic="weight of importance",
+            paper="0.1 (as remembered, not confirmed)",
+            elsewhere="code: 0.07",
+            default="0.07",
+            option="rkv@mix=0.1",
+        ),
+        Divergence(
+            topic="a key similar to none",
+            paper="nothing to spare",
+            elsewhere="code: spares column 0, so the first token looks less redundant",
+            default="nothing to spare",
+            option="rkv@first_column_quirk=true",
+        ),
+        Divergence(
+            topic="order of survivors",
+            paper="not stated",
+            elsewhere="code: in order of score, so that later pooling runs over other neighbours",
+            default="ascending position",
+            option="none",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(1, window=self.window, every=self.every)
+        check_kernel(self.kernel)
+        if not 0 <= self.mix <= 1:
+            raise ValueError(f"mix = {self.mix} must be between 0 and 1")
+
+    def policy(self, budget: int | None) -> Policy:
+        """Protect the last queries' entries; decide at the end of the prompt and every 128 tokens.
+
+        Raises:
+            ValueError: unless window < budget.
+        """
+        budget = require_budget(self.name, budget)
+        if self.window >= budget:
+            raise ValueError(f"window = {self.window} must be smaller than budget = {budget}")
+        return Policy(
+            self.name,
+            ImportanceMinusRedundancy(
+                self.mix, self.window, self.kernel, self.similarity, self.first_column_quirk
+            ),
+            AfterPrefillThenEverySeen(self.every),
+            Edges(recent=self.window),
+            Entries(budget),
+            Full(),
+        )

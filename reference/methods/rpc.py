@@ -1,0 +1,139 @@
+"""RPC: reasoning path compression (arXiv 2505.13866, Alg. 1).
+
+Equations (numbered here):
+
+1. compress at P + R generated tokens and every P after that
+2. u_j = Σ_i softmax(q_i·k/√d)_j over the last R queries and the candidates, mean over all heads
+3. s = avgpool_7(u)
+4. keep the (c_n + 1)·⌊P/c⌋ best of the generated entries, the last R and the prompt
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method
+from kvlab.reference.policy import (
+    Budget,
+    Entries,
+    EveryGenerated,
+    Full,
+    Observation,
+    Policy,
+    PromptAndRecent,
+    Score,
+    check_at_least,
+)
+from kvlab.reference.windows import (
+    among_candidates,
+    check_choice,
+    check_kernel,
+    mean_pool,
+    remember_queries,
+    window_attention,
+)
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class SelectorAttention(Score):
+    """Pooled attention of the selector window over the candidates."""
+
+    selector: int
+    kernel: int
+    heads: str
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Remember the last queries, across blocks."""
+        return remember_queries(state, seen, self.selector)
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Pool what the selector looks at."""
+        attention = window_attention(state, seen, self.selector, over=candidates).sum(axis=2)
+        looked_at = attention.mean(axis=1)
+        if self.heads == "all":
+            looked_at = np.tile(looked_at.mean(axis=0), (len(looked_at), 1))  # [RPC 2]
+        return among_candidates(
+            looked_at,
+            candidates,
+            lambda x: mean_pool(x, self.kernel, "zero"),  # [RPC 3]
+        )
+
+
+@dataclass(frozen=True)
+class ShareOfGenerated(Budget):
+    """The generated part shrinks to 1/``compression`` of what was written."""
+
+    interval: int
+    selector: int
+    compression: float
+
+    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
+        """Entries that the compressions so far, this one included, may keep."""
+        compressions = (seen.clock.generated - self.selector) // self.interval
+        return compressions * int(self.interval // self.compression)  # [RPC 4]
+
+
+@dataclass(frozen=True)
+class RPC(Method):
+    """Compress the reasoning path periodically by what its newest tokens look at."""
+
+    interval: int = 1024
+    """Generated tokens P between two compressions."""
+    selector: int = 32
+    """Newest queries R that decide, and stay."""
+    compression: float = 4.0
+    """Factor c by which the generated part shrinks."""
+    kernel: int = 7
+    heads: str = "all"
+    """``all``: one keep set per layer; ``group``: one per KV head."""
+
+    name = "rpc"
+    source = "Song et al., Reasoning Path Compression, 2505.13866"
+    equations = ("RPC 1", "RPC 2", "RPC 3", "RPC 4")
+    budgeted = False
+    divergences = (
+        Divergence(
+            topic="memory",
+            paper="the generated part shrinks by c; no fixed budget",
+            elsewhere="comparisons at equal memory need one",
+            default="by c",
+            option="a budget: keeps it, prompt and selector included",
+        ),
+        Divergence(
+            topic="selector queries",
+            paper="the last R",
+            elsewhere="code: 31 distinct ones, the current one twice",
+            default="the last R",
+            option="none",
+        ),
+        Divergence(
+            topic="heads",
+            paper="one keep set per layer",
+            elsewhere="code: also per group or per query head",
+            default="one keep set per layer",
+            option="rpc@heads=group",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least(1, compression=self.compression)
+        check_kernel(self.kernel)
+        check_choice(("all", "group"), heads=self.heads)
+
+    def policy(self, budget: int | None = None) -> Policy:
+        """Protect the prompt and the selector; with a budget, fill it at the same times."""
+        share = ShareOfGenerated(self.interval, self.selector, self.compression)
+        return Policy(
+            self.name,
+            SelectorAttention(self.selector, self.kernel, self.heads),
+            EveryGenerated(self.interval, self.selector),  # [RPC 1]
+            PromptAndRecent(self.selector),
+            share if budget is None else Entries(budget),
+            Full(),
+        )

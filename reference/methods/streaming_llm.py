@@ -1,0 +1,64 @@
+"""StreamingLLM: attention sinks and a sliding window (arXiv 2309.17453, §3.2).
+
+Equations (numbered here):
+
+1. keep = {j : position of j < s} ∪ {the last B − s entries}, with s sinks
+"""
+
+from dataclasses import dataclass
+
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.methods.full import Recency
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy
+
+
+@dataclass(frozen=True)
+class StreamingLLM(Method):
+    """Keep the first tokens, which soak up attention, and the newest ones."""
+
+    sinks: int = 4
+    every: int = 1
+    """Generated tokens between two evictions."""
+    reposition: bool = False
+    """Rotate keys and queries to their index inside the cache."""
+
+    name = "streaming_llm"
+    source = "Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2309.17453"
+    equations = ("StreamingLLM 1",)
+    divergences = (
+        Divergence(
+            topic="positions",
+            paper="positions inside the cache, keys rotated anew at every step",
+            elsewhere="kvpress and most comparisons keep the original positions",
+            default="original positions, so that all methods are compared under the same positions",
+            option="streaming_llm@reposition=true",
+        ),
+        Divergence(
+            topic="order within a step",
+            paper="makes room before the new token attends",
+            elsewhere="the other baselines attend first",
+            default="attend, then evict: the same keep set afterwards, one block more in between",
+            option="none",
+        ),
+    )
+
+    def policy(self, budget: int | None) -> Policy:
+        """Sinks and the last ``budget − sinks`` entries.
+
+        Raises:
+            ValueError: unless sinks < budget.
+        """
+        budget = require_budget(self.name, budget)
+        if not 0 <= self.sinks < budget:
+            raise ValueError(
+                f"sinks = {self.sinks} must be at least 0 and smaller than budget = {budget}"
+            )
+        return Policy(
+            self.name,
+            Recency(),
+            EveryBlock(self.every),
+            Edges(sinks=self.sinks, recent=budget - self.sinks),  # [StreamingLLM 1]
+            Entries(budget),
+            Full(),
+            reposition=self.reposition,
+        )

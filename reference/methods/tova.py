@@ -1,0 +1,89 @@
+"""TOVA: token omission via attention (arXiv 2401.06104, §3.2).
+
+Equations (numbered here; CAOTE §2 prints the score as f_j = A_{-1,j}):
+
+1. s_j = (1/H) Σ_h a^h_{mj}: attention of the block's last query, mean over all query heads
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.policy import (
+    Entries,
+    EveryBlock,
+    Full,
+    Nobody,
+    Observation,
+    Policy,
+    Score,
+)
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class LastRowAttention(Score):
+    """Attention that the newest token pays."""
+
+    per_head: bool = False
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Average the last row over the heads that decide together."""
+        last_row = self.retention(state, seen, candidates)
+        if self.per_head:
+            return last_row.mean(axis=1)
+        shared = last_row.mean(axis=(0, 1))  # [TOVA 1]
+        return np.tile(shared, (len(last_row), 1))
+
+    def retention(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"]
+    ) -> Float[Array, "G rho n"]:
+        """Return each query head's own row: a distribution, as CAOTE's theorem needs it."""
+        return seen.attention[:, :, -1, :]
+
+
+@dataclass(frozen=True)
+class TOVA(Method):
+    """Drop what the newest token looks at least; nothing is protected, not even that token."""
+
+    every: int = 1
+    """Generated tokens between two evictions."""
+    per_head: bool = False
+    """Let every KV head keep its own entries instead of one keep set per layer."""
+
+    name = "tova"
+    source = "Oren et al., Transformers are Multi-State RNNs, 2401.06104"
+    equations = ("TOVA 1",)
+    divergences = (
+        Divergence(
+            topic="the newest token",
+            paper="may be dropped",
+            elsewhere="kvpress forces it to stay",
+            default="may be dropped",
+            option="none",
+        ),
+        Divergence(
+            topic="heads",
+            paper="one keep set per layer; a head-wise variant is studied",
+            elsewhere="kvpress decides per KV head",
+            default="one keep set per layer",
+            option="tova@per_head=true",
+        ),
+    )
+
+    def policy(self, budget: int | None) -> Policy:
+        """Keep the top of the last row."""
+        return Policy(
+            self.name,
+            LastRowAttention(self.per_head),
+            EveryBlock(self.every),
+            Nobody(),
+            Entries(require_budget(self.name, budget)),
+            Full(),
+        )

@@ -1,0 +1,115 @@
+"""Asymmetric uniform quantisation with packed codes.
+
+A group of elements shares one scale Δ and one zero point z, both stored in float16; an element is
+stored as a code of ``bits`` bits, and codes are packed without gaps into bytes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+Array = np.ndarray
+
+WIDTHS = (2, 3, 4, 8)
+"""Code widths in bits that can be stored."""
+
+FULL_BITS = 16
+"""Bits that an unquantised element counts for; the reference computes with it in float64."""
+
+
+def pack(codes: UInt8[Array, "... length"], bits: int) -> UInt8[Array, "... bytes"]:
+    """Write the low ``bits`` bits of each code one after another into bytes."""
+    planes = (codes[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return np.packbits(planes.reshape(*codes.shape[:-1], -1), axis=-1)
+
+
+def unpack(
+    packed: UInt8[Array, "... bytes"], bits: int, length: int
+) -> UInt8[Array, "... {length}"]:
+    """Invert :func:`pack`."""
+    planes = np.unpackbits(packed, axis=-1, count=length * bits)
+    planes = planes.reshape(*packed.shape[:-1], length, bits)
+    return (planes << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Vectors of ``length`` elements, quantised in consecutive groups of ``group`` elements.
+
+    The last group is shorter where ``group`` does not divide ``length``.
+    """
+
+    codes: UInt8[Array, "... bytes"]
+    scale: Float[Array, "... groups"]
+    zero: Float[Array, "... groups"]
+    bits: int
+    group: int
+    length: int
+
+    def dequantize(self) -> Float[Array, "... length"]:
+        """Return x̂ = Δ·code + z."""
+        codes = unpack(self.codes, self.bits, self.length)
+        scale = _per_element(self.scale.astype(np.float64), self.group, self.length)
+        zero = _per_element(self.zero.astype(np.float64), self.group, self.length)
+        return scale * codes + zero  # [KIVI 3]
+
+    def take(self, rows: Array) -> "Quantized":
+        """Return the vectors with these indices along the first axis."""
+        return self._with(self.codes[rows], self.scale[rows], self.zero[rows])
+
+    def extend(self, other: "Quantized") -> "Quantized":
+        """Append vectors of the same format along the first axis."""
+        return self._with(
+            np.concatenate([self.codes, other.codes]),
+            np.concatenate([self.scale, other.scale]),
+            np.concatenate([self.zero, other.zero]),
+        )
+
+    def _with(self, codes: Array, scale: Array, zero: Array) -> "Quantized":
+        return Quantized(codes, scale, zero, self.bits, self.group, self.length)
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the packed codes."""
+        return self.codes.nbytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes of scales and zero points."""
+        return self.scale.nbytes + self.zero.nbytes
+
+
+def quantize(x: Float[Array, "... length"], bits: int, group: int) -> Quantized:
+    """Quantise each vector of ``x`` along its last axis.
+
+    Source: KIVI (arXiv 2402.02750), "round to nearest, half to even"; a constant group gets codes 0.
+
+    Raises:
+        ValueError: if ``bits`` is no width of :data:`WIDTHS`, ``group`` is not positive, or ``x``
+            holds a value that float16 cannot hold.
+    """
+    if bits not in WIDTHS:
+        raise ValueError(f"bits = {bits} must be one of {WIDTHS}")
+    if group < 1:
+        raise ValueError(f"group = {group} must be at least 1")
+    length = x.shape[-1]
+    starts = np.arange(0, length, group)
+    low = np.minimum.reduceat(x, starts, axis=-1)
+    high = np.maximum.reduceat(x, starts, axis=-1)
+    largest_code = 2**bits - 1
+    spread = (high - low) / largest_code  # [KIVI 1]
+    if not (np.abs(x) <= np.finfo(np.float16).max).all() or not (spread < 65504).all():
+        raise ValueError("x must be finite and within the range of float16 to be quantised")
+    scale, zero = spread.astype(np.float16), low.astype(np.float16)
+    step = _per_element(scale.astype(np.float64), group, length)
+    offset = x - _per_element(zero.astype(np.float64), group, length)
+    steps = np.divide(offset, step, out=np.zeros_like(offset), where=step > 0)
+    codes = np.rint(np.clip(steps, 0, largest_code)).astype(np.uint8)  # [KIVI 2]
+    return Quantized(pack(codes, bits), scale, zero, bits, group, length)
+
+
+def _per_element(
+    per_group: Float[Array, "... groups"], group: int, length: int
+) -> Float[Array, "... {length}"]:
+    return np.repeat(per_group, group, axis=-1)[..., :length]

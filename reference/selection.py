@@ -1,0 +1,59 @@
+"""Who stays: the only place that chooses entries, and the only place that converts a budget."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+Array = np.ndarray
+
+
+def budget_entries(budget: int | str, length: int) -> int:
+    """Convert a budget into entries: ``78`` stays, ``"30%"`` is that share of ``length``, rounded up.
+
+    Raises:
+        ValueError: if the budget is below one entry or no number.
+    """
+    text = str(budget).strip()
+    try:
+        if text.endswith("%"):
+            entries = math.ceil(Fraction(text[:-1]) * length / 100)
+        else:
+            entries = int(text)
+    except ValueError:
+        raise ValueError(
+            f"budget = {budget!r} must be a number of entries or a percentage"
+        ) from None
+    if entries < 1:
+        raise ValueError(f"budget = {budget!r} must be at least 1 entry, got {entries}")
+    return entries
+
+
+def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
+    """Rank entries from the first to go (0) to the last; of equal scores the later position stays."""
+    order = np.argsort(scores, axis=-1, kind="stable")
+    ranks = np.empty_like(order)
+    np.put_along_axis(ranks, order, np.arange(scores.shape[-1]), axis=-1)
+    return ranks
+
+
+def keep_set(
+    scores: Float[Array, "G n"], safe: Bool[Array, "G n"], room: int
+) -> Int[Array, "G kept"]:
+    """Return the indices that stay, ascending: the safe entries and the ``room`` best of the rest.
+
+    Raises:
+        ValueError: if a score that has to be compared is NaN, or the heads differ in the number of
+            safe entries.
+    """
+    if np.isnan(scores[~safe]).any():
+        raise ValueError("scores must not be NaN")
+    safe_counts = safe.sum(axis=-1)
+    if (safe_counts != safe_counts[0]).any():
+        raise ValueError(f"every KV head must protect equally many entries, got {safe_counts}")
+    candidates = safe.shape[-1] - int(safe_counts[0])
+    candidates_by_score = np.lexsort((scores, safe), axis=-1)[:, :candidates]
+    stays = np.ones_like(safe)
+    np.put_along_axis(stays, candidates_by_score[:, : max(0, candidates - room)], False, axis=-1)
+    return np.nonzero(stays)[1].reshape(len(stays), -1)

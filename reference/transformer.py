@@ -1,0 +1,293 @@
+"""A decoder of the Llama family in NumPy: Llama, Mistral, Qwen2, Qwen3.
+
+Reads a Hugging Face directory (``config.json`` and safetensors) and computes in float64. Attention
+over the cache is the caller's: :meth:`Transformer.forward` hands queries, keys and values over.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from jaxtyping import Float, Int
+
+Array = np.ndarray
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+Attend = Callable[
+    [int, Float[Array, "H m d"], Float[Array, "G m d"], Float[Array, "G m d"]],
+    Float[Array, "H m d"],
+]
+"""Given layer, queries, keys and values of a block, return each head's attention output."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and switches of a model, by the names that this project uses."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: Mapping[str, Any]
+    tied_embeddings: bool
+    attention_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    query_key_norm: bool
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
+        """Read a Hugging Face configuration.
+
+        Raises:
+            ValueError: if an entry is missing or asks for something that is not supported.
+        """
+        kind = config.get("model_type")
+        if kind not in MODEL_TYPES:
+            raise ValueError(f"model_type = {kind!r} must be one of {', '.join(MODEL_TYPES)}")
+        if config.get("hidden_act", "silu") != "silu":
+            raise ValueError(f"hidden_act = {config['hidden_act']!r} must be 'silu'")
+        slides = config.get("use_sliding_window", kind == "mistral")
+        if slides and config.get("sliding_window") is not None:
+            raise ValueError(f"sliding_window = {config['sliding_window']} must be null")
+        try:
+            heads = config["num_attention_heads"]
+            llama_bias = bool(config.get("attention_bias", False))
+            return cls(
+                model_type=kind,
+                vocab_size=config["vocab_size"],
+                hidden_size=config["hidden_size"],
+                intermediate_size=config["intermediate_size"],
+                layers=config["num_hidden_layers"],
+                heads=heads,
+                kv_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+                norm_eps=config.get("rms_norm_eps", 1e-6),
+                rope=_rope_parameters(config),
+                tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+                attention_bias=kind == "qwen2" or llama_bias,
+                output_bias=kind != "qwen2" and llama_bias,
+                mlp_bias=bool(config.get("mlp_bias", False)),
+                query_key_norm=kind == "qwen3",
+            )
+        except KeyError as missing:
+            raise ValueError(f"config.json lacks {missing}") from None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the name and shape of every tensor of the checkpoint."""
+        width, d = self.hidden_size, self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, width),
+            "model.norm.weight": (width,),
+        }
+        if not self.tied_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, width)
+        for layer in range(self.layers):
+            prefix = f"model.layers.{layer}."
+            shapes[f"{prefix}input_layernorm.weight"] = (width,)
+            shapes[f"{prefix}post_attention_layernorm.weight"] = (width,)
+            for name, rows, columns, bias in (
+                ("self_attn.q_proj", self.heads * d, width, self.attention_bias),
+                ("self_attn.k_proj", self.kv_heads * d, width, self.attention_bias),
+                ("self_attn.v_proj", self.kv_heads * d, width, self.attention_bias),
+                ("self_attn.o_proj", width, self.heads * d, self.output_bias),
+                ("mlp.gate_proj", self.intermediate_size, width, self.mlp_bias),
+                ("mlp.up_proj", self.intermediate_size, width, self.mlp_bias),
+                ("mlp.down_proj", width, self.intermediate_size, self.mlp_bias),
+            ):
+                shapes[f"{prefix}{name}.weight"] = (rows, columns)
+                if bias:
+                    shapes[f"{prefix}{name}.bias"] = (rows,)
+            if self.query_key_norm:
+                shapes[f"{prefix}self_attn.q_norm.weight"] = (d,)
+                shapes[f"{prefix}self_attn.k_norm.weight"] = (d,)
+        return shapes
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A decoder and its weights, by their names in the checkpoint."""
+
+    config: ModelConfig
+    weights: Mapping[str, Array]
+
+    @classmethod
+    def from_directory(cls, directory: str | Path) -> "Transformer":
+        """Load a Hugging Face directory.
+
+        Raises:
+            FileNotFoundError: if ``config.json`` or the safetensors file is not there.
+            ValueError: if the configuration is not supported, or a tensor is missing, misshapen,
+                not finite, or the file is corrupt.
+        """
+        directory = Path(directory)
+        config = ModelConfig.from_dict(_read_json(directory / "config.json"))
+        tensors = _read_tensors(directory)
+        weights = {}
+        for name, shape in config.shapes().items():
+            if name not in tensors:
+                raise ValueError(f"tensor {name!r} is missing in {directory}")
+            weight = tensors[name].astype(np.float64)
+            if weight.shape != shape:
+                raise ValueError(f"tensor {name!r} has the shape {weight.shape}, not {shape}")
+            if not np.isfinite(weight).all():
+                raise ValueError(f"tensor {name!r} holds NaN or infinity")
+            weights[name] = weight
+        return cls(config, weights)
+
+    def forward(
+        self, tokens: Int[Array, " m"], first_position: int, attend: Attend
+    ) -> Float[Array, "m vocab"]:
+        """Run a block of tokens through all layers and return the logits after each.
+
+        Args:
+            tokens: ids.
+            first_position: absolute position of the first of them.
+            attend: computes attention over the cache from rotated queries and keys.
+
+        Raises:
+            ValueError: if a token id is outside the vocabulary.
+        """
+        config = self.config
+        if tokens.size == 0 or tokens.min() < 0 or tokens.max() >= config.vocab_size:
+            raise ValueError(f"token ids must be between 0 and {config.vocab_size - 1}")
+        embeddings = self.weights["model.embed_tokens.weight"]
+        positions = first_position + np.arange(len(tokens))
+        hidden = embeddings[tokens]
+        for layer in range(config.layers):
+            prefix = f"model.layers.{layer}."
+            x = self._norm(hidden, f"{prefix}input_layernorm")
+            hidden = hidden + self._attention(layer, x, positions, attend)
+            x = self._norm(hidden, f"{prefix}post_attention_layernorm")
+            hidden = hidden + self._mlp(f"{prefix}mlp.", x)
+        head = embeddings if config.tied_embeddings else self.weights["lm_head.weight"]
+        return self._norm(hidden, "model.norm") @ head.T
+
+    def rotate(
+        self, vectors: Float[Array, "*batch d"], positions: Int[Array, "..."]
+    ) -> Float[Array, "*batch d"]:
+        """Turn vectors by a number of positions (RoPE); negative numbers turn back."""
+        angles = positions[..., None] * self._inverse_frequencies
+        cos, sin = np.cos(angles), np.sin(angles)
+        first, second = np.split(vectors, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _attention(
+        self, layer: int, x: Float[Array, "m width"], positions: Int[Array, " m"], attend: Attend
+    ) -> Float[Array, "m width"]:
+        config, prefix = self.config, f"model.layers.{layer}.self_attn."
+        queries = self._heads(f"{prefix}q_proj", x, config.heads)
+        keys = self._heads(f"{prefix}k_proj", x, config.kv_heads)
+        values = self._heads(f"{prefix}v_proj", x, config.kv_heads)
+        if config.query_key_norm:
+            queries = self._norm(queries, f"{prefix}q_norm")
+            keys = self._norm(keys, f"{prefix}k_norm")
+        queries, keys = self.rotate(queries, positions), self.rotate(keys, positions)
+        heads = attend(layer, queries, keys, values)
+        return self._linear(f"{prefix}o_proj", heads.swapaxes(0, 1).reshape(len(x), -1))
+
+    def _heads(self, name: str, x: Float[Array, "m width"], heads: int) -> Float[Array, "h m d"]:
+        return self._linear(name, x).reshape(len(x), heads, -1).swapaxes(0, 1)
+
+    def _mlp(self, prefix: str, x: Float[Array, "m width"]) -> Float[Array, "m width"]:
+        gate = self._linear(f"{prefix}gate_proj", x)
+        silu = gate * np.exp(-np.logaddexp(0.0, -gate))
+        return self._linear(f"{prefix}down_proj", silu * self._linear(f"{prefix}up_proj", x))
+
+    def _linear(self, name: str, x: Float[Array, "m inputs"]) -> Float[Array, "m outputs"]:
+        product = x @ self.weights[f"{name}.weight"].T
+        bias = self.weights.get(f"{name}.bias")
+        return product if bias is None else product + bias
+
+    def _norm(self, x: Float[Array, "... width"], name: str) -> Float[Array, "... width"]:
+        scale = np.sqrt((x**2).mean(axis=-1, keepdims=True) + self.config.norm_eps)
+        return x / scale * self.weights[f"{name}.weight"]
+
+    @cached_property
+    def _inverse_frequencies(self) -> Float[Array, " half"]:
+        return inverse_frequencies(self.config.rope, self.config.head_dim)
+
+
+def inverse_frequencies(rope: Mapping[str, Any], head_dim: int) -> Float[Array, " half"]:
+    """Return RoPE's angle per position of each pair of channels."""
+    plain = rope["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
+    if rope["rope_type"] == "linear":
+        return plain / rope["factor"]
+    if rope["rope_type"] == "llama3":
+        return _llama3_frequencies(plain, rope)
+    return plain
+
+
+def _llama3_frequencies(
+    plain: Float[Array, " half"], rope: Mapping[str, Any]
+) -> Float[Array, " half"]:
+    """Slow the long wavelengths down, blend in between (Llama 3.1)."""
+    original = rope["original_max_position_embeddings"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    turns = original * plain / (2 * np.pi)
+    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return (1 - blend) * plain / rope["factor"] + blend * plain
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Gather RoPE's parameters from where transformers 4 and 5 put them."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    if rope["rope_type"] not in ("default", "linear", "llama3"):
+        raise ValueError(f"rope_type = {rope['rope_type']!r} must be default, linear or llama3")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor = {rope['partial_rotary_factor']} must be 1")
+    return rope
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+
+
+def _read_tensors(directory: Path) -> dict[str, Array]:
+    """Read one safetensors file, or the shards that its index lists."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted(set(_read_json(index)["weight_map"].values()))
+    else:
+        files = ["model.safetensors"]
+    tensors: dict[str, Array] = {}
+    for file in files:
+        path = directory / file
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist")
+        try:
+            entries = safetensors.deserialize(path.read_bytes())
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is not a valid safetensors file: {error}") from None
+        for name, entry in entries:
+            tensors[name] = _decode(name, entry)
+    return tensors
+
+
+def _decode(name: str, entry: Mapping[str, Any]) -> Array:
+    """Turn the bytes of a tensor into an array; bfloat16 is widened to float32."""
+    kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+    if entry["dtype"] == "BF16":
+        widened = np.frombuffer(entry["data"], dtype=np.uint16).astype(np.uint32) << 16
+        return widened.view(np.float32).reshape(entry["shape"])
+    if entry["dtype"] not in kinds:
+        raise ValueError(f"tensor {name!r} has the unsupported dtype {entry['dtype']}")
+    return np.frombuffer(entry["data"], dtype=kinds[entry["dtype"]]).reshape(entry["shape"])

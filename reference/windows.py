@@ -1,0 +1,105 @@
+"""What several scores share: the last queries, attention of a window, pooling, head reduction."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from kvlab.reference.attention import logits, softmax, visible
+from kvlab.reference.cache import State
+from kvlab.reference.policy import Observation
+
+Array = np.ndarray
+
+GroupReduction = Literal["mean", "max", "sum"]
+Border = Literal["zero", "shrink"]
+
+
+def reduce_group(x: Float[Array, "G rho ..."], how: GroupReduction) -> Float[Array, "G ..."]:
+    """Reduce over the query heads that share a KV head."""
+    reductions = {"mean": np.mean, "max": np.max, "sum": np.sum}
+    check_choice(reductions, reduce=how)
+    return reductions[how](x, axis=1)
+
+
+def remember_queries(state: State, seen: Observation, size: int) -> State:
+    """Keep the last ``size`` queries and their positions in ``state.stream``."""
+    queries, positions = seen.queries, seen.query_positions
+    if "queries" in state.stream:
+        queries = np.concatenate([state.stream["queries"], queries], axis=2)
+        positions = np.concatenate([state.stream["query_positions"], positions])
+    return state.with_stream(queries=queries[:, :, -size:], query_positions=positions[-size:])
+
+
+def window_logits(
+    state: State, seen: Observation, size: int
+) -> tuple[Float[Array, "G rho w n"], Bool[Array, "G 1 w n"]]:
+    """Return the scaled logits of the last ``size`` queries, and what each of them may see."""
+    queries = state.stream["queries"][:, :, -size:]
+    positions = state.stream["query_positions"][-size:]
+    return logits(queries, seen.keys), visible(positions, seen.positions)
+
+
+def window_attention(
+    state: State,
+    seen: Observation,
+    size: int,
+    over: Bool[Array, "G n"] | None = None,
+) -> Float[Array, "G rho w n"]:
+    """Attention of the last ``size`` queries over all present entries, or over those in ``over``."""
+    raw, mask = window_logits(state, seen, size)
+    return softmax(raw, mask if over is None else mask & over[:, None, None, :])
+
+
+def mean_pool(x: Float[Array, "... n"], kernel: int, border: Border) -> Float[Array, "... n"]:
+    """Average over ``kernel`` neighbours; beyond the border count zeros, or nothing (``shrink``)."""
+    check_kernel(kernel)
+    check_choice(("zero", "shrink"), border=border)
+    neighbours = windows_along_last(x, kernel, fill=0.0)
+    if border == "zero":
+        return neighbours.sum(axis=-1) / kernel
+    present = windows_along_last(np.ones_like(x), kernel, fill=0.0)
+    return neighbours.sum(axis=-1) / present.sum(axis=-1)
+
+
+def max_pool(x: Float[Array, "... n"], kernel: int) -> Float[Array, "... n"]:
+    """Maximum over ``kernel`` neighbours."""
+    check_kernel(kernel)
+    return windows_along_last(x, kernel, fill=-np.inf).max(axis=-1)
+
+
+def windows_along_last(
+    x: Float[Array, "... n"], kernel: int, fill: float
+) -> Float[Array, "... n {kernel}"]:
+    """Return for every element the ``kernel`` elements around it."""
+    padding = [(0, 0)] * (x.ndim - 1) + [(kernel // 2, kernel // 2)]
+    padded = np.pad(x, padding, constant_values=fill)
+    return np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=-1)
+
+
+def among_candidates(
+    x: Float[Array, "G n"],
+    candidates: Bool[Array, "G n"],
+    function: Callable[[Array], Array],
+) -> Float[Array, "G n"]:
+    """Apply ``function`` to the candidates' columns alone, in cache order; others keep ``x``."""
+    result = x.copy()
+    chosen = x[candidates].reshape(len(x), -1)
+    if chosen.size:
+        result[candidates] = function(chosen).reshape(-1)
+    return result
+
+
+def check_kernel(kernel: int) -> None:
+    """Raise ValueError unless a pooling kernel has a centre."""
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"kernel = {kernel} must be odd and at least 1")
+
+
+def check_choice(allowed, **arguments) -> None:
+    """Raise ValueError naming the first argument that is not among ``allowed``."""
+    for name, value in arguments.items():
+        if value not in allowed:
+            choices = ", ".join(repr(choice) for choice in allowed)
+            raise ValueError(f"{name} = {value!r} must be one of {choices}")
