@@ -1,4 +1,4 @@
-"""The cache of one layer: keys, values, positions and per-entry state that live and leave together."""
+"""The cache of one layer: keys, values, positions and per-entry state, which leave together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-
 from kvlab.reference.storage import Storage
 
 Array = np.ndarray
@@ -44,7 +43,7 @@ class LayerCache:
 
     @classmethod
     def empty(cls, kv_heads: int, head_dim: int, fills: Mapping[str, float]) -> "LayerCache":
-        """Return a cache without entries; ``fills`` names the per-entry state and its first value."""
+        """Return a cache without entries; ``fills`` holds the first value of each entry's state."""
         nothing = Storage.empty(kv_heads, head_dim)
         entries = {name: np.full((kv_heads, 0), fill) for name, fill in fills.items()}
         positions = np.zeros((kv_heads, 0), dtype=np.int64)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
-
 from kvlab.reference.attention import group_heads
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.policy import Block, Clock, Policy, StepResult, empty_cache, step

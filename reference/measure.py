@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import Session, Watch, advance, choose, log_softmax, prefill
 from kvlab.reference.policy import Block, Policy, StepResult

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
 from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.selection import keep_set
@@ -70,7 +69,7 @@ class Observation:
     bits: Int[Array, "G n"]
     """Bits per element of the stored keys: 16 for entries never quantised."""
     confidence: Float[Array, " t"]
-    """Largest probability of the distribution that produced each token; NaN where there was none."""
+    """Largest probability of the distribution that produced each token; NaN for given tokens."""
 
     @property
     def query_positions(self) -> Int[Array, " m"]:

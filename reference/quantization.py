@@ -83,7 +83,7 @@ class Quantized:
 def quantize(x: Float[Array, "... length"], bits: int, group: int) -> Quantized:
     """Quantise each vector of ``x`` along its last axis.
 
-    Source: KIVI (arXiv 2402.02750), "round to nearest, half to even"; a constant group gets codes 0.
+    Source: KIVI (arXiv 2402.02750). Halves round to even; a constant group gets codes 0.
 
     Raises:
         ValueError: if ``bits`` is no width of :data:`WIDTHS`, ``group`` is not positive, or ``x``

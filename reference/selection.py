@@ -10,17 +10,15 @@ Array = np.ndarray
 
 
 def budget_entries(budget: int | str, length: int) -> int:
-    """Convert a budget into entries: ``78`` stays, ``"30%"`` is that share of ``length``, rounded up.
+    """Convert a budget into entries: ``"30%"`` is that share of ``length``, rounded up.
 
     Raises:
         ValueError: if the budget is below one entry or no number.
     """
     text = str(budget).strip()
     try:
-        if text.endswith("%"):
-            entries = math.ceil(Fraction(text[:-1]) * length / 100)
-        else:
-            entries = int(text)
+        share = Fraction(text[:-1]) / 100 if text.endswith("%") else None
+        entries = int(text) if share is None else math.ceil(share * length)
     except ValueError:
         raise ValueError(
             f"budget = {budget!r} must be a number of entries or a percentage"
@@ -31,7 +29,7 @@ def budget_entries(budget: int | str, length: int) -> int:
 
 
 def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
-    """Rank entries from the first to go (0) to the last; of equal scores the later position stays."""
+    """Rank entries from the first to go, 0, to the last; of equal scores the later stays."""
     order = np.argsort(scores, axis=-1, kind="stable")
     ranks = np.empty_like(order)
     np.put_along_axis(ranks, order, np.arange(scores.shape[-1]), axis=-1)

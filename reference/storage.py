@@ -1,65 +1,67 @@
 """Where keys or values live: each vector at its own precision, in tables that are really packed."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
 from kvlab.reference.quantization import FULL_BITS, Quantized, quantize
 
 Array = np.ndarray
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """A table of vectors that share one storage format."""
 
     @property
+    @abstractmethod
     def format(self) -> tuple[str, int, int]:
         """Kind, bits and group size: tables of equal format can be joined."""
-        ...
 
     @property
     def bits(self) -> int:
         """Bits per element without scales and zero points."""
-        ...
+        return self.format[1]
 
     @property
+    @abstractmethod
     def count(self) -> int:
         """Number of vectors."""
-        ...
 
     @property
+    @abstractmethod
     def payload_bytes(self) -> int:
         """Bytes of the elements."""
-        ...
 
     @property
+    @abstractmethod
     def overhead_bytes(self) -> int:
         """Bytes of scales and zero points."""
-        ...
 
+    @abstractmethod
     def read(self) -> Float[Array, "rows d"]:
         """Return what attention reads."""
-        ...
 
-    def take(self, rows: Int[Array, " kept"]) -> Self:
+    @abstractmethod
+    def take(self, rows: Int[Array, " kept"]) -> "Rows":
         """Return the table of these rows alone, in this order."""
-        ...
 
-    def extend(self, other: Self) -> Self:
+    @abstractmethod
+    def extend(self, other: Any) -> "Rows":
         """Return this table followed by another of the same format."""
-        ...
 
 
 @dataclass(frozen=True)
-class FullRows:
+class FullRows(Rows):
     """Vectors as they came, counted at 16 bits per element."""
 
     vectors: Float[Array, "rows d"]
-    format = ("full", FULL_BITS, 0)
-    bits = FULL_BITS
-    overhead_bytes = 0
+
+    @property
+    def format(self) -> tuple[str, int, int]:
+        """Full precision."""
+        return "full", FULL_BITS, 0
 
     @property
     def count(self) -> int:
@@ -70,6 +72,11 @@ class FullRows:
     def payload_bytes(self) -> int:
         """Bytes at 16 bits per element."""
         return self.vectors.size * FULL_BITS // 8
+
+    @property
+    def overhead_bytes(self) -> int:
+        """None."""
+        return 0
 
     def read(self) -> Float[Array, "rows d"]:
         """Return the vectors."""
@@ -85,25 +92,10 @@ class FullRows:
 
 
 @dataclass(frozen=True)
-class TokenRows:
-    """Vectors quantised one by one, in groups of consecutive channels."""
+class CodedRows(Rows):
+    """Vectors stored as packed codes."""
 
     quantized: Quantized
-
-    @property
-    def format(self) -> tuple[str, int, int]:
-        """Per-token groups."""
-        return "token", self.quantized.bits, self.quantized.group
-
-    @property
-    def bits(self) -> int:
-        """Bits per code."""
-        return self.quantized.bits
-
-    @property
-    def count(self) -> int:
-        """Number of vectors."""
-        return len(self.quantized.codes)
 
     @property
     def payload_bytes(self) -> int:
@@ -114,6 +106,21 @@ class TokenRows:
     def overhead_bytes(self) -> int:
         """Bytes of scales and zero points."""
         return self.quantized.overhead_bytes
+
+
+@dataclass(frozen=True)
+class TokenRows(CodedRows):
+    """Vectors quantised one by one, in groups of consecutive channels."""
+
+    @property
+    def format(self) -> tuple[str, int, int]:
+        """Per-token groups."""
+        return "token", self.quantized.bits, self.quantized.group
+
+    @property
+    def count(self) -> int:
+        """Number of vectors."""
+        return len(self.quantized.codes)
 
     def read(self) -> Float[Array, "rows d"]:
         """Dequantise."""
@@ -129,43 +136,26 @@ class TokenRows:
 
 
 @dataclass(frozen=True)
-class ChannelRows:
-    """Vectors quantised in blocks of ``group`` consecutive tokens, one scale per channel.
+class ChannelRows(CodedRows):
+    """Vectors quantised in blocks of consecutive tokens, one scale per channel of a block.
 
-    A block holds its tokens together: it can be kept or dropped, not split.
+    Codes are ``[blocks, d, bytes]``, along the last axis the tokens of one block. A block holds its
+    tokens together: it can be kept or dropped, not split.
     """
-
-    blocks: Quantized
-    """Codes ``[blocks, d, bytes]``: along the last axis the tokens of one block."""
 
     @property
     def format(self) -> tuple[str, int, int]:
         """Per-channel groups."""
-        return "channel", self.blocks.bits, self.blocks.group
-
-    @property
-    def bits(self) -> int:
-        """Bits per code."""
-        return self.blocks.bits
+        return "channel", self.quantized.bits, self.quantized.group
 
     @property
     def count(self) -> int:
         """Number of vectors."""
-        return len(self.blocks.codes) * self.blocks.length
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the codes."""
-        return self.blocks.code_bytes
-
-    @property
-    def overhead_bytes(self) -> int:
-        """Bytes of scales and zero points."""
-        return self.blocks.overhead_bytes
+        return len(self.quantized.codes) * self.quantized.length
 
     def read(self) -> Float[Array, "rows d"]:
         """Dequantise."""
-        by_channel = self.blocks.dequantize()
+        by_channel = self.quantized.dequantize()
         return by_channel.swapaxes(-1, -2).reshape(self.count, -1)
 
     def take(self, rows: Int[Array, " kept"]) -> "ChannelRows":
@@ -174,16 +164,16 @@ class ChannelRows:
         Raises:
             ValueError: if ``rows`` splits a block.
         """
-        tokens = self.blocks.length
+        tokens = self.quantized.length
         first = rows[::tokens]
         whole = (first[:, None] + np.arange(tokens)).reshape(-1)
         if (first % tokens).any() or not np.array_equal(whole, rows):
             raise ValueError("a per-channel quantised block cannot lose single tokens")
-        return ChannelRows(self.blocks.take(first // tokens))
+        return ChannelRows(self.quantized.take(first // tokens))
 
     def extend(self, other: "ChannelRows") -> "ChannelRows":
         """Append blocks."""
-        return ChannelRows(self.blocks.extend(other.blocks))
+        return ChannelRows(self.quantized.extend(other.quantized))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
-
 from kvlab.reference.attention import logits, softmax, visible
 from kvlab.reference.cache import State
 from kvlab.reference.policy import Observation
@@ -47,13 +46,13 @@ def window_attention(
     size: int,
     over: Bool[Array, "G n"] | None = None,
 ) -> Float[Array, "G rho w n"]:
-    """Attention of the last ``size`` queries over all present entries, or over those in ``over``."""
+    """Attention of the last ``size`` queries over the present entries, or over ``over`` alone."""
     raw, mask = window_logits(state, seen, size)
     return softmax(raw, mask if over is None else mask & over[:, None, None, :])
 
 
 def mean_pool(x: Float[Array, "... n"], kernel: int, border: Border) -> Float[Array, "... n"]:
-    """Average over ``kernel`` neighbours; beyond the border count zeros, or nothing (``shrink``)."""
+    """Average ``kernel`` neighbours; beyond the border lie zeros, or nothing (``shrink``)."""
     check_kernel(kernel)
     check_choice(("zero", "shrink"), border=border)
     neighbours = windows_along_last(x, kernel, fill=0.0)

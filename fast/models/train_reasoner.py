@@ -1,9 +1,9 @@
-"""Train the embedded reasoner from a seed: ``python -m kvlab.fast.models.train_reasoner --out DIR``.
+"""Train the embedded reasoner: ``python -m kvlab.fast.models.train_reasoner --out DIR``.
 
-What made it learn, in the order of importance: a fact is one token; a fact's embedding starts as
-the sum of its name's and its digit's; the curriculum grows by one variable as soon as most solutions
-of the largest size look up the right operands; arithmetic is drilled in batches of its own; the
-learning rate decays only after the curriculum is complete.
+What made it learn: a fact is one token; a fact's embedding starts as the sum of its name's and its
+digit's; a step of the solution has as many tokens as its definition; problems grow in stages, as
+soon as most solutions look up the right operands; arithmetic is drilled in problems of its own; the
+learning rate decays only after the last stage is mastered.
 """
 
 import argparse
@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from kvlab.reference.tasks import reasoning
-
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 IGNORED = -100
 """Target that the loss leaves out."""
@@ -30,7 +31,7 @@ class Recipe:
     """Everything that decides the result."""
 
     seed: int = 0
-    steps: int = 9000
+    steps: int = 6000
     tokens_per_step: int = 4096
     learning_rate: float = 2e-3
     warmup: int = 100
@@ -40,8 +41,8 @@ class Recipe:
     """Share of the problems that only repeat stated facts."""
     drill_share: float = 0.1
     """Share of the problems that only compute."""
-    first_size: int = 6
-    last_size: int = reasoning.HELD_OUT_VARIABLES[1]
+    stages: tuple[tuple[int, ...], ...] = ((8,), (12,), reasoning.HELD_OUT_VARIABLES)
+    """Numbers of variables that each stage mixes."""
     promotion: float = 0.75
     """Running share of solutions with all look-ups right at which the curriculum grows."""
 
@@ -49,6 +50,18 @@ class Recipe:
 def tokens() -> dict[str, int]:
     """Return the id of every token."""
     return {token: i for i, token in enumerate(reasoning.vocabulary())}
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Write a tokenizer that splits text at single blanks into the task's tokens."""
+    tokenizer = Tokenizer(WordLevel(tokens(), unk_token=reasoning.END))
+    tokenizer.pre_tokenizer = Split(" ", "removed")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=reasoning.END,
+        eos_token=reasoning.END,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(directory)
 
 
 def build_model(seed: int) -> LlamaForCausalLM:
@@ -70,9 +83,9 @@ def build_model(seed: int) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        for layer in model.model.layers:
-            for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                projection.weight.mul_(1 / math.sqrt(2 * config.num_hidden_layers))
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.mul_(1 / math.sqrt(2 * config.num_hidden_layers))
         table = model.model.embed_tokens.weight
         for name in reasoning.NAMES:
             for digit in range(10):
@@ -86,7 +99,7 @@ class Curriculum:
 
     recipe: Recipe
     rng: np.random.Generator
-    size: int
+    stage: int = 0
     running: float = 0.0
 
     def batch(self) -> list[reasoning.Problem]:
@@ -98,30 +111,28 @@ class Curriculum:
         return problems
 
     def problem(self) -> reasoning.Problem:
-        """Draw a problem; of two sizes the larger is taken."""
+        """Draw a problem of the present stage, or an exercise."""
         rng, kind = self.rng, self.rng.random()
         if kind < self.recipe.recall_share:
-            return reasoning.recall(rng, int(rng.integers(3, self.size + 1)))
+            return reasoning.recall(rng, int(rng.integers(3, reasoning.MAX_VARIABLES + 1)))
+        variables = int(rng.choice(self.recipe.stages[self.stage]))
         if kind < self.recipe.recall_share + self.recipe.drill_share:
-            return reasoning.drill(rng, self.size)
-        variables = int(rng.integers(3, self.size + 1, size=2).max())
-        most_facts = min(reasoning.FACTS[1] + 3, variables - 1)
-        return reasoning.chain(rng, variables, int(rng.integers(2, most_facts + 1)))
+            return reasoning.drill(rng, variables)
+        return reasoning.chain(rng, variables, reasoning.FACTS)
 
     def record(self, problems: list[reasoning.Problem], right: list[bool]) -> None:
-        """Update the running accuracy at the largest sizes, and grow."""
+        """Update the running accuracy, and go on to the next stage."""
         for problem, is_right in zip(problems, right, strict=True):
-            if problem.variables < self.size - 1:
-                continue
-            self.running += (is_right - self.running) / 100
-            if self.running > self.recipe.promotion and self.size < self.recipe.last_size:
-                self.size, self.running = self.size + 1, 0.5
+            if problem.variables in self.recipe.stages[self.stage]:
+                self.running += (is_right - self.running) / 100
+        if self.running > self.recipe.promotion and self.stage + 1 < len(self.recipe.stages):
+            self.stage, self.running = self.stage + 1, 0.0
 
 
 def tensors(
     problems: list[reasoning.Problem], is_digit: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids ``[rows, length]`` and targets, :data:`IGNORED` where nothing is asked."""
+    """Return token ids and targets ``[rows, length]``; :data:`IGNORED` asks for nothing."""
     ids = tokens()
     rows = [[ids[token] for token in problem.text.split(" ")] for problem in problems]
     length = max(len(row) for row in rows)
@@ -153,16 +164,18 @@ def train(recipe: Recipe, out: Path) -> None:
     """Train and save model and log; a checkpoint is written every 500 steps."""
     torch.set_num_threads(2)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build_model(recipe.seed).to(device)
+    model = build_model(recipe.seed)
+    model.to(device)  # type: ignore[arg-type]
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
-    curriculum = Curriculum(recipe, reasoning.training_stream(recipe.seed), recipe.first_size)
+    curriculum = Curriculum(recipe, reasoning.training_stream(recipe.seed))
     is_digit = torch.tensor([token.isdigit() for token in tokens()])
     log, started, losses, digits = [], time.time(), [], []
     for step in range(recipe.steps):
         problems = curriculum.batch()
-        inputs, targets = (x.to(device) for x in tensors(problems, is_digit))
+        batch = tensors(problems, is_digit)
+        inputs, targets = (x.to(device) for x in batch)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe)
         asked = targets != IGNORED
@@ -174,7 +187,8 @@ def train(recipe: Recipe, out: Path) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-        right, computed = logits.argmax(-1) == targets[asked], is_digit[targets[asked]]
+        right = (logits.argmax(-1) == targets[asked]).cpu()
+        computed, asked = is_digit[targets[asked].cpu()], asked.cpu()
         digits.append(right[computed].float().mean().item())
         wrong = torch.zeros_like(asked)
         wrong[asked] = ~(right | computed)
@@ -184,7 +198,7 @@ def train(recipe: Recipe, out: Path) -> None:
                 "step": step + 1,
                 "loss": float(np.mean(losses)),
                 "digits_right": float(np.mean(digits)),
-                "size": curriculum.size,
+                "stage": curriculum.stage,
                 "running": curriculum.running,
                 "seconds": time.time() - started,
             }
@@ -212,6 +226,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(arguments.out)
     train(Recipe(seed=arguments.seed, steps=arguments.steps), arguments.out)
 
 

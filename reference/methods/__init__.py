@@ -29,6 +29,7 @@ from kvlab.reference.methods.snapkv import SnapKV
 from kvlab.reference.methods.streaming_llm import StreamingLLM
 from kvlab.reference.methods.tova import TOVA
 from kvlab.reference.policy import Policy
+from kvlab.reference.windows import check_choice
 
 METHODS: Mapping[str, type[Method]] = {
     method.name: method
@@ -66,6 +67,23 @@ def names() -> tuple[str, ...]:
 def variants() -> dict[str, str]:
     """Return the named ablations and variants of the papers, and their registry syntax."""
     return {name: spec for method in METHODS.values() for name, spec in method.variants.items()}
+
+
+def describe() -> dict[str, dict[str, Any]]:
+    """Return source, options with defaults, and equations of every method."""
+    classes = {**METHODS, **dict.fromkeys(WRAPPERS, Caote)}
+    return {
+        name: {
+            "source": method.source,
+            "equations": list(method.equations),
+            "options": {
+                field.name: field.default
+                for field in fields(method)  # type: ignore[arg-type]
+                if field.name in _options(method)
+            },
+        }
+        for name, method in classes.items()
+    }
 
 
 def divergences(name: str) -> tuple[Divergence, ...]:
@@ -167,16 +185,17 @@ def _read_value(text: str) -> Any:
 def _check_types(name: str, method: type[Method], options: Mapping[str, Any]) -> None:
     hints = typing.get_type_hints(method)
     for option, value in options.items():
-        if not _accepts(hints[option], value):
-            raise TypeError(f"{option} = {value!r} of {name} must be {_describe(hints[option])}")
+        hint = hints[option]
+        if typing.get_origin(hint) is Literal:
+            check_choice(typing.get_args(hint), **{option: value})
+        elif not _accepts(hint, value):
+            raise TypeError(f"{option} = {value!r} of {name} must be {_describe(hint)}")
 
 
 def _accepts(hint: Any, value: Any) -> bool:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_accepts(part, value) for part in typing.get_args(hint))
-    if origin is Literal:
-        return True  # the method's own check lists the choices
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)

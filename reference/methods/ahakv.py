@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
 from kvlab.reference.attention import logits, softmax, visible
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget

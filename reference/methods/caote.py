@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
-
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method
 from kvlab.reference.policy import EveryBlock, Nobody, Observation, Policy, Score
@@ -224,10 +223,10 @@ class Caote(Method):
         ),
         Divergence(
             topic="SnapKV",
-            paper="not defined: no decode step, no score for the window, pooled scores do not sum to 1",
+            paper="undefined: no decode step, no score for the window, pooled scores off 1",
             elsewhere="no code",
-            default="window of the last w queries at every block, pooled on the candidates, plain on "
-            "the window, normalised over all present entries",
+            default="window of the last w queries at every block, pooled on the candidates, plain "
+            "on the window, normalised over all present entries",
             option="caote:snapkv@normalize_over=candidates, caote:snapkv@pool=5,kernel=1",
         ),
         Divergence(

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.methods.h2o import AccumulatedAttention
@@ -96,8 +95,8 @@ class Demote(Precision):
 
 def balance(seen: Observation) -> Float[Array, "G d"]:
     """Per channel: the factor that makes keys as large as queries; 1 where either is zero."""
-    largest_query = np.abs(seen.queries).max(axis=(1, 2))
-    largest_key = np.abs(seen.keys).max(axis=1)
+    largest_query: Array = np.abs(seen.queries).max(axis=(1, 2))
+    largest_key: Array = np.abs(seen.keys).max(axis=1)
     usable = (largest_query > 0) & (largest_key > 0)
     ratio = np.divide(largest_query, largest_key, out=np.ones_like(largest_key), where=usable)
     return np.sqrt(ratio)  # [DDKS 2]

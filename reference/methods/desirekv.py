@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.method import Divergence, Method
 from kvlab.reference.methods.rpc import RPC
@@ -73,7 +72,7 @@ class Doubt:
             before >= 0, seen.confidence[np.maximum(before, 0)], np.nan
         )  # [DesireKV 9]
         limit = self.threshold
-        if limit is None:
+        if limit is None and self.quantile is not None:
             present = known[window & ~np.isnan(known)]
             limit = float(np.quantile(present, self.quantile)) if present.size else -np.inf
         return window & (known < limit)

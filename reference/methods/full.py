@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
-
 from kvlab.reference.cache import State
 from kvlab.reference.method import Method, refuse_budget
 from kvlab.reference.policy import (

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int
-
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.method import Divergence, Method, refuse_budget
 from kvlab.reference.methods.full import Recency

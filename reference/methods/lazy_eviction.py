@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
-
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.policy import (
@@ -203,7 +202,8 @@ class LazyEviction(Method):
     def __post_init__(self) -> None:
         check_at_least(1, window=self.window)
         check_at_least(0, threshold=self.threshold)
-        decreasing(self.h1), decreasing(self.h2)
+        for form in (self.h1, self.h2):
+            decreasing(form)
         check_choice(("code", "printed", "acl"), h2_reading=self.h2_reading)
 
     def policy(self, budget: int | None) -> Policy:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
-
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
-
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.policy import (
@@ -124,7 +123,7 @@ class OpenPage(Protect):
     pin_prompt: bool
 
     def safe(self, seen: Observation) -> Bool[Array, "G n"]:
-        """Entries of the newest page; with ``pin_prompt`` also every page that the prompt touches."""
+        """Mark the newest page; with ``pin_prompt`` also every page that the prompt touches."""
         pages = seen.positions // self.page
         newest = pages == (seen.clock.seen - 1) // self.page
         if not self.pin_prompt:

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
-
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.policy import (

@@ -1,0 +1,1 @@
+"""Generators and graders of small reasoning tasks."""

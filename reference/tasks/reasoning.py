@@ -3,8 +3,8 @@
 A problem states facts and definitions, then asks for the last variable; the solution works it out
 line by line, modulo 10::
 
-    \\n c9 ; z3 ; l9 ; c + l = f ; f - f = v ; v - f = j ; ? j \\n          prompt
-    c9 + l9 = 8 f8 ; f8 - f8 = 0 v0 ; v0 - f8 = 2 j2 ; # 2 \\n              solution
+    \\n c9 ; z3 ; l9 ; c + l = . f ; f - f = . v ; v - f = . j ; ? j \\n    prompt
+    c9 + l9 = 8 f8 ; f8 - f8 = 0 v0 ; v0 - f8 = 2 j2 ; # 2 \\n          solution
 
 Every step has to find the next definition in the prompt and the value of both operands, stated
 in the prompt or written in an earlier step, however long ago: tokens become important again at
@@ -22,11 +22,11 @@ END = "\n"
 """Opens a problem, separates prompt from solution, and ends the solution."""
 
 MAX_VARIABLES = len(NAMES)
-HELD_OUT_VARIABLES = (16, 24)
-"""Smallest and largest number of variables of a held-out problem: 160 to 284 tokens."""
+HELD_OUT_VARIABLES = (16, 18, 20)
+"""Numbers of variables of a held-out problem: 183, 211 or 239 tokens."""
 
-FACTS = (3, 5)
-"""Smallest and largest number of variables whose value is stated."""
+FACTS = 4
+"""Variables whose value is stated."""
 
 _TRAINING, _HELD_OUT = 0, 1
 
@@ -65,7 +65,7 @@ def vocabulary() -> tuple[str, ...]:
     """Return every token of the task; a fact such as ``c9`` is one token."""
     facts = tuple(f"{name}{digit}" for name in NAMES for digit in range(10))
     digits = tuple(str(digit) for digit in range(10))
-    return (END, ";", "?", "#", "=", *OPERATORS, *digits, *NAMES, *facts)
+    return (END, ";", "?", "#", "=", ".", *OPERATORS, *digits, *NAMES, *facts)
 
 
 def held_out(count: int, seed: int = 0) -> list[Problem]:
@@ -77,12 +77,7 @@ def held_out(count: int, seed: int = 0) -> list[Problem]:
     if count < 0 or seed < 0:
         raise ValueError(f"count = {count} and seed = {seed} must not be negative")
     rng = np.random.default_rng([_HELD_OUT, seed])
-    low, high = HELD_OUT_VARIABLES
-    problems = []
-    while len(problems) < count:
-        variables = int(rng.integers(low, high + 1))
-        problems.append(chain(rng, variables, int(rng.integers(FACTS[0], FACTS[1] + 1))))
-    return problems
+    return [chain(rng, int(rng.choice(HELD_OUT_VARIABLES)), FACTS) for _ in range(count)]
 
 
 def training_stream(seed: int) -> np.random.Generator:
@@ -109,7 +104,7 @@ def chain(rng: np.random.Generator, variables: int, facts: int) -> Problem:
         left, right = (int(operand) for operand in rng.integers(0, result, size=2))
         operator = OPERATORS[int(rng.integers(len(OPERATORS)))]
         value = apply(operator, values[left], values[right])
-        stated.append(f"{names[left]} {operator} {names[right]} = {names[result]} ;")
+        stated.append(f"{names[left]} {operator} {names[right]} = . {names[result]} ;")
         steps.append(
             f"{names[left]}{values[left]} {operator} {names[right]}{values[right]} "
             f"= {value} {names[result]}{value} ;"
@@ -132,7 +127,9 @@ def recall(rng: np.random.Generator, facts: int) -> Problem:
 
 def drill(rng: np.random.Generator, steps: int) -> Problem:
     """Draw unrelated steps of computation: only the digit after ``=`` can be foreseen."""
-    text = []
+    if steps < 1:
+        raise ValueError(f"steps = {steps} must be at least 1")
+    text, value = [], 0
     for _ in range(steps):
         left, right, result = (NAMES[int(i)] for i in rng.integers(0, len(NAMES), size=3))
         x, y = (int(value) for value in rng.integers(0, 10, size=2))

@@ -1,0 +1,57 @@
+# Everything works on a fresh clone with Python 3.11 or newer; set-up happens in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SETUP := pyproject.toml constraints.txt setup.py
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test test-all check format lint types unit notebooks docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+demo: .venv/demo  ## compare every method on the embedded reasoner (no PyTorch needed)
+	$(BIN)/kvlab compare $(ARGS)
+
+test: .venv/dev lint types unit notebooks docs  ## what CI runs
+
+test-all: .venv/dev  ## all tests, slow ones too
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
+
+check: .venv/dev lint types unit  ## everything but notebooks and docs
+
+format: .venv/dev  ## rewrite the sources as the linter wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/dev
+	$(BIN)/pyright
+
+unit: .venv/dev
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+notebooks: .venv/dev  ## run every notebook
+	$(BIN)/python tests/run_notebooks.py
+
+docs: .venv/dev  ## build the site into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:  ## remove the environment and everything built
+	rm -rf .venv build dist site kvlab-report *.egg-info
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kvlab needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/demo: $(SETUP) | .venv/bin/python
+	$(INSTALL) -e .
+	@touch $@
+
+.venv/dev: $(SETUP) | .venv/bin/python
+	$(INSTALL) -e '.[fast,dev,docs,notebooks]'
+	@touch $@ .venv/demo

@@ -1,0 +1,209 @@
+"""The ``kvlab`` command. Commands that need the reference alone work without PyTorch."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kvlab.fast.evaluate import compare as comparing
+from kvlab.fast.evaluate.report import sections, write_report
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import methods as registry
+from kvlab.reference.recurrence import Recurrence, recurrence
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+errors = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Model = Annotated[
+    Path | None, typer.Option(help="Hugging Face directory; default: the embedded reasoner.")
+]
+Problems = Annotated[int, typer.Option(help="Held-out problems.")]
+Seed = Annotated[int, typer.Option(help="Seed of the held-out problems.")]
+
+
+def main() -> None:
+    """Run the command; bad input ends with one clear line and exit code 2."""
+    try:
+        app()
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        errors.print(f"kvlab: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+
+
+@app.callback()
+def about() -> None:
+    """Learn, check and speed up KV-cache compression for large language models."""
+
+
+@app.command()
+def compare(
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="Entries, or percent of the mean full-cache length; may be repeated."),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Registry syntax, separated by ';' or blanks.")
+    ] = None,
+    problems: Problems = 10,
+    seed: Seed = 0,
+    model: Model = None,
+    backend: Annotated[
+        str, typer.Option(help="reference: the NumPy implementation.")
+    ] = "reference",
+    workers: Annotated[int, typer.Option(help="Processes.")] = os.cpu_count() or 1,
+    report: Annotated[Path, typer.Option(help="HTML report to write.")] = Path(
+        "kvlab-report/compare.html"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods on the embedded reasoner: accuracy, error, memory, time."""
+    if backend != "reference":
+        raise ValueError(f"backend = {backend!r} must be 'reference'")
+    settings = comparing.Settings(
+        model=model or reasoner_directory(),
+        specs=tuple((methods or "").replace(";", " ").split()) or comparing.DEFAULT_METHODS,
+        budgets=tuple(budget or ("50%", "70%")),
+        problems=problems,
+        seed=seed,
+        workers=max(1, workers),
+    )
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+    ) as bar:
+        task = bar.add_task("starting", total=None)
+        comparison = comparing.compare(
+            settings,
+            lambda done, total, what: bar.update(
+                task, completed=done, total=total, description=what
+            ),
+        )
+    write_report(comparison, report)
+    if as_json:
+        print(json.dumps(comparison.to_json(), indent=1))
+        return
+    for title, rows in sections(comparison):
+        console.print(comparison_table(title, rows))
+    console.print(CAPTION, style="dim")
+    console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+CAPTION = (
+    "solved: whole solution right, with 95 % interval · error: attention output against everything "
+    "seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · bits: stored per "
+    "element of the full cache, scales included · ms: per token, NumPy, one thread"
+)
+
+
+def comparison_table(title: str, rows: list[comparing.Row]) -> Table:
+    """Lay one section out."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    table.add_column("method", overflow="fold", min_width=20)
+    for name in ("solved %", "error", "KL", "entries", "KiB", "bits", "ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        if row.refusal is None:
+            table.add_row(row.spec, *cells(row))
+        else:
+            table.add_row(f"{row.spec}\n[dim]{row.refusal}[/dim]", *["–"] * 7)
+    return table
+
+
+def cells(row: comparing.Row) -> list[str]:
+    """Format the figures of a row."""
+    solved, low, high = (
+        f"{100 * (share or 0):.0f}" for share in (row.accuracy, row.accuracy_low, row.accuracy_high)
+    )
+    return [
+        f"{solved} ({low}–{high})",
+        f"{row.output_error:.3f}",
+        f"{row.kl:.3f}",
+        f"{row.entries:.0f}",
+        f"{row.kilobytes:.0f}",
+        f"{row.average_bits:.1f}",
+        f"{row.milliseconds_per_token:.1f}",
+    ]
+
+
+@app.command()
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="A method; without it, all are listed.")
+    ] = None,
+    divergences: Annotated[
+        bool, typer.Option("--divergences", help="Where paper, code and ports differ.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List methods, their options and variants, or the divergences of one."""
+    if divergences:
+        chosen = (name,) if name else registry.names()
+        show_divergences({each: registry.divergences(each) for each in chosen}, as_json)
+        return
+    described = registry.describe()
+    if name is not None:
+        registry.divergences(name)  # refuses an unknown name
+        described = {name: described[name]}
+    if as_json:
+        print(json.dumps({"methods": described, "variants": registry.variants()}, indent=1))
+        return
+    table = Table("method", "source", "options")
+    for each, entry in described.items():
+        options = ", ".join(f"{option}={value}" for option, value in entry["options"].items())
+        table.add_row(each, entry["source"], options)
+    console.print(table)
+    if name is None:
+        aliases = Table("variant", "is")
+        for each, spec in registry.variants().items():
+            aliases.add_row(each, spec)
+        console.print(aliases)
+
+
+def show_divergences(found: dict[str, tuple[registry.Divergence, ...]], as_json: bool) -> None:
+    """Print divergences as a table or JSON."""
+    if as_json:
+        plain = {name: [vars(each) for each in entries] for name, entries in found.items()}
+        print(json.dumps(plain, indent=1))
+        return
+    for name, entries in found.items():
+        table = Table("topic", "paper", "elsewhere", "default", "option", title=name)
+        for each in entries:
+            table.add_row(each.topic, each.paper, each.elsewhere, each.default, each.option)
+        console.print(table)
+
+
+@app.command(name="recurrence")
+def show_recurrence(
+    problems: Problems = 20,
+    seed: Seed = 0,
+    threshold: Annotated[
+        float, typer.Option(help="Attention that counts as an activation.")
+    ] = 0.01,
+    model: Model = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how often tokens become important again (LazyEviction Fig. 3c)."""
+    found = recurrence(model or reasoner_directory(), problems, seed, threshold)
+    if as_json:
+        print(json.dumps(vars(found), indent=1))
+        return
+    console.print(recurrence_table(found))
+
+
+def recurrence_table(found: Recurrence) -> Table:
+    """Lay the distribution of the longest intervals out."""
+    table = Table("figure", "value", title="token importance recurrence, full cache")
+    table.add_row("tokens with a recurrence (MRI > 1)", f"{100 * found.share_recurring:.1f} %")
+    for quantile, steps in found.quantiles.items():
+        table.add_row(f"MRI, {quantile} quantile", f"{steps:.0f} steps")
+    return table

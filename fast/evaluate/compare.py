@@ -1,0 +1,313 @@
+"""Every method on the embedded reasoner: what it answers, what it spoils, what it stores.
+
+Needs the reference alone. A method is given in registry syntax; problems are spread over processes,
+and every process computes with one thread, so that times are comparable.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kvlab.fast.evaluate.statistics import wilson
+from kvlab.reference import methods
+from kvlab.reference.generate import generate
+from kvlab.reference.measure import Measurement, teacher_forced
+from kvlab.reference.selection import budget_entries
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.transformer import Transformer
+
+BUDGETED = (
+    "streaming_llm",
+    "h2o",
+    "h2o@every=16",
+    "tova",
+    "snapkv@window=16,schedule=every_block",
+    "raas",
+    "raas@pin_prompt=false,threshold=0.01",
+    "rkv@every=16",
+    "nacl",
+    "lazy_eviction@window=16,threshold=0.01",
+    "caote:h2o",
+    "caote:tova",
+    "caote:snapkv@window=16",
+    "fast_caote:h2o",
+    "fast_caote:tova",
+    "fast_caote:snapkv@window=16",
+    "ahakv@recent=16",
+)
+"""Methods that keep a given number of entries; periods and windows fit traces of 160-290 tokens."""
+
+SELF_SIZED = (
+    "full",
+    "kivi@key_bits=8,value_bits=4,residual=32",
+    "kivi@key_bits=4,value_bits=4,residual=32",
+    "rpc@interval=32,selector=8",
+    "ddks@interval=32,selector=8,group=32",
+    "desirekv@interval=32,selector=8,group=32",
+)
+"""Methods whose memory follows from their own parameters."""
+
+DEFAULT_METHODS = (*SELF_SIZED, *BUDGETED)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to compare."""
+
+    model: Path
+    specs: tuple[str, ...]
+    budgets: tuple[str, ...]
+    """Entries, or percent of the mean full-cache length."""
+    problems: int
+    seed: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method at one budget on one problem."""
+
+    spec: str
+    budget: int | None
+    problem: int
+    answer_correct: bool
+    solution_correct: bool
+    seconds_per_token: float
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one budget, over all problems."""
+
+    spec: str
+    budget: int | None
+    problems: int
+    refusal: str | None
+    """Why the method could not run at this budget; the figures below are then None."""
+    accuracy: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
+    output_error: float | None = None
+    kl: float | None = None
+    agreement: float | None = None
+    entries: float | None = None
+    kilobytes: float | None = None
+    average_bits: float | None = None
+    payload_bits: float | None = None
+    milliseconds_per_token: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` found."""
+
+    settings: Settings
+    lengths: tuple[int, ...]
+    """Tokens of prompt and full-cache answer of each problem."""
+    budgets: dict[str, int]
+    """The budgets asked for, in entries."""
+    rows: tuple[Row, ...]
+    memory: dict[str, list[float]]
+    """KiB of keys and values after each token of the first problem, per row label."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        settings = {**asdict(self.settings), "model": str(self.settings.model)}
+        return {
+            "settings": settings,
+            "mean_length": float(np.mean(self.lengths)),
+            "budgets": self.budgets,
+            "rows": [asdict(row) for row in self.rows],
+            "memory": self.memory,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem as token ids, and what the full cache makes of it."""
+
+    number: int
+    problem: reasoning.Problem
+    prompt: list[int]
+    answer: list[int]
+    logits: np.ndarray
+
+
+def label(spec: str, budget: int | None) -> str:
+    """Name a row."""
+    return spec if budget is None else f"{spec} · {budget}"
+
+
+def compare(
+    settings: Settings, progress: Callable[[int, int, str], None] | None = None
+) -> Comparison:
+    """Run every method at every budget on every problem.
+
+    Args:
+        settings: what to compare.
+        progress: called with (done, total, what was done last).
+
+    Raises:
+        ValueError: if a method, a budget or a count is not allowed.
+        FileNotFoundError: if the model directory is incomplete.
+    """
+    check(settings)
+    started = time.perf_counter()
+    report = progress or (lambda done, total, what: None)
+    with _pool(settings) as pool:
+        tasks = _collect(
+            [pool.submit(_prepare, number, settings.seed) for number in range(settings.problems)],
+            lambda done, total: report(done, total, "full cache"),
+        )
+        tasks.sort(key=lambda task: task.number)
+        lengths = tuple(len(task.prompt) + len(task.answer) for task in tasks)
+        mean_length = round(float(np.mean(lengths)))
+        budgets = {text: budget_entries(text, mean_length) for text in settings.budgets}
+        pairs = list(_pairs(settings.specs, sorted(set(budgets.values()))))
+        runs = _collect(
+            [pool.submit(_run, task, *pair) for task in tasks for pair in pairs],
+            lambda done, total: report(done, total, "methods"),
+        )
+    rows = tuple(_row(spec, budget, runs, settings.problems) for spec, budget in pairs)
+    memory = {
+        label(run.spec, run.budget): (run.measurement.nbytes / 1024).tolist()
+        for run in runs
+        if isinstance(run, Run) and run.problem == 0
+    }
+    seconds = time.perf_counter() - started
+    return Comparison(settings, lengths, budgets, rows, memory, seconds)
+
+
+def check(settings: Settings) -> None:
+    """Raise ValueError or TypeError on what can be known to fail before anything runs."""
+    if settings.problems < 1:
+        raise ValueError(f"problems = {settings.problems} must be at least 1")
+    if not settings.specs:
+        raise ValueError("methods must name at least one method")
+    for text in settings.budgets:
+        budget_entries(text, 100)
+    for spec in settings.specs:
+        methods.parse(spec)
+
+
+def takes_budget(spec: str) -> bool:
+    """Say whether a method has to be given a budget."""
+    method = methods.parse(spec)
+    return getattr(method, "base", method).budgeted
+
+
+def _pairs(specs: Sequence[str], budgets: Sequence[int]) -> Iterator[tuple[str, int | None]]:
+    yield from ((spec, None) for spec in specs if not takes_budget(spec))
+    for budget in budgets:
+        yield from ((spec, budget) for spec in specs if takes_budget(spec))
+
+
+# --- in the worker processes ---------------------------------------------------------------------
+
+_worker: dict[str, Any] = {}
+
+
+def _pool(settings: Settings) -> ProcessPoolExecutor:
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+    return ProcessPoolExecutor(
+        settings.workers, get_context("spawn"), initializer=_load, initargs=(settings.model,)
+    )
+
+
+def _load(directory: Path) -> None:
+    _worker["model"] = Transformer.from_directory(directory)
+    _worker["tokenizer"] = load_tokenizer(directory)
+
+
+def _prepare(number: int, seed: int) -> Task:
+    model, tokenizer = _worker["model"], _worker["tokenizer"]
+    problem = reasoning.held_out(number + 1, seed)[number]
+    prompt = tokenizer.encode(problem.prompt).ids
+    solution = tokenizer.encode(problem.solution).ids
+    full = methods.get("full")
+    answer = list(generate(model, full, prompt, _longest(problem), stop=solution[-1]).tokens)
+    _, logits = teacher_forced(model, full, prompt, answer)
+    return Task(number, problem, prompt, answer, logits)
+
+
+def _run(task: Task, spec: str, budget: int | None) -> Run | tuple[str, int | None, str]:
+    model, tokenizer = _worker["model"], _worker["tokenizer"]
+    try:
+        policy = methods.get(spec, budget)
+        policy.check(len(task.prompt))
+    except ValueError as error:
+        return spec, budget, str(error)
+    stop = tokenizer.encode(task.problem.solution).ids[-1]
+    started = time.perf_counter()
+    written = generate(model, policy, task.prompt, _longest(task.problem), stop=stop).tokens
+    seconds = time.perf_counter() - started
+    grade = reasoning.grade(
+        task.problem, tokenizer.decode(list(written), skip_special_tokens=False)
+    )
+    measurement, _ = teacher_forced(model, policy, task.prompt, task.answer, task.logits)
+    return Run(
+        spec,
+        budget,
+        task.number,
+        grade.answer_correct,
+        grade.solution_correct,
+        seconds / len(written),
+        measurement,
+    )
+
+
+def _longest(problem: reasoning.Problem) -> int:
+    """Tokens after which an answer is cut: a quarter more than the solution has."""
+    return len(problem.solution.split(" ")) * 5 // 4
+
+
+# --- summary -------------------------------------------------------------------------------------
+
+
+def _collect(futures: list[Future[Any]], report: Callable[[int, int], None]) -> list[Any]:
+    results = []
+    for future in as_completed(futures):
+        results.append(future.result())
+        report(len(results), len(futures))
+    return results
+
+
+def _row(spec: str, budget: int | None, results: Sequence[Any], problems: int) -> Row:
+    refusals = [r[2] for r in results if isinstance(r, tuple) and r[:2] == (spec, budget)]
+    if refusals:
+        return Row(spec, budget, problems, f"{len(refusals)} of {problems}: {refusals[0]}")
+    runs = [r for r in results if isinstance(r, Run) and (r.spec, r.budget) == (spec, budget)]
+    right = sum(run.answer_correct and run.solution_correct for run in runs)
+    low, high = wilson(right, len(runs))
+
+    def mean(column: Callable[[Run], float]) -> float:
+        return float(np.mean([column(run) for run in runs]))
+
+    return Row(
+        spec,
+        budget,
+        problems,
+        refusal=None,
+        accuracy=right / len(runs),
+        accuracy_low=low,
+        accuracy_high=high,
+        output_error=mean(lambda run: run.measurement.output_error.mean()),
+        kl=mean(lambda run: run.measurement.kl.mean()),
+        agreement=mean(lambda run: run.measurement.agreement.mean()),
+        entries=mean(lambda run: run.measurement.entries.max()),
+        kilobytes=mean(lambda run: run.measurement.nbytes.max()) / 1024,
+        average_bits=mean(lambda run: run.measurement.average_bits[-1]),
+        payload_bits=mean(lambda run: run.measurement.payload_bits[-1]),
+        milliseconds_per_token=1000 * mean(lambda run: run.seconds_per_token),
+    )

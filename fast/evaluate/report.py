@@ -1,0 +1,99 @@
+"""A comparison as one HTML file that needs no network."""
+
+import io
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+import matplotlib
+import numpy as np
+from kvlab.fast.evaluate.compare import Comparison, Row, label
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
+
+
+def write_report(comparison: Comparison, path: Path) -> None:
+    """Write tables and curves."""
+    template = (files("kvlab.fast.evaluate") / "report.html.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    html = environment.from_string(template).render(
+        comparison=comparison,
+        sections=sections(comparison),
+        accuracy_plot=Markup(accuracy_over_budget(comparison)),
+        memory_plot=Markup(memory_over_steps(comparison)),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html, encoding="utf-8")
+
+
+def sections(comparison: Comparison) -> list[tuple[str, list[Row]]]:
+    """Group the rows: memory by the method's own rule, then one section per budget."""
+    own = [row for row in comparison.rows if row.budget is None]
+    grouped = [("memory by the method's own rule", own)] if own else []
+    for text, entries in comparison.budgets.items():
+        rows = [row for row in comparison.rows if row.budget == entries]
+        title = f"budget {text} = {entries} entries" if text.endswith("%") else f"budget {entries}"
+        if rows:
+            grouped.append((title, rows))
+    return grouped
+
+
+def accuracy_over_budget(comparison: Comparison) -> str:
+    """Accuracy over entries kept, one line per method, as SVG (LazyEviction Fig. 5)."""
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, spec in enumerate(comparison.settings.specs):
+        points = np.array(
+            [
+                (row.kilobytes, row.accuracy, row.accuracy_low, row.accuracy_high)
+                for row in comparison.rows
+                if row.spec == spec and row.refusal is None
+            ],
+            dtype=float,
+        )
+        if not len(points):
+            continue
+        kilobytes, accuracy, low, high = points.T
+        axes.errorbar(
+            kilobytes,
+            accuracy,
+            yerr=[accuracy - low, high - accuracy],
+            label=spec,
+            marker="os^vD<>p*h"[number % 10],
+            color=matplotlib.colormaps["tab20"](number % 20),
+            capsize=2,
+            linewidth=1.2,
+        )
+    axes.set(xlabel="peak KiB of keys and values", ylabel="problems solved", ylim=(-0.05, 1.05))
+    return _svg(figure)
+
+
+def memory_over_steps(comparison: Comparison) -> str:
+    """KiB of keys and values over tokens, at the smallest budget, as SVG (LazyEviction Fig. 6)."""
+    smallest = min(comparison.budgets.values(), default=None)
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, spec in enumerate(comparison.settings.specs):
+        for budget in (None, smallest):
+            curve = comparison.memory.get(label(spec, budget))
+            if curve is not None:
+                color = matplotlib.colormaps["tab20"](number % 20)
+                axes.plot(curve, label=spec, linewidth=1.2, color=color)
+                break
+    axes.set(
+        xlabel="tokens written (first problem)", ylabel="KiB of keys and values", ylim=(0, None)
+    )
+    return _svg(figure)
+
+
+def _svg(figure: Figure) -> str:
+    axes = figure.axes[0]
+    axes.grid(alpha=0.25)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside right upper", fontsize=7, frameon=False)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    drawing = buffer.getvalue()
+    return drawing[drawing.index("<svg") :]

@@ -1,0 +1,104 @@
+"""Builders of small observations and streams, shared by the tests."""
+
+from dataclasses import replace
+
+import numpy as np
+from kvlab.reference.cache import LayerCache, State
+from kvlab.reference.policy import (
+    Block,
+    Clock,
+    Observation,
+    Policy,
+    Score,
+    empty_cache,
+    select,
+    step,
+)
+
+Array = np.ndarray
+
+
+def observation(
+    attention, *, keys=None, values=None, queries=None, seen=None, prompt=0, layer=0, **given
+) -> Observation:
+    """Build what a block saw from its attention ``[m, n]`` or ``[G, rho, m, n]``."""
+    attention = np.asarray(attention, dtype=float)
+    if attention.ndim == 2:
+        attention = attention[None, None]
+    G, rho, m, n = attention.shape
+    seen = n if seen is None else seen
+
+    def vectors(given_vectors, *shape: int) -> Array:
+        if given_vectors is None:
+            return np.zeros((*shape, 2))
+        return np.asarray(given_vectors, dtype=float).reshape(*shape, -1)
+
+    return Observation(
+        clock=Clock(seen=seen, block=m, prompt=prompt),
+        layer=layer,
+        queries=vectors(queries, G, rho, m),
+        attention=attention,
+        keys=vectors(keys, G, n),
+        values=vectors(values, G, n),
+        positions=np.asarray(given.get("positions", np.tile(np.arange(n), (G, 1)))),
+        bits=np.asarray(given.get("bits", np.full((G, n), 16))),
+        confidence=np.asarray(given.get("confidence", np.full(seen, np.nan))),
+    )
+
+
+def observe_rows(score: Score, rows, prompt: int = 0, **given) -> tuple[State, Observation]:
+    """Feed one token after the other, each with its row of attention, to a score of one head."""
+    cache = LayerCache.empty(1, 2, score.fills)
+    seen = None
+    for i, row in enumerate(rows):
+        new = np.zeros((1, 1, 2))
+        cache = cache.append(new, new, np.array([i]), score.fills)
+        seen = observation([row], seen=i + 1, prompt=prompt, **given)
+        cache = replace(cache, state=score.observe(cache.state, seen))
+    assert seen is not None
+    return cache.state, seen
+
+
+def kept(policy: Policy, state: State, seen: Observation) -> list[int]:
+    """Indices that stay in the first head."""
+    return select(policy, state, seen)[1][0].tolist()
+
+
+def stream(rng: np.random.Generator, G: int, rho: int, d: int, tokens: int):
+    """Random queries ``[G, rho, t, d]``, keys and values ``[G, t, d]``."""
+    return (
+        2 * rng.normal(size=(G, rho, tokens, d)),
+        rng.normal(size=(G, tokens, d)),
+        rng.normal(size=(G, tokens, d)),
+    )
+
+
+def run(policy: Policy, queries, keys, values, prompt: int, block: int | None = None, layer=0):
+    """Run one layer over a stream: prefill in blocks, then token by token; return all results."""
+    G, _, tokens, d = queries.shape
+    cache = empty_cache(policy, G, d)
+    policy.check(prompt)
+    confidence = np.random.default_rng(0).random(tokens)
+    confidence[:prompt] = np.nan
+    results = []
+    for first, last in blocks(prompt, tokens, block):
+        piece = Block(
+            Clock(last, last - first, prompt),
+            layer,
+            queries[:, :, first:last],
+            keys[:, first:last],
+            values[:, first:last],
+            confidence[:last],
+        )
+        results.append(step(policy, cache, piece))
+        cache = results[-1].cache
+    return results
+
+
+def blocks(prompt: int, tokens: int, block: int | None):
+    """Yield the borders of the blocks."""
+    size = block or max(prompt, 1)
+    for first in range(0, prompt, size):
+        yield first, min(first + size, prompt)
+    for position in range(prompt, tokens):
+        yield position, position + 1

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+from build import kept, observation, observe_rows, run, stream
+from kvlab.reference import methods
+from tolerances import FLOAT64
+
+ROWS = [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]]
+
+
+def test_three_rows_by_hand():
+    """S_0 = 1 + .6 + .2 = 1.8, S_1 = .4 + .3 = .7, S_2 = .5; together 3, one per row."""
+    policy = methods.get("h2o@recent=1", 2)
+    state, seen = observe_rows(policy.score, ROWS)
+    np.testing.assert_allclose(state.entries["accumulated"], [[1.8, 0.7, 0.5]], atol=FLOAT64)
+    assert kept(policy, state, seen) == [0, 2]
+
+
+def test_without_protection_the_lightest_goes():
+    policy = methods.get("h2o@recent=0", 2)
+    assert kept(policy, *observe_rows(policy.score, ROWS)) == [0, 1]
+
+
+def test_half_of_the_budget_is_recent_by_default():
+    """B = 2 protects the newest; of S_0 = 1.4 and S_1 = 1.6 the second stays."""
+    policy = methods.get("h2o", 2)
+    rows = [[1.0], [0.3, 0.7], [0.1, 0.9, 0.0]]
+    assert kept(policy, *observe_rows(policy.score, rows)) == [1, 2]
+
+
+@pytest.mark.parametrize(("reduce", "expected"), [("mean", 0.5), ("max", 0.8), ("sum", 1.0)])
+def test_query_heads_are_reduced(reduce, expected):
+    policy = methods.get("h2o", 4, reduce=reduce)
+    seen = observation([[[[0.8, 0.2]], [[0.2, 0.8]]]])
+    empty = observe_rows(policy.score, [[1.0], [0.0, 0.0]])[0].with_entries(
+        accumulated=np.zeros((1, 2))
+    )
+    received = policy.score.observe(empty, seen).entries["accumulated"]
+    np.testing.assert_allclose(received, [[expected, expected]], atol=FLOAT64)
+
+
+def test_sums_equal_those_recomputed_from_the_whole_run():
+    """Brute force: every attention row ever computed, added by position."""
+    queries, keys, values = stream(np.random.default_rng(1), 2, 3, 4, 30)
+    results = run(methods.get("h2o", 8), queries, keys, values, prompt=10, block=4)
+    total = np.zeros((2, 30))
+    for result in results:
+        for g in range(2):
+            received = result.seen.attention[g].mean(axis=0).sum(axis=0)
+            total[g, result.seen.positions[g]] += received
+    cache = results[-1].cache
+    expected = np.take_along_axis(total, cache.positions, axis=1)
+    np.testing.assert_allclose(cache.state.entries["accumulated"], expected, atol=FLOAT64)
+
+
+def test_bad_reduction():
+    with pytest.raises(ValueError, match="reduce = 'median' must be one of 'mean', 'max', 'sum'"):
+        methods.get("h2o@reduce=median", 2)

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+from build import run, stream
+from kvlab.reference import methods
+from kvlab.reference.quantization import quantize
+from tolerances import FLOAT16_METADATA
+
+
+def test_four_elements_by_hand():
+    """(0, 1, 2, 3.2) at 2 bits: z = 0, Δ = 3.2/3 = 1.066667, codes 0 1 2 3."""
+    stored = quantize(np.array([[0.0, 1.0, 2.0, 3.2]]), bits=2, group=4)
+    assert stored.codes.tolist() == [[0b00_10_01_11]]
+    np.testing.assert_allclose(stored.scale, [[3.2 / 3]], rtol=FLOAT16_METADATA)
+    np.testing.assert_allclose(
+        stored.dequantize(), [[0, 1.066667, 2.133333, 3.2]], rtol=FLOAT16_METADATA
+    )
+
+
+def test_what_is_quantised_when():
+    """R = 4, 11 tokens: keys ⌊11/4⌋·4 = 8 at 4 bits, values 11 − 4 = 7."""
+    queries, keys, values = stream(np.random.default_rng(14), 2, 2, 4, 11)
+    cache = run(methods.get("kivi@group=4,residual=4"), queries, keys, values, prompt=0)[-1].cache
+    assert (cache.keys.bits == [4] * 8 + [16] * 3).all()
+    assert (cache.values.bits == [4] * 7 + [16] * 4).all()
+
+
+@pytest.mark.parametrize(("key_bits", "value_bits"), [(4, 4), (8, 4), (2, 2)])
+def test_average_bits_formula_equals_stored_bytes(key_bits, value_bits):
+    """½·Σ n_x(b_x + 32/g) + (n − n_x)·16, per element, at d = g = 8 and R = 16."""
+    n, d, group, residual = 50, 8, 8, 16
+    queries, keys, values = stream(np.random.default_rng(15), 2, 1, d, n)
+    spec = f"kivi@key_bits={key_bits},value_bits={value_bits},group={group},residual={residual}"
+    cache = run(methods.get(spec), queries, keys, values, prompt=20)[-1].cache
+    in_keys, in_values = n // residual * residual, n - residual
+    bits = in_keys * (key_bits + 32 / group) + (n - in_keys) * 16
+    bits += in_values * (value_bits + 32 / group) + (n - in_values) * 16
+    assert cache.nbytes * 8 / (2 * d * 2 * n) == bits / (2 * n)
+
+
+def test_blocks_store_what_one_shot_prefill_stores():
+    queries, keys, values = stream(np.random.default_rng(16), 2, 2, 4, 37)
+    policy = methods.get("kivi@group=4,residual=8")
+    once = run(policy, queries, keys, values, prompt=37)[-1].cache
+    split = run(policy, queries, keys, values, prompt=37, block=5)[-1].cache
+    np.testing.assert_array_equal(once.keys.read(), split.keys.read())
+    np.testing.assert_array_equal(once.values.read(), split.values.read())
+
+
+def test_the_prompt_attends_at_full_precision():
+    queries, keys, values = stream(np.random.default_rng(17), 1, 1, 4, 20)
+    full = run(methods.get("full"), queries, keys, values, prompt=20)[0]
+    kivi = run(methods.get("kivi@group=4,residual=4"), queries, keys, values, prompt=20)[0]
+    np.testing.assert_array_equal(full.output, kivi.output)
+
+
+def test_a_constant_channel_is_read_back_exactly():
+    queries, _, values = stream(np.random.default_rng(18), 1, 1, 4, 8)
+    keys = np.full((1, 8, 4), 0.5)
+    cache = run(methods.get("kivi@group=4,residual=4"), queries, keys, values, 8)[-1].cache
+    np.testing.assert_array_equal(cache.keys.read(), keys)
+
+
+def test_bad_parameters():
+    with pytest.raises(ValueError, match="residual = 6 must be a multiple of group = 4"):
+        methods.get("kivi@group=4,residual=6")
+    with pytest.raises(ValueError, match="key_bits = 5 must be one of 2, 3, 4, 8"):
+        methods.get("kivi@key_bits=5")
+    with pytest.raises(ValueError, match="kivi evicts nothing"):
+        methods.get("kivi", budget=4)
+    data = stream(np.random.default_rng(18), 1, 1, 6, 8)
+    with pytest.raises(ValueError, match="group = 4 must divide the head dimension 6"):
+        run(methods.get("kivi@group=4,residual=4"), *data, prompt=8)

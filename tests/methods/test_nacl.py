@@ -1,0 +1,74 @@
+from itertools import permutations
+
+import numpy as np
+import pytest
+from build import observation, run, stream
+from kvlab.reference import methods
+from kvlab.reference.cache import State
+from kvlab.reference.policy import select
+from tolerances import MONTE_CARLO
+
+
+def one_proxy(weights, spec, budget):
+    """The last query is the only proxy: q = 1 and k = ln w give F = w."""
+    n = len(weights)
+    seen = observation([weights], keys=np.log(weights), queries=[1.0], values=np.zeros(n), prompt=n)
+    policy = methods.get(spec, budget)
+    return policy, policy.score.observe(State(), seen), seen
+
+
+def test_proxy_part_by_hand():
+    """No random part, one sink: of F = .1 .3 .2 .4 the sink and the two largest stay."""
+    policy, state, seen = one_proxy([0.1, 0.3, 0.2, 0.4], "nacl@sinks=1,random_part=0.0", 3)
+    assert select(policy, state, seen)[1].tolist() == [[0, 1, 3]]
+
+
+def test_the_proxy_part_is_never_left_to_chance():
+    """Room 4, half of it random: the two largest of F stay whatever the seed."""
+    weights = [0.3, 0.05, 0.1, 0.05, 0.35, 0.15]
+    for seed in range(20):
+        spec = f"nacl@sinks=0,random_part=0.5,seed={seed}"
+        keep = select(*one_proxy(weights, spec, 4))[1][0].tolist()
+        assert {0, 4} <= set(keep) and len(keep) == 4
+
+
+def test_the_draw_is_sampling_without_replacement():
+    """Drawing 2 of 3 with Gumbel noise = drawing one by one in proportion to softmax(F)."""
+    weights = np.array([0.2, 0.3, 0.5])
+    p = np.exp(weights) / np.exp(weights).sum()
+    expected = dict.fromkeys([(0, 1), (0, 2), (1, 2)], 0.0)
+    for first, second in permutations(range(3), 2):
+        pair = (min(first, second), max(first, second))
+        expected[pair] += p[first] * p[second] / (1 - p[first])
+    trials = 3000
+    counts = dict.fromkeys(expected, 0)
+    for seed in range(trials):
+        spec = f"nacl@sinks=0,random_part=1.0,seed={seed}"
+        counts[tuple(select(*one_proxy(weights, spec, 2))[1][0].tolist())] += 1
+    for pair, share in expected.items():
+        error = np.sqrt(share * (1 - share) / trials)
+        assert abs(counts[pair] / trials - share) < MONTE_CARLO * error
+
+
+def test_heads_and_layers_draw_independently_and_repeatably():
+    queries, keys, values = stream(np.random.default_rng(10), 2, 1, 4, 40)
+    keys[1], values[1], queries[1] = keys[0], values[0], queries[0]
+    policy = methods.get("nacl@sinks=0,random_part=1.0,temperature=100.0", 20)
+    one, again, other = (
+        run(policy, queries, keys, values, prompt=40, layer=layer)[-1].cache.positions
+        for layer in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(one, again)
+    assert (one[0] != one[1]).any() and (one != other).any()
+
+
+def test_one_percent_of_the_prompt_is_protected():
+    policy = methods.get("nacl@sinks=4", 300)
+    assert policy.protect.count(1000) == 10 and policy.protect.count(100) == 4
+
+
+def test_bad_parameters():
+    with pytest.raises(ValueError, match="temperature = 0 must be positive"):
+        methods.get("nacl", 9, temperature=0)
+    with pytest.raises(ValueError, match="budget = 9 must be at least the 12 entries"):
+        methods.get("nacl@sinks=12", 9)

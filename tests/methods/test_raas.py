@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from build import kept, observe_rows, run, stream
+from kvlab.reference import methods
+
+ROWS = [[1.0], [0.7, 0.3], [0.1, 0.3, 0.6], [0.1, 0.1, 0.3, 0.5]]
+
+
+def test_four_steps_by_hand():
+    """α = .2. Step 1 stamps 0; step 2 stamps 0, 1; step 3 stamps 1, 2; step 4 stamps 2, 3.
+    Last uses: 2, 3, 4, 4; with B = 3 entry 0 goes."""
+    policy = methods.get("raas@threshold=0.2,pin_prompt=false", 3)
+    state, seen = observe_rows(policy.score, ROWS)
+    np.testing.assert_array_equal(state.entries["stamp"], [[2, 3, 4, 4]])
+    assert kept(policy, state, seen) == [1, 2, 3]
+
+
+def test_the_top_half_is_stamped_instead_of_a_threshold():
+    """⌈n/2⌉ of each row: {0}; {0}, 1 is new; {2, 1}; {3, 2}. Stamps 2, 3, 4, 4."""
+    policy = methods.get("raas@share=0.5,pin_prompt=false", 3)
+    state, _ = observe_rows(policy.score, ROWS)
+    np.testing.assert_array_equal(state.entries["stamp"], [[2, 3, 4, 4]])
+
+
+@pytest.mark.parametrize("threshold", [0.0, 2.0])
+def test_stamping_all_or_none_is_first_in_first_out(threshold):
+    queries, keys, values = stream(np.random.default_rng(5), 2, 2, 4, 20)
+    policy = methods.get("raas@pin_prompt=false", 6, threshold=threshold)
+    cache = run(policy, queries, keys, values, prompt=0)[-1].cache
+    np.testing.assert_array_equal(cache.positions, [range(14, 20)] * 2)
+
+
+def test_the_prompt_is_pinned():
+    queries, keys, values = stream(np.random.default_rng(6), 2, 2, 4, 30)
+    cache = run(methods.get("raas", 8), queries, keys, values, prompt=5)[-1].cache
+    np.testing.assert_array_equal(cache.positions[:, :5], [range(5)] * 2)
+    with pytest.raises(ValueError, match="budget = 8 must be at least the 9 entries"):
+        run(methods.get("raas", 8), queries, keys, values, prompt=9)
+
+
+def test_pages_leave_whole_and_the_open_one_stays():
+    queries, keys, values = stream(np.random.default_rng(7), 2, 2, 4, 41)
+    policy = methods.get("raas@page=4,pin_prompt=false", 16)
+    for result in run(policy, queries, keys, values, prompt=6):
+        clock, positions = result.seen.clock, result.cache.positions
+        for row in positions:
+            pages, sizes = np.unique(row // 4, return_counts=True)
+            assert (sizes[pages < (clock.seen - 1) // 4] == 4).all()
+            assert pages[-1] == (clock.seen - 1) // 4
+            assert len(pages) <= 4 or clock.prefilling
+
+
+def test_page_bound_by_hand():
+    """Keys (1, −2) and (3, 1), query (2, −1): kmax = (3, 1), kmin = (1, −2).
+    Σ max(q·kmax, q·kmin) = max(6, 2) + max(−1, 2) = 8 ≥ every q·k (4 and 5)."""
+    from build import observation
+
+    seen = observation([[0.5, 0.5]], keys=[[1, -2], [3, 1]], queries=[[2, -1]])
+    policy = methods.get("raas@page=2,pin_prompt=false", 4)
+    assert policy.score.bound(seen, 0, 0, np.array([True, True])) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": 0.0}, "share = 0.0 must be above 0"),
+        ({"threshold": -1.0}, "threshold = -1.0 must be at least 0"),
+        ({"page": 5}, "must hold at least 2 pages of 5"),
+    ],
+)
+def test_bad_parameters(options, message):
+    with pytest.raises(ValueError, match=message):
+        methods.get("raas", 9, **options)

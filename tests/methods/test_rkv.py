@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from build import observation, run, stream
+from kvlab.reference import methods
+from kvlab.reference.cache import State
+from tolerances import FLOAT64
+
+
+def test_redundancy_of_duplicates_by_hand():
+    """Eight unit keys, 2, 5, 7 equal, the rest orthogonal. Row 2 sees 5 and 7 and spares 7; row 5
+    sees 2 and 7 and spares 7; row 7 sees 2 and 5 and spares 5. So 2 is charged twice (by 5 and 7),
+    5 once (by 2), 7 never: column means 2/8, 1/8, 0, and R is their softmax."""
+    keys = np.eye(8)
+    keys[[5, 7]] = keys[2]
+    redundancy = methods.get("rkv", 100).score.redundancy(keys)
+    means = np.zeros(8)
+    means[2], means[5] = 2 / 8, 1 / 8
+    expected = np.exp(means) / np.exp(means).sum()
+    np.testing.assert_allclose(redundancy, expected, atol=1e-7)
+    assert redundancy[2] > redundancy[5] > redundancy[7]
+
+
+def test_the_quirk_of_the_code_protects_the_first_token():
+    rng = np.random.default_rng(8)
+    keys = rng.normal(size=(6, 4)) + np.array([0.4, 0, 0, 0])
+    plain = methods.get("rkv@similarity=0.99", 100).score.redundancy(keys)
+    quirk = methods.get("rkv@similarity=0.99,first_column_quirk=true", 100).score.redundancy(keys)
+    similar_to_first = (keys[1:] @ keys[0]).mean() > 0
+    assert (quirk[0] < plain[0]) == similar_to_first
+
+
+def test_importance_by_hand():
+    """One query 1, keys ln 1, ln 2, ln 1 and its own: softmax over the candidates alone is
+    (1/4, 1/2, 1/4), whose maximum over 7 neighbours is 1/2 everywhere."""
+    seen = observation([[0.25] * 4], keys=np.log([1, 2, 1, 5]), queries=[1.0], values=np.zeros(4))
+    score = methods.get("rkv@window=1,mix=1.0", 3).score
+    state = score.observe(State(), seen)
+    candidates = np.array([[True, True, True, False]])
+    scores = score.score(state, seen, candidates, 2)
+    np.testing.assert_allclose(scores[0, :3], 0.5, atol=FLOAT64)
+
+
+def test_it_fires_at_the_end_of_the_prompt_and_every_so_many_tokens():
+    queries, keys, values = stream(np.random.default_rng(9), 1, 1, 4, 40)
+    results = run(methods.get("rkv@every=8,window=3", 12), queries, keys, values, prompt=20)
+    due = [result.seen.clock.seen for result in results if result.keep is not None]
+    assert due == [20, 24, 32, 40]
+    assert max(result.seen.positions.shape[1] for result in results[1:]) <= 12 + 8
+
+
+def test_a_zero_key_is_similar_to_none():
+    keys = np.eye(4)
+    keys[1] = 0.0
+    redundancy = methods.get("rkv", 100).score.redundancy(keys)
+    np.testing.assert_allclose(redundancy, 0.25, atol=FLOAT64)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"window": 9}, "window = 9 must be smaller"), ({"mix": 2.0}, "mix = 2.0 must be between")],
+)
+def test_bad_parameters(options, message):
+    with pytest.raises(ValueError, match=message):
+        methods.get("rkv", 9, **options)

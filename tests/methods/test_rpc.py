@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from build import kept, observation, run, stream
+from kvlab.reference import methods
+from kvlab.reference.cache import State
+from kvlab.reference.policy import Clock
+from tolerances import FLOAT64
+
+
+def test_timeline_of_the_paper():
+    """P = 1024, R = 32, c = 4: at 1056, 2080, 3104, 4128 generated tokens keep 256·1, 2, 3, 4."""
+    policy = methods.get("rpc")
+    due = [g for g in range(1, 4200) if policy.schedule.due(Clock(g + 7, 1, 7))]
+    assert due == [1056, 2080, 3104, 4128]
+    kept_then = [
+        policy.budget.room(observation([[1.0]], seen=g + 7, prompt=7), np.zeros((1, 1), bool))
+        for g in due
+    ]
+    assert kept_then == [256, 512, 768, 1024]
+
+
+def test_candidates_and_kept_entries_over_time():
+    """P = 8, R = 2, c = 4, prompt 3: candidates 8, 10, 12 shrink to 2, 4, 6; + 3 + 2 stay."""
+    queries, keys, values = stream(np.random.default_rng(11), 2, 2, 4, 3 + 26)
+    results = run(methods.get("rpc@interval=8,selector=2"), queries, keys, values, prompt=3)
+    events = [r for r in results if r.keep is not None]
+    assert [r.seen.clock.generated for r in events] == [10, 18, 26]
+    assert [r.seen.positions.shape[1] - 5 for r in events] == [8, 10, 12]
+    assert [len(r.cache) - 5 for r in events] == [2, 4, 6]
+    for result in results:
+        assert result.cache.positions[0, :3].tolist() == [0, 1, 2]
+
+
+def test_scores_by_hand():
+    """One selector query 1, keys ln 1, ln 2, ln 1 and its own: softmax over the candidates alone
+    is (1/4, 1/2, 1/4); mean of 3 with zeros: (3/4, 1, 3/4)/3."""
+    seen = observation(
+        [[0.2] * 4], keys=np.log([1, 2, 1, 9]), queries=[1.0], values=np.zeros(4), prompt=0
+    )
+    policy = methods.get("rpc@interval=3,selector=1,compression=3,kernel=3")
+    state = policy.score.observe(State(), seen)
+    candidates = np.array([[True, True, True, False]])
+    scores = policy.score.score(state, seen, candidates, 1)
+    np.testing.assert_allclose(scores[0, :3], [0.25, 1 / 3, 0.25], atol=FLOAT64)
+    assert kept(policy, state, seen) == [1, 3]
+
+
+def test_with_a_budget_it_keeps_that_many():
+    queries, keys, values = stream(np.random.default_rng(12), 2, 2, 4, 40)
+    policy = methods.get("rpc@interval=8,selector=2", budget=12)
+    due = [r for r in run(policy, queries, keys, values, prompt=5) if r.keep is not None]
+    assert [len(r.cache) for r in due] == [12, 12, 12, 12]
+
+
+def test_all_heads_share_unless_told_otherwise():
+    queries, keys, values = stream(np.random.default_rng(13), 3, 2, 4, 30)
+    spec = "rpc@interval=8,selector=2"
+    shared = run(methods.get(spec), queries, keys, values, 3)[-1].cache.positions
+    own = run(methods.get(f"{spec},heads=group"), queries, keys, values, 3)[-1].cache.positions
+    assert (shared == shared[0]).all() and not (own == own[0]).all()
+
+
+def test_bad_parameters():
+    with pytest.raises(ValueError, match="selector = 8 must be smaller than interval = 8"):
+        methods.get("rpc@interval=8,selector=8")
+    with pytest.raises(ValueError, match="compression = 0.5 must be at least 1"):
+        methods.get("rpc@compression=0.5")

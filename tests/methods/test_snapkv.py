@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+from build import kept, observation, run, stream
+from kvlab.reference import methods
+from kvlab.reference.cache import State
+from kvlab.reference.windows import max_pool, mean_pool
+from tolerances import FLOAT64
+
+
+def window_of_one(weights):
+    """q = 1 and k = ln w give attention w of the last query."""
+    n = len(weights)
+    seen = observation(
+        np.tile(weights, (1, 1)), keys=np.log(weights), queries=[1.0], values=np.zeros(n)
+    )
+    policy = methods.get("snapkv@window=1,kernel=3", 3)
+    return policy, policy.score.observe(State(), seen), seen
+
+
+def test_five_entries_by_hand():
+    """u = .4 .1 .2 .1 | .2 in the window. Mean over 3 with zeros beyond the border:
+    (0+.4+.1)/3 = .1667, (.4+.1+.2)/3 = .2333, (.1+.2+.1)/3 = .1333, (.2+.1+0)/3 = .1.
+    B = 3 keeps the window and the two best: 1 and 0."""
+    policy, state, seen = window_of_one([0.4, 0.1, 0.2, 0.1, 0.2])
+    candidates = np.array([[True, True, True, True, False]])
+    scores = policy.score.score(state, seen, candidates, 2)
+    np.testing.assert_allclose(scores[0, :4], np.array([0.5, 0.7, 0.4, 0.3]) / 3, atol=FLOAT64)
+    np.testing.assert_allclose(scores[0, 4], 0.2, atol=FLOAT64)
+    assert kept(policy, state, seen) == [0, 1, 4]
+
+
+def test_pooling_at_the_border_loses_the_mass_of_the_sink():
+    """All mass on entry 0: of 5 places that would receive 1/5, only 3 exist; of 7, only 4."""
+    mass = np.zeros((1, 20))
+    mass[0, 0] = 1.0
+    for kernel, left in ((5, 3 / 5), (7, 4 / 7)):
+        np.testing.assert_allclose(mean_pool(mass, kernel, "zero").sum(), left, atol=FLOAT64)
+    inner = np.roll(mass, 10)
+    np.testing.assert_allclose(mean_pool(inner, 7, "zero").sum(), 1.0, atol=FLOAT64)
+
+
+def test_other_poolings_by_hand():
+    x = np.array([[3.0, 0.0, 0.0, 6.0]])
+    np.testing.assert_allclose(mean_pool(x, 3, "shrink"), [[1.5, 1.0, 2.0, 3.0]], atol=FLOAT64)
+    np.testing.assert_array_equal(max_pool(x, 3), [[3.0, 3.0, 6.0, 6.0]])
+    np.testing.assert_array_equal(max_pool(x, 9), [[6.0, 6.0, 6.0, 6.0]])
+
+
+def test_it_fires_once_and_decoding_grows_the_cache():
+    queries, keys, values = stream(np.random.default_rng(3), 2, 2, 4, 30)
+    results = run(methods.get("snapkv@window=3", 8), queries, keys, values, prompt=20)
+    assert [len(result.cache) for result in results] == list(range(8, 19))
+
+
+def test_the_window_spans_blocks():
+    """A last block shorter than the window: the same candidates are scored by the same queries."""
+    queries, keys, values = stream(np.random.default_rng(4), 1, 2, 4, 20)
+    at_once = run(methods.get("snapkv@window=4", 8), queries, keys, values, 20)[-1]
+    split = run(methods.get("snapkv@window=4", 8), queries, keys, values, 20, block=9)[-1]
+    np.testing.assert_array_equal(at_once.cache.positions, split.cache.positions)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 8}, "window = 8 must be smaller than budget = 8"),
+        ({"window": 0}, "window = 0 must be at least 1"),
+        ({"kernel": 4}, "kernel = 4 must be odd"),
+        ({"pooling": "median"}, "pooling = 'median' must be one of 'mean', 'max'"),
+    ],
+)
+def test_bad_parameters(options, message):
+    with pytest.raises(ValueError, match=message):
+        methods.get("snapkv", 8, **options)

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+from build import run, stream
+from kvlab.reference import methods
+from kvlab.reference.generate import generate
+from kvlab.reference.transformer import ModelConfig, Transformer
+from tolerances import FLOAT64
+
+
+def positions(spec: str, budget: int, tokens: int, prompt: int = 0) -> list[int]:
+    data = stream(np.random.default_rng(0), 1, 1, 2, tokens)
+    return run(methods.get(spec, budget), *data, prompt=prompt)[-1].cache.positions[0].tolist()
+
+
+def test_eight_tokens_by_hand():
+    """s = 2, B = 5: the first 2 and the last 5 − 2 = 3 of 0..7."""
+    assert positions("streaming_llm@sinks=2", 5, 8) == [0, 1, 5, 6, 7]
+
+
+def test_a_long_block_leaves_sinks_and_the_last_r():
+    assert positions("streaming_llm@sinks=2", 5, 20, prompt=20) == [0, 1, 17, 18, 19]
+
+
+def test_without_sinks_it_is_a_sliding_window():
+    assert positions("streaming_llm@sinks=0", 3, 8) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("sinks", [5, 6, -1])
+def test_sinks_must_leave_room(sinks):
+    with pytest.raises(ValueError, match=f"sinks = {sinks} must be at least 0 and smaller than"):
+        methods.get("streaming_llm", 5, sinks=sinks)
+
+
+def tiny_model() -> Transformer:
+    config = ModelConfig.from_dict(
+        {
+            "model_type": "llama",
+            "vocab_size": 11,
+            "hidden_size": 8,
+            "intermediate_size": 12,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
+    )
+    rng = np.random.default_rng(1)
+    return Transformer(config, {name: rng.normal(size=s) for name, s in config.shapes().items()})
+
+
+def test_repositioned_keys_make_the_output_independent_of_how_much_was_dropped():
+    """Inside the cache only the order counts, so an output depends on the kept tokens alone.
+
+    One layer, no sinks: the last 4 tokens are the cache, wherever they stand in the text.
+    """
+    model = tiny_model()
+    policy = methods.get("streaming_llm@sinks=0,reposition=true", 4)
+    plain = methods.get("streaming_llm@sinks=0", 4)
+    tail = [3, 1, 4, 1, 5]
+
+    def last_logits(chosen, prompt):
+        from kvlab.reference.generate import prefill
+
+        return prefill(model, chosen, prompt, block_size=1)[0]
+
+    short, long = [7, 7, 7, *tail], [7, 2, 7, 9, 7, 7, 2, 7, *tail]
+    np.testing.assert_allclose(last_logits(policy, short), last_logits(policy, long), atol=FLOAT64)
+    np.testing.assert_allclose(last_logits(plain, short), last_logits(plain, long), atol=FLOAT64)
+    sinks = "streaming_llm@sinks=1,reposition="
+    moved = [last_logits(methods.get(f"{sinks}true", 4), prompt) for prompt in (short, long)]
+    stayed = [last_logits(methods.get(f"{sinks}false", 4), prompt) for prompt in (short, long)]
+    np.testing.assert_allclose(*moved, atol=FLOAT64)
+    assert np.abs(stayed[0] - stayed[1]).max() > 1e-4
+
+
+def test_reposition_without_eviction_changes_nothing():
+    model = tiny_model()
+    policy = methods.get("streaming_llm@reposition=true", 50)
+    assert (
+        generate(model, policy, [1, 2, 3], 12).tokens
+        == generate(model, methods.get("full"), [1, 2, 3], 12).tokens
+    )

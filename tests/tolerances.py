@@ -1,0 +1,19 @@
+"""The one table of tolerances; every row says why."""
+
+EXACT = 0.0
+"""Copies, codes, indices, counts: nothing is computed."""
+
+FLOAT64 = 1e-9
+"""Two float64 computations of one quantity in another order; rounding is about 1e-15 per term."""
+
+DECIMALS = 1e-6
+"""Figures written with six digits in the text that they are compared with."""
+
+FLOAT32_LOGITS = 1e-4
+"""Logits of a float32 model against float64: tens of thousands of products, each off by 6e-8."""
+
+FLOAT16_METADATA = 1e-3
+"""Scale and zero point are stored in float16, whose relative spacing is 9.8e-4."""
+
+MONTE_CARLO = 4.0
+"""Standard errors that a sampled mean may be off: a false alarm once in 16,000 tests."""
