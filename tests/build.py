@@ -28,9 +28,12 @@ def observation(
     G, rho, m, n = attention.shape
     seen = n if seen is None else seen
 
+    sizes = [(keys, G * n), (values, G * n), (queries, G * rho * m)]
+    d = next((np.size(vectors) // count for vectors, count in sizes if vectors is not None), 2)
+
     def vectors(given_vectors, *shape: int) -> Array:
         if given_vectors is None:
-            return np.zeros((*shape, 2))
+            return np.zeros((*shape, d))
         return np.asarray(given_vectors, dtype=float).reshape(*shape, -1)
 
     return Observation(

@@ -31,7 +31,7 @@ class Recipe:
     """Everything that decides the result."""
 
     seed: int = 0
-    steps: int = 6000
+    steps: int = 3500
     tokens_per_step: int = 4096
     learning_rate: float = 2e-3
     warmup: int = 100

@@ -76,7 +76,7 @@ def joint_error(
     pull = np.where(evicted[..., None], h[..., None] * (values - output), 0.0).sum(axis=-2)
     left = np.where(evicted, 0.0, h).sum(axis=-1)
     size = np.linalg.norm(pull, axis=-1)
-    return np.divide(size, left, out=np.full_like(size, np.inf), where=left > 0)
+    return np.divide(size, left, out=np.full_like(left, np.inf), where=left > 0)
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Doubt:
         )  # [DesireKV 9]
         limit = self.threshold
         if limit is None and self.quantile is not None:
-            present = known[window & ~np.isnan(known)]
+            present = known[0][window[0] & ~np.isnan(known[0])]
             limit = float(np.quantile(present, self.quantile)) if present.size else -np.inf
         return window & (known < limit)
 
@@ -146,8 +146,8 @@ class ShareOfWindow(Budget):
 
 
 def outlier_score(
-    block: Float[Array, "... g"], over: Literal["outliers", "block"] = "outliers"
-) -> Float[Array, "..."]:
+    block: Float[Array, "*rows g"], over: Literal["outliers", "block"] = "outliers"
+) -> Float[Array, "*rows"]:
     """Mean distance of a block's outliers to its mean; 0 without outliers."""
     first, third = np.quantile(block, [0.25, 0.75], axis=-1, keepdims=True)
     reach = 1.5 * (third - first)
@@ -155,7 +155,7 @@ def outlier_score(
     distance = np.abs(block - block.mean(axis=-1, keepdims=True))
     total = np.where(outlier, distance, 0.0).sum(axis=-1)
     count = outlier.sum(axis=-1) if over == "outliers" else block.shape[-1]
-    return total / np.maximum(count, 1)
+    return np.asarray(total / np.maximum(count, 1))
 
 
 def sensitivity(

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from build import kept, observe_rows, run, stream
@@ -71,7 +73,7 @@ def test_recurrence_equals_brute_force(activity):
     now = 2 + len(activity)
     state, _ = one_entry(active, born=3, now=now)
     times = [2, *sorted(active)]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
     assert state.entries["interval"][0, 2] == max(gaps, default=0)
     assert state.entries["stamp"][0, 2] == times[-1]
 

@@ -63,5 +63,5 @@ def test_all_heads_share_unless_told_otherwise():
 def test_bad_parameters():
     with pytest.raises(ValueError, match="selector = 8 must be smaller than interval = 8"):
         methods.get("rpc@interval=8,selector=8")
-    with pytest.raises(ValueError, match="compression = 0.5 must be at least 1"):
+    with pytest.raises(ValueError, match=r"compression = 0\.5 must be at least 1"):
         methods.get("rpc@compression=0.5")

@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+from build import kept, observation, run, stream
+from kvlab.reference import methods
+from kvlab.reference.attention import logits, softmax, visible
+from kvlab.reference.methods.ahakv import StepGain
+from tolerances import FLOAT64
+
+
+def gain(i: int, k: int, **options) -> float:
+    seen = observation(np.full((1, 3), 1 / 3), prompt=10**9, seen=i)
+    step_gain = StepGain(k, options.pop("gain", "step"), "absolute", options.pop("floor", 0.0))
+    raw = logits(seen.queries, seen.keys)
+    factors = step_gain.factors(raw, np.ones(raw.shape, bool), np.array([i - 1]), seen)
+    return float(factors.ravel()[0])
+
+
+@pytest.mark.parametrize(
+    ("i", "k", "expected"),
+    [
+        (721, 720, 0.0527),
+        (1000, 720, 0.8106),
+        (1187, 720, 0.9999),
+        (3600, 720, 1.7941),
+        (4096, 1000, 1.6793),
+        (32768, 1000, 2.6418),
+    ],
+)
+def test_gain_by_hand(i, k, expected):
+    """√(2 ln(i/k)), the factor on the usual logits."""
+    assert gain(i, k) == pytest.approx(expected, abs=5e-5)
+
+
+def test_no_gain_where_no_more_than_k_compete():
+    assert gain(720, 720) == 1.0 and gain(5, 720) == 1.0
+    assert gain(721, 720, floor=1.0) == 1.0
+    assert gain(4096, 16, gain="none") == 1.0
+
+
+def test_value_prior_by_hand():
+    """‖v‖² = 9, 0, 0, 36; mean of the real neighbours, κ = 3: 4.5, 3, 12, 18; relative to 18."""
+    score = methods.get("ahakv@kernel=3", 40).score
+    values = np.array([[[3.0, 0], [0, 0], [0, 0], [0, 6]]])
+    np.testing.assert_allclose(score.prior(values), [[0.25, 1 / 6, 2 / 3, 1.0]], atol=FLOAT64)
+    np.testing.assert_allclose(score.prior(7 * values), score.prior(values), atol=FLOAT64)
+    np.testing.assert_array_equal(score.prior(0 * values), np.ones((1, 4)))
+    norm = methods.get("ahakv@kernel=1,value_prior=norm", 40).score
+    np.testing.assert_allclose(norm.prior(values), [[0.5, 0, 0, 1.0]], atol=FLOAT64)
+
+
+def test_recent_rows_are_summed_with_equal_count():
+    """The last r = 4 queries, recomputed over the present entries, with each row's own gain."""
+    queries, keys, values = stream(np.random.default_rng(32), 1, 2, 4, 16)
+    policy = methods.get("ahakv@recent=4,value_prior=none", 6)
+    result = run(policy, queries, keys, values, prompt=16)[0]
+    seen = result.seen
+    rows = np.arange(12, 16)
+    gains = np.sqrt(2 * np.log((rows + 1) / 6))
+    raw = logits(queries[:, :, 12:], keys) * gains[:, None]
+    expected = softmax(raw, visible(rows, seen.positions)).sum(axis=2).mean(axis=1)
+    got = policy.score.accumulated(result.cache.state, seen)
+    np.testing.assert_allclose(got, expected, atol=FLOAT64)
+
+
+def test_accumulation_leans_to_the_first_tokens_and_recent_accumulation_does_not():
+    """Logits all equal: H2O's sums are H_n − H_{j−1}; r rows give every candidate the same."""
+    n, r = 12, 3
+    queries, keys, values = np.zeros((1, 1, n, 2)), np.zeros((1, n, 2)), np.ones((1, n, 2))
+    h2o = run(methods.get("h2o", n), queries, keys, values, prompt=n)[0]
+    harmonic = np.cumsum([0, *(1 / np.arange(1, n + 1))])
+    expected = harmonic[n] - harmonic[:n]
+    np.testing.assert_allclose(h2o.cache.state.entries["accumulated"][0], expected, atol=FLOAT64)
+    policy = methods.get(f"ahakv@recent={r},value_prior=none", n)
+    aha = run(policy, queries, keys, values, prompt=n)[0]
+    recent = policy.score.accumulated(aha.cache.state, aha.seen)[0, : n - r]
+    np.testing.assert_allclose(recent, harmonic[n] - harmonic[n - r], atol=FLOAT64)
+
+
+def test_keep_set_by_hand():
+    """Equal attention, κ = 1: ‖v‖² decides. Of 4, 1, 9, 0 the two largest stay, and the newest."""
+    values = np.array([[2.0], [1], [3], [0], [0]])
+    seen = observation(np.full((1, 5), 0.2), keys=np.zeros(5), queries=[0.0], values=values)
+    policy = methods.get("ahakv@recent=1,kernel=1", 3)
+    from kvlab.reference.cache import State
+
+    assert kept(policy, policy.score.observe(State(), seen), seen) == [0, 2, 4]
+
+
+def test_measured_gain_is_invariant_under_scale_and_shift_of_the_logits():
+    """λ from the row's own spread: 5·x + 3 gives the same attention as x."""
+    rng = np.random.default_rng(33)
+    keys = rng.normal(size=(1, 30, 1))
+    step_gain = StepGain(10, "measured", "absolute", 0.0)
+
+    def attention(scale, shift):
+        seen = observation(np.full((1, 30), 1 / 30), keys=scale * keys + shift, prompt=30)
+        return step_gain.attention(np.ones((1, 1, 1, 1)), np.array([29]), seen)
+
+    np.testing.assert_allclose(attention(1.0, 0.0), attention(5.0, 3.0), atol=FLOAT64)
+
+
+def test_what_i_is_while_decoding():
+    """10 tokens of prompt, at token 40 with 8 entries present and k = 4."""
+    seen = observation(
+        np.full((1, 8), 1 / 8), prompt=10, seen=40, positions=np.arange(32, 40)[None]
+    )
+    raw = logits(seen.queries, seen.keys)
+    mask = np.ones(raw.shape, bool)
+    for reading, i in (("absolute", 40), ("cache", 8)):
+        got = StepGain(4, "step", reading, 0.0).factors(raw, mask, np.array([39]), seen)
+        assert got.item() == pytest.approx(np.sqrt(2 * np.log(i / 4)), abs=FLOAT64)
+    assert StepGain(4, "step", "none", 0.0).factors(raw, mask, np.array([39]), seen).item() == 1.0
+
+
+def test_bad_parameters():
+    with pytest.raises(ValueError, match="budget = 9 must be at least the 12 entries"):
+        methods.get("ahakv@recent=12", 9)
+    with pytest.raises(ValueError, match="gain = 'x' must be one of 'step', 'measured', 'none'"):
+        methods.get("ahakv@gain=x", 40)

@@ -1,0 +1,179 @@
+from itertools import combinations
+
+import numpy as np
+import pytest
+from build import kept, observation, observe_rows, run, stream
+from hypothesis import given
+from hypothesis import strategies as st
+from kvlab.reference import methods
+from kvlab.reference.cache import State
+from kvlab.reference.methods.caote import (
+    eviction_error,
+    fast_eviction_error,
+    joint_error,
+    normalize,
+)
+from tolerances import DECIMALS, FLOAT64
+
+
+def output(h, values, evicted=()):
+    """Σ h·v over what is left, renormalised: the definition, computed independently."""
+    left = [j for j in range(len(h)) if j not in evicted]
+    weights = np.array([h[j] for j in left]) / sum(h[j] for j in left)
+    return sum(w * values[j] for w, j in zip(weights, left, strict=True))
+
+
+def random_case(seed, n=7, d=3):
+    rng = np.random.default_rng(seed)
+    return rng.dirichlet(np.ones(n)), rng.normal(size=(n, d))
+
+
+def test_three_entries_by_hand():
+    """α = (½, ¼, ¼), v = (0,0), (4,0), (0,4): X = (1, 1).
+    c_0 = (½/½)·√2 = √2; c_1 = c_2 = (¼/¾)·√(9 + 1) = √10/3."""
+    h, values = np.array([0.5, 0.25, 0.25]), np.array([[0.0, 0], [4, 0], [0, 4]])
+    expected = [np.sqrt(2), np.sqrt(10) / 3, np.sqrt(10) / 3]
+    np.testing.assert_allclose(eviction_error(h, values), expected, atol=FLOAT64)
+    fast = [1.885618, 0.993808, 0.993808]
+    np.testing.assert_allclose(fast_eviction_error(h, values), fast, atol=DECIMALS)
+
+
+def test_it_disagrees_with_attention_by_hand():
+    """α = (.10, .15, .75): attention drops 0. Its value is far away: c = (.9, .158824, 2.7),
+    so CAOTE drops 1."""
+    h, values = np.array([0.10, 0.15, 0.75]), np.array([[10.0, 0], [1, 0], [1, 0]])
+    np.testing.assert_allclose(eviction_error(h, values), [0.9, 0.158824, 2.7], atol=DECIMALS)
+    seen = observation([h], values=values)
+    assert kept(methods.get("tova", 2), State(), seen) == [1, 2]
+    assert kept(methods.get("caote:tova", 2), State(), seen) == [0, 2]
+
+
+@given(st.integers(0, 10**6))
+def test_the_score_is_the_eviction_error(seed):
+    h, values = random_case(seed)
+    suffered = [np.linalg.norm(output(h, values) - output(h, values, {j})) for j in range(len(h))]
+    np.testing.assert_allclose(eviction_error(h, values), suffered, atol=FLOAT64)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_the_joint_error_is_what_a_set_costs(seed, size):
+    h, values = random_case(seed)
+    for chosen in combinations(range(len(h)), size):
+        evicted = np.isin(np.arange(len(h)), chosen)
+        suffered = np.linalg.norm(output(h, values) - output(h, values, set(chosen)))
+        assert joint_error(h, values, evicted) == pytest.approx(suffered, abs=FLOAT64)
+
+
+def test_a_dominant_weight_keeps_its_digits():
+    """α_0 = 1 − 2e-17 rounds to 1: its error is the distance to the mean of the others, (0, 2)."""
+    h = np.array([1.0, 1e-17, 1e-17])
+    values = np.array([[3.0, 2.0], [0.0, 1.0], [0.0, 3.0]])
+    error = eviction_error(h, values)
+    assert error[0] == pytest.approx(3.0, rel=FLOAT64)
+    assert (error[1:] < 1e-15).all() and np.isfinite(fast_eviction_error(h, values)).all()
+    alone = eviction_error(np.array([1.0, 0.0, 0.0]), values)
+    assert np.isfinite(alone).all() and alone[0] > 0 and (alone[1:] == 0).all()
+
+
+def test_independent_scores_can_be_as_bad_as_can_be():
+    """α = 1/5, v = 1, −1, .3, .3, −.6: independent scores drop the two .3 (error 1/5); dropping
+    1 and −1 would cost nothing. X = 0, so c = |v|/4."""
+    h, values = np.full(5, 0.2), np.array([[1.0], [-1.0], [0.3], [0.3], [-0.6]])
+    seen = observation([h], values=values)
+    assert kept(methods.get("caote:tova", 3), State(), seen) == [0, 1, 4]
+    worst = joint_error(h, values, np.array([False, False, True, True, False]))
+    best = joint_error(h, values, np.array([True, True, False, False, False]))
+    assert worst == pytest.approx(0.2) and best == pytest.approx(0.0, abs=FLOAT64)
+
+
+@given(st.integers(0, 10**6))
+def test_joint_greedy_grows_its_set_by_the_exact_error(seed):
+    h, values = random_case(seed)
+    seen = observation([h], values=values)
+    policy = methods.get("caote:tova@several=joint_greedy", 4)
+    evicted: set[int] = set()
+    for _ in range(3):
+        costs = {
+            j: np.linalg.norm(output(h, values) - output(h, values, evicted | {j}))
+            for j in range(7)
+            if j not in evicted
+        }
+        evicted.add(min(costs, key=costs.__getitem__))
+    assert kept(policy, State(), seen) == sorted(set(range(7)) - evicted)
+
+
+@given(st.integers(0, 10**6))
+def test_l2_over_the_group_is_the_change_of_all_its_outputs(seed):
+    rng = np.random.default_rng(seed)
+    attention, values = rng.dirichlet(np.ones(6), size=(1, 3, 1)), rng.normal(size=(6, 2))
+    seen = observation(attention, values=values)
+    policy = methods.get("caote:tova", 5)
+    everything = np.ones((1, 6), dtype=bool)
+    score = policy.score.score(State(), seen, everything, 5)[0]
+    for j in range(6):
+        change = [
+            output(attention[0, r, 0], values) - output(attention[0, r, 0], values, {j})
+            for r in range(3)
+        ]
+        assert score[j] == pytest.approx(np.linalg.norm(np.concatenate(change)), abs=FLOAT64)
+
+
+def test_h2o_sums_are_normalised():
+    """S = (1.8, .7, .5) becomes (.6, .7/3, .5/3)."""
+    policy = methods.get("caote:h2o@recent=0", 2)
+    state, seen = observe_rows(policy.score, [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]])
+    retention = policy.score.base.retention(state, seen, np.ones((1, 3), dtype=bool))
+    np.testing.assert_allclose(normalize(retention), [[[0.6, 0.7 / 3, 0.5 / 3]]], atol=FLOAT64)
+
+
+def test_fast_equals_exact_for_uniform_weights_and_is_bounded_otherwise():
+    """|c_fast − c| ≤ h/(1−h)·‖X − v̄‖."""
+    h, values = random_case(3)
+    uniform = np.full(7, 1 / 7)
+    np.testing.assert_allclose(
+        fast_eviction_error(uniform, values), eviction_error(uniform, values), atol=FLOAT64
+    )
+    gap = np.abs(fast_eviction_error(h, values) - eviction_error(h, values))
+    reach = np.linalg.norm(h @ values - values.mean(axis=0))
+    assert (gap <= h / (1 - h) * reach + FLOAT64).all()
+
+
+def test_all_values_equal_ties_and_the_newest_stay():
+    seen = observation([[0.1, 0.2, 0.3, 0.4]], values=np.ones((4, 2)))
+    assert kept(methods.get("caote:tova", 2), State(), seen) == [2, 3]
+
+
+def test_all_scores_zero_become_uniform():
+    np.testing.assert_array_equal(normalize(np.zeros((1, 4))), np.full((1, 4), 0.25))
+
+
+def test_negative_scores_are_refused():
+    data = stream(np.random.default_rng(26), 1, 1, 4, 20)
+    with pytest.raises(ValueError, match="CAOTE needs retention scores that are at least 0"):
+        run(methods.get("caote:rkv@window=2", 6), *data, prompt=12)
+
+
+def test_evict_before_attend_is_the_error_that_the_step_suffers():
+    """In the paper's order the output is that of the survivors, and c its distance (Thm 3.2)."""
+    queries, keys, values = stream(np.random.default_rng(27), 1, 1, 4, 9)
+    spec = "caote:tova@evict_before_attend="
+    after = run(methods.get(f"{spec}false", 8), queries, keys, values, prompt=8)[-1]
+    before = run(methods.get(f"{spec}true", 8), queries, keys, values, prompt=8)[-1]
+    gone = set(range(9)) - set(before.cache.positions[0].tolist())
+    if gone == {8}:
+        np.testing.assert_array_equal(before.output, after.output)
+    else:
+        h = after.seen.attention[0, 0, 0]
+        suffered = np.linalg.norm(after.output - before.output)
+        assert suffered == pytest.approx(eviction_error(h, values[0])[gone.pop()], abs=FLOAT64)
+
+
+def test_bad_parameters():
+    with pytest.raises(ValueError, match="caote wraps another method, as in 'caote:h2o'"):
+        methods.get("caote", 4)
+    with pytest.raises(ValueError, match="unknown method 'nope'"):
+        methods.get("caote:nope", 4)
+    with pytest.raises(ValueError, match="several = 'joint_greedy' is exact and has no fast form"):
+        methods.get("fast_caote:h2o@several=joint_greedy", 4)
+    with pytest.raises(ValueError, match=r"norm = 0\.5 must be at least 1"):
+        methods.get("caote:h2o@norm=0.5", 4)

@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+from build import observation, run, stream
+from hypothesis import given
+from hypothesis import strategies as st
+from kvlab.reference import methods
+from kvlab.reference.methods.desirekv import DecisionWindow, Doubt, outlier_score, sensitivity
+from tolerances import FLOAT64
+
+BLOCK = np.array([-1, -0.5, 0, 0, 0.5, 1, 0, 10.0])
+
+
+def test_outlier_score_by_hand():
+    """Sorted −1 −.5 0 0 0 .5 1 10: Q1 = −.125, Q3 = .625, IQR = .75, fences −1.25 and 1.75.
+    The outlier is 10, the mean 1.25, the score 8.75."""
+    assert outlier_score(BLOCK) == pytest.approx(8.75, abs=FLOAT64)
+    assert outlier_score(BLOCK, over="block") == pytest.approx(8.75 / 8, abs=FLOAT64)
+
+
+def test_the_number_of_outliers_does_not_count():
+    """2, 4 or 8 outliers at ±10 among 64 values: 10 each time."""
+    for pairs in (1, 2, 4):
+        block = np.zeros(64)
+        block[: 2 * pairs] = [10.0, -10.0] * pairs
+        assert outlier_score(block) == pytest.approx(10.0, abs=FLOAT64)
+        assert outlier_score(block, over="block") == pytest.approx(20 * pairs / 64, abs=FLOAT64)
+
+
+@given(st.integers(0, 10**6), st.floats(0.1, 10), st.floats(-5, 5))
+def test_outliers_are_invariant_under_scale_and_shift(seed, scale, shift):
+    block = np.random.default_rng(seed).standard_t(2, size=64)
+    expected = scale * outlier_score(block)
+    assert outlier_score(scale * block + shift) == pytest.approx(expected, rel=1e-7, abs=1e-7)
+    assert outlier_score(-block) == pytest.approx(outlier_score(block), abs=FLOAT64)
+
+
+def test_sensitivity_by_hand():
+    """Two blocks of 8 per key. Token 0: 8.75 and 0, mean 4.375. Token 1: outlier-free, 0.
+    Token 2: 8.75 twice. Relative to the largest: ½, 0, 1."""
+    calm = np.arange(8.0)
+    keys = np.array([[[*BLOCK, *calm], [*calm, *calm], [*BLOCK, *BLOCK]]])
+    relative = sensitivity(keys, np.ones((1, 3), dtype=bool), group=8)
+    np.testing.assert_allclose(relative, [0.5, 0.0, 1.0], atol=FLOAT64)
+    np.testing.assert_array_equal(sensitivity(keys[:, 1:2], np.ones((1, 1), bool), 8), [0.0])
+
+
+def test_a_short_last_block_uses_its_own_length():
+    """d = 10, g = 8: the block (0, 4) has mean 2 and no outlier."""
+    keys = np.array([[[*BLOCK, 0.0, 4.0]]])
+    assert outlier_score(keys[0, 0, 8:]) == 0.0
+    np.testing.assert_array_equal(sensitivity(keys, np.ones((1, 1), bool), 8), [1.0])
+
+
+def test_the_token_after_a_doubt_is_marked():
+    """Confidence of tokens 2..5: .9 .2 .8 .7, λ = .5: token 4 follows token 3."""
+    confidence = np.array([np.nan, np.nan, 0.9, 0.2, 0.8, 0.7])
+    seen = observation([[1 / 6] * 6], prompt=2, confidence=confidence)
+    window = np.array([[False, False, True, True, True, True]])
+    assert np.flatnonzero(Doubt(None, 0.5, 1).marks(seen, window)[0]).tolist() == [4]
+    assert np.flatnonzero(Doubt(None, 0.5, 0).marks(seen, window)[0]).tolist() == [3]
+    assert np.flatnonzero(Doubt(0.5, None, 0).marks(seen, window)[0]).tolist() == [3, 5]
+    assert not Doubt(None, None, 1).marks(seen, window).any()
+
+
+def test_the_window_holds_the_p_tokens_before_the_selector():
+    seen = observation([[0.1] * 20], prompt=3)
+    window = DecisionWindow(interval=8, selector=4, scope="window").members(seen)
+    assert np.flatnonzero(window[0]).tolist() == list(range(8, 16))
+    everything = DecisionWindow(interval=8, selector=4, scope="all").members(seen)
+    assert np.flatnonzero(everything[0]).tolist() == list(range(3, 16))
+
+
+def first_event(**options):
+    queries, keys, values = stream(np.random.default_rng(28), 2, 2, 8, 2 + 18)
+    policy = methods.get("desirekv@interval=16,selector=2,group=8", **options)
+    return run(policy, queries, keys, values, prompt=2)[-1]
+
+
+def test_quadrants_of_one_window():
+    """16 tokens: 8 important. Q1, Q4 leave; Q2 at 4 bits; Q3 at 8. Without doubt 8 + 4 stay."""
+    result = first_event(protection="none")
+    bits = result.cache.keys.bits
+    assert len(result.cache) == 2 + 8 + 2
+    assert (bits[:, [0, 1, -2, -1]] == 16).all()
+    assert set(bits[0, 2:-2]) == {4, 8}
+    assert (bits == bits[0]).all() and (result.cache.values.bits == bits).all()
+
+
+def test_doubtful_tokens_are_spared_and_get_high_bits():
+    """The confidences that ``build.run`` draws: every token after a value below the window's
+    quantile is there, at 8 bits or more."""
+    result = first_event(doubt_quantile=0.3)
+    confidence = np.random.default_rng(0).random(20)
+    confidence[:2] = np.nan
+    window = np.arange(2, 18)
+    before = confidence[window - 1]
+    limit = np.quantile(before[~np.isnan(before)], 0.3)
+    doubtful = window[before < limit]
+    assert len(doubtful) >= 4
+    kept_bits = dict(zip(result.cache.positions[0], result.cache.keys.bits[0], strict=True))
+    assert all(kept_bits[position] == 8 for position in doubtful)
+
+
+def test_average_bits_of_table_3():
+    """A quarter at 4, a quarter at 8: 3 bits of 16 per element, codes only."""
+    result = first_event(protection="none", sensitivity="random")
+    kept_bits = result.cache.keys.bits[0, 2:-2]
+    codes = 2 * 2 * 8 * kept_bits.sum() / 8
+    others = 2 * 2 * 8 * 2 * 4
+    assert result.cache.payload_bytes == codes + others
+
+
+def test_values_may_have_their_own_width():
+    result = first_event(value_bits=4)
+    assert set(result.cache.values.bits[0, 2:-2]) == {4}
+
+
+def test_all_keys_equal_means_nobody_is_sensitive():
+    queries, keys, values = stream(np.random.default_rng(29), 1, 1, 8, 20)
+    keys[:] = keys[:, :1] * 0 + 1.0
+    policy = methods.get("desirekv@interval=16,selector=2,group=8,protection=none")
+    cache = run(policy, queries, keys, values, prompt=2)[-1].cache
+    assert set(cache.keys.bits[0, 2:-2]) == {4}
+
+
+def test_a_budget_needs_scope_all():
+    with pytest.raises(ValueError, match="takes a budget only with scope = 'all'"):
+        methods.get("desirekv", budget=20)
+    queries, keys, values = stream(np.random.default_rng(30), 2, 2, 8, 50)
+    policy = methods.get("desirekv@interval=8,selector=2,scope=all", budget=16)
+    due = [r for r in run(policy, queries, keys, values, prompt=4) if r.keep is not None]
+    assert {len(r.cache) for r in due} <= {14, 16}
+    assert len(due[-1].cache) == 16
+
+
+@pytest.mark.parametrize("variant", ["desirekv-i", "desirekv-s", "desirekv-p"])
+def test_ablations_change_what_they_ablate(variant):
+    queries, keys, values = stream(np.random.default_rng(31), 2, 2, 8, 60)
+    options = {"interval": 16, "selector": 2, "group": 8}
+    plain = run(methods.get("desirekv", **options), queries, keys, values, 4)[-1].cache
+    other = run(methods.get(variant, **options), queries, keys, values, 4)[-1].cache
+    same = np.array_equal(plain.positions, other.positions)
+    assert not (same and np.array_equal(plain.keys.bits, other.keys.bits))
