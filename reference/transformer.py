@@ -47,6 +47,16 @@ class ModelConfig:
     query_key_norm: bool
 
     @classmethod
+    def from_directory(cls, directory: str | Path) -> "ModelConfig":
+        """Read ``config.json``.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            ValueError: if it is corrupt or not supported.
+        """
+        return cls.from_dict(_read_json(Path(directory) / "config.json"))
+
+    @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Read a Hugging Face configuration.
 
@@ -132,7 +142,7 @@ class Transformer:
                 not finite, or the file is corrupt.
         """
         directory = Path(directory)
-        config = ModelConfig.from_dict(_read_json(directory / "config.json"))
+        config = ModelConfig.from_directory(directory)
         tensors = _read_tensors(directory)
         weights = {}
         for name, shape in config.shapes().items():

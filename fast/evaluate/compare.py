@@ -21,7 +21,7 @@ from kvlab.reference.measure import Measurement, teacher_forced
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.transformer import Transformer
+from kvlab.reference.transformer import ModelConfig, Transformer
 
 BUDGETED = (
     "streaming_llm",
@@ -198,6 +198,8 @@ def check(settings: Settings) -> None:
         budget_entries(text, 100)
     for spec in settings.specs:
         methods.parse(spec)
+    ModelConfig.from_directory(settings.model)
+    load_tokenizer(settings.model)
 
 
 def takes_budget(spec: str) -> bool:

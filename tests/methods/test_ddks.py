@@ -42,7 +42,7 @@ def test_demotion_is_final_and_the_demoted_are_not_ranked_again():
         assert demoted <= now
         demoted = now
         assert len(result.cache) == result.seen.clock.seen
-    assert (bits == 16).sum(axis=1).tolist() == [3 + 2 + 7 * 2 - 0 + 5 - 5 + 0] * 2 or demoted
+    assert demoted
 
 
 def test_mikv_holds_the_budget_at_full_precision():

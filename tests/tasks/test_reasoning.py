@@ -1,0 +1,100 @@
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+
+
+def solve(prompt: str) -> list[str]:
+    """Work a prompt out independently, from its text alone."""
+    values = {name: int(digit) for name, digit in re.findall(r"(?<!\S)([a-z])(\d) ;", prompt)}
+    steps = []
+    for a, sign, b, result in re.findall(r"([a-z]) ([+-]) ([a-z]) = \. ([a-z]) ;", prompt):
+        x, y = values[a], values[b]
+        values[result] = eval(f"({x} {sign} {y}) % 10")
+        steps.append(f"{a}{x} {sign} {b}{y} = {values[result]} {result}{values[result]}")
+    asked = re.findall(r"\? ([a-z])", prompt)[0]
+    return [*steps, f"# {values[asked]} \n"]
+
+
+@given(st.integers(0, 10**6), st.integers(2, 26), st.data())
+def test_solutions_are_right(seed, variables, data):
+    facts = data.draw(st.integers(1, variables - 1))
+    problem = reasoning.chain(np.random.default_rng(seed), variables, facts)
+    assert problem.solution == " ; ".join(solve(problem.prompt))
+    grade = reasoning.grade(problem, problem.solution)
+    assert grade == reasoning.Grade(True, True, variables - facts)
+
+
+def test_held_out_traces_have_150_to_500_tokens():
+    problems = reasoning.held_out(200)
+    assert {problem.tokens for problem in problems} == {183, 211, 239}
+    assert all(
+        problem.tokens == len(f"{problem.prompt} {problem.solution}".split(" "))
+        for problem in problems
+    )
+
+
+def test_held_out_problems_are_repeatable_and_a_prefix_stays():
+    assert reasoning.held_out(5, seed=3) == reasoning.held_out(9, seed=3)[:5]
+    assert reasoning.held_out(5, seed=3) != reasoning.held_out(5, seed=4)
+
+
+def test_training_draws_other_problems():
+    held_out = {problem.prompt for seed in range(3) for problem in reasoning.held_out(200, seed)}
+    for seed in range(3):
+        rng = reasoning.training_stream(seed)
+        drawn = {reasoning.chain(rng, 16, 4).prompt for _ in range(300)}
+        assert not held_out & drawn
+
+
+def test_wrong_solutions_are_graded_wrong():
+    problem = reasoning.held_out(1)[0]
+    steps = problem.solution.split(" ; ")
+    wrong_step = " ; ".join([*steps[:3], steps[4], *steps[4:]])
+    assert reasoning.grade(problem, wrong_step) == reasoning.Grade(True, False, 3)
+    answer = (problem.answer + 1) % 10
+    wrong_answer = " ; ".join([*steps[:-1], f"# {answer} \n"])
+    assert reasoning.grade(problem, wrong_answer) == reasoning.Grade(False, False, len(steps) - 1)
+    assert reasoning.grade(problem, "") == reasoning.Grade(False, False, 0)
+    assert reasoning.grade(problem, " ; ".join(steps[:-1])) == reasoning.Grade(
+        False, False, len(steps) - 1
+    )
+
+
+def test_exercises():
+    rng = np.random.default_rng(0)
+    assert reasoning.recall(rng, 3).solution.count(";") == 3
+    drill = reasoning.drill(rng, 5)
+    for a, sign, b, value in re.findall(r"[a-z](\d) ([+-]) [a-z](\d) = (\d)", drill.solution):
+        assert eval(f"({a} {sign} {b}) % 10") == int(value)
+
+
+def test_the_shipped_tokenizer_has_one_token_per_word():
+    tokenizer = load_tokenizer(reasoner_directory())
+    vocabulary = reasoning.vocabulary()
+    problem = reasoning.held_out(1)[0]
+    ids = tokenizer.encode(f"{problem.prompt} {problem.solution}").ids
+    assert [vocabulary[i] for i in ids] == f"{problem.prompt} {problem.solution}".split(" ")
+    assert tokenizer.decode(ids, skip_special_tokens=False) == (
+        f"{problem.prompt} {problem.solution}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda rng: reasoning.chain(rng, 27, 3), "facts = 3 and variables = 27 must satisfy"),
+        (lambda rng: reasoning.chain(rng, 3, 3), "1 <= facts < variables"),
+        (lambda rng: reasoning.recall(rng, 0), "facts = 0 must be between 1 and 26"),
+        (lambda rng: reasoning.drill(rng, 0), "steps = 0 must be at least 1"),
+        (lambda rng: reasoning.held_out(-1), "count = -1 and seed = 0 must not be negative"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(np.random.default_rng(0))

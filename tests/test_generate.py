@@ -1,0 +1,126 @@
+"""Generation of the embedded model under policies."""
+
+import numpy as np
+import pytest
+from cases import BUDGETED
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import generate, methods
+from kvlab.reference.attention import attend, visible
+from kvlab.reference.generate import advance, prefill
+from kvlab.reference.measure import divergence, teacher_forced
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.transformer import Transformer
+from tolerances import FLOAT64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Transformer.from_directory(reasoner_directory())
+
+
+@pytest.fixture(scope="module")
+def prompt():
+    problem = reasoning.held_out(1, seed=5)[0]
+    return load_tokenizer(reasoner_directory()).encode(problem.prompt).ids
+
+
+@pytest.mark.parametrize("spec", BUDGETED)
+def test_a_budget_of_the_whole_length_reproduces_the_tokens(spec, model, prompt):
+    full = generate(model, methods.get("full"), prompt, 20)
+    same = generate(model, methods.get(spec, len(prompt) + 20), prompt, 20, block_size=40)
+    assert same.tokens == full.tokens
+
+
+def test_query_heads_give_every_query_head_its_own_cache(model, prompt):
+    shared = generate(model, methods.get("h2o", 40), prompt, 5).session
+    own = generate(model, methods.get("h2o", 40), prompt, 5, query_heads=True).session
+    group = model.config.heads // model.config.kv_heads
+    assert own.nbytes == group * shared.nbytes
+    full = generate(model, methods.get("full"), prompt, 20)
+    assert generate(model, methods.get("full"), prompt, 20, query_heads=True).tokens == full.tokens
+
+
+def test_sampling_is_repeatable_and_differs_from_greedy(model, prompt):
+    full = methods.get("full")
+    one, again, other = (
+        generate(model, full, prompt, 25, temperature=3.0, seed=seed).tokens for seed in (1, 1, 2)
+    )
+    assert one == again
+    assert one != other
+
+
+def test_it_stops_at_the_stop_token(model, prompt):
+    written = generate(model, methods.get("full"), prompt, 400, stop=0).tokens
+    assert written[-1] == 0
+    assert 0 not in written[:-1]
+
+
+def test_a_failed_step_leaves_the_session_usable(model, prompt):
+    logits, session = prefill(model, methods.get("tova", 30), prompt)
+    with pytest.raises(ValueError, match="token ids must be between"):
+        advance(session, [10**6])
+    token = int(logits.argmax())
+    once, _ = advance(session, [token])
+    twice, _ = advance(session, [token])
+    np.testing.assert_array_equal(once, twice)
+
+
+def test_the_measured_error_is_the_distance_to_dense_attention(model, prompt):
+    """Recomputed from scratch with the same layer inputs: all keys and values ever handed over."""
+    policy = methods.get("h2o", 40)
+    answer = list(generate(model, methods.get("full"), prompt, 12).tokens)
+    measured, _ = teacher_forced(model, policy, prompt, answer)
+    everything: dict[int, list] = {}
+    errors: list[float] = []
+
+    def watch(block, result):
+        everything.setdefault(block.layer, []).append((block.keys, block.values))
+        pairs = zip(*everything[block.layer], strict=True)
+        keys, values = (np.concatenate(vectors, axis=1) for vectors in pairs)
+        seen = block.clock.seen
+        queries = np.arange(seen - block.clock.block, seen)
+        mask = visible(queries, np.tile(np.arange(seen), (len(keys), 1)))
+        dense, _ = attend(block.queries, keys, values, mask)
+        errors.append(np.sqrt(((dense - result.output) ** 2).sum(-1)).mean())
+
+    _, session = prefill(model, policy, prompt, watch=watch)
+    for token in answer[:-1]:
+        _, session = advance(session, [token], watch=watch)
+    per_step = np.array(errors).reshape(-1, model.config.layers).mean(axis=1)
+    np.testing.assert_allclose(measured.output_error, per_step, atol=FLOAT64)
+    assert measured.output_error[0] < FLOAT64
+    assert measured.output_error[1:].max() > 1e-3
+
+
+def test_the_full_cache_measures_zero(model, prompt):
+    full = methods.get("full")
+    answer = list(generate(model, full, prompt, 12).tokens)
+    measured, logits = teacher_forced(model, full, prompt, answer)
+    again, _ = teacher_forced(model, full, prompt, answer, logits)
+    assert measured.output_error.max() < FLOAT64
+    assert again.kl.max() == 0.0
+    assert again.agreement.all()
+    np.testing.assert_array_equal(measured.entries, len(prompt) + np.arange(12))
+    np.testing.assert_allclose(measured.average_bits, 16.0)
+
+
+def test_divergence_by_hand():
+    """p = (½, ½), q = (¼, ¾): ½ ln 2 + ½ ln ⅔."""
+    full, other = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
+    expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
+    np.testing.assert_allclose(divergence(full, other), [expected], atol=FLOAT64)
+
+
+def test_bad_input(model, prompt):
+    full = methods.get("full")
+    with pytest.raises(ValueError, match="prompt must hold at least one token"):
+        generate(model, full, [], 3)
+    with pytest.raises(ValueError, match="block_size = 0 must be at least 1"):
+        generate(model, full, prompt, 3, block_size=0)
+    with pytest.raises(ValueError, match=r"temperature = -1\.0 must be at least 0"):
+        generate(model, full, prompt, 3, temperature=-1.0)
+    with pytest.raises(ValueError, match="continuation must hold at least one token"):
+        teacher_forced(model, full, prompt, [])
+    with pytest.raises(ValueError, match="full_logits has the shape"):
+        teacher_forced(model, full, prompt, [1, 2], np.zeros((1, 3)))

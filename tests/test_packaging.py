@@ -1,0 +1,91 @@
+"""That the packages are complete, import without PyTorch, and that shared doctests hold."""
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+BLOCK_TORCH = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "triton", "transformers"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def python(code: str, executable: str = sys.executable) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_reference_does_not_import_torch():
+    python("import kvlab.reference, sys; assert 'torch' not in sys.modules")
+
+
+def test_every_module_of_the_reference_and_the_command_work_without_torch():
+    walk = """
+import importlib, pkgutil, kvlab.reference, kvlab.fast.cli
+for module in pkgutil.walk_packages(kvlab.reference.__path__, "kvlab.reference."):
+    importlib.import_module(module.name)
+print(len(sys.modules))
+"""
+    assert int(python(BLOCK_TORCH + walk)) > 100
+
+
+def test_the_reference_never_names_torch_or_fast():
+    for path in (ROOT / "reference").rglob("*.py"):
+        assert not re.search(r"^\s*(import|from) (torch|kvlab\.fast)", path.read_text(), re.M), path
+
+
+def test_setup_lists_every_package_on_disk():
+    code = f"""
+import os, runpy, setuptools
+os.chdir({str(ROOT)!r})
+setuptools.setup = lambda **given: print("\\n".join(given["packages"]))
+runpy.run_path("setup.py")
+"""
+    listed = set(python(code).split())
+    found = {
+        ".".join(("kvlab", *path.parent.relative_to(ROOT).parts))
+        for folder in ("reference", "fast")
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+    assert listed == found
+
+
+def test_no_module_is_imported_under_two_names():
+    assert not [name for name in sys.modules if name.split(".")[0] in ("reference", "fast")]
+
+
+@pytest.mark.slow
+def test_a_wheel_without_torch_runs_the_commands_that_need_only_the_reference(tmp_path):
+    run = lambda *command: subprocess.run(command, check=True, cwd=ROOT)  # noqa: E731
+    constraints = ("-c", str(ROOT / "constraints.txt"))
+    pip = (sys.executable, "-m", "pip")
+    run(*pip, "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT))
+    venv.create(tmp_path / "venv", with_pip=True)
+    binaries = tmp_path / "venv" / "bin"
+    wheel = next(tmp_path.glob("*.whl"))
+    run(str(binaries / "python"), "-m", "pip", "install", "-q", *constraints, str(wheel))
+    python("import kvlab.reference", str(binaries / "python"))
+    with pytest.raises(AssertionError, match="No module named 'torch'"):
+        python("import torch", str(binaries / "python"))
+    report = tmp_path / "report.html"
+    run(
+        str(binaries / "kvlab"),
+        *("compare", "--problems", "1", "--methods", "full h2o", "--report", str(report)),
+    )
+    assert report.stat().st_size > 10_000
+    run(str(binaries / "kvlab"), "methods", "caote", "--divergences")

@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+from build import run, stream
+from kvlab.reference import methods
+from kvlab.reference.attention import attend, group_heads, softmax, visible
+from kvlab.reference.policy import (
+    AfterPrefillThenEverySeen,
+    Block,
+    Clock,
+    EveryBlock,
+    EveryDecode,
+    EveryGenerated,
+    empty_cache,
+    step,
+)
+from tolerances import FLOAT64
+
+
+def block(seen=4, m=4, prompt=4, G=2, rho=2, d=4):
+    queries, keys, values = stream(np.random.default_rng(0), G, rho, d, m)
+    return Block(Clock(seen, m, prompt), 0, queries, keys, values, np.full(seen, np.nan))
+
+
+def test_causal_attention_by_hand():
+    """Two tokens with equal keys: the first sees itself, the second the mean."""
+    queries, keys = np.ones((1, 1, 2, 1)), np.ones((1, 2, 1))
+    values = np.array([[[2.0], [6.0]]])
+    output, attention = attend(queries, keys, values, visible(np.arange(2), np.arange(2)[None]))
+    assert attention.tolist() == [[[[1.0, 0.0], [0.5, 0.5]]]]
+    assert output.ravel().tolist() == [2.0, 4.0]
+
+
+def test_query_heads_are_grouped_in_order():
+    heads = np.arange(6.0).reshape(6, 1, 1)
+    assert group_heads(heads, 2).ravel().tolist() == [0, 1, 2, 3, 4, 5]
+    assert group_heads(heads, 2).shape == (2, 3, 1, 1)
+    with pytest.raises(ValueError, match="query heads = 6 must be a multiple of kv_heads = 4"):
+        group_heads(heads, 4)
+
+
+def test_softmax_survives_extreme_logits():
+    weights = softmax(np.array([1e4, 1e4 - np.log(3), -1e4]))
+    np.testing.assert_allclose(weights, [0.75, 0.25, 0.0], atol=FLOAT64)
+
+
+@pytest.mark.parametrize(
+    ("x", "mask", "message"),
+    [
+        ([np.nan, 1.0], None, "must be finite"),
+        ([np.inf, 1.0], None, "must be finite"),
+        ([1.0, 1.0], [False, False], "without any entry"),
+    ],
+)
+def test_softmax_refuses(x, mask, message):
+    with pytest.raises(ValueError, match=message):
+        softmax(np.array(x), None if mask is None else np.array(mask))
+
+
+def due(schedule, clocks):
+    return [clock.seen for clock in clocks if schedule.due(clock)]
+
+
+def decoding(prompt, tokens, m=1):
+    return [Clock(prompt + g, m, prompt) for g in range(m, tokens + 1, m)]
+
+
+def test_schedules_by_hand():
+    prefill = [Clock(4, 4, 10), Clock(8, 4, 10), Clock(10, 2, 10)]
+    clocks = prefill + decoding(10, 10)
+    assert due(EveryBlock(), clocks) == [4, 8, 10, *range(11, 21)]
+    assert due(EveryBlock(4), clocks) == [4, 8, 10, 14, 18]
+    assert due(EveryDecode(4), clocks) == [14, 18]
+    assert due(AfterPrefillThenEverySeen(8), clocks) == [10, 16]
+    assert due(EveryGenerated(4, 2), clocks) == [16, 20]
+
+
+def test_blocks_of_decoding_do_not_skip_an_event():
+    assert due(EveryDecode(4), decoding(0, 12, m=3)) == [6, 9, 12]
+    assert due(EveryGenerated(4, 2), decoding(0, 12, m=3)) == [6, 12]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keys": np.zeros((2, 3, 4))}, "must have the shape"),
+        ({"values": np.zeros((3, 4, 4))}, "must have the shape"),
+        ({"clock": Clock(5, 5, 5)}, "does not fit a block of 4 tokens"),
+        ({"clock": Clock(4, 4, 2)}, "both prompt and generated"),
+        ({"queries": np.full((2, 2, 4, 4), np.inf)}, "queries must be finite"),
+        ({"keys": np.full((2, 4, 4), np.nan)}, "keys must be finite"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused(change, message):
+    policy = methods.get("h2o", 4)
+    broken = block()
+    for name, value in change.items():
+        object.__setattr__(broken, name, value)  # past the type check of the tests
+    with pytest.raises(ValueError, match=message):
+        step(policy, empty_cache(policy, 2, 4), broken)
+
+
+def test_a_block_for_another_number_of_heads_is_refused():
+    policy = methods.get("h2o", 4)
+    with pytest.raises(ValueError, match="the block has 2 KV heads, the cache 3"):
+        step(policy, empty_cache(policy, 3, 4), block())
+
+
+@pytest.mark.parametrize("budget", [0, -1])
+@pytest.mark.parametrize("spec", ["h2o", "tova", "lazy_eviction", "ahakv", "caote:tova", "nacl"])
+def test_budgets_below_one_are_refused(spec, budget):
+    with pytest.raises(ValueError, match=f"budget = {budget} must be at least 1"):
+        methods.get(spec, budget)
+
+
+def test_protecting_exactly_the_budget_is_allowed():
+    queries, keys, values = stream(np.random.default_rng(1), 1, 1, 4, 15)
+    cache = run(methods.get("h2o@recent=6", 6), queries, keys, values, prompt=5)[-1].cache
+    assert cache.positions[0].tolist() == list(range(9, 15))
+
+
+def test_repositioning_needs_the_models_rotation():
+    policy = methods.get("streaming_llm@reposition=true", 8)
+    with pytest.raises(ValueError, match="reposition = True needs a model"):
+        step(policy, empty_cache(policy, 2, 4), block())

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from kvlab.reference.quantization import WIDTHS, pack, quantize, unpack
+from tolerances import EXACT
+
+
+@given(st.sampled_from(WIDTHS), st.data())
+def test_packing_loses_nothing(bits, data):
+    length = data.draw(st.integers(1, 40))
+    codes = data.draw(arrays(np.uint8, (2, length), elements=st.integers(0, 2**bits - 1)))
+    packed = pack(codes, bits)
+    assert packed.shape[-1] == -(-length * bits // 8)
+    np.testing.assert_array_equal(unpack(packed, bits, length), codes)
+
+
+def test_packing_by_hand():
+    """Codes 1, 2, 3, 0 at 2 bits, low bit first: 10 01 11 00."""
+    assert pack(np.array([1, 2, 3, 0], dtype=np.uint8), 2).tolist() == [0b10011100]
+
+
+@given(st.sampled_from(WIDTHS), st.integers(1, 9), st.integers(0, 10**6))
+def test_the_error_is_at_most_half_a_step(bits, group, seed):
+    """Δ/2, plus what storing Δ and z in float16 moves: each has 11 bits of precision."""
+    x = np.random.default_rng(seed).normal(size=(3, 13)) * 5
+    stored = quantize(x, bits, group)
+    for first in range(0, 13, group):
+        block = x[:, first : first + group]
+        got = stored.dequantize()[:, first : first + group]
+        step = np.ptp(block, axis=-1, keepdims=True) / (2**bits - 1)
+        metadata = (np.abs(block).max(axis=-1, keepdims=True) + np.ptp(block)) * 2.0**-10
+        assert (np.abs(block - got) <= step / 2 + metadata).all()
+
+
+@given(st.sampled_from(WIDTHS), st.integers(0, 10**6))
+def test_quantising_again_changes_nothing_that_counts(bits, seed):
+    """Idempotent up to the rounding of scale and zero point."""
+    x = np.random.default_rng(seed).normal(size=(2, 8))
+    once = quantize(x, bits, 8).dequantize()
+    twice = quantize(once, bits, 8).dequantize()
+    np.testing.assert_allclose(once, twice, atol=2.0**-9 * np.abs(x).max())
+
+
+def test_a_constant_group_gets_codes_zero():
+    stored = quantize(np.full((1, 4), 2.5), 4, 4)
+    assert stored.codes.tolist() == [[0, 0]]
+    np.testing.assert_allclose(stored.dequantize(), 2.5, atol=EXACT)
+
+
+def test_halves_round_to_even():
+    """Δ = 1: .5 → 0, 1.5 → 2, 2.5 → 2."""
+    stored = quantize(np.array([[0.0, 0.5, 1.5, 2.5, 3.0]]), 2, 5)
+    assert unpack(stored.codes, 2, 5).tolist() == [[0, 0, 2, 2, 3]]
+
+
+def test_bytes_are_those_of_the_arrays():
+    stored = quantize(np.zeros((6, 100)), 4, 64)
+    assert stored.code_bytes == 6 * 50
+    assert stored.overhead_bytes == 6 * 2 * (2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("x", "bits", "group", "message"),
+    [
+        (np.zeros((1, 4)), 5, 4, r"bits = 5 must be one of \(2, 3, 4, 8\)"),
+        (np.zeros((1, 4)), 4, 0, "group = 0 must be at least 1"),
+        (np.array([[np.nan, 1.0]]), 4, 2, "x must be finite"),
+        (np.array([[1e6, 1.0]]), 4, 2, "within the range of float16"),
+    ],
+)
+def test_bad_input(x, bits, group, message):
+    with pytest.raises(ValueError, match=message):
+        quantize(x, bits, group)

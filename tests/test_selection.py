@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvlab.reference.selection import budget_entries, keep_set, rank
+
+
+@pytest.mark.parametrize(
+    ("budget", "length", "entries"),
+    [(78, 100, 78), ("78", 100, 78), ("30%", 222, 67), ("10%", 100, 10), ("0.1%", 100, 1)],
+)
+def test_budgets_are_converted_by_rounding_up(budget, length, entries):
+    """30 % of 222 is 66.6; 10 % of 100 is exactly 10, although 0.1·100 rounds down in float."""
+    assert budget_entries(budget, length) == entries
+
+
+@pytest.mark.parametrize("budget", [0, -3, "0%", "-5%"])
+def test_budgets_below_one_are_refused(budget):
+    with pytest.raises(ValueError, match="must be at least 1 entry"):
+        budget_entries(budget, 100)
+
+
+@pytest.mark.parametrize("budget", ["many", "1.5", "%", ""])
+def test_budgets_must_be_numbers(budget):
+    with pytest.raises(ValueError, match="must be a number of entries or a percentage"):
+        budget_entries(budget, 100)
+
+
+def test_of_equal_scores_the_later_stays():
+    scores = np.array([[1.0, 2.0, 1.0, 1.0]])
+    nobody = np.zeros((1, 4), dtype=bool)
+    assert keep_set(scores, nobody, 2).tolist() == [[1, 3]]
+    assert rank(scores).tolist() == [[0, 3, 1, 2]]
+
+
+@given(st.data())
+def test_keep_sets_equal_brute_force(data):
+    n = data.draw(st.integers(1, 9))
+    scores = np.array(data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)), float)
+    safe = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    room = data.draw(st.integers(0, n))
+    rest = [j for j in range(n) if not safe[j]]
+    best = sorted(rest, key=lambda j: (scores[j], j))[max(0, len(rest) - room) :]
+    expected = sorted([*np.flatnonzero(safe), *best])
+    assert keep_set(scores[None], safe[None], room).tolist() == [expected]
+
+
+def test_nan_is_an_error_unless_nobody_looks_at_it():
+    scores = np.array([[np.nan, 1.0, 2.0]])
+    safe = np.array([[True, False, False]])
+    assert keep_set(scores, safe, 1).tolist() == [[0, 2]]
+    with pytest.raises(ValueError, match="scores must not be NaN"):
+        keep_set(scores, ~safe, 0)
+
+
+def test_heads_must_protect_equally_many():
+    safe = np.array([[True, False], [True, True]])
+    with pytest.raises(ValueError, match="every KV head must protect equally many entries"):
+        keep_set(np.zeros((2, 2)), safe, 1)

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+from kvlab.reference.storage import Storage
+
+
+def filled(seed=0, G=2, n=12, d=8):
+    vectors = np.random.default_rng(seed).normal(size=(G, n, d))
+    storage = Storage.empty(G, d).append(vectors[:, :5]).append(vectors[:, 5:])
+    return storage, vectors
+
+
+def test_appended_vectors_are_read_back():
+    storage, vectors = filled()
+    np.testing.assert_array_equal(storage.read(), vectors)
+    assert storage.payload_bytes == 2 * 12 * 8 * 2
+    assert storage.overhead_bytes == 0
+
+
+def test_taken_entries_are_bit_exact_and_the_others_leave_memory():
+    storage, vectors = filled()
+    entries = np.zeros((2, 12), dtype=bool)
+    entries[0, ::2] = entries[1, 1::2] = True
+    others = ~entries & (vectors[..., 0] > 0)
+    mixed = storage.quantize_tokens(entries, 4, 4).quantize_tokens(others, 8, 8)
+    keep = np.array([[0, 3, 4, 9], [1, 2, 5, 11]])
+    taken = mixed.take(keep)
+    np.testing.assert_array_equal(
+        taken.read(), np.take_along_axis(mixed.read(), keep[..., None], axis=1)
+    )
+    np.testing.assert_array_equal(taken.bits, np.take_along_axis(mixed.bits, keep, axis=1))
+    assert sum(table.count for table in taken.tables) == 8
+
+
+def test_bytes_by_hand():
+    """24 vectors of 8: 6 at 4 bits in groups of 4 (4 bytes and 2·2·2 of scales), 18 at 16 bits."""
+    storage, _ = filled()
+    entries = np.zeros((2, 12), dtype=bool)
+    entries[:, :3] = True
+    mixed = storage.quantize_tokens(entries, 4, 4)
+    assert mixed.payload_bytes == 6 * 4 + 18 * 16
+    assert mixed.overhead_bytes == 6 * 8
+
+
+def test_quantising_in_steps_equals_quantising_at_once():
+    storage, _ = filled()
+    first, second = np.zeros((2, 12), dtype=bool), np.zeros((2, 12), dtype=bool)
+    first[:, :4], second[:, 4:9] = True, True
+    steps = storage.quantize_tokens(first, 4, 8).quantize_tokens(second, 4, 8)
+    once = storage.quantize_tokens(first | second, 4, 8)
+    np.testing.assert_array_equal(steps.read(), once.read())
+    assert len(steps.tables) == 2
+
+
+def test_channel_blocks_cannot_be_split():
+    storage, _ = filled()
+    entries = np.zeros((2, 12), dtype=bool)
+    entries[:, :8] = True
+    blocks = storage.quantize_channels(entries, 4, 4)
+    whole = np.tile(np.arange(4, 12), (2, 1))
+    np.testing.assert_array_equal(blocks.take(whole).read(), blocks.read()[:, 4:])
+    with pytest.raises(ValueError, match="cannot lose single tokens"):
+        blocks.take(np.tile(np.arange(1, 12), (2, 1)))
+    entries[:, 8] = True
+    with pytest.raises(ValueError, match="must be a multiple of group = 4"):
+        storage.quantize_channels(entries, 4, 4)
+
+
+def test_nothing_to_quantise_changes_nothing():
+    storage, _ = filled()
+    nothing = np.zeros((2, 12), dtype=bool)
+    assert storage.quantize_tokens(nothing, 4, 4) is storage
+    assert storage.quantize_channels(nothing, 4, 4) is storage

@@ -1,0 +1,213 @@
+"""The NumPy decoder against transformers, on tiny random models and on real ones."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import generate, methods
+from kvlab.reference.generate import advance, start
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.transformer import ModelConfig, Transformer
+from tolerances import FLOAT32_LOGITS, FLOAT64
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SHARED_MODEL = Path(__file__).parents[2] / "shared" / "models" / "stories260K"
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 256,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CASES = {
+    "llama-gqa": ("Llama", {"num_key_value_heads": 2}),
+    "llama-mha-tied": ("Llama", {"num_key_value_heads": 8, "tie_word_embeddings": True}),
+    "llama-mqa": ("Llama", {"num_key_value_heads": 1}),
+    "llama-bias": ("Llama", {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
+    "llama-rope-llama3": ("Llama", {"num_key_value_heads": 2, "rope_parameters": LLAMA3}),
+    "llama-rope-linear": (
+        "Llama",
+        {
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+        },
+    ),
+    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None, "head_dim": 8}),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
+}
+
+
+def save(directory: Path, case: str, dtype=torch.float32):
+    family, options = CASES[case]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **options)
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    model.to(dtype).save_pretrained(directory)
+
+
+def logits_of(directory: Path, tokens) -> np.ndarray:
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        return model.eval()(torch.tensor([list(tokens)])).logits[0].numpy()
+
+
+def reference_logits(model: Transformer, tokens, sizes=(None,)) -> np.ndarray:
+    session = start(model, methods.get("full"), len(tokens))
+    rows, first = [], 0
+    for size in sizes:
+        last = len(tokens) if size is None else first + size
+        logits, session = advance(session, tokens[first:last])
+        rows.append(logits)
+        first = last
+    return np.concatenate(rows)
+
+
+def difference(directory: Path, tokens) -> float:
+    ours = reference_logits(Transformer.from_directory(directory), tokens)
+    return float(np.abs(ours - logits_of(directory, tokens)).max())
+
+
+TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 61, size=70)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_agree_with_transformers(case, tmp_path):
+    save(tmp_path, case)
+    assert difference(tmp_path, TOKENS) < FLOAT32_LOGITS
+
+
+def test_bfloat16_checkpoints_are_read_exactly(tmp_path):
+    save(tmp_path, "llama-gqa", torch.bfloat16)
+    assert difference(tmp_path, TOKENS) < FLOAT32_LOGITS
+
+
+def test_the_comparison_can_fail(tmp_path):
+    save(tmp_path, "llama-gqa")
+    model = Transformer.from_directory(tmp_path)
+    weights = {**model.weights, "model.norm.weight": model.weights["model.norm.weight"] * 1.001}
+    ours = reference_logits(Transformer(model.config, weights), TOKENS)
+    assert np.abs(ours - logits_of(tmp_path, TOKENS)).max() > FLOAT32_LOGITS
+
+
+def test_the_embedded_model_agrees():
+    problem = reasoning.held_out(1)[0]
+    tokens = load_tokenizer(reasoner_directory()).encode(problem.text).ids
+    assert difference(reasoner_directory(), tokens) < FLOAT32_LOGITS
+
+
+@pytest.mark.skipif(not SHARED_MODEL.is_dir(), reason=f"{SHARED_MODEL} is not on this machine")
+def test_a_real_model_agrees_and_writes_its_published_text():
+    prompts = json.loads((SHARED_MODEL / "greedy.json").read_text())
+    model = Transformer.from_directory(SHARED_MODEL)
+    assert difference(SHARED_MODEL, prompts[0]["prompt_ids"] + prompts[0]["greedy_ids"][:80]) < (
+        FLOAT32_LOGITS
+    )
+    for prompt in prompts:
+        expected = prompt["greedy_ids"][:60]
+        written = generate(model, methods.get("full"), prompt["prompt_ids"], len(expected))
+        assert list(written.tokens) == expected
+
+
+def test_blocks_of_any_size_give_the_same_logits(tmp_path):
+    save(tmp_path, "qwen3")
+    model = Transformer.from_directory(tmp_path)
+    once = reference_logits(model, TOKENS)
+    split = reference_logits(model, TOKENS, (1, 30, 7, None))
+    np.testing.assert_allclose(once, split, atol=FLOAT64)
+
+
+def test_turning_back_undoes_turning(tmp_path):
+    save(tmp_path, "llama-gqa")
+    model = Transformer.from_directory(tmp_path)
+    vectors, positions = np.random.default_rng(2).normal(size=(2, 5, 6)), np.arange(5)
+    back = model.rotate(model.rotate(vectors, positions), -positions)
+    np.testing.assert_allclose(back, vectors, atol=FLOAT64)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
+        Transformer.from_directory(tmp_path)
+    save(tmp_path, "llama-gqa")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors does not exist"):
+        Transformer.from_directory(tmp_path)
+
+
+def test_corrupt_files(tmp_path):
+    save(tmp_path, "llama-gqa")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ValueError, match="is not a valid safetensors file"):
+        Transformer.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="is not valid JSON"):
+        Transformer.from_directory(tmp_path)
+
+
+def rewrite(directory: Path, change) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def test_wrong_tensors(tmp_path):
+    save(tmp_path, "llama-gqa")
+    name = "model.layers.1.mlp.up_proj.weight"
+    rewrite(tmp_path, lambda tensors: tensors.update({name: tensors[name][:5]}))
+    with pytest.raises(ValueError, match=rf"'{name}' has the shape \(5, 48\), not \(80, 48\)"):
+        Transformer.from_directory(tmp_path)
+    rewrite(tmp_path, lambda tensors: tensors.pop(name))
+    with pytest.raises(ValueError, match=f"'{name}' is missing"):
+        Transformer.from_directory(tmp_path)
+    save(tmp_path, "llama-gqa")
+    rewrite(tmp_path, lambda tensors: tensors[name].fill(np.nan))
+    with pytest.raises(ValueError, match=f"'{name}' holds NaN"):
+        Transformer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type = 'gpt2' must be one of llama, mistral"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' must be 'silu'"),
+        ({"model_type": "mistral", "sliding_window": 8}, "sliding_window = 8 must be null"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn' must be default"),
+        ({"vocab_size": None}, "lacks 'vocab_size'"),
+    ],
+)
+def test_unsupported_configurations(change, message):
+    config = {"model_type": "llama", **SIZES, **change}
+    config = {key: value for key, value in config.items() if value is not None}
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_dict(config)
+
+
+@pytest.mark.parametrize("tokens", [[61], [-1], []])
+def test_tokens_outside_the_vocabulary(tokens, tmp_path):
+    save(tmp_path, "llama-gqa")
+    model = Transformer.from_directory(tmp_path)
+    with pytest.raises(ValueError, match="token ids must be between 0 and 60"):
+        model.forward(np.array(tokens, dtype=np.int64), 0, lambda layer, q, k, v: q)
