@@ -89,7 +89,7 @@ class Demote(Precision):
             keys = replace(keys, balance=balance(seen))
         keys = keys.quantize_tokens(demoted, self.bits, self.group)  # [DDKS 1]
         values = cache.values.quantize_tokens(demoted, self.bits, self.group)
-        everything = np.tile(np.arange(demoted.shape[1]), (len(demoted), 1))
+        everything = np.tile(np.arange(len(cache)), (len(demoted), 1))
         return LayerCache(keys, values, cache.positions, cache.state), everything
 
 

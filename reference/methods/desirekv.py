@@ -265,7 +265,7 @@ class DesireKV(Method):
     seed: int = 0
 
     name = "desirekv"
-    source = "DesireKV, AAAI 2026, vol. 40, pp. 20518-20526, §4"
+    source = "Cheng et al., DesireKV, AAAI 2026, vol. 40, pp. 20518-20526, §4"
     equations = tuple(f"DesireKV {number}" for number in range(3, 10))
     budgeted = False
     variants = {

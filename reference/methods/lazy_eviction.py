@@ -129,7 +129,7 @@ class LazyEviction(Method):
     reduce: GroupReduction = "max"
 
     name = "lazy_eviction"
-    source = "Zhang et al., LazyEviction: Lagged KV Eviction, 2506.15969 v3, §4, App. D"
+    source = "Zhang et al., LazyEviction: Lagged KV Eviction, arXiv 2506.15969, §4, App. D"
     equations = ("LazyEviction 1", "LazyEviction 2", "LazyEviction 5")
     variants = {
         "lazy_eviction-h1": "lazy_eviction@h1=none",
