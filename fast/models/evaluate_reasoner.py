@@ -1,8 +1,8 @@
 """Measure the embedded reasoner and write its model card.
 
-``python -m kvlab.fast.models.evaluate_reasoner DIR`` solves held-out problems with the full cache and
-with StreamingLLM at 30 %, measures recurrence, and writes ``evaluation.json``, ``loss_curve.svg``
-and ``README.md`` beside the weights.
+``python -m kvlab.fast.models.evaluate_reasoner DIR`` solves held-out problems with the full cache
+and with StreamingLLM at 30 %, measures recurrence, and writes ``evaluation.json``,
+``loss_curve.svg`` and ``README.md`` beside the weights.
 """
 
 import argparse
@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from matplotlib.figure import Figure
-
 from kvlab.fast.evaluate.compare import Settings, compare
 from kvlab.reference.recurrence import recurrence
+from matplotlib.figure import Figure
 
 SPECS = ("full", "streaming_llm")
 BUDGET = "30%"
