@@ -4,6 +4,7 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
+export NO_MKDOCS_2_WARNING = 1
 
 .PHONY: help demo test test-all check format lint types unit notebooks docs clean
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 100)
 errors = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -51,7 +52,7 @@ def compare(
     methods: Annotated[
         str | None, typer.Option(help="Registry syntax, separated by ';' or blanks.")
     ] = None,
-    problems: Problems = 10,
+    problems: Problems = 20,
     seed: Seed = 0,
     model: Model = None,
     backend: Annotated[
@@ -69,7 +70,7 @@ def compare(
     settings = comparing.Settings(
         model=model or reasoner_directory(),
         specs=tuple((methods or "").replace(";", " ").split()) or comparing.DEFAULT_METHODS,
-        budgets=tuple(budget or ("50%", "70%")),
+        budgets=tuple(budget or ("70%", "85%")),
         problems=problems,
         seed=seed,
         workers=max(1, workers),
@@ -107,7 +108,9 @@ CAPTION = (
 
 def comparison_table(title: str, rows: list[comparing.Row]) -> Table:
     """Lay one section out."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left"
+    )
     table.add_column("method", overflow="fold", min_width=20)
     for name in ("solved %", "error", "KL", "entries", "KiB", "bits", "ms"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -33,6 +33,7 @@ BUDGETED = (
     "raas@pin_prompt=false,threshold=0.01",
     "rkv@every=16",
     "nacl",
+    "lazy_eviction",
     "lazy_eviction@window=16,threshold=0.01",
     "caote:h2o",
     "caote:tova",

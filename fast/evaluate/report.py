@@ -8,6 +8,7 @@ import jinja2
 import matplotlib
 import numpy as np
 from kvlab.fast.evaluate.compare import Comparison, Row, label
+from kvlab.reference.quantization import FULL_BITS
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -15,17 +16,20 @@ matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
-    """Write tables and curves."""
+    """Write tables and curves, and the curves as SVG files beside them."""
+    accuracy, memory = accuracy_over_memory(comparison), memory_over_steps(comparison)
     template = (files("kvlab.fast.evaluate") / "report.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     html = environment.from_string(template).render(
         comparison=comparison,
         sections=sections(comparison),
-        accuracy_plot=Markup(accuracy_over_budget(comparison)),
-        memory_plot=Markup(memory_over_steps(comparison)),
+        accuracy_plot=Markup(accuracy),
+        memory_plot=Markup(memory),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(html, encoding="utf-8")
+    path.with_name(f"{path.stem}-accuracy.svg").write_text(accuracy, encoding="utf-8")
+    path.with_name(f"{path.stem}-memory.svg").write_text(memory, encoding="utf-8")
 
 
 def sections(comparison: Comparison) -> list[tuple[str, list[Row]]]:
@@ -40,14 +44,14 @@ def sections(comparison: Comparison) -> list[tuple[str, list[Row]]]:
     return grouped
 
 
-def accuracy_over_budget(comparison: Comparison) -> str:
-    """Accuracy over entries kept, one line per method, as SVG (LazyEviction Fig. 5)."""
+def accuracy_over_memory(comparison: Comparison) -> str:
+    """Accuracy over the budget in bytes, one line per method, as SVG (LazyEviction Fig. 5)."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.add_subplot()
     for number, spec in enumerate(comparison.settings.specs):
         points = np.array(
             [
-                (row.kilobytes, row.accuracy, row.accuracy_low, row.accuracy_high)
+                (row.average_bits, row.accuracy, row.accuracy_low, row.accuracy_high)
                 for row in comparison.rows
                 if row.spec == spec and row.refusal is None
             ],
@@ -55,18 +59,23 @@ def accuracy_over_budget(comparison: Comparison) -> str:
         )
         if not len(points):
             continue
-        kilobytes, accuracy, low, high = points.T
+        bits, accuracy, low, high = points.T
         axes.errorbar(
-            kilobytes,
+            100 * bits / FULL_BITS,
             accuracy,
             yerr=[accuracy - low, high - accuracy],
             label=spec,
             marker="os^vD<>p*h"[number % 10],
             color=matplotlib.colormaps["tab20"](number % 20),
+            elinewidth=0.6,
             capsize=2,
-            linewidth=1.2,
+            linewidth=1.4,
         )
-    axes.set(xlabel="peak KiB of keys and values", ylabel="problems solved", ylim=(-0.05, 1.05))
+    axes.set(
+        xlabel="memory at the last token, % of the full cache",
+        ylabel="problems solved",
+        ylim=(-0.05, 1.05),
+    )
     return _svg(figure)
 
 
