@@ -25,21 +25,21 @@ format: .venv/dev  ## rewrite the sources as the linter wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: .venv/dev
+lint: .venv/dev  ## formatting and lint, nothing rewritten
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: .venv/dev
+types: .venv/dev  ## check the types
 	$(BIN)/pyright
 
-unit: .venv/dev
+unit: .venv/dev  ## the fast tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 notebooks: .venv/dev  ## run every notebook
 	$(BIN)/python tests/run_notebooks.py
 
 docs: .venv/dev  ## build the site into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove the environment and everything built
 	rm -rf .venv build dist site kvlab-report *.egg-info
@@ -47,7 +47,7 @@ clean:  ## remove the environment and everything built
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "kvlab needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
 
 .venv/demo: $(SETUP) | .venv/bin/python
 	$(INSTALL) -e .

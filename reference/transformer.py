@@ -188,8 +188,9 @@ class Transformer:
         self, vectors: Float[Array, "*batch d"], positions: Int[Array, "..."]
     ) -> Float[Array, "*batch d"]:
         """Turn vectors by a number of positions (RoPE); negative numbers turn back."""
-        angles = positions[..., None] * self._inverse_frequencies
-        cos, sin = np.cos(angles), np.sin(angles)
+        # Models are trained with angles in float32, whatever precision the rest is computed in.
+        angles = positions[..., None].astype(np.float32) * self._inverse_frequencies
+        cos, sin = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
         first, second = np.split(vectors, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
@@ -226,7 +227,7 @@ class Transformer:
 
     @cached_property
     def _inverse_frequencies(self) -> Float[Array, " half"]:
-        return inverse_frequencies(self.config.rope, self.config.head_dim)
+        return inverse_frequencies(self.config.rope, self.config.head_dim).astype(np.float32)
 
 
 def inverse_frequencies(rope: Mapping[str, Any], head_dim: int) -> Float[Array, " half"]:

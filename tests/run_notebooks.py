@@ -10,7 +10,10 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 def main() -> None:
     """Run the notebooks in the order of their names."""
-    for notebook in sorted(NOTEBOOKS.glob("*.py")):
+    notebooks = sorted(NOTEBOOKS.glob("*.py"))
+    if not notebooks:
+        print(f"no notebooks in {NOTEBOOKS}")
+    for notebook in notebooks:
         started = time.perf_counter()
         subprocess.run(
             [sys.executable, "-W", "error", str(notebook)],

@@ -2,12 +2,17 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 import venv
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,6 +70,17 @@ runpy.run_path("setup.py")
     assert listed == found
 
 
+def test_constraints_pin_what_set_up_installs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    versions = {canonicalize_name(name): version for name, version in pins}
+    for requirement in map(Requirement, chain(project["dependencies"], *extras)):
+        version = versions.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} has no exact pin"
+        assert version in requirement.specifier, f"{requirement} excludes its pin {version}"
+
+
 def test_no_module_is_imported_under_two_names():
     assert not [name for name in sys.modules if name.split(".")[0] in ("reference", "fast")]
 
@@ -74,7 +90,13 @@ def test_a_wheel_without_torch_runs_the_commands_that_need_only_the_reference(tm
     run = lambda *command: subprocess.run(command, check=True, cwd=ROOT)  # noqa: E731
     constraints = ("-c", str(ROOT / "constraints.txt"))
     pip = (sys.executable, "-m", "pip")
-    run(*pip, "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT))
+    source = tmp_path / "source"  # a build leaves folders, and reuses them
+    for folder in ("reference", "fast"):
+        shutil.copytree(ROOT / folder, source / folder)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, source)
+    run(*pip, "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(source))
     venv.create(tmp_path / "venv", with_pip=True)
     binaries = tmp_path / "venv" / "bin"
     wheel = next(tmp_path.glob("*.whl"))

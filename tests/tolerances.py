@@ -12,6 +12,9 @@ DECIMALS = 1e-6
 FLOAT32_LOGITS = 1e-4
 """Logits of a float32 model against float64: tens of thousands of products, each off by 6e-8."""
 
+FLOAT32_ANGLES = 1e-5
+"""RoPE's angles are float32, so turning twice differs from turning once by 6e-8 per radian."""
+
 FLOAT16_METADATA = 1e-3
 """Scale and zero point are stored in float16, whose relative spacing is 9.8e-4."""
 

@@ -66,7 +66,7 @@ def accuracy_over_memory(comparison: Comparison) -> str:
             yerr=[accuracy - low, high - accuracy],
             label=spec,
             marker="os^vD<>p*h"[number % 10],
-            color=matplotlib.colormaps["tab20"](number % 20),
+            color=color(number, len(comparison.settings.specs)),
             elinewidth=0.6,
             capsize=2,
             linewidth=1.4,
@@ -88,13 +88,19 @@ def memory_over_steps(comparison: Comparison) -> str:
         for budget in (None, smallest):
             curve = comparison.memory.get(label(spec, budget))
             if curve is not None:
-                color = matplotlib.colormaps["tab20"](number % 20)
-                axes.plot(curve, label=spec, linewidth=1.2, color=color)
+                shade = color(number, len(comparison.settings.specs))
+                axes.plot(curve, label=spec, linewidth=1.2, color=shade)
                 break
     axes.set(
         xlabel="tokens written (first problem)", ylabel="KiB of keys and values", ylim=(0, None)
     )
     return _svg(figure)
+
+
+def color(number: int, of: int) -> tuple[float, float, float, float]:
+    """Return the colour of one of several curves."""
+    palette = matplotlib.colormaps["tab10" if of <= 10 else "tab20"]
+    return palette(number % palette.N)
 
 
 def _svg(figure: Figure) -> str:

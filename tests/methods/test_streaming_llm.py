@@ -4,7 +4,7 @@ from build import run, stream
 from kvlab.reference import methods
 from kvlab.reference.generate import generate
 from kvlab.reference.transformer import ModelConfig, Transformer
-from tolerances import FLOAT64
+from tolerances import FLOAT32_ANGLES, FLOAT64
 
 
 def positions(spec: str, budget: int, tokens: int, prompt: int = 0) -> list[int]:
@@ -62,12 +62,14 @@ def test_repositioned_keys_make_the_output_independent_of_how_much_was_dropped()
         return prefill(model, chosen, prompt, block_size=1)[0]
 
     short, long = [7, 7, 7, *tail], [7, 2, 7, 9, 7, 7, 2, 7, *tail]
-    np.testing.assert_allclose(last_logits(policy, short), last_logits(policy, long), atol=FLOAT64)
+    np.testing.assert_allclose(
+        last_logits(policy, short), last_logits(policy, long), atol=FLOAT32_ANGLES
+    )
     np.testing.assert_allclose(last_logits(plain, short), last_logits(plain, long), atol=FLOAT64)
     sinks = "streaming_llm@sinks=1,reposition="
     moved = [last_logits(methods.get(f"{sinks}true", 4), prompt) for prompt in (short, long)]
     stayed = [last_logits(methods.get(f"{sinks}false", 4), prompt) for prompt in (short, long)]
-    np.testing.assert_allclose(moved[0], moved[1], atol=FLOAT64)
+    np.testing.assert_allclose(moved[0], moved[1], atol=FLOAT32_ANGLES)
     assert np.abs(stayed[0] - stayed[1]).max() > 1e-4
 
 
