@@ -52,7 +52,7 @@ def compare(
     methods: Annotated[
         str | None, typer.Option(help="Registry syntax, separated by ';' or blanks.")
     ] = None,
-    problems: Problems = 20,
+    problems: Problems = 16,
     seed: Seed = 0,
     model: Model = None,
     backend: Annotated[

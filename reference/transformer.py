@@ -18,6 +18,17 @@ from jaxtyping import Float, Int
 Array = np.ndarray
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""The kinds of RoPE and the parameters that each needs."""
 
 Attend = Callable[
     [int, Float[Array, "H m d"], Float[Array, "G m d"], Float[Array, "G m d"]],
@@ -68,7 +79,7 @@ class ModelConfig:
             raise ValueError(f"model_type = {kind!r} must be one of {', '.join(MODEL_TYPES)}")
         if config.get("hidden_act", "silu") != "silu":
             raise ValueError(f"hidden_act = {config['hidden_act']!r} must be 'silu'")
-        slides = config.get("use_sliding_window", kind == "mistral")
+        slides = kind not in ("qwen2", "qwen3") or config.get("use_sliding_window", False)
         if slides and config.get("sliding_window") is not None:
             raise ValueError(f"sliding_window = {config['sliding_window']} must be null")
         try:
@@ -256,8 +267,11 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.setdefault("rope_type", rope.pop("type", "default"))
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    if rope["rope_type"] not in ("default", "linear", "llama3"):
+    if rope["rope_type"] not in ROPE_TYPES:
         raise ValueError(f"rope_type = {rope['rope_type']!r} must be default, linear or llama3")
+    for name in ROPE_TYPES[rope["rope_type"]]:
+        if rope.get(name) is None:
+            raise ValueError(f"rope_type = {rope['rope_type']!r} needs {name!r}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(f"partial_rotary_factor = {rope['partial_rotary_factor']} must be 1")
     return rope
@@ -267,16 +281,22 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content
 
 
 def _read_tensors(directory: Path) -> dict[str, Array]:
     """Read one safetensors file, or the shards that its index lists."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted(set(_read_json(index)["weight_map"].values()))
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index} lacks 'weight_map'")
+        files = sorted(set(weight_map.values()))
     else:
         files = ["model.safetensors"]
     tensors: dict[str, Array] = {}

@@ -63,6 +63,18 @@ def save(directory: Path, case: str, dtype=torch.float32):
     model.to(dtype).save_pretrained(directory)
 
 
+def shard(directory: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    files = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        part = {name: tensors[name] for name in tensors if files[name] == file}
+        save_file(part, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
 def logits_of(directory: Path, tokens) -> np.ndarray:
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
@@ -97,6 +109,15 @@ def test_logits_agree_with_transformers(case, tmp_path):
 def test_bfloat16_checkpoints_are_read_exactly(tmp_path):
     save(tmp_path, "llama-gqa", torch.bfloat16)
     assert difference(tmp_path, TOKENS) < FLOAT32_LOGITS
+
+
+def test_sharded_checkpoints_are_put_together(tmp_path):
+    save(tmp_path, "llama-gqa")
+    whole = Transformer.from_directory(tmp_path).weights
+    shard(tmp_path)
+    sharded = Transformer.from_directory(tmp_path).weights
+    assert whole.keys() == sharded.keys()
+    assert all((whole[name] == sharded[name]).all() for name in whole)
 
 
 def test_the_comparison_can_fail(tmp_path):
@@ -167,6 +188,12 @@ def test_corrupt_files(tmp_path):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ValueError, match="is not a valid safetensors file"):
         Transformer.from_directory(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="lacks 'weight_map'"):
+        Transformer.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="must hold a JSON object"):
+        Transformer.from_directory(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="is not valid JSON"):
         Transformer.from_directory(tmp_path)
@@ -201,6 +228,19 @@ def test_wrong_tensors(tmp_path):
         ({"model_type": "gpt2"}, "model_type = 'gpt2' must be one of llama, mistral"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' must be 'silu'"),
         ({"model_type": "mistral", "sliding_window": 8}, "sliding_window = 8 must be null"),
+        (
+            {"model_type": "mistral", "sliding_window": 8, "use_sliding_window": False},
+            "sliding_window = 8 must be null",
+        ),
+        (
+            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True},
+            "sliding_window = 8 must be null",
+        ),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type = 'linear' needs 'factor'"),
+        (
+            {"rope_scaling": {"type": "llama3", "factor": 2.0}},
+            "rope_type = 'llama3' needs 'low_freq_factor'",
+        ),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn' must be default"),
         ({"vocab_size": None}, "lacks 'vocab_size'"),
     ],
@@ -210,6 +250,11 @@ def test_unsupported_configurations(change, message):
     config = {key: value for key, value in config.items() if value is not None}
     with pytest.raises(ValueError, match=message):
         ModelConfig.from_dict(config)
+
+
+def test_a_window_that_is_switched_off_is_accepted():
+    config = {"model_type": "qwen2", **SIZES, "sliding_window": 8, "use_sliding_window": False}
+    assert ModelConfig.from_dict(config).layers == SIZES["num_hidden_layers"]
 
 
 @pytest.mark.parametrize("tokens", [[61], [-1], []])

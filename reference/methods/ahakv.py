@@ -165,7 +165,7 @@ class AhaKV(Method):
     """Generated tokens between two evictions."""
 
     name = "ahakv"
-    source = "AhaKV: Adaptive Holistic Attention-Driven KV Cache Eviction, 2506.03762"
+    source = "Gu et al., AhaKV: Adaptive Holistic Attention-Driven KV Cache Eviction, 2506.03762"
     equations = ("AhaKV 5", "AhaKV 12", "AhaKV 13", "AhaKV 14", "AhaKV 15")
     variants = {
         "ahakv-sg": "ahakv@gain=none",
