@@ -80,10 +80,20 @@ class ModelConfig:
         if config.get("hidden_act", "silu") != "silu":
             raise ValueError(f"hidden_act = {config['hidden_act']!r} must be 'silu'")
         slides = kind not in ("qwen2", "qwen3") or config.get("use_sliding_window", False)
-        if slides and config.get("sliding_window") is not None:
-            raise ValueError(f"sliding_window = {config['sliding_window']} must be null")
+        window = config.get("sliding_window", 4096 if kind == "mistral" else None)
+        if slides and window is not None:
+            raise ValueError(f"sliding_window = {window} must be null")
+        if config.get("quantization_config") is not None:
+            raise ValueError("quantization_config must be absent: weights are read as they are")
         try:
             heads = config["num_attention_heads"]
+            kv_heads = config.get("num_key_value_heads") or heads
+            head_dim = config.get("head_dim") or config["hidden_size"] // heads
+            if heads % kv_heads or head_dim % 2:
+                raise ValueError(
+                    f"num_attention_heads = {heads} must be a multiple of num_key_value_heads = "
+                    f"{kv_heads}, and head_dim = {head_dim} must be even"
+                )
             llama_bias = bool(config.get("attention_bias", False))
             return cls(
                 model_type=kind,
@@ -92,8 +102,8 @@ class ModelConfig:
                 intermediate_size=config["intermediate_size"],
                 layers=config["num_hidden_layers"],
                 heads=heads,
-                kv_heads=config.get("num_key_value_heads") or heads,
-                head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
                 norm_eps=config.get("rms_norm_eps", 1e-6),
                 rope=_rope_parameters(config),
                 tied_embeddings=bool(config.get("tie_word_embeddings", False)),

@@ -243,6 +243,10 @@ def test_wrong_tensors(tmp_path):
         ),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type = 'yarn' must be default"),
         ({"vocab_size": None}, "lacks 'vocab_size'"),
+        ({"model_type": "mistral"}, "sliding_window = 4096 must be null"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads = 3"),
+        ({"head_dim": 7}, "head_dim = 7 must be even"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
     ],
 )
 def test_unsupported_configurations(change, message):
