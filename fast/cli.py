@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
 from kvlab.fast.evaluate import compare as comparing
 from kvlab.fast.evaluate.report import sections, write_report
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods as registry
 from kvlab.reference.recurrence import Recurrence, recurrence
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 console = Console(width=None if sys.stdout.isatty() else 100)

@@ -1,13 +1,12 @@
 """Attention over a cache, for grouped query heads.
 
-Axes, in this order everywhere: ``G`` KV heads, ``rho`` = H/G query heads that share one KV head,
-``m`` queries of the current block, ``n`` entries in the cache, ``d`` head dimension.
+Axes are those of :mod:`kvlab.reference.notation`.
 """
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-Array = np.ndarray
+from kvlab.reference.notation import Array
 
 
 def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Float[Array, "G rho m d"]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from kvlab.reference.storage import Storage
 
-Array = np.ndarray
+from kvlab.reference.notation import Array
+from kvlab.reference.storage import Storage
 
 
 @dataclass(frozen=True)

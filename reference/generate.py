@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
+
 from kvlab.reference.attention import group_heads
 from kvlab.reference.cache import LayerCache
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import Block, Clock, Policy, StepResult, empty_cache, step
 from kvlab.reference.transformer import Transformer
-
-Array = np.ndarray
 
 Watch = Callable[[Block, StepResult], None]
 """Called after every step of every layer."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
+
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import Session, Watch, advance, choose, log_softmax, prefill
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import Block, Policy, StepResult
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.transformer import Transformer
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

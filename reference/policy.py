@@ -12,15 +12,15 @@ how precise? :class:`Precision`
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
 from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
+from kvlab.reference.notation import Array
 from kvlab.reference.selection import keep_set
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class StepResult:
     output: Float[Array, "G rho m d"]
     cache: LayerCache
     seen: Observation
-    keep: Int[Array, "G kept"] | None = field(default=None)
+    keep: Int[Array, "G kept"] | None = None
     """Indices that stayed, into the entries of ``seen``; None if the step was not due."""
 
 
@@ -226,7 +226,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     cache = cache.append(block.keys, block.values, positions, policy.score.fills)
     output, seen = observe_attention(policy, cache, block)
     state = policy.score.observe(cache.state, seen)
-    cache = LayerCache(cache.keys, cache.values, cache.positions, state)
+    cache = replace(cache, state=state)
     if not policy.schedule.due(clock):
         return StepResult(output, cache, seen)
     candidates, keep = select(policy, state, seen)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, UInt8
 
-Array = np.ndarray
+from kvlab.reference.notation import Array
 
 WIDTHS = (2, 3, 4, 8)
 """Code widths in bits that can be stored."""

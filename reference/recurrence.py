@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from kvlab.reference.generate import Generation, generate
 from kvlab.reference.methods.full import FullCache
 from kvlab.reference.methods.lazy_eviction import LazyEviction

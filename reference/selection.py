@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-Array = np.ndarray
+from kvlab.reference.notation import Array
 
 
 def budget_entries(budget: int | str, length: int) -> int:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from kvlab.reference.quantization import FULL_BITS, Quantized, quantize
 
-Array = np.ndarray
+from kvlab.reference.notation import Array
+from kvlab.reference.quantization import FULL_BITS, Quantized, quantize
 
 
 class Rows(ABC):

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 from jaxtyping import Float, Int
 
-Array = np.ndarray
+from kvlab.reference.notation import Array
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = {

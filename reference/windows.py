@@ -5,11 +5,11 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.attention import logits, softmax, visible
 from kvlab.reference.cache import State
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import Observation
-
-Array = np.ndarray
 
 GroupReduction = Literal["mean", "max", "sum"]
 Border = Literal["zero", "shrink"]

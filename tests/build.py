@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.policy import (
     Block,

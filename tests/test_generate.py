@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from cases import BUDGETED
+from tolerances import FLOAT64
+
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import generate, methods
 from kvlab.reference.attention import attend, visible
@@ -11,7 +13,6 @@ from kvlab.reference.measure import divergence, teacher_forced
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
-from tolerances import FLOAT64
 
 
 @pytest.fixture(scope="module")

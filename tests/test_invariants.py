@@ -8,9 +8,10 @@ from build import run, stream
 from cases import BUDGETED, HOLDS_BUDGET_ALWAYS, QUANTIZING, RANDOM, SELF_SIZED
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerances import EXACT, FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, visible
-from tolerances import EXACT, FLOAT64
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 8]))
 QUICK = settings(max_examples=8, deadline=None)

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 from build import run, stream
+from tolerances import FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, group_heads, softmax, visible
 from kvlab.reference.policy import (
@@ -13,7 +15,6 @@ from kvlab.reference.policy import (
     empty_cache,
     step,
 )
-from tolerances import FLOAT64
 
 
 def block(seen=4, m=4, prompt=4, G=2, rho=2, d=4):

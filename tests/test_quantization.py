@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from kvlab.reference.quantization import WIDTHS, pack, quantize, unpack
 from tolerances import EXACT
+
+from kvlab.reference.quantization import WIDTHS, pack, quantize, unpack
 
 
 @given(st.sampled_from(WIDTHS), st.data())

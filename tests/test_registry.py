@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from kvlab.reference import methods
 from kvlab.reference.methods import METHODS, WRAPPERS
 from kvlab.reference.methods.caote import Caote

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvlab.reference.selection import budget_entries, keep_set, rank
 
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tolerances import FLOAT32_LOGITS, FLOAT64
+
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import generate, methods
 from kvlab.reference.generate import advance, start
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import ModelConfig, Transformer
-from tolerances import FLOAT32_LOGITS, FLOAT64
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

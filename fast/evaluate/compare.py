@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from kvlab.fast.evaluate.statistics import wilson
 from kvlab.reference import methods
 from kvlab.reference.generate import generate

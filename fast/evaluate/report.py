@@ -7,10 +7,11 @@ from pathlib import Path
 import jinja2
 import matplotlib
 import numpy as np
-from kvlab.fast.evaluate.compare import Comparison, Row, label
-from kvlab.reference.quantization import FULL_BITS
 from markupsafe import Markup
 from matplotlib.figure import Figure
+
+from kvlab.fast.evaluate.compare import Comparison, Row, label
+from kvlab.reference.quantization import FULL_BITS
 
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
 

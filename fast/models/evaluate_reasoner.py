@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from matplotlib.figure import Figure
+
 from kvlab.fast.evaluate.compare import Settings, compare
 from kvlab.reference.recurrence import recurrence
-from matplotlib.figure import Figure
 
 SPECS = ("full", "streaming_llm")
 BUDGET = "30%"

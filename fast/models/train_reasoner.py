@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from kvlab.reference.tasks import reasoning
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from kvlab.reference.tasks import reasoning
 
 IGNORED = -100
 """Target that the loss leaves out."""

@@ -9,9 +9,11 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
 from kvlab.reference.attention import logits, softmax, visible
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Edges,
     Entries,
@@ -29,8 +31,6 @@ from kvlab.reference.windows import (
     mean_pool,
     remember_queries,
 )
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import EveryBlock, Nobody, Observation, Policy, Score
 from kvlab.reference.windows import among_candidates, check_choice, check_kernel, mean_pool
-
-Array = np.ndarray
 
 
 def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:

@@ -11,10 +11,12 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.methods.h2o import AccumulatedAttention
 from kvlab.reference.methods.rpc import RPC
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Budget,
     Edges,
@@ -29,8 +31,6 @@ from kvlab.reference.policy import (
 )
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
 from kvlab.reference.windows import check_choice
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Demote(Precision):
         keys = keys.quantize_tokens(demoted, self.bits, self.group)  # [DDKS 1]
         values = cache.values.quantize_tokens(demoted, self.bits, self.group)
         everything = np.tile(np.arange(len(cache)), (len(demoted), 1))
-        return LayerCache(keys, values, cache.positions, cache.state), everything
+        return replace(cache, keys=keys, values=values), everything
 
 
 def balance(seen: Observation) -> Float[Array, "G d"]:

@@ -3,14 +3,16 @@
 Equations of the paper: 3, 4 (importance), 5-8 (sensitivity), 9 (confidence).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.method import Divergence, Method
 from kvlab.reference.methods.rpc import RPC
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Budget,
     Entries,
@@ -31,8 +33,6 @@ from kvlab.reference.windows import (
     remember_queries,
     window_attention,
 )
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def quantize_entries(
         keys = keys.quantize_tokens(entries & (keys.bits > key_bits), key_bits, group)
     if value_bits < FULL_BITS:
         values = values.quantize_tokens(entries & (values.bits > value_bits), value_bits, group)
-    return LayerCache(keys, values, cache.positions, cache.state)
+    return replace(cache, keys=keys, values=values)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.cache import State
 from kvlab.reference.method import Method, refuse_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Full,
     Never,
@@ -15,8 +16,6 @@ from kvlab.reference.policy import (
     Score,
     Unlimited,
 )
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ Equations (numbered here; the score is Eq. 4 of AhaKV and the h of CAOTE's Eq. 2
 
 from dataclasses import dataclass
 
-import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Edges,
     Entries,
@@ -22,8 +23,6 @@ from kvlab.reference.policy import (
     Score,
 )
 from kvlab.reference.windows import GroupReduction, reduce_group
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

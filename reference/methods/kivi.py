@@ -9,13 +9,15 @@ Equations (numbered here; the quantiser itself is in ``quantization.py``):
 5. values: everything but the last R_res tokens is quantised
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Int
+
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.method import Divergence, Method, refuse_budget
 from kvlab.reference.methods.full import Recency
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     EveryBlock,
     Nobody,
@@ -27,8 +29,6 @@ from kvlab.reference.policy import (
 )
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
 from kvlab.reference.windows import check_choice
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class KeysPerChannelValuesPerToken(Precision):
         values = cache.values.quantize_tokens(
             value_due & (cache.values.bits == FULL_BITS), self.value_bits, self.group
         )
-        return LayerCache(keys, values, cache.positions, cache.state), keep
+        return replace(cache, keys=keys, values=values), keep
 
 
 @dataclass(frozen=True)

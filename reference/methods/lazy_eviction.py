@@ -12,8 +12,10 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Edges,
     Entries,
@@ -25,8 +27,6 @@ from kvlab.reference.policy import (
     check_at_least,
 )
 from kvlab.reference.windows import GroupReduction, check_choice, reduce_group
-
-Array = np.ndarray
 
 Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]
 

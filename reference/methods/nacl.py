@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     AfterPrefill,
     Entries,
@@ -25,8 +27,6 @@ from kvlab.reference.policy import (
 )
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import remember_queries, window_attention, window_logits
-
-Array = np.ndarray
 
 
 def proxy_count(share: float, prompt: int) -> int:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Budget,
     Entries,
@@ -27,8 +29,6 @@ from kvlab.reference.policy import (
     check_at_least,
 )
 from kvlab.reference.selection import rank
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

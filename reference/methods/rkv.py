@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     AfterPrefillThenEverySeen,
     Edges,
@@ -32,8 +34,6 @@ from kvlab.reference.windows import (
     remember_queries,
     window_logits,
 )
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

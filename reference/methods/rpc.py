@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Budget,
     Entries,
@@ -33,8 +35,6 @@ from kvlab.reference.windows import (
     remember_queries,
     window_attention,
 )
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

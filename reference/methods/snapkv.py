@@ -9,10 +9,11 @@ Equations (numbered here):
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     AfterPrefill,
     Edges,
@@ -34,8 +35,6 @@ from kvlab.reference.windows import (
     remember_queries,
     window_attention,
 )
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float
+
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
     Entries,
     EveryBlock,
@@ -20,8 +22,6 @@ from kvlab.reference.policy import (
     Policy,
     Score,
 )
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tolerances import DECIMALS
+from typer.testing import CliRunner
+
 from kvlab.fast.cli import app, main
 from kvlab.fast.evaluate.compare import DEFAULT_METHODS, Settings, compare, takes_budget
 from kvlab.fast.evaluate.report import sections, write_report
 from kvlab.fast.evaluate.statistics import wilson
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
-from tolerances import DECIMALS
-from typer.testing import CliRunner
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
 

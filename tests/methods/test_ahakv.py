@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 from build import kept, observation, run, stream
+from tolerances import FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.attention import logits, softmax, visible
 from kvlab.reference.methods.ahakv import StepGain
-from tolerances import FLOAT64
 
 
 def gain(i: int, k: int, **options) -> float:

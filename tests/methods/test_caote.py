@@ -5,6 +5,8 @@ import pytest
 from build import kept, observation, observe_rows, run, stream
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerances import DECIMALS, FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.methods.caote import (
@@ -13,7 +15,6 @@ from kvlab.reference.methods.caote import (
     joint_error,
     normalize,
 )
-from tolerances import DECIMALS, FLOAT64
 
 
 def output(h, values, evicted=()):

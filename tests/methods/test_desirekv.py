@@ -3,9 +3,10 @@ import pytest
 from build import observation, run, stream
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerances import FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.methods.desirekv import DecisionWindow, Doubt, outlier_score, sensitivity
-from tolerances import FLOAT64
 
 BLOCK = np.array([-1, -0.5, 0, 0, 0.5, 1, 0, 10.0])
 

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 from build import run
-from kvlab.reference import methods
 from tolerances import FLOAT64
+
+from kvlab.reference import methods
 
 
 def test_two_tokens_by_hand():

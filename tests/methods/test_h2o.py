@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 from build import kept, observation, observe_rows, run, stream
-from kvlab.reference import methods
 from tolerances import FLOAT64
+
+from kvlab.reference import methods
 
 ROWS = [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]]
 

@@ -5,9 +5,10 @@ import pytest
 from build import kept, observe_rows, run, stream
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerances import DECIMALS
+
 from kvlab.reference import methods
 from kvlab.reference.methods.lazy_eviction import decreasing
-from tolerances import DECIMALS
 
 
 def one_entry(active_at, born=3, now=12, **options):

@@ -3,10 +3,11 @@ from itertools import permutations
 import numpy as np
 import pytest
 from build import observation, run, stream
+from tolerances import MONTE_CARLO
+
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.policy import select
-from tolerances import MONTE_CARLO
 
 
 def one_proxy(weights, spec, budget):

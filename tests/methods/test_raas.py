@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from build import kept, observe_rows, run, stream
+
 from kvlab.reference import methods
 
 ROWS = [[1.0], [0.7, 0.3], [0.1, 0.3, 0.6], [0.1, 0.1, 0.3, 0.5]]

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 from build import kept, observation, run, stream
+from tolerances import FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.policy import Clock
-from tolerances import FLOAT64
 
 
 def test_timeline_of_the_paper():

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 from build import kept, observation, run, stream
+from tolerances import FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.windows import max_pool, mean_pool
-from tolerances import FLOAT64
 
 
 def window_of_one(weights):

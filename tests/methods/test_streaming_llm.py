@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 from build import run, stream
+from tolerances import FLOAT32_ANGLES, FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.generate import generate
 from kvlab.reference.transformer import ModelConfig, Transformer
-from tolerances import FLOAT32_ANGLES, FLOAT64
 
 
 def positions(spec: str, budget: int, tokens: int, prompt: int = 0) -> list[int]:

@@ -1,8 +1,9 @@
 import numpy as np
 from build import kept, observation, run, stream
+from tolerances import FLOAT64
+
 from kvlab.reference import methods
 from kvlab.reference.cache import State
-from tolerances import FLOAT64
 
 
 def test_two_heads_by_hand():
