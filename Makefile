@@ -1,7 +1,7 @@
 # Everything works on a fresh clone with Python 3.11 or newer; set-up happens in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
 export NO_MKDOCS_2_WARNING = 1
