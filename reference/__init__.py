@@ -1,7 +1,7 @@
 """KV-cache compression in NumPy, to be read beside the papers.
 
-Start with :mod:`kvlab.reference.policy` (the four questions and the step) and
-:mod:`kvlab.reference.methods` (one file per method, and the registry).
+Start with `kvlab.reference.policy` (the four questions and the step) and
+`kvlab.reference.methods` (one file per method, and the registry).
 """
 
 from kvlab.reference import methods

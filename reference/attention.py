@@ -1,6 +1,6 @@
 """Attention over a cache, for grouped query heads.
 
-Axes are those of :mod:`kvlab.reference.notation`.
+Axes are those of `kvlab.reference.notation`.
 """
 
 import numpy as np

@@ -18,7 +18,7 @@ Watch = Callable[[Block, StepResult], None]
 
 @dataclass(frozen=True)
 class Session:
-    """One sequence on its way through a model; :func:`advance` returns the next session."""
+    """One sequence on its way through a model; `advance` returns the next session."""
 
     model: Transformer
     policy: Policy
@@ -42,7 +42,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Generation:
-    """What :func:`generate` wrote."""
+    """What `generate` wrote."""
 
     tokens: tuple[int, ...]
     session: Session
@@ -165,11 +165,11 @@ def generate(
         temperature: 0 for the likeliest token.
         seed: of the sampling.
         block_size: tokens per block of prefill; None for the whole prompt at once.
-        query_heads: see :func:`start`.
+        query_heads: see `start`.
         watch: called after every step of every layer.
 
     Raises:
-        ValueError: on a negative temperature or number of tokens, and as :func:`prefill`.
+        ValueError: on a negative temperature or number of tokens, and as `prefill`.
     """
     if max_new_tokens < 0 or temperature < 0:
         raise ValueError(

@@ -2,17 +2,15 @@
 
 Axes, always in this order:
 
-======= ============================================================
-axis    counts
-======= ============================================================
-``G``   KV heads
-``rho`` query heads that share one KV head, H/G
-``m``   queries of the current block
-``n``   entries in the cache of one layer and KV head
-``d``   channels of a head
-``w``   remembered queries
-``t``   tokens seen so far
-======= ============================================================
+| axis | counts |
+|---|---|
+| `G` | KV heads |
+| `rho` | query heads that share one KV head, H/G |
+| `m` | queries of the current block |
+| `n` | entries in the cache of one layer and KV head |
+| `d` | channels of a head |
+| `w` | remembered queries |
+| `t` | tokens seen so far |
 
 So attention is ``[G, rho, m, n]``, queries ``[G, rho, m, d]``, keys and values ``[G, n, d]``,
 scores and per-entry state ``[G, n]``. ``B`` is a budget in entries, ``W`` an observation window and

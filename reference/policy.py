@@ -1,13 +1,11 @@
 """A method is four answers: score, schedule, protect, precision; and the step that asks them.
 
-==========  ==============================================================================
-question    answered by
-==========  ==============================================================================
-worth?      :class:`Score`, and a :class:`Budget` that says how many entries it may keep
-when?       :class:`Schedule`
-who is safe? :class:`Protect`
-how precise? :class:`Precision`
-==========  ==============================================================================
+| question | answered by |
+|---|---|
+| What is an entry worth? | `Score`, and a `Budget` that says how many may stay |
+| When do we look? | `Schedule` |
+| Who is safe? | `Protect` |
+| How precisely is it kept? | `Precision` |
 """
 
 from abc import ABC, abstractmethod
@@ -96,7 +94,7 @@ class Score(ABC):
         """Rate the entries.
 
         Args:
-            state: what :meth:`observe` made of all blocks so far.
+            state: what `observe` made of all blocks so far.
             seen: the current block.
             candidates: entries that may leave; scores elsewhere are ignored.
             room: how many candidates may stay.

@@ -27,7 +27,7 @@ def pack(codes: UInt8[Array, "... length"], bits: int) -> UInt8[Array, "... byte
 def unpack(
     packed: UInt8[Array, "... bytes"], bits: int, length: int
 ) -> UInt8[Array, "... {length}"]:
-    """Invert :func:`pack`."""
+    """Invert `pack`."""
     planes = np.unpackbits(packed, axis=-1, count=length * bits)
     planes = planes.reshape(*packed.shape[:-1], length, bits)
     return (planes << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
@@ -86,7 +86,7 @@ def quantize(x: Float[Array, "... length"], bits: int, group: int) -> Quantized:
     Source: KIVI (arXiv 2402.02750). Halves round to even; a constant group gets codes 0.
 
     Raises:
-        ValueError: if ``bits`` is no width of :data:`WIDTHS`, ``group`` is not positive, or ``x``
+        ValueError: if ``bits`` is no width of `WIDTHS`, ``group`` is not positive, or ``x``
             holds a value that float16 cannot hold.
     """
     if bits not in WIDTHS:

@@ -1,7 +1,7 @@
 """A decoder of the Llama family in NumPy: Llama, Mistral, Qwen2, Qwen3.
 
 Reads a Hugging Face directory (``config.json`` and safetensors) and computes in float64. Attention
-over the cache is the caller's: :meth:`Transformer.forward` hands queries, keys and values over.
+over the cache is the caller's: `Transformer.forward` hands queries, keys and values over.
 """
 
 import json

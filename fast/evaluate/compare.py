@@ -109,7 +109,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found."""
+    """What `compare` found."""
 
     settings: Settings
     lengths: tuple[int, ...]

@@ -133,7 +133,7 @@ class Curriculum:
 def tensors(
     problems: list[reasoning.Problem], is_digit: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids and targets ``[rows, length]``; :data:`IGNORED` asks for nothing."""
+    """Return token ids and targets ``[rows, length]``; `IGNORED` asks for nothing."""
     ids = tokens()
     rows = [[ids[token] for token in problem.text.split(" ")] for problem in problems]
     length = max(len(row) for row in rows)

@@ -60,7 +60,7 @@ WRAPPERS: Mapping[str, Callable[..., Method]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return every method's name; those of :data:`WRAPPERS` need a base, as in ``caote:h2o``."""
+    """Return every method's name; those of `WRAPPERS` need a base, as in ``caote:h2o``."""
     return (*METHODS, *WRAPPERS)
 
 
