@@ -89,7 +89,7 @@ def test_the_measured_error_is_the_distance_to_dense_attention(model, prompt):
     for token in answer[:-1]:
         _, session = advance(session, [token], watch=watch)
     per_step = np.array(errors).reshape(-1, model.config.layers).mean(axis=1)
-    np.testing.assert_allclose(measured.output_error, per_step, atol=FLOAT64)
+    np.testing.assert_allclose(measured.output_error, per_step, rtol=0, atol=FLOAT64)
     assert measured.output_error[0] < FLOAT64
     assert measured.output_error[1:].max() > 1e-3
 
@@ -110,7 +110,7 @@ def test_divergence_by_hand():
     """p = (½, ½), q = (¼, ¾): ½ ln 2 + ½ ln ⅔."""
     full, other = np.log([[0.5, 0.5]]), np.log([[0.25, 0.75]])
     expected = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)
-    np.testing.assert_allclose(divergence(full, other), [expected], atol=FLOAT64)
+    np.testing.assert_allclose(divergence(full, other), [expected], rtol=0, atol=FLOAT64)
 
 
 def test_bad_input(model, prompt):

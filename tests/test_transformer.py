@@ -160,7 +160,7 @@ def test_blocks_of_any_size_give_the_same_logits(tmp_path):
     model = Transformer.from_directory(tmp_path)
     once = reference_logits(model, TOKENS)
     split = reference_logits(model, TOKENS, (1, 30, 7, None))
-    np.testing.assert_allclose(once, split, atol=FLOAT64)
+    np.testing.assert_allclose(once, split, rtol=0, atol=FLOAT64)
 
 
 def test_turning_back_undoes_turning(tmp_path):
@@ -168,7 +168,7 @@ def test_turning_back_undoes_turning(tmp_path):
     model = Transformer.from_directory(tmp_path)
     vectors, positions = np.random.default_rng(2).normal(size=(2, 5, 6)), np.arange(5)
     back = model.rotate(model.rotate(vectors, positions), -positions)
-    np.testing.assert_allclose(back, vectors, atol=FLOAT64)
+    np.testing.assert_allclose(back, vectors, rtol=0, atol=FLOAT64)
 
 
 # --- bad input -----------------------------------------------------------------------------------
