@@ -20,6 +20,7 @@ BUDGETED = (
     "caote:h2o",
     "caote:tova",
     "caote:tova@every=5",
+    "caote:tova@heads=layer",
     "caote:snapkv@window=3",
     "caote:h2o@several=joint_greedy",
     "caote:h2o@several=sequential",

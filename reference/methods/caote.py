@@ -5,7 +5,7 @@ Equations of the paper: 8 and 9 (score = eviction error), 21 (any retention scor
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -15,6 +15,8 @@ from kvlab.reference.method import Divergence, Method
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import EveryBlock, Nobody, Observation, Policy, Score
 from kvlab.reference.windows import among_candidates, check_choice, check_kernel, mean_pool
+
+Heads = Literal["l2", "mean", "max", "attention", "layer"]
 
 
 def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:
@@ -86,7 +88,7 @@ class EvictionError(Score):
     base: Score
     fast: bool
     norm: float
-    heads: Literal["l2", "mean", "max", "attention"]
+    heads: Heads
     several: Literal["independent", "sequential", "joint_greedy"]
     normalize_over: Literal["present", "candidates"]
     pool: int | None
@@ -133,6 +135,8 @@ class EvictionError(Score):
             return per_head.max(axis=1)
         if self.heads == "mean":
             return per_head.mean(axis=1)
+        if self.heads == "layer":
+            return np.tile(np.linalg.norm(per_head, axis=(0, 1)), (len(per_head), 1))
         return np.linalg.norm(per_head, axis=1)
 
     def elimination_order(
@@ -167,8 +171,9 @@ class Caote(Method):
 
     base: Method
     norm: float = 2
-    heads: Literal["l2", "mean", "max", "attention"] = "l2"
-    """How errors of a query group combine; ``attention``: error of the group's mean attention."""
+    heads: Heads = "l2"
+    """How errors of a query group combine. ``attention``: error of the group's mean attention;
+    ``layer``: L2 over all query heads, one keep set per layer."""
     several: Literal["independent", "sequential", "joint_greedy"] = "independent"
     """How to choose more than one victim at once."""
     normalize_over: Literal["present", "candidates"] = "present"
@@ -204,8 +209,10 @@ class Caote(Method):
             topic="heads",
             paper="not stated",
             elsewhere="ports decide per query head",
-            default="L2 over the query group: the exact change of the concatenated outputs",
-            option="caote:h2o@heads=mean, caote:h2o@heads=max, caote:h2o@heads=attention",
+            default="L2 over the query group: the exact change of its concatenated outputs; TOVA itself "
+            "keeps one set per layer, so compare with tova@per_head=true or take heads=layer",
+            option="caote:tova@heads=layer, caote:h2o@heads=mean, caote:h2o@heads=max, "
+            "caote:h2o@heads=attention",
         ),
         Divergence(
             topic="protection",
@@ -239,12 +246,14 @@ class Caote(Method):
     )
 
     def __post_init__(self) -> None:
-        check_choice(("l2", "mean", "max", "attention"), heads=self.heads)
+        check_choice(get_args(Heads), heads=self.heads)
         check_choice(("independent", "sequential", "joint_greedy"), several=self.several)
         check_choice(("present", "candidates"), normalize_over=self.normalize_over)
         check_choice(("inherit", "none"), protect=self.protect)
         if self.pool is not None:
             check_kernel(self.pool)
+        if self.heads == "layer" and self.several != "independent":
+            raise ValueError("heads = 'layer' needs several = 'independent'")
         if self.fast and self.several == "joint_greedy":
             raise ValueError("several = 'joint_greedy' is exact and has no fast form")
         if not self.norm >= 1:

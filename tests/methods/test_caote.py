@@ -119,6 +119,24 @@ def test_l2_over_the_group_is_the_change_of_all_its_outputs(seed):
         assert score[j] == pytest.approx(np.linalg.norm(np.concatenate(change)), abs=FLOAT64)
 
 
+def test_a_layer_may_decide_together_as_tova_does():
+    """L2 over all query heads of all KV heads; every KV head keeps the same entries."""
+    rng = np.random.default_rng(1)
+    attention, values = rng.dirichlet(np.ones(5), size=(2, 2, 1)), rng.normal(size=(2, 5, 3))
+    seen = observation(attention, values=values)
+    everything = np.ones((2, 5), dtype=bool)
+    score = methods.get("caote:tova@heads=layer", 4).score.score(State(), seen, everything, 4)
+    for j in range(5):
+        change = [
+            output(attention[g, r, 0], values[g]) - output(attention[g, r, 0], values[g], {j})
+            for g in range(2)
+            for r in range(2)
+        ]
+        np.testing.assert_allclose(score[:, j], np.linalg.norm(np.concatenate(change)))
+    with pytest.raises(ValueError, match="heads = 'layer' needs several = 'independent'"):
+        methods.get("caote:tova@heads=layer,several=sequential", 4)
+
+
 def test_h2o_sums_are_normalised():
     """S = (1.8, .7, .5) becomes (.6, .7/3, .5/3)."""
     policy = methods.get("caote:h2o@recent=0", 2)
