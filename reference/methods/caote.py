@@ -209,7 +209,7 @@ class Caote(Method):
             topic="heads",
             paper="not stated",
             elsewhere="ports decide per query head",
-            default="L2 over the query group: the exact change of its concatenated outputs; TOVA itself "
+            default="L2 over the query group: the exact change of its concatenated outputs; TOVA "
             "keeps one set per layer, so compare with tova@per_head=true or take heads=layer",
             option="caote:tova@heads=layer, caote:h2o@heads=mean, caote:h2o@heads=max, "
             "caote:h2o@heads=attention",
