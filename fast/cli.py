@@ -90,6 +90,8 @@ def compare(
                 task, completed=done, total=total, description=what
             ),
         )
+    if all(row.refusal for row in comparison.rows):
+        raise ValueError(f"no method could run; {comparison.rows[0].refusal}")
     write_report(comparison, report)
     if as_json:
         print(json.dumps(comparison.to_json(), indent=1))
@@ -180,7 +182,9 @@ def show_divergences(found: dict[str, tuple[registry.Divergence, ...]], as_json:
         print(json.dumps(plain, indent=1))
         return
     for name, entries in found.items():
-        table = Table("topic", "paper", "elsewhere", "default", "option", title=name)
+        table = Table(title=name)
+        for heading in ("topic", "paper", "elsewhere", "default", "option"):
+            table.add_column(heading, overflow="fold")
         for each in entries:
             table.add_row(each.topic, each.paper, each.elsewhere, each.default, each.option)
         console.print(table)

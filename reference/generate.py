@@ -1,7 +1,7 @@
 """Block-wise prefill and decoding of the NumPy transformer under a policy."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -20,12 +20,12 @@ Watch = Callable[[Block, StepResult], None]
 class Session:
     """One sequence on its way through a model; `advance` returns the next session."""
 
-    model: Transformer
+    model: Transformer = field(repr=False)
     policy: Policy
-    caches: tuple[LayerCache, ...]
+    caches: tuple[LayerCache, ...] = field(repr=False)
     prompt: int
     """Tokens of the prompt."""
-    confidence: Float[Array, " t"]
+    confidence: Float[Array, " t"] = field(repr=False)
     """Per token seen: the largest probability of its distribution; NaN where it was given."""
     query_heads: bool
 

@@ -22,7 +22,7 @@ from kvlab.reference.measure import Measurement, teacher_forced
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.transformer import ModelConfig, Transformer
+from kvlab.reference.transformer import Transformer
 
 BUDGETED = (
     "streaming_llm",
@@ -202,7 +202,7 @@ def check(settings: Settings) -> None:
         budget_entries(text, 100)
     for spec in settings.specs:
         methods.parse(spec)
-    ModelConfig.from_directory(settings.model)
+    Transformer.from_directory(settings.model)
     load_tokenizer(settings.model)
 
 
@@ -249,14 +249,13 @@ def _prepare(number: int, seed: int) -> Task:
 
 def _run(task: Task, spec: str, budget: int | None) -> Run | tuple[str, int | None, str]:
     model, tokenizer = _worker["model"], _worker["tokenizer"]
-    try:
-        policy = methods.get(spec, budget)
-        policy.check(len(task.prompt))
-    except ValueError as error:
-        return spec, budget, str(error)
     stop = tokenizer.encode(task.problem.solution).ids[-1]
     started = time.perf_counter()
-    written = generate(model, policy, task.prompt, _longest(task.problem), stop=stop).tokens
+    try:
+        policy = methods.get(spec, budget)
+        written = generate(model, policy, task.prompt, _longest(task.problem), stop=stop).tokens
+    except ValueError as error:
+        return spec, budget, str(error)
     seconds = time.perf_counter() - started
     grade = reasoning.grade(
         task.problem, tokenizer.decode(list(written), skip_special_tokens=False)

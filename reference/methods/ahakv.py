@@ -78,7 +78,9 @@ class StepGain:
         gain = np.sqrt(2 * np.log(crowd) / d) * np.sqrt(d)  # [AhaKV 12]
         gain = gain[None, None, :, None]
         if self.gain == "measured":
-            gain = gain / np.maximum(spread(raw, mask), np.finfo(float).tiny)
+            deviation = spread(raw, mask)
+            flat = deviation <= 1e-12 * np.abs(raw).max(axis=-1, keepdims=True)
+            gain = np.where(flat, 1.0, gain / np.where(flat, 1.0, deviation))
         gain = np.maximum(gain, self.floor)
         return np.where((crowd > 1)[None, None, :, None], gain, 1.0)
 

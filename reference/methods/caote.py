@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import EveryBlock, Nobody, Observation, Policy, Score
+from kvlab.reference.policy import EveryBlock, Full, Nobody, Observation, Policy, Score
 from kvlab.reference.windows import among_candidates, check_choice, check_kernel, mean_pool
 
 Heads = Literal["l2", "mean", "max", "attention", "layer"]
@@ -44,7 +44,7 @@ def eviction_error(
     """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
 
     The entry above one half, at most one, is computed from the output of the others, where the
-    printed formula loses its digits as h_j → 1.
+    printed formula loses its digits as h_j → 1; an entry with all the mass has infinite error.
     """
     output = (h[..., None] * values).sum(axis=-2, keepdims=True)
     rest = remaining_mass(h)
@@ -57,7 +57,7 @@ def eviction_error(
         share = np.divide(others, mass, out=np.zeros_like(h), where=mass > 0)
         without = (share[..., None] * values).sum(axis=-2, keepdims=True)
         distance = np.linalg.norm(without - values, ord=norm, axis=-1)
-        error = np.where(dominant, h * distance, error)
+        error = np.where(dominant, np.where(mass > 0, h * distance, np.inf), error)
     return error
 
 
@@ -211,8 +211,8 @@ class Caote(Method):
             elsewhere="ports decide per query head",
             default="L2 over the query group: the exact change of its concatenated outputs; TOVA "
             "keeps one set per layer, so compare with tova@per_head=true or take heads=layer",
-            option="caote:tova@heads=layer, caote:h2o@heads=mean, caote:h2o@heads=max, "
-            "caote:h2o@heads=attention",
+            option="caote:tova@heads=layer, caote:tova@heads=mean, caote:tova@heads=max, "
+            "caote:tova@heads=attention; scores that are one per KV head know only heads=layer",
         ),
         Divergence(
             topic="protection",
@@ -254,6 +254,13 @@ class Caote(Method):
             check_kernel(self.pool)
         if self.heads == "layer" and self.several != "independent":
             raise ValueError("heads = 'layer' needs several = 'independent'")
+        if self.several != "independent" and self.pool is not None:
+            raise ValueError(f"pool = {self.pool} needs several = 'independent'")
+        exact = self.norm == 2 and self.heads in ("l2", "attention")
+        if self.several == "joint_greedy" and not exact:
+            raise ValueError(
+                "several = 'joint_greedy' needs norm = 2 and heads = 'l2' or 'attention'"
+            )
         if self.fast and self.several == "joint_greedy":
             raise ValueError("several = 'joint_greedy' is exact and has no fast form")
         if not self.norm >= 1:
@@ -262,6 +269,8 @@ class Caote(Method):
     def policy(self, budget: int | None) -> Policy:
         """Replace the score of the base method, and look at every block and step."""
         base = self.base.policy(budget)
+        if not isinstance(base.precision, Full):
+            raise ValueError(f"CAOTE wraps methods that keep 16 bit, not {base.name}")
         score = EvictionError(
             base.score,
             self.fast,

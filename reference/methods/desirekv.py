@@ -44,12 +44,16 @@ class DecisionWindow:
     scope: Literal["window", "all"]
 
     def members(self, seen: Observation) -> Bool[Array, "G n"]:
-        """Generated positions in [t − R − P, t − R), or all before t − R."""
+        """Mark the P generated tokens before the selector, [t − R − P, t − R) at an event.
+
+        A block that passes several events decides about all their windows; ``all`` starts at the
+        first generated token.
+        """
         clock = seen.clock
-        last = clock.seen - self.selector
-        first = clock.prompt
-        if self.scope == "window":
-            first = max(first, last - self.interval)
+        passed = (clock.generated - self.selector) // self.interval
+        before = max(0, (clock.generated_before - self.selector) // self.interval)
+        last = clock.prompt + passed * self.interval
+        first = clock.prompt + (before * self.interval if self.scope == "window" else 0)
         return (seen.positions >= first) & (seen.positions < last)
 
 

@@ -64,11 +64,19 @@ def test_the_token_after_a_doubt_is_marked():
 
 
 def test_the_window_holds_the_p_tokens_before_the_selector():
-    seen = observation([[0.1] * 20], prompt=3)
+    """Prompt 3, P = 8, R = 4: at 20 generated tokens the second window is [3 + 8, 3 + 16)."""
+    seen = observation([[0.1] * 23], prompt=3)
     window = DecisionWindow(interval=8, selector=4, scope="window").members(seen)
-    assert np.flatnonzero(window[0]).tolist() == list(range(8, 16))
+    assert np.flatnonzero(window[0]).tolist() == list(range(11, 19))
     everything = DecisionWindow(interval=8, selector=4, scope="all").members(seen)
-    assert np.flatnonzero(everything[0]).tolist() == list(range(3, 16))
+    assert np.flatnonzero(everything[0]).tolist() == list(range(3, 19))
+
+
+def test_a_block_that_passes_several_events_decides_about_all():
+    """Prompt 3, P = 8, R = 4: a block from 5 to 22 generated tokens passes 12 and 20."""
+    seen = observation(np.full((17, 25), 1 / 25), prompt=3)
+    window = DecisionWindow(interval=8, selector=4, scope="window").members(seen)
+    assert np.flatnonzero(window[0]).tolist() == list(range(3, 19))
 
 
 def first_event(**options):
