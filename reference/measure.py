@@ -57,9 +57,7 @@ class DenseShadow:
         keys = np.concatenate(self.keys[block.layer], axis=1)
         values = np.concatenate(self.values[block.layer], axis=1)
         seen = block.clock.seen
-        mask = visible(
-            np.arange(seen - block.clock.block, seen), np.tile(np.arange(seen), (len(keys), 1))
-        )
+        mask = visible(block.clock.positions, np.tile(np.arange(seen), (len(keys), 1)))
         dense, _ = attend(block.queries, keys, values, mask)
         self.errors.append(output_error(dense, result.output))
 

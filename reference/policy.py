@@ -33,6 +33,11 @@ class Clock:
     """Tokens of the prompt; 0 for pure decoding."""
 
     @property
+    def positions(self) -> Int[Array, " m"]:
+        """Absolute positions of the block's tokens."""
+        return np.arange(self.seen - self.block, self.seen)
+
+    @property
     def prefilling(self) -> bool:
         """Whether the block belongs to the prompt."""
         return self.seen <= self.prompt
@@ -72,7 +77,7 @@ class Observation:
     @property
     def query_positions(self) -> Int[Array, " m"]:
         """Absolute positions of the block's queries."""
-        return np.arange(self.clock.seen - self.clock.block, self.clock.seen)
+        return self.clock.positions
 
 
 class Score(ABC):
@@ -220,8 +225,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     """
     check_block(cache, block)
     clock = block.clock
-    positions = np.arange(clock.seen - clock.block, clock.seen)
-    cache = cache.append(block.keys, block.values, positions, policy.score.fills)
+    cache = cache.append(block.keys, block.values, clock.positions, policy.score.fills)
     output, seen = observe_attention(policy, cache, block)
     state = policy.score.observe(cache.state, seen)
     cache = replace(cache, state=state)
@@ -240,7 +244,7 @@ def observe_attention(
     """Let the block's queries attend to all present entries."""
     keys, values, queries = cache.keys.read(), cache.values.read(), block.queries
     clock, n = block.clock, len(cache)
-    query_positions = np.arange(clock.seen - clock.block, clock.seen)
+    query_positions = clock.positions
     if policy.reposition:
         if block.rotate is None:
             raise ValueError("reposition = True needs a model that hands over its rotary embedding")

@@ -46,7 +46,7 @@ BUDGETED = (
     "fast_caote:snapkv@window=16",
     "ahakv@recent=16",
 )
-"""Methods that keep a given number of entries; periods and windows fit traces of 160-290 tokens."""
+"""Methods that keep a given number of entries; periods and windows fit traces of 183-239 tokens."""
 
 SELF_SIZED = (
     "full",
@@ -167,10 +167,11 @@ def compare(
     """
     check(settings)
     started = time.perf_counter()
+    problems = reasoning.held_out(settings.problems, settings.seed)
     report = progress or (lambda done, total, what: None)
     with _pool(settings) as pool:
         tasks = _collect(
-            [pool.submit(_prepare, number, settings.seed) for number in range(settings.problems)],
+            [pool.submit(_prepare, *numbered) for numbered in enumerate(problems)],
             lambda done, total: report(done, total, "full cache"),
         )
         tasks.sort(key=lambda task: task.number)
@@ -236,9 +237,8 @@ def _load(directory: Path) -> None:
     _worker["tokenizer"] = load_tokenizer(directory)
 
 
-def _prepare(number: int, seed: int) -> Task:
+def _prepare(number: int, problem: reasoning.Problem) -> Task:
     model, tokenizer = _worker["model"], _worker["tokenizer"]
-    problem = reasoning.held_out(number + 1, seed)[number]
     prompt = tokenizer.encode(problem.prompt).ids
     solution = tokenizer.encode(problem.solution).ids
     full = methods.get("full")
