@@ -2,27 +2,31 @@
 
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kvlab.fast.commands.generate import generate
+from kvlab.fast.commands.options import ModelName
+from kvlab.fast.commands.terminal import AsJson, console, errors, progress
+from kvlab.fast.commands.trace import trace
 from kvlab.fast.evaluate import compare as comparing
+from kvlab.fast.evaluate.backends import default_backend
 from kvlab.fast.evaluate.report import sections, write_report
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods as registry
 from kvlab.reference.recurrence import Recurrence, recurrence
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console(width=None if sys.stdout.isatty() else 100)
-errors = Console(stderr=True)
+app.command()(generate)
+app.command()(trace)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+EXTRA = ("torch", "transformers")
+"""What `pip install 'kvlab[fast]'` brings."""
+
 Model = Annotated[
     Path | None, typer.Option(help="Hugging Face directory; default: the embedded reasoner.")
 ]
@@ -34,9 +38,18 @@ def main() -> None:
     """Run the command; bad input ends with one clear line and exit code 2."""
     try:
         app()
-    except (ValueError, TypeError, FileNotFoundError) as error:
-        errors.print(f"kvlab: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(2) from None
+    except (ValueError, TypeError, OSError) as error:
+        refuse(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        refuse(f"this command needs {error.name}: pip install 'kvlab[fast]'")
+
+
+def refuse(reason: str) -> NoReturn:
+    """Print one line and exit with code 2."""
+    errors.print(f"kvlab: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    raise SystemExit(2)
 
 
 @app.callback()
@@ -55,10 +68,11 @@ def compare(
     ] = None,
     problems: Problems = 16,
     seed: Seed = 0,
-    model: Model = None,
+    model: ModelName = None,
     backend: Annotated[
-        str, typer.Option(help="reference: the NumPy implementation.")
-    ] = "reference",
+        str | None,
+        typer.Option(help="fast: PyTorch; reference: NumPy. Default: fast if it is installed."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes.")] = os.cpu_count() or 1,
     report: Annotated[Path, typer.Option(help="HTML report to write.")] = Path(
         "kvlab-report/compare.html"
@@ -66,8 +80,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on the embedded reasoner: accuracy, error, memory, time."""
-    if backend != "reference":
-        raise ValueError(f"backend = {backend!r} must be 'reference'")
+    if backend is None:
+        backend = default_backend()
+        errors.print(f"backend: {backend}", style="dim", highlight=False)
     settings = comparing.Settings(
         model=model or reasoner_directory(),
         specs=tuple((methods or "").replace(";", " ").split()) or comparing.DEFAULT_METHODS,
@@ -75,14 +90,9 @@ def compare(
         problems=problems,
         seed=seed,
         workers=max(1, workers),
+        backend=backend,
     )
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=errors,
-    ) as bar:
+    with progress() as bar:
         task = bar.add_task("starting", total=None)
         comparison = comparing.compare(
             settings,
@@ -98,15 +108,19 @@ def compare(
         return
     for title, rows in sections(comparison):
         console.print(comparison_table(title, rows))
-    console.print(CAPTION, style="dim")
+    console.print(CAPTION.format(engine=ENGINES[backend]), style="dim")
     console.print(f"report: {report}", highlight=False, soft_wrap=True)
 
 
 CAPTION = (
     "solved: whole solution right, with 95 % interval · error: attention output against everything "
     "seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · bits: stored per "
-    "element of the full cache, scales included · ms: per token, NumPy, one thread"
+    "element of the full cache, scales included · ms: per token, {engine}, one thread"
 )
+ENGINES = {
+    "fast": "PyTorch, all problems in one batch",
+    "reference": "NumPy, one problem after the other",
+}
 
 
 def comparison_table(title: str, rows: list[comparing.Row]) -> Table:

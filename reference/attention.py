@@ -25,10 +25,13 @@ def visible(
 
 
 def logits(
-    queries: Float[Array, "G rho m d"], keys: Float[Array, "G n d"]
+    queries: Float[Array, "G rho m d"],
+    keys: Float[Array, "G n d"],
+    softcap: float | None = None,
 ) -> Float[Array, "G rho m n"]:
-    """Scaled dot products q·k/√d."""
-    return queries @ keys[:, None].swapaxes(-1, -2) / np.sqrt(queries.shape[-1])
+    """Scaled dot products q·k/√d, squeezed into ±``softcap`` if a model asks for it (Gemma 2)."""
+    products = queries @ keys[:, None].swapaxes(-1, -2) / np.sqrt(queries.shape[-1])
+    return products if softcap is None else softcap * np.tanh(products / softcap)
 
 
 def softmax(
@@ -62,7 +65,8 @@ def attend(
     keys: Float[Array, "G n d"],
     values: Float[Array, "G n d"],
     mask: Bool[Array, "G _ m n"],
+    softcap: float | None = None,
 ) -> tuple[Float[Array, "G rho m d"], Float[Array, "G rho m n"]]:
     """Return the attention output and the attention probabilities of a block of queries."""
-    attention = softmax(logits(queries, keys), mask)
+    attention = softmax(logits(queries, keys, softcap), mask)
     return weighted_values(attention, values), attention

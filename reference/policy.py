@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.attention import attend, visible, weighted_values
+from kvlab.reference.attention import attend, logits, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.notation import Array
 from kvlab.reference.selection import keep_set
@@ -73,6 +73,12 @@ class Observation:
     """Bits per element of the stored keys: 16 for entries never quantised."""
     confidence: Float[Array, " t"]
     """Largest probability of the distribution that produced each token; NaN for given tokens."""
+    softcap: float | None = None
+    """Bound of the model's attention logits, if it has one."""
+
+    def logits(self, queries: Float[Array, "G rho w d"]) -> Float[Array, "G rho w n"]:
+        """Logits of these queries over the present entries, as the model computes them."""
+        return logits(queries, self.keys, self.softcap)
 
     @property
     def query_positions(self) -> Int[Array, " m"]:
@@ -197,6 +203,8 @@ class Block:
     confidence: Float[Array, " t"]
     rotate: Callable[[Float[Array, "..."], Int[Array, "..."]], Float[Array, "..."]] | None = None
     """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
+    softcap: float | None = None
+    """Bound of the model's attention logits, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +259,7 @@ def observe_attention(
         keys = block.rotate(keys, np.arange(n) - cache.positions)
         queries = block.rotate(queries, np.arange(n - clock.block, n) - query_positions)
     mask = visible(query_positions, cache.positions)
-    output, attention = attend(queries, keys, values, mask)
+    output, attention = attend(queries, keys, values, mask, block.softcap)
     seen = Observation(
         clock=clock,
         layer=block.layer,
@@ -262,6 +270,7 @@ def observe_attention(
         positions=cache.positions,
         bits=cache.keys.bits,
         confidence=block.confidence,
+        softcap=block.softcap,
     )
     return output, seen
 

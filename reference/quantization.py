@@ -19,16 +19,16 @@ FULL_BITS = 16
 
 
 def pack(codes: UInt8[Array, "... length"], bits: int) -> UInt8[Array, "... bytes"]:
-    """Write the low ``bits`` bits of each code one after another into bytes."""
+    """Write the low ``bits`` bits of each code one after another into bytes, lowest bit first."""
     planes = (codes[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
-    return np.packbits(planes.reshape(*codes.shape[:-1], -1), axis=-1)
+    return np.packbits(planes.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
 
 
 def unpack(
     packed: UInt8[Array, "... bytes"], bits: int, length: int
 ) -> UInt8[Array, "... {length}"]:
     """Invert `pack`."""
-    planes = np.unpackbits(packed, axis=-1, count=length * bits)
+    planes = np.unpackbits(packed, axis=-1, count=length * bits, bitorder="little")
     planes = planes.reshape(*packed.shape[:-1], length, bits)
     return (planes << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
 

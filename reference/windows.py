@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from kvlab.reference.attention import logits, softmax, visible
+from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import State
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Observation
@@ -37,7 +37,7 @@ def window_logits(
     """Return the scaled logits of the last ``size`` queries, and what each of them may see."""
     queries = state.stream["queries"][:, :, -size:]
     positions = state.stream["query_positions"][-size:]
-    return logits(queries, seen.keys), visible(positions, seen.positions)
+    return seen.logits(queries), visible(positions, seen.positions)
 
 
 def window_attention(

@@ -18,8 +18,8 @@ def test_packing_loses_nothing(bits, data):
 
 
 def test_packing_by_hand():
-    """Codes 1, 2, 3, 0 at 2 bits, low bit first: 10 01 11 00."""
-    assert pack(np.array([1, 2, 3, 0], dtype=np.uint8), 2).tolist() == [0b10011100]
+    """Codes 1, 2, 3, 0 at 2 bits, the first in the lowest bits."""
+    assert pack(np.array([1, 2, 3, 0], dtype=np.uint8), 2).tolist() == [0b00_11_10_01]
 
 
 @given(st.sampled_from(WIDTHS), st.integers(1, 9), st.integers(0, 10**6))

@@ -20,3 +20,10 @@ FLOAT16_METADATA = 1e-3
 
 MONTE_CARLO = 4.0
 """Standard errors that a sampled mean may be off: a false alarm once in 16,000 tests."""
+
+FLOAT32_SCORES = 2e-5
+"""Scores and outputs of float32 against float64, relative to the largest: sums of some hundred
+products and of some hundred steps, each off by 6e-8."""
+
+BFLOAT16_OUTPUT = 2.0**-6
+"""An output below 4 in size, rounded to bfloat16's 8 bits: half a step is 2^-7."""

@@ -1,7 +1,7 @@
 """Every method on the embedded reasoner: what it answers, what it spoils, what it stores.
 
-Needs the reference alone. A method is given in registry syntax; problems are spread over processes,
-and every process computes with one thread, so that times are comparable.
+A method is given in registry syntax. The work is spread over processes, and every process computes
+with one thread, so that times are comparable.
 """
 
 import os
@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.fast.evaluate.backends import Backend, load_backend
 from kvlab.fast.evaluate.statistics import wilson
 from kvlab.reference import methods
-from kvlab.reference.generate import generate
-from kvlab.reference.measure import Measurement, teacher_forced
+from kvlab.reference.measure import Measurement
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.transformer import Transformer
 
 BUDGETED = (
     "streaming_llm",
@@ -65,13 +63,15 @@ DEFAULT_METHODS = (*SELF_SIZED, *BUDGETED)
 class Settings:
     """What to compare."""
 
-    model: Path
+    model: str | Path
+    """Hugging Face directory; with the fast backend also an id on the hub."""
     specs: tuple[str, ...]
     budgets: tuple[str, ...]
     """Entries, or percent of the mean full-cache length."""
     problems: int
     seed: int
     workers: int
+    backend: str = "reference"
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,10 @@ class Task:
     problem: reasoning.Problem
     prompt: list[int]
     answer: list[int]
+    stop: int
+    """Token that ends a solution."""
+    limit: int
+    """Tokens after which an answer is cut: a quarter more than the solution has."""
     logits: np.ndarray
 
 
@@ -165,13 +169,13 @@ def compare(
         ValueError: if a method, a budget or a count is not allowed.
         FileNotFoundError: if the model directory is incomplete.
     """
-    check(settings)
+    backend = check(settings)
     started = time.perf_counter()
-    problems = reasoning.held_out(settings.problems, settings.seed)
+    numbered = list(enumerate(reasoning.held_out(settings.problems, settings.seed)))
     report = progress or (lambda done, total, what: None)
     with _pool(settings) as pool:
         tasks = _collect(
-            [pool.submit(_prepare, *numbered) for numbered in enumerate(problems)],
+            [pool.submit(_prepare, several) for several in batched(numbered, backend.batch)],
             lambda done, total: report(done, total, "full cache"),
         )
         tasks.sort(key=lambda task: task.number)
@@ -180,7 +184,11 @@ def compare(
         budgets = {text: budget_entries(text, mean_length) for text in settings.budgets}
         pairs = list(_pairs(settings.specs, sorted(set(budgets.values()))))
         runs = _collect(
-            [pool.submit(_run, task, *pair) for task in tasks for pair in pairs],
+            [
+                pool.submit(_run, several, *pair)
+                for several in batched(tasks, backend.batch)
+                for pair in pairs
+            ],
             lambda done, total: report(done, total, "methods"),
         )
     rows = tuple(_row(spec, budget, runs, settings.problems) for spec, budget in pairs)
@@ -193,8 +201,8 @@ def compare(
     return Comparison(settings, lengths, budgets, rows, memory, seconds)
 
 
-def check(settings: Settings) -> None:
-    """Raise ValueError or TypeError on what can be known to fail before anything runs."""
+def check(settings: Settings) -> Backend:
+    """Load the model; raise ValueError or TypeError on what is known to fail beforehand."""
     if settings.problems < 1:
         raise ValueError(f"problems = {settings.problems} must be at least 1")
     if not settings.specs:
@@ -203,8 +211,12 @@ def check(settings: Settings) -> None:
         budget_entries(text, 100)
     for spec in settings.specs:
         methods.parse(spec)
-    Transformer.from_directory(settings.model)
-    load_tokenizer(settings.model)
+    return load_backend(settings.backend, settings.model)
+
+
+def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """Cut a sequence into pieces of at most ``size``."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 def takes_budget(spec: str) -> bool:
@@ -221,70 +233,76 @@ def _pairs(specs: Sequence[str], budgets: Sequence[int]) -> Iterator[tuple[str, 
 
 # --- in the worker processes ---------------------------------------------------------------------
 
-_worker: dict[str, Any] = {}
+_worker: dict[str, Backend] = {}
 
 
 def _pool(settings: Settings) -> ProcessPoolExecutor:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     return ProcessPoolExecutor(
-        settings.workers, get_context("spawn"), initializer=_load, initargs=(settings.model,)
+        settings.workers,
+        get_context("spawn"),
+        initializer=_load,
+        initargs=(settings.backend, settings.model),
     )
 
 
-def _load(directory: Path) -> None:
-    _worker["model"] = Transformer.from_directory(directory)
-    _worker["tokenizer"] = load_tokenizer(directory)
+def _load(backend: str, model: str | Path) -> None:
+    _worker["backend"] = load_backend(backend, model)
 
 
-def _prepare(number: int, problem: reasoning.Problem) -> Task:
-    model, tokenizer = _worker["model"], _worker["tokenizer"]
-    prompt = tokenizer.encode(problem.prompt).ids
-    solution = tokenizer.encode(problem.solution).ids
-    full = methods.get("full")
-    answer = list(generate(model, full, prompt, _longest(problem), stop=solution[-1]).tokens)
-    _, logits = teacher_forced(model, full, prompt, answer)
-    return Task(number, problem, prompt, answer, logits)
+def _prepare(numbered: Sequence[tuple[int, reasoning.Problem]]) -> list[Task]:
+    backend = _worker["backend"]
+    prompts = [backend.encode(problem.prompt) for _, problem in numbered]
+    solutions = [backend.encode(problem.solution) for _, problem in numbered]
+    stop, limits = solutions[0][-1], [len(tokens) * 5 // 4 for tokens in solutions]
+    answers, _ = backend.write("full", None, prompts, max(limits), stop)
+    answers = [answer[:limit] for answer, limit in zip(answers, limits, strict=True)]
+    measured = backend.measure("full", None, prompts, answers)
+    return [
+        Task(number, problem, prompt, answer, stop, limit, logits)
+        for (number, problem), prompt, answer, limit, (_, logits) in zip(
+            numbered, prompts, answers, limits, measured, strict=True
+        )
+    ]
 
 
-def _run(task: Task, spec: str, budget: int | None) -> Run | tuple[str, int | None, str]:
-    model, tokenizer = _worker["model"], _worker["tokenizer"]
-    stop = tokenizer.encode(task.problem.solution).ids[-1]
-    started = time.perf_counter()
+def _run(
+    tasks: Sequence[Task], spec: str, budget: int | None
+) -> list[Run | tuple[str, int | None, str]]:
+    """Run problems together, or one by one if they do not fit together."""
     try:
-        policy = methods.get(spec, budget)
-        written = generate(model, policy, task.prompt, _longest(task.problem), stop=stop).tokens
+        return [*_run_together(tasks, spec, budget)]
     except ValueError as error:
-        return spec, budget, str(error)
-    seconds = time.perf_counter() - started
-    grade = reasoning.grade(
-        task.problem, tokenizer.decode(list(written), skip_special_tokens=False)
-    )
-    measurement, _ = teacher_forced(model, policy, task.prompt, task.answer, task.logits)
-    return Run(
-        spec,
-        budget,
-        task.number,
-        grade.answer_correct,
-        grade.solution_correct,
-        seconds / len(written),
-        measurement,
-    )
+        if len(tasks) == 1:
+            return [(spec, budget, str(error))]
+        return [found for task in tasks for found in _run([task], spec, budget)]
 
 
-def _longest(problem: reasoning.Problem) -> int:
-    """Tokens after which an answer is cut: a quarter more than the solution has."""
-    return len(problem.solution.split(" ")) * 5 // 4
+def _run_together(tasks: Sequence[Task], spec: str, budget: int | None) -> list[Run]:
+    backend = _worker["backend"]
+    prompts = [task.prompt for task in tasks]
+    limit, stop = max(task.limit for task in tasks), tasks[0].stop
+    written, seconds = backend.write(spec, budget, prompts, limit, stop)
+    measured = backend.measure(
+        spec, budget, prompts, [task.answer for task in tasks], [task.logits for task in tasks]
+    )
+    runs = []
+    for task, tokens, (measurement, _) in zip(tasks, written, measured, strict=True):
+        grade = reasoning.grade(task.problem, backend.decode(tokens[: task.limit]))
+        right = grade.answer_correct, grade.solution_correct
+        runs.append(Run(spec, budget, task.number, *right, seconds, measurement))
+    return runs
 
 
 # --- summary -------------------------------------------------------------------------------------
 
 
 def _collect(futures: list[Future[Any]], report: Callable[[int, int], None]) -> list[Any]:
-    results = []
-    for future in as_completed(futures):
-        results.append(future.result())
-        report(len(results), len(futures))
+    results: list[Any] = []
+    for done, future in enumerate(as_completed(futures), start=1):
+        results += future.result()
+        report(done, len(futures))
     return results
 
 

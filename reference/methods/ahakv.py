@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.attention import logits, softmax, visible
+from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.notation import Array
@@ -53,7 +53,7 @@ class StepGain:
         seen: Observation,
     ) -> Float[Array, "G rho w n"]:
         """Sharpened attention of these queries over all present entries."""
-        raw = logits(queries, seen.keys)
+        raw = seen.logits(queries)
         mask = np.broadcast_to(visible(positions, seen.positions), raw.shape)
         return softmax(raw * self.factors(raw, mask, positions, seen), mask)
 

@@ -10,7 +10,7 @@ from kvlab.reference.quantization import quantize
 def test_four_elements_by_hand():
     """(0, 1, 2, 3.2) at 2 bits: z = 0, Δ = 3.2/3 = 1.066667, codes 0 1 2 3."""
     stored = quantize(np.array([[0.0, 1.0, 2.0, 3.2]]), bits=2, group=4)
-    assert stored.codes.tolist() == [[0b00_10_01_11]]
+    assert stored.codes.tolist() == [[0b11_10_01_00]]
     np.testing.assert_allclose(stored.scale, [[3.2 / 3]], rtol=FLOAT16_METADATA)
     np.testing.assert_allclose(
         stored.dequantize(), [[0, 1.066667, 2.133333, 3.2]], rtol=FLOAT16_METADATA

@@ -1,0 +1,87 @@
+"""Attention over a cache, for grouped query heads, in batches.
+
+Axes as in `kvlab.reference.notation`, with the batch ``N`` in front.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def compute_dtype(stored: torch.dtype) -> torch.dtype:
+    """Return the precision of logits, probabilities and scores: float32, or float64 if stored."""
+    return torch.promote_types(stored, torch.float32)
+
+
+def visible(
+    query_positions: Int[Tensor, "N m"], key_positions: Int[Tensor, "N G n"]
+) -> Bool[Tensor, "N G 1 m n"]:
+    """Say which entry a query may read: those at its own position or before it, no empty slot."""
+    entries = key_positions[:, :, None, None, :]
+    return (entries <= query_positions[:, None, None, :, None]) & (entries >= 0)
+
+
+def logits(
+    queries: Float[Tensor, "N G rho m d"],
+    keys: Float[Tensor, "N G n d"],
+    softcap: float | None = None,
+) -> Float[Tensor, "N G rho m n"]:
+    """Scaled dot products q·k/√d, squeezed into ±``softcap`` if a model asks for it (Gemma 2)."""
+    N, G, rho, m, d = queries.shape
+    n = keys.shape[2]
+    products = torch.baddbmm(
+        queries.new_empty(()),
+        queries.reshape(N * G, rho * m, d),
+        keys.reshape(N * G, n, d).transpose(1, 2),
+        beta=0,
+        alpha=d**-0.5,
+    ).view(N, G, rho, m, n)
+    return products if softcap is None else softcap * torch.tanh(products / softcap)
+
+
+def softmax(
+    x: Float[Tensor, "*rows n"], mask: Bool[Tensor, "*_rows n"] | None = None
+) -> Float[Tensor, "*rows n"]:
+    """Softmax over the last axis where ``mask`` is true; a row without any entry gets zeros."""
+    if mask is None:
+        return torch.softmax(x, dim=-1)
+    weights = torch.softmax(x.masked_fill(~mask, torch.finfo(x.dtype).min), dim=-1)
+    return weights * mask
+
+
+def weighted_values(
+    attention: Float[Tensor, "N G rho m n"], values: Float[Tensor, "N G n d"]
+) -> Float[Tensor, "N G rho m d"]:
+    """Attention output X = A·V."""
+    N, G, rho, m, n = attention.shape
+    d = values.shape[3]
+    rows = attention.reshape(N * G, rho * m, n)
+    return torch.bmm(rows, values.reshape(N * G, n, d)).view(N, G, rho, m, d)
+
+
+def attend(
+    queries: Float[Tensor, "N G rho m d"],
+    keys: Float[Tensor, "N G n d"],
+    values: Float[Tensor, "N G n d"],
+    mask: Bool[Tensor, "N #G _ m n"] | None,
+    softcap: float | None = None,
+) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m n"]]:
+    """Return the attention output and the attention probabilities of a block of queries."""
+    attention = softmax(logits(queries, keys, softcap), mask)
+    return weighted_values(attention, values), attention
+
+
+def attend_without_weights(
+    queries: Float[Tensor, "N G rho m d"],
+    keys: Float[Tensor, "N G n d"],
+    values: Float[Tensor, "N G n d"],
+    mask: Bool[Tensor, "N G _ m n"] | None,
+) -> Float[Tensor, "N G rho m d"]:
+    """Return the attention output alone, by PyTorch's fused kernels."""
+    N, G, rho, m, d = queries.shape
+    heads = None if mask is None else mask.expand(N, G, rho, m, -1).flatten(1, 2)
+    output = scaled_dot_product_attention(
+        queries.flatten(1, 2), keys, values, attn_mask=heads, enable_gqa=rho > 1
+    ).view(N, G, rho, m, d)
+    return output if mask is None else torch.where(mask.any(-1, keepdim=True), output, 0.0)

@@ -1,0 +1,1 @@
+"""Commands that run a model in PyTorch; importing them does not import it."""

@@ -1,0 +1,191 @@
+"""What a policy costs and what it spoils in a Hugging Face model, along given continuations.
+
+Mirrors `kvlab.reference.measure`, for a batch of sequences.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kvlab.fast.attention import attend, visible
+from kvlab.fast.cache import LayerCache
+from kvlab.fast.huggingface import CompressedCache, compress
+from kvlab.fast.policy import Block, Policy, StepResult
+from kvlab.reference.measure import Measurement, divergence
+from kvlab.reference.quantization import FULL_BITS
+
+
+class DenseShadow:
+    """Keeps everything the compressed layers ever saw, and measures each step against it."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.positions: dict[int, Tensor] = {}
+        self.errors: list[Float[Tensor, " N"]] = []
+
+    def watch(self, block: Block, result: StepResult) -> None:
+        """Compare the block's output with attention over everything seen, for the same queries."""
+        positions = block.clock.positions[:, None].expand(-1, block.keys.shape[1], -1)
+        for seen, new in (
+            (self.keys, block.keys),
+            (self.values, block.values),
+            (self.positions, positions),
+        ):
+            old = seen.get(block.layer)
+            seen[block.layer] = new if old is None else torch.cat([old, new], dim=2)
+        dtype = torch.promote_types(block.keys.dtype, torch.float32)
+        mask = visible(block.clock.positions, self.positions[block.layer])
+        keys, values = (x[block.layer].to(dtype) for x in (self.keys, self.values))
+        dense, _ = attend(block.queries.to(dtype), keys, values, mask, block.softcap)
+        distance = (dense - result.output).norm(dim=-1).mean(dim=(1, 2))
+        real = (block.clock.positions >= 0).to(dtype)
+        self.errors.append((distance * real).sum(dim=-1) / real.sum(dim=-1).clamp(min=1))
+
+    def mean_error(self) -> Float[Tensor, " N"]:
+        """Return the mean over the layers of the last block, and forget it."""
+        error = torch.stack(self.errors).mean(dim=0)
+        self.errors.clear()
+        return error
+
+
+def teacher_forced(
+    model: Any,
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+    full_logits: Sequence[Float[np.ndarray, "_ vocab"]] | None = None,
+) -> list[tuple[Measurement, Float[np.ndarray, "_ vocab"]]]:
+    """Feed continuations under a policy and compare every step with the full cache.
+
+    Args:
+        model: a decoder of transformers.
+        policy: what to keep.
+        prompts: token ids of each sequence.
+        continuations: token ids that follow; all but the last of each are fed.
+        full_logits: what a run with the full cache returned; None: this run is the yardstick.
+
+    Returns:
+        For each sequence its measurement, and the logits of every step.
+
+    Raises:
+        ValueError: if a prompt or a continuation is empty.
+    """
+    if not all(len(tokens) for tokens in (*prompts, *continuations)):
+        raise ValueError("prompts and continuations must hold at least one token each")
+    device = next(model.parameters()).device
+    shadow, logits, columns = DenseShadow(), [], []
+    ids, real = left_padded(prompts, device)
+    with compress(model, policy, watch=shadow.watch) as cache, torch.no_grad():
+        for step in range(max(map(len, continuations))):
+            if step:
+                ids = next_tokens(continuations, step, device)
+                real = torch.cat([real, torch.ones_like(ids, dtype=torch.bool)], dim=1)
+            output = model(ids, attention_mask=real.long(), past_key_values=cache)
+            logits.append(output.logits[:, -1].double().cpu().numpy())
+            columns.append(memory_columns(cache, shadow.mean_error()))
+    table, rows = np.array(columns), np.stack(logits, axis=1)
+    found = []
+    for row, continuation in enumerate(continuations):
+        steps = len(continuation)
+        written = rows[row, :steps]
+        yardstick = written if full_logits is None else full_logits[row]
+        found.append((_measurement(table[:steps, :, row], yardstick, written), written))
+    return found
+
+
+def left_padded(
+    prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "N m"], Bool[Tensor, "N m"]]:
+    """Return token ids padded on the left with 0, and which of them are real."""
+    longest = max(map(len, prompts))
+    ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    real = [[False] * (longest - len(prompt)) + [True] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(real, device=device)
+
+
+def next_tokens(
+    continuations: Sequence[Sequence[int]], step: int, device: torch.device
+) -> Int[Tensor, "N 1"]:
+    """Return the token before ``step`` of each continuation, any token where it has ended."""
+    tokens = [tokens[min(step, len(tokens)) - 1] for tokens in continuations]
+    return torch.tensor(tokens, device=device)[:, None]
+
+
+def memory_columns(
+    cache: CompressedCache, error: Float[Tensor, " N"]
+) -> tuple[Sequence[float], ...]:
+    """Error, entries, bytes, average bits and payload bits of every sequence.
+
+    Bytes are those of the sequence's own entries, an unquantised element counted at 16 bits; what
+    is really allocated says `CompressedCache.memory`.
+    """
+    layers = [layer.entries for layer in cache.compressed_layers]
+    entries = np.mean([layer.counts for layer in layers], axis=0)
+    payload = np.sum([payload_bytes(layer) for layer in layers], axis=0)
+    overhead = np.sum([overhead_bytes(layer) for layer in layers], axis=0)
+    seen = np.array([clock.seen for clock in cache.clocks])
+    elements = sum(_elements(layer) for layer in layers) * seen
+    nbytes = payload + overhead
+    return (
+        error.cpu().tolist(),
+        entries.tolist(),
+        nbytes.tolist(),
+        (8 * nbytes / elements).tolist(),
+        (8 * payload / elements).tolist(),
+    )
+
+
+def payload_bytes(cache: LayerCache) -> list[float]:
+    """Bytes of keys and values of each sequence, without scales and zero points."""
+    if cache.mixed is None:
+        return [_elements(cache) * count * FULL_BITS / 8 for count in cache.counts]
+    heads = cache.positions.shape[1]
+    total = np.zeros(len(cache.counts))
+    for storage in cache.mixed:
+        for table in storage.tables:
+            elements = heads * storage.dimension * np.array(table.counts)
+            total += elements * table.bits / 8
+    return total.tolist()
+
+
+def overhead_bytes(cache: LayerCache) -> list[float]:
+    """Bytes of scales, zero points and balance factors of each sequence."""
+    total = np.zeros(len(cache.counts))
+    heads = cache.positions.shape[1]
+    for storage in cache.mixed or ():
+        if storage.balance is not None:
+            total += heads * storage.dimension * FULL_BITS / 8
+        for table in storage.tables:
+            rows = max(1, table.slots.shape[2])
+            total += np.array(table.counts) * table.overhead_bytes / len(total) / rows
+    return total.tolist()
+
+
+def _elements(cache: LayerCache) -> int:
+    """Elements of keys and values that one token has in all heads of a layer."""
+    heads = cache.positions.shape[1]
+    if cache.mixed is not None:
+        return heads * sum(storage.dimension for storage in cache.mixed)
+    return heads * sum(cache.table[name].shape[-1] for name in ("keys", "values"))
+
+
+def _measurement(
+    columns: Float[np.ndarray, "steps 5"],
+    full: Float[np.ndarray, "steps vocab"],
+    written: Float[np.ndarray, "steps vocab"],
+) -> Measurement:
+    error, entries, nbytes, average, payload = columns.T
+    return Measurement(
+        output_error=error,
+        kl=divergence(full, written),
+        agreement=(full.argmax(axis=-1) == written.argmax(axis=-1)).astype(float),
+        entries=entries,
+        nbytes=nbytes,
+        average_bits=average,
+        payload_bits=payload,
+    )

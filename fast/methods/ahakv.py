@@ -1,0 +1,140 @@
+"""AhaKV: sharpened recent attention, weighted by values (arXiv 2506.03762)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kvlab.fast.attention import softmax, visible
+from kvlab.fast.cache import State
+from kvlab.fast.policy import Observation, Score, parts, twin_of
+from kvlab.fast.windows import among_candidates, mean_pool, remember_queries
+from kvlab.reference.methods import ahakv as reference
+from kvlab.reference.policy import Clock
+from kvlab.reference.windows import Border
+
+
+@twin_of(reference.StepGain)
+@dataclass(frozen=True)
+class StepGain:
+    """The step-gain softmax: sharper the more tokens compete for k places."""
+
+    target: int
+    gain: Literal["step", "measured", "none"]
+    in_decode: Literal["absolute", "cache", "none"]
+    floor: float
+
+    def attention(
+        self,
+        queries: Float[Tensor, "N G rho w d"],
+        positions: Int[Tensor, "N w"],
+        seen: Observation,
+    ) -> Float[Tensor, "N G rho w n"]:
+        """Sharpened attention of these queries over all present entries."""
+        raw = seen.logits(queries)
+        mask = visible(positions, seen.positions)
+        return softmax(raw * self.factors(raw, mask, positions, seen), mask)
+
+    def factors(
+        self,
+        raw: Float[Tensor, "N G rho w n"],
+        mask: Bool[Tensor, "N G 1 w n"],
+        positions: Int[Tensor, "N w"],
+        seen: Observation,
+    ) -> Float[Tensor, "#N #G #rho w 1"]:
+        """Gain on the usual logits of each row; 1 where no more than k tokens compete."""
+        if self.gain == "none":
+            return raw.new_ones((1, 1, 1, raw.shape[3], 1))
+        competing = (positions + 1).double()
+        decoding = positions >= seen.clock.prompt[:, 0]
+        if self.in_decode == "cache":
+            present = seen.present[:, 0].sum(dim=-1, keepdim=True)
+            competing = torch.where(decoding, present.double(), competing)
+        elif self.in_decode == "none":
+            competing = torch.where(decoding, float(self.target), competing)
+        crowd = (competing / self.target).clamp(min=1.0)
+        d = seen.queries.shape[-1]
+        gain = torch.sqrt(2 * torch.log(crowd) / d) * sqrt(d)
+        gain = gain[:, None, None, :, None].to(raw.dtype)
+        if self.gain == "measured":
+            deviation = spread(raw, mask)
+            flat = deviation <= 1e-6 * (raw * mask).abs().amax(dim=-1, keepdim=True)
+            gain = torch.where(flat, 1.0, gain / deviation.masked_fill(flat, 1.0))
+        gain = gain.clamp(min=self.floor)
+        return torch.where((crowd > 1)[:, None, None, :, None], gain, 1.0)
+
+
+def spread(
+    raw: Float[Tensor, "N G rho w n"], mask: Bool[Tensor, "N G 1 w n"]
+) -> Float[Tensor, "N G rho w 1"]:
+    """Standard deviation of each row's visible logits."""
+    count = mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    mean = (raw * mask).sum(dim=-1, keepdim=True) / count
+    variance = ((raw - mean) ** 2 * mask).sum(dim=-1, keepdim=True) / count
+    return torch.sqrt(variance)
+
+
+@twin_of(reference.SharpenedRecentAttention)
+@dataclass(frozen=True)
+class SharpenedRecentAttention(Score):
+    """Step-gain attention of recent rows times the value prior."""
+
+    step_gain: StepGain
+    rows: int
+    accumulation: Literal["recent", "all"]
+    value_prior: Literal["squared", "norm", "none"]
+    kernel: int
+    border: Border
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """Only the ablation without recent accumulation needs a sum per entry."""
+        return {"accumulated": 0.0} if self.accumulation == "all" else {}
+
+    def reads(self, clock: Clock) -> str:
+        """None: it computes sharpened attention of its own."""
+        return "none"
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Remember the last queries, or add up all rows."""
+        if self.accumulation == "recent":
+            remember_queries(state, seen, self.rows)
+            return
+        for part in parts(seen.queries, len(seen.cache)):
+            rows = self.step_gain.attention(
+                seen.queries[:, :, :, part], seen.query_positions[:, part], seen
+            )
+            state.entries["accumulated"].add_(rows.sum(dim=3).mean(dim=2))
+
+    def score(
+        self,
+        state: State,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N G n"]:
+        """Weigh what is attended to by how much it contributes."""
+        return self.prior(seen) * self.accumulated(state, seen)
+
+    def accumulated(self, state: State, seen: Observation) -> Float[Tensor, "N G n"]:
+        """S: the same number of rows for every candidate."""
+        if self.accumulation == "all":
+            return state.entries["accumulated"]
+        queries, positions = state.stream["queries"], state.stream["query_positions"]
+        return self.step_gain.attention(queries, positions, seen).sum(dim=3).mean(dim=2)
+
+    def prior(self, seen: Observation) -> Float[Tensor, "N G n"]:
+        """Smoothed value norms, relative to the largest; 1 if all are zero."""
+        if self.value_prior == "none":
+            return seen.values.new_ones(())
+        norm = seen.values.norm(dim=-1)
+        size = norm**2 if self.value_prior == "squared" else norm
+        smoothed = among_candidates(
+            size, None, seen, lambda x, present: mean_pool(x, self.kernel, self.border, present)
+        )
+        largest = smoothed.masked_fill(~seen.present, 0.0).amax(dim=-1, keepdim=True)
+        return torch.where(largest > 0, smoothed / largest, 1.0)

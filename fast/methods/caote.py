@@ -1,0 +1,205 @@
+"""CAOTE and FastCAOTE: evict what changes the attention output least (arXiv 2504.14051)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kvlab.fast.cache import State
+from kvlab.fast.policy import Observation, Score, twin_of
+from kvlab.fast.ragged import to_device
+from kvlab.fast.selection import first_to_go
+from kvlab.fast.windows import among_candidates, mean_pool
+from kvlab.reference.methods import caote as reference
+from kvlab.reference.methods.caote import Heads
+from kvlab.reference.policy import Clock
+
+
+def normalize(
+    retention: Float[Tensor, "N G k n"], present: Bool[Tensor, "N G n"] | None = None
+) -> Float[Tensor, "N G k n"]:
+    """Divide by the sum; all zero becomes uniform over what is ``present``."""
+    total = retention.sum(dim=-1, keepdim=True)
+    if present is None:
+        return torch.where(total > 0, retention / total, 1 / retention.shape[-1])
+    uniform = (present / present.sum(dim=-1, keepdim=True).clamp(min=1))[:, :, None]
+    return torch.where(total > 0, retention / total, uniform.to(retention.dtype))
+
+
+def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:
+    """Return Σh − h_j, for the largest entry as the sum of the others, without cancellation."""
+    largest = h.argmax(dim=-1, keepdim=True)
+    others = h.scatter(-1, largest, 0.0).sum(dim=-1, keepdim=True)
+    return (h.sum(dim=-1, keepdim=True) - h).scatter(-1, largest, others)
+
+
+def distances(
+    point: Float[Tensor, "N G k d"], values: Float[Tensor, "N G n d"], norm: float
+) -> Float[Tensor, "N G k n"]:
+    """‖point − v_j‖ for every point of a head and every value."""
+    return torch.cdist(point, values, p=norm, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def eviction_error(
+    h: Float[Tensor, "N G k n"], values: Float[Tensor, "N G n d"], norm: float = 2
+) -> Float[Tensor, "N G k n"]:
+    """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
+
+    The largest entry's error is computed from the output of the others, where the printed formula
+    loses its digits as h_j → 1; with all the mass, its error is the largest number there is.
+    """
+    largest, where = h.max(dim=-1, keepdim=True)
+    others = h.scatter(-1, where, 0.0)
+    mass = others.sum(dim=-1, keepdim=True)
+    others_output = torch.matmul(others, values)
+    heaviest = values.gather(2, where.expand(*where.shape[:3], values.shape[3]))
+    output = torch.addcmul(others_output, largest, heaviest)
+    error = h * distances(output, values, norm) / (1 - h)
+    apart = torch.linalg.vector_norm(heaviest - others_output / mass, norm, dim=-1, keepdim=True)
+    exact = torch.where(mass > 0, largest * apart, torch.finfo(h.dtype).max)
+    return error.scatter(-1, where, exact)
+
+
+def fast_eviction_error(
+    h: Float[Tensor, "N G k n"],
+    values: Float[Tensor, "N G n d"],
+    present: Bool[Tensor, "N G n"] | None,
+    norm: float = 2,
+) -> Float[Tensor, "N G k n"]:
+    """FastCAOTE: the unweighted mean of all present values stands in for the output."""
+    if present is None:
+        mean = values.mean(dim=2, keepdim=True)
+    else:
+        entries = present.sum(dim=-1)[..., None, None].clamp(min=1)
+        mean = (values * present[..., None]).sum(dim=2, keepdim=True) / entries
+    rest = remaining_mass(h).clamp(min=torch.finfo(torch.float64).eps)
+    return h / rest * distances(mean, values, norm)
+
+
+def joint_errors(
+    h: Float[Tensor, "N G k n"], values: Float[Tensor, "N G n d"], evicted: Bool[Tensor, "N G n"]
+) -> Float[Tensor, "N G n"]:
+    """Exact change of the outputs when each entry leaves besides the evicted ones.
+
+    ‖Σ_E h(v − X)‖/(1 − Σ_E h) for E = evicted ∪ {j}, L2 over the rows of a group.
+    """
+    output = torch.matmul(h, values)
+    pull = h[..., None] * (values[:, :, None] - output[:, :, :, None])
+    gone = evicted[:, :, None, :, None]
+    size = torch.linalg.vector_norm((pull * gone).sum(dim=3, keepdim=True) + pull, dim=-1)
+    left = remaining_mass(h.masked_fill(evicted[:, :, None], 0.0))
+    error = torch.where(left > 0, size / left, torch.inf)
+    return torch.linalg.vector_norm(error, dim=2)
+
+
+@twin_of(reference.EvictionError)
+@dataclass(frozen=True)
+class EvictionError(Score):
+    """CAOTE around any score."""
+
+    base: Score
+    fast: bool
+    norm: float
+    heads: Heads
+    several: Literal["independent", "sequential", "joint_greedy"]
+    normalize_over: Literal["present", "candidates"]
+    pool: int | None
+
+    def __post_init__(self) -> None:
+        if self.base.signed:
+            raise ValueError("CAOTE needs retention scores that are at least 0")
+
+    @property
+    def fills(self) -> Mapping[str, float]:
+        """What the wrapped score remembers; nothing of its own."""
+        return self.base.fills
+
+    def reads(self, clock: Clock) -> str:
+        """What the wrapped score reads."""
+        return self.base.reads(clock)
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Let the wrapped score observe."""
+        self.base.observe(state, seen)
+
+    def score(
+        self,
+        state: State,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N #G n"]:
+        """Return the eviction error of each entry, or the order in which entries have to go."""
+        retention = self.base.retention(state, seen, candidates)
+        if self.normalize_over == "candidates" and candidates is not None:
+            retention = torch.where(candidates[:, :, None], retention, 0.0)
+        if self.heads == "attention":
+            retention = retention.mean(dim=2, keepdim=True)
+        present = seen.present if seen.ragged else None
+        if present is not None:
+            retention = torch.where(present[:, :, None], retention, 0.0)
+        h = normalize(retention, present)
+        if self.several == "independent":
+            error = self.group_error(h, seen.values, present)
+            if self.pool is None:
+                return error
+            kernel = self.pool
+            return among_candidates(
+                error,
+                candidates,
+                seen,
+                lambda x, present: mean_pool(x, kernel, "zero", present),
+            )
+        return self.elimination_orders(h, seen, candidates, room)
+
+    def group_error(
+        self,
+        h: Float[Tensor, "N G k n"],
+        values: Float[Tensor, "N G n d"],
+        present: Bool[Tensor, "N G n"] | None,
+    ) -> Float[Tensor, "N #G n"]:
+        """Error of each entry over the query group; L2 is the exact change of all its outputs."""
+        if self.fast:
+            per_head = fast_eviction_error(h, values, present, self.norm)
+        else:
+            per_head = eviction_error(h, values, self.norm)
+        if self.heads == "layer":
+            return torch.linalg.vector_norm(per_head, dim=(1, 2))[:, None]
+        if per_head.shape[2] == 1:
+            return per_head[:, :, 0]
+        if self.heads == "max":
+            return per_head.amax(dim=2)
+        if self.heads == "mean":
+            return per_head.mean(dim=2)
+        return torch.linalg.vector_norm(per_head, dim=2)
+
+    def elimination_orders(
+        self,
+        h: Float[Tensor, "N G k n"],
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N G n"]:
+        """Evict one after the other; survivors rank above all that went, the last to go highest.
+
+        Waits for the device once, to learn how many turns there are.
+        """
+        candidates = seen.present if candidates is None else candidates & seen.present
+        places = to_device(room, h.device)[:, None, None]
+        leaving = candidates.sum(dim=-1, keepdim=True) - places
+        order = torch.full(seen.positions.shape, torch.inf, dtype=h.dtype, device=h.device)
+        evicted = torch.zeros_like(candidates)
+        for turn in range(int(leaving.max())):
+            if self.several == "joint_greedy":
+                errors = joint_errors(h, seen.values, evicted)
+            else:
+                left = normalize(h.masked_fill(evicted[:, :, None], 0.0), seen.present)
+                errors = self.group_error(left, seen.values, seen.present)
+            slot, _ = first_to_go(errors, ~candidates | evicted, seen.positions)
+            goes = turn < leaving
+            order.scatter_(-1, slot, torch.where(goes, turn, order.gather(-1, slot)))
+            evicted.scatter_(-1, slot, goes | evicted.gather(-1, slot))
+        return order

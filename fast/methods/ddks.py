@@ -1,0 +1,117 @@
+"""DDKS, also known as MiKV: do not discard, but keep it small (CRQ8JuQDEd; 2402.18096)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kvlab.fast.cache import LayerCache
+from kvlab.fast.policy import Budget, Observation, Precision, Protect, twin_of
+from kvlab.fast.ragged import kept_slots, to_device
+from kvlab.fast.storage import EMPTY, Storage
+from kvlab.reference.methods import ddks as reference
+from kvlab.reference.policy import Clock, check_protected
+from kvlab.reference.quantization import FULL_BITS
+
+
+@twin_of(reference.AlsoDemoted)
+@dataclass(frozen=True)
+class AlsoDemoted(Protect):
+    """Besides what ``protect`` says, the entries that were demoted before: they only wait."""
+
+    protect: Protect
+
+    def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
+        """Protected or demoted."""
+        demoted = seen.bits < FULL_BITS
+        safe = self.protect.safe(seen)
+        return demoted if safe is None else demoted | safe
+
+    def count(self, clock: Clock, entries: int) -> int | None:
+        """What is protected at full precision."""
+        return self.protect.count(clock, entries)
+
+
+@twin_of(reference.FullPrecisionEntries)
+@dataclass(frozen=True)
+class FullPrecisionEntries(Budget):
+    """At most ``budget`` entries at full precision."""
+
+    budget: int
+
+    def room(self, clock: Clock, entries: int, safe: int) -> int:
+        """What the safe entries at full precision leave."""
+        check_protected(self.budget, safe)
+        return self.budget - safe
+
+
+@twin_of(reference.Demote)
+@dataclass(frozen=True)
+class Demote(Precision):
+    """Entries that would have gone stay, quantised per token."""
+
+    bits: int
+    group: int
+    balanced: bool
+
+    def store(
+        self,
+        cache: LayerCache,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        keep: Int[Tensor, "N G kept"],
+        kept: Sequence[int],
+    ) -> tuple[Int[Tensor, "N G n"], Sequence[int]]:
+        """Quantise instead of evicting."""
+        assert cache.mixed is not None
+        keys, values = cache.mixed
+        counts = tuple(n - stay for n, stay in zip(cache.counts, kept, strict=True))
+        if any(counts):
+            slots = left_out(seen, keep, kept, counts)
+            if self.balanced:
+                first = [
+                    int(new > 0 == old) for new, old in zip(counts, cache.demoted, strict=True)
+                ]
+                measure_balance(keys, seen, first)
+            keys.quantize_tokens(slots, self.bits, self.group, counts)
+            values.quantize_tokens(slots, self.bits, self.group, counts)
+            cache.demoted = tuple(a + b for a, b in zip(cache.demoted, counts, strict=True))
+        everything = torch.arange(len(cache), device=keep.device).expand_as(seen.positions)
+        return everything, cache.counts
+
+
+def left_out(
+    seen: Observation,
+    keep: Int[Tensor, "N G kept"],
+    kept: Sequence[int],
+    counts: Sequence[int],
+) -> Int[Tensor, "N G gone"]:
+    """Return the slots that hold an entry and are not kept, in ascending position."""
+    longest = max(counts)
+    goes = seen.present & ~kept_slots(seen.positions, keep, kept)
+    last = torch.iinfo(seen.positions.dtype).max
+    order = torch.where(goes, seen.positions, last).argsort(dim=-1)[:, :, :longest]
+    return torch.where(goes.gather(-1, order), order, EMPTY)
+
+
+def measure_balance(keys: Storage, seen: Observation, which: Sequence[int]) -> None:
+    """Fix the balance of those sequences whose first entries are demoted now."""
+    if keys.balance is None:
+        keys.balance = torch.ones_like(seen.keys[:, :, 0], dtype=torch.float64)
+    if any(which):
+        now = to_device(which, seen.keys.device)[:, None, None]
+        keys.balance = torch.where(now > 0, balance(seen), keys.balance)
+
+
+def balance(seen: Observation) -> Float[Tensor, "N G d"]:
+    """Per channel: the factor that makes keys as large as queries; 1 where either is zero.
+
+    In float64, because codes depend on it.
+    """
+    real = (seen.clock.positions >= 0)[:, None, None, :, None]
+    largest_query = (seen.queries.double().abs() * real).amax(dim=(2, 3))
+    largest_key = (seen.keys.double().abs() * seen.present[..., None]).amax(dim=2)
+    usable = (largest_query > 0) & (largest_key > 0)
+    return torch.sqrt(torch.where(usable, largest_query / largest_key, 1.0))

@@ -1,0 +1,68 @@
+"""KIVI: keys per channel, values per token (arXiv 2402.02750)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from kvlab.fast.cache import LayerCache
+from kvlab.fast.policy import Observation, Precision, twin_of
+from kvlab.fast.ragged import to_device
+from kvlab.fast.storage import EMPTY, Storage
+from kvlab.reference.methods import kivi as reference
+
+
+@twin_of(reference.KeysPerChannelValuesPerToken)
+@dataclass(frozen=True)
+class KeysPerChannelValuesPerToken(Precision):
+    """Quantise everything that is older than the residual window."""
+
+    key_bits: int
+    value_bits: int
+    group: int
+    residual: int
+
+    def store(
+        self,
+        cache: LayerCache,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        keep: Int[Tensor, "N G kept"],
+        kept: Sequence[int],
+    ) -> tuple[Int[Tensor, "N G kept"], Sequence[int]]:
+        """Quantise what has left the residual."""
+        d = seen.keys.shape[-1]
+        if d % self.group:
+            raise ValueError(f"group = {self.group} must divide the head dimension {d}")
+        assert cache.mixed is not None
+        keys, values = cache.mixed
+        key_due = [n // self.residual * self.residual for n in cache.counts]
+        slots, counts = newly_due(cache, keys, key_due)
+        keys.quantize_channels(slots, self.key_bits, self.group, counts)
+        value_due = [max(0, n - self.residual) for n in cache.counts]
+        slots, counts = newly_due(cache, values, value_due)
+        values.quantize_tokens(slots, self.value_bits, self.group, counts)
+        return keep, kept
+
+
+def newly_due(
+    cache: LayerCache, storage: Storage, due: Sequence[int]
+) -> tuple[Int[Tensor, "N G chosen"], tuple[int, ...]]:
+    """Return the slots of the first ``due`` entries of each sequence that are not quantised yet.
+
+    Nothing is ever evicted, so the entries at full precision are the newest.
+    """
+    done = [n - full for n, full in zip(cache.counts, storage.tables[0].counts, strict=True)]
+    counts = tuple(last - first for first, last in zip(done, due, strict=True))
+    longest, width, device = max(counts), len(cache), cache.positions.device
+    if longest <= 0:
+        return cache.positions[:, :, :0].long(), counts
+    column = torch.arange(longest, device=device)
+    first = to_device([width - n + d for n, d in zip(cache.counts, done, strict=True)], device)
+    place = (first[:, None] + column).clamp(max=width - 1)[:, None]
+    place = place.expand(*cache.positions.shape[:2], longest)
+    slots = place if cache.ordered else cache.positions.argsort(dim=-1).gather(-1, place)
+    used = column < to_device(counts, device)[:, None]
+    return torch.where(used[:, None], slots, EMPTY), counts

@@ -1,0 +1,104 @@
+"""LazyEviction: tokens become important again; wait and see (arXiv 2506.15969)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from kvlab.fast.cache import State
+from kvlab.fast.policy import Observation, Score, twin_of
+from kvlab.fast.windows import reduce_group
+from kvlab.reference.methods import lazy_eviction as reference
+from kvlab.reference.methods.lazy_eviction import Form
+from kvlab.reference.policy import Clock
+from kvlab.reference.windows import GroupReduction
+
+DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": lambda x: 2 * torch.exp(logsigmoid(-x)),
+    "exp": lambda x: torch.exp(-x),
+    "tanh": lambda x: 1 - torch.tanh(x),
+    "inverse": lambda x: 1 / (1 + x),
+    "log": lambda x: 1 / (1 + torch.log1p(x)),
+    "none": torch.zeros_like,
+}
+"""Maps of [0, ∞) onto (0, 1] that fall from 1: the forms of Appendix D and Table 5."""
+
+
+@twin_of(reference.Recurrence)
+@dataclass(frozen=True)
+class Recurrence(Score):
+    """How soon is an entry expected to matter again, judged by its own history?"""
+
+    threshold: float
+    h1: Form
+    h2: Form
+    h2_reading: Literal["code", "printed", "acl"]
+    official: bool
+    first_activation_counts: bool
+    guard: bool
+    reduce: GroupReduction
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """Generated step of the latest activation, longest interval, activated at all."""
+        return {"stamp": 0, "interval": 0, "activated": 0}
+
+    def reads(self, clock: Clock) -> str:
+        """All, but none of the prompt's."""
+        return "none" if clock.prefilling else "all"
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Track recurrence, one generated token after the other; prefill is not observed."""
+        if seen.clock.rows[0].prefilling:
+            return
+        received = reduce_group(seen.attention, self.reduce)
+        stamp, interval, activated = (
+            state.entries[name] for name in ("stamp", "interval", "activated")
+        )
+        for row in range(seen.query_positions.shape[1]):
+            position = seen.query_positions[:, row, None, None]
+            step = position + 1 - seen.clock.prompt
+            active = received[:, :, row] >= self.threshold
+            if self.threshold <= 0 or seen.query_positions.shape[1] > 1:
+                active = active & (seen.positions <= position)
+            stamp.copy_(torch.where(seen.positions == position, step - 1, stamp))
+            counts = active if self.first_activation_counts else active & (activated > 0)
+            interval.copy_(torch.where(counts, torch.maximum(interval, step - stamp), interval))
+            stamp.copy_(torch.where(active, step, stamp))
+            if not self.first_activation_counts:
+                activated.logical_or_(active)
+
+    def score(
+        self,
+        state: State,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N G n"]:
+        """Add both heuristics; an entry without any recurrence is worth nothing."""
+        dtype = seen.keys.dtype
+        elapsed = seen.clock.generated - state.entries["stamp"]
+        interval = state.entries["interval"]
+        at_least_one = interval.clamp(min=1).to(dtype)
+        h1 = self.elapsed_score(elapsed.to(dtype), at_least_one)
+        h2 = self.interval_score(at_least_one)
+        importance = torch.where(interval > 0, h1 + h2, 0.0)
+        return importance + 2.0 * (elapsed < interval) if self.guard else importance
+
+    def elapsed_score(self, elapsed: Tensor, interval: Tensor) -> Float[Tensor, "N G n"]:
+        """H1: falls as the time since the last activation outgrows the longest interval."""
+        offset = 1.0 if self.official else 0.0
+        return DECREASING[self.h1](offset + elapsed / interval)
+
+    def interval_score(self, interval: Tensor) -> Float[Tensor, "N G n"]:
+        """H2: falls with the longest interval."""
+        form = DECREASING[self.h2]
+        if self.h2 == "none" or self.h2_reading == "code":
+            return form(interval - 1.0)
+        if self.h2_reading == "acl":
+            return form(interval + 1.0)
+        return torch.where(interval > 1, form(1 / (interval - 1.0).clamp(min=1.0)), 0.0)

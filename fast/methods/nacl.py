@@ -1,0 +1,112 @@
+"""NACL: proxy tokens and a random rest (arXiv 2408.03675)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kvlab.fast.attention import softmax
+from kvlab.fast.cache import State
+from kvlab.fast.policy import Observation, Protect, Score, twin_of
+from kvlab.fast.ragged import last_in_use, to_device
+from kvlab.fast.selection import rank
+from kvlab.fast.windows import remember_queries, window, window_logits
+from kvlab.reference.methods import nacl as reference
+from kvlab.reference.methods.nacl import proxy_count
+from kvlab.reference.policy import Clock
+
+
+@twin_of(reference.ProxyAndSample)
+@dataclass(frozen=True)
+class ProxyAndSample(Score):
+    """Rank by proxy attention first, then by a random draw weighted with it."""
+
+    proxy_share: float
+    random_part: float
+    temperature: float
+    causal: bool
+    seed: int
+
+    def reads(self, clock: Clock) -> str:
+        """None: the proxies are looked at when they decide."""
+        return "none"
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Remember the last queries of the prompt."""
+        if seen.clock.rows[0].prefilling:
+            remember_queries(state, seen, max(self.proxies(seen)))
+
+    def proxies(self, seen: Observation) -> list[int]:
+        """Number of proxy queries of each sequence."""
+        return [proxy_count(self.proxy_share, row.prompt) for row in seen.clock.rows]
+
+    def score(
+        self,
+        state: State,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N G n"]:
+        """Return each entry's rank: the proxy part on top, the drawn ones next.
+
+        The prompt has just been read, so slots are in ascending position.
+        """
+        proxy = self.proxy_attention(state, seen)
+        open_entries = seen.present if candidates is None else candidates & seen.present
+        by_proxy = rank(proxy.masked_fill(~open_entries, -torch.inf))
+        sure = [places - int(places * self.random_part) for places in room]
+        sure_places = to_device(sure, proxy.device)[:, None, None]
+        top = by_proxy >= proxy.shape[-1] - sure_places
+        drawn = rank(
+            (proxy / self.temperature + self.noise(seen)).masked_fill(~open_entries, -torch.inf)
+        )
+        ranks = rank((drawn + top * proxy.shape[-1]).to(proxy.dtype))
+        return (ranks - (~seen.present).sum(dim=-1, keepdim=True)).to(proxy.dtype)
+
+    def noise(self, seen: Observation) -> Float[Tensor, "N G n"]:
+        """Draw each sequence's noise as the reference does, for its own entries."""
+        N, G, n = seen.positions.shape
+        noise = np.zeros((N, G, n))
+        for number, count in enumerate(seen.cache.counts):
+            drawn = np.random.default_rng([self.seed, seen.layer]).gumbel(size=(G, count))
+            noise[number, :, n - count :] = drawn
+        return torch.from_numpy(noise).to(seen.keys)
+
+    def proxy_attention(self, state: State, seen: Observation) -> Float[Tensor, "N G n"]:
+        """Sum the proxies' attention, mean over the group."""
+        sizes = self.proxies(seen)
+        raw, mask = window_logits(state, seen, max(sizes))
+        w = raw.shape[3]
+        is_proxy = last_in_use(w, [min(w, size) for size in sizes], raw.device)[:, 0]
+        is_proxy = (is_proxy & (window(state, max(sizes))[1] >= 0))[:, None, None, :, None]
+        visible = mask if self.causal else seen.present[:, :, None, None, :]
+        return softmax(raw, visible & is_proxy).sum(dim=3).mean(dim=2)
+
+
+@twin_of(reference.SinksAndTail)
+@dataclass(frozen=True)
+class SinksAndTail(Protect):
+    """The first ``sinks`` tokens and the last of the prompt, together a share of it."""
+
+    sinks: int
+    recent: int | None
+    share: float
+
+    def tail(self, clock: Clock) -> int:
+        """Entries protected at the end of the prompt."""
+        specification = reference.SinksAndTail(self.sinks, self.recent, self.share)
+        return specification.tail(clock.prompt)
+
+    def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
+        """Positions at both ends."""
+        device = seen.positions.device
+        tails = to_device([self.tail(row) for row in seen.clock.rows], device)
+        oldest = seen.clock.seen - tails[:, None, None]
+        return (seen.positions < self.sinks) | (seen.positions >= oldest)
+
+    def count(self, clock: Clock, entries: int) -> int:
+        """Sinks and tail, as far as there are any."""
+        return min(clock.seen, self.sinks + self.tail(clock))

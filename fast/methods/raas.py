@@ -1,0 +1,179 @@
+"""RaaS: the age of the last use (arXiv 2502.11147)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kvlab.fast.cache import State, in_ascending_position
+from kvlab.fast.policy import Budget, Observation, Protect, Score, twin_of
+from kvlab.fast.selection import rank
+from kvlab.reference.methods import raas as reference
+from kvlab.reference.policy import Clock
+
+
+@twin_of(reference.LastUse)
+@dataclass(frozen=True)
+class LastUse(Score):
+    """Generated step at which an entry was last attended to; prompt entries start at 0."""
+
+    threshold: float
+    share: float | None
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """A new entry carries no stamp yet."""
+        return {"stamp": 0}
+
+    def reads(self, clock: Clock) -> str:
+        """All, but none of the prompt's."""
+        return "none" if clock.prefilling else "all"
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Stamp what each generated token looks at; the prompt's attention is not used."""
+        if seen.clock.rows[0].prefilling:
+            return
+        stamp = state.entries["stamp"]
+        for row in range(seen.query_positions.shape[1]):
+            position = seen.query_positions[:, row, None, None]
+            used = self.used(seen.attention[:, :, :, row], position, seen)
+            used |= seen.positions == position
+            stamp.copy_(torch.where(used, position + 1 - seen.clock.prompt, stamp))
+
+    def used(
+        self,
+        attention: Float[Tensor, "N G rho n"],
+        position: Int[Tensor, "N 1 1"],
+        seen: Observation,
+    ) -> Bool[Tensor, "N G n"]:
+        """Mark what counts as used: above the threshold, or the top share of the group's mean."""
+        if self.share is None:
+            looked_at = attention[:, :, 0] if attention.shape[2] == 1 else attention.amax(dim=2)
+            used = looked_at >= self.threshold
+            return used if self.threshold > 0 else used & (seen.positions <= position)
+        present = seen.present & (seen.positions <= position)
+        stamped = torch.ceil(self.share * present.sum(dim=-1, keepdim=True).double())
+        looked_at = torch.where(present, attention.mean(dim=2), -1.0)
+        looked_at, into_slots = in_ascending_position(looked_at, seen.positions, seen.cache.ordered)
+        ranks = into_slots(rank(looked_at))
+        return (ranks >= present.shape[-1] - stamped) & present
+
+    def score(
+        self,
+        state: State,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N G n"]:
+        """The older the last use, the sooner an entry goes."""
+        return state.entries["stamp"].to(seen.keys.dtype)
+
+
+@twin_of(reference.PageUse)
+@dataclass(frozen=True)
+class PageUse(Score):
+    """Generated step at which a page of consecutive positions was last among the best."""
+
+    page: int
+    stamped_pages: int
+
+    @property
+    def fills(self) -> dict[str, float]:
+        """A new entry carries no stamp yet."""
+        return {"stamp": 0}
+
+    def reads(self, clock: Clock) -> str:
+        """None: pages are rated by bounds of their keys."""
+        return "none"
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Stamp the best pages and the one being written."""
+        if seen.clock.rows[0].prefilling:
+            return
+        stamp = state.entries["stamp"]
+        pages = -(-max(row.seen for row in seen.clock.rows) // self.page)
+        page_of = torch.where(seen.present, seen.positions // self.page, pages).long()
+        highest, lowest = self.extremes(seen, page_of, pages)
+        for row in range(seen.query_positions.shape[1]):
+            position = seen.query_positions[:, row, None, None]
+            begun = seen.present & (seen.positions <= position)
+            present = torch.zeros_like(highest[..., 0], dtype=torch.bool)
+            present.scatter_(2, torch.where(begun, page_of, pages), True)
+            present[:, :, pages] = False
+            best = self.best(seen.queries[:, :, :, row], highest, lowest, present)
+            stamped = best.gather(2, page_of) | (page_of == position // self.page)
+            stamp.copy_(torch.where(stamped, position + 1 - seen.clock.prompt, stamp))
+
+    def extremes(
+        self, seen: Observation, page_of: Int[Tensor, "N G n"], pages: int
+    ) -> tuple[Float[Tensor, "N G pages d"], Float[Tensor, "N G pages d"]]:
+        """Largest and smallest key of every page, per channel; one more page for empty slots."""
+        N, G, _, d = seen.keys.shape
+        index = page_of[..., None].expand_as(seen.keys)
+        zeros = seen.keys.new_zeros((N, G, pages + 1, d))
+        return (
+            zeros.scatter_reduce(2, index, seen.keys, "amax", include_self=False),
+            zeros.scatter_reduce(2, index, seen.keys, "amin", include_self=False),
+        )
+
+    def best(
+        self,
+        queries: Float[Tensor, "N G rho d"],
+        highest: Float[Tensor, "N G pages d"],
+        lowest: Float[Tensor, "N G pages d"],
+        present: Bool[Tensor, "N G pages"],
+    ) -> Bool[Tensor, "N G pages"]:
+        """Mark the pages with the highest bound of any q·k, maximum over the query group."""
+        rows = queries[:, :, :, None]
+        per_channel = torch.maximum(rows * highest[:, :, None], rows * lowest[:, :, None])
+        bound = per_channel.sum(dim=-1).amax(dim=2).masked_fill(~present, -torch.inf)
+        return (rank(bound) >= bound.shape[-1] - self.stamped_pages) & present
+
+    def score(
+        self,
+        state: State,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N G n"]:
+        """The older the last use, the sooner a page goes."""
+        return state.entries["stamp"].to(seen.keys.dtype)
+
+
+@twin_of(reference.OpenPage)
+@dataclass(frozen=True)
+class OpenPage(Protect):
+    """The page that is being written, and the prompt if it is pinned."""
+
+    page: int
+    pin_prompt: bool
+
+    def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
+        """Mark the newest page; with ``pin_prompt`` also every page that the prompt touches."""
+        pages = seen.positions // self.page
+        newest = pages == (seen.clock.seen - 1) // self.page
+        if not self.pin_prompt:
+            return newest
+        pinned = (seen.clock.prompt + self.page - 1) // self.page
+        return newest | (pages < pinned)
+
+    def count(self, clock: Clock, entries: int) -> int:
+        """Entries of the pinned pages and of the newest."""
+        pinned = -(-clock.prompt // self.page) * self.page if self.pin_prompt else 0
+        newest = (clock.seen - 1) // self.page * self.page
+        return min(clock.seen, pinned) if newest < pinned else pinned + clock.seen - newest
+
+
+@twin_of(reference.Pages)
+@dataclass(frozen=True)
+class Pages(Budget):
+    """Whole pages only."""
+
+    budget: int
+    page: int
+
+    def room(self, clock: Clock, entries: int, safe: int) -> int:
+        """Pages of the budget that the safe ones leave, in entries."""
+        return max(0, self.budget // self.page - -(-safe // self.page)) * self.page

@@ -1,0 +1,88 @@
+"""R-KV: importance minus redundancy (arXiv 2505.24133)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kvlab.fast.attention import softmax
+from kvlab.fast.cache import State
+from kvlab.fast.policy import Observation, Score, twin_of
+from kvlab.fast.windows import (
+    among_candidates,
+    max_pool,
+    queries_remembered,
+    remember_queries,
+    window,
+    window_logits,
+)
+from kvlab.reference.methods import rkv as reference
+from kvlab.reference.policy import Clock
+
+
+@twin_of(reference.ImportanceMinusRedundancy)
+@dataclass(frozen=True)
+class ImportanceMinusRedundancy(Score):
+    """Attention of the last queries, less the similarity to other keys."""
+
+    mix: float
+    window: int
+    kernel: int
+    similarity: float
+    first_column_quirk: bool
+
+    signed = True
+
+    def reads(self, clock: Clock) -> str:
+        """None: the window is looked at when it decides."""
+        return "none"
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Remember the last queries, across blocks."""
+        remember_queries(state, seen, self.window)
+
+    def score(
+        self,
+        state: State,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N G n"]:
+        """Weigh importance against redundancy."""
+        importance = self.importance(state, seen, candidates)
+        return self.mix * importance - (1 - self.mix) * self.redundancy(seen)
+
+    def importance(
+        self, state: State, seen: Observation, candidates: Bool[Tensor, "N G n"] | None
+    ) -> Float[Tensor, "N G n"]:
+        """Pooled attention of the last queries; the group is reduced on logits, by maximum."""
+        raw, _ = window_logits(state, seen, self.window)
+        chosen = seen.present if candidates is None else candidates & seen.present
+        real = (window(state, self.window)[1] >= 0)[:, None, :, None]
+        attention = softmax(raw.amax(dim=2), chosen[:, :, None] & real)
+        looked_at = attention.sum(dim=2) / queries_remembered(state, self.window)
+        return among_candidates(
+            looked_at, candidates, seen, lambda x, present: max_pool(x, self.kernel, present)
+        )
+
+    def redundancy(self, seen: Observation) -> Float[Tensor, "N G n"]:
+        """Say how similar each key of a head is to the others."""
+        unit = seen.keys / (seen.keys.norm(dim=-1, keepdim=True) + 1e-8)
+        cosine = (unit @ unit.transpose(-1, -2)) * seen.present[..., None]
+        cosine = cosine * seen.present[:, :, None]
+        cosine.diagonal(dim1=-2, dim2=-1).zero_()
+        similar = cosine > self.similarity
+        newest = torch.where(similar, seen.positions[:, :, None], -1)
+        spared = similar & (newest == newest.amax(dim=-1, keepdim=True))
+        if self.first_column_quirk:
+            spared = spared | (self.first(seen) & ~similar.any(dim=-1, keepdim=True))
+        cosine = cosine.masked_fill(spared, 0.0)
+        entries = seen.present.sum(dim=-1, keepdim=True).clamp(min=1)
+        return softmax(cosine.sum(dim=-2) / entries, seen.present)
+
+    def first(self, seen: Observation) -> Bool[Tensor, "N G 1 n"]:
+        """Mark each head's entry of the lowest position."""
+        earliest = torch.where(seen.present, seen.positions, torch.iinfo(torch.int32).max)
+        return (seen.positions == earliest.amin(dim=-1, keepdim=True))[:, :, None]

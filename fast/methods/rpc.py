@@ -1,0 +1,65 @@
+"""RPC: reasoning path compression (arXiv 2505.13866)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from kvlab.fast.cache import State
+from kvlab.fast.policy import Budget, Observation, Score, twin_of
+from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window_attention
+from kvlab.reference.methods import rpc as reference
+from kvlab.reference.policy import Clock
+
+
+@twin_of(reference.SelectorAttention)
+@dataclass(frozen=True)
+class SelectorAttention(Score):
+    """Pooled attention of the selector window over the candidates."""
+
+    selector: int
+    kernel: int
+    heads: str
+
+    def reads(self, clock: Clock) -> str:
+        """None: the selector is looked at when it decides."""
+        return "none"
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Remember the last queries, across blocks."""
+        remember_queries(state, seen, self.selector)
+
+    def score(
+        self,
+        state: State,
+        seen: Observation,
+        candidates: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> Float[Tensor, "N G n"]:
+        """Pool what the selector looks at."""
+        attention = window_attention(state, seen, self.selector, over=candidates).sum(dim=3)
+        looked_at = attention.mean(dim=2)
+        if self.heads == "all":
+            looked_at = looked_at.mean(dim=1, keepdim=True)
+        return among_candidates(
+            looked_at,
+            candidates,
+            seen,
+            lambda x, present: mean_pool(x, self.kernel, "zero", present),
+        )
+
+
+@twin_of(reference.ShareOfGenerated)
+@dataclass(frozen=True)
+class ShareOfGenerated(Budget):
+    """The generated part shrinks to 1/``compression`` of what was written."""
+
+    interval: int
+    selector: int
+    compression: float
+
+    def room(self, clock: Clock, entries: int, safe: int) -> int:
+        """Entries that the compressions so far, this one included, may keep."""
+        compressions = (clock.generated - self.selector) // self.interval
+        return compressions * int(self.interval // self.compression)

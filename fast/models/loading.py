@@ -1,0 +1,136 @@
+"""Loads a model and its tokenizer from a directory or from the Hugging Face hub."""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+"""``auto`` is what the checkpoint is stored in."""
+
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+
+def load(
+    model: str | Path, dtype: str = "auto", device: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a decoder for inference, from safetensors alone and without running its own code.
+
+    Args:
+        model: a Hugging Face directory or, if there is none of that name, an id on the hub.
+        dtype: one of `DTYPES`.
+        device: as PyTorch names it; None for the first GPU, if there is one, and the CPU if not.
+
+    Raises:
+        FileNotFoundError: if there is no such directory, a file is missing in it, or the hub does
+            not hand the model out.
+        ValueError: if the type or the device is not allowed, or the checkpoint is broken.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
+    place = _device(device)
+    local = _is_directory(model)
+    with _quietly(local):
+        network = _load_network(str(model), dtype, local)
+        tokenizer = _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
+    return network.eval().to(place), tokenizer
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device = {name!r} cannot be used: {_one_line(error)}") from None
+    return device
+
+
+def _is_directory(model: str | Path) -> bool:
+    """Say whether to look on the disk; False if ``model`` can only be an id on the hub.
+
+    Raises:
+        FileNotFoundError: if it is neither, or the directory is incomplete.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        if isinstance(model, str) and HUB_ID.fullmatch(model):
+            return False
+        raise FileNotFoundError(f"model directory {model} does not exist")
+    if not (directory / "config.json").is_file():
+        raise FileNotFoundError(f"{directory / 'config.json'} does not exist")
+    if not any(directory.glob("*.safetensors")):
+        raise FileNotFoundError(
+            f"{directory} holds no safetensors file, the only kind that is read"
+        )
+    return True
+
+
+def _load_network(model: str, dtype: str, local: bool) -> Any:
+    """Load the weights; transformers would make up those that are missing or do not fit."""
+    network, report = _attempt(
+        model,
+        local,
+        AutoModelForCausalLM,
+        dtype=dtype,
+        use_safetensors=True,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(f"tensor {missing[0]!r} is missing in {model}")
+    if mismatched := sorted(report["mismatched_keys"]):
+        name, found, expected = mismatched[0]
+        raise ValueError(
+            f"tensor {name!r} of {model} has the shape {tuple(found)}, not {tuple(expected)}"
+        )
+    return network
+
+
+def _attempt(model: str, local: bool, loader: Any, **options: Any) -> Any:
+    """Call ``loader.from_pretrained`` and turn what it raises into one line."""
+    try:
+        return loader.from_pretrained(model, local_files_only=local, **options)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise ValueError(f"{model} needs code of its own, which is never run") from None
+        reason = _one_line(error)
+        if local:
+            raise ValueError(f"{model} cannot be loaded: {reason}") from None
+        raise FileNotFoundError(
+            f"{model} is no directory here, and cannot be had from the hub: {reason}"
+        ) from None
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:299]}…"
+
+
+@contextmanager
+def _quietly(local: bool) -> Iterator[None]:
+    """Mute reports that `load` turns into errors; downloads alone show their progress."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    bar = transformers_logging.is_progress_bar_enabled()
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        if local:
+            transformers_logging.disable_progress_bar()
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bar:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,141 @@
+"""Asymmetric uniform quantisation with packed codes, the bits of `kvlab.reference.quantization`.
+
+Codes are computed in float64, as the reference does: an entry is quantised once or twice in its
+life, and a code must not depend on the precision in which it was computed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from kvlab.reference.quantization import WIDTHS
+
+
+def pack(codes: UInt8[Tensor, "*rows length"], bits: int) -> UInt8[Tensor, "*rows bytes"]:
+    """Write the low ``bits`` bits of each code one after another into bytes, lowest bit first."""
+    planes = (codes[..., None] >> torch.arange(bits, device=codes.device)) & 1
+    planes = planes.flatten(-2)
+    missing = -planes.shape[-1] % 8
+    planes = torch.nn.functional.pad(planes, (0, missing)).unflatten(-1, (-1, 8))
+    weights = 2 ** torch.arange(8, device=codes.device)
+    return (planes * weights).sum(dim=-1).to(torch.uint8)
+
+
+def unpack(
+    packed: UInt8[Tensor, "*rows bytes"], bits: int, length: int
+) -> UInt8[Tensor, "*rows {length}"]:
+    """Invert `pack`."""
+    if bits == 8:
+        return packed
+    if 8 % bits == 0:
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+        return ((packed[..., None] >> shifts) & (2**bits - 1)).flatten(-2)[..., :length]
+    planes = (packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
+    planes = planes.flatten(-2)[..., : length * bits].unflatten(-1, (length, bits))
+    weights = 2 ** torch.arange(bits, dtype=torch.uint8, device=packed.device)
+    return (planes * weights).sum(dim=-1, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Vectors of ``length`` elements, quantised in consecutive groups of ``group`` elements."""
+
+    codes: UInt8[Tensor, "*rows bytes"]
+    scale: Float[Tensor, "*rows groups"]
+    zero: Float[Tensor, "*rows groups"]
+    bits: int
+    group: int
+    length: int
+
+    def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "*rows length"]:
+        """Return x̂ = Δ·code + z."""
+        codes = unpack(self.codes, self.bits, self.length).to(dtype)
+        scale = _per_element(self.scale.to(dtype), self.group, self.length)
+        return codes * scale + _per_element(self.zero.to(dtype), self.group, self.length)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Quantized":
+        """Apply one change of the leading axes to codes, scales and zero points."""
+        return self._with(change(self.codes), change(self.scale), change(self.zero))
+
+    def take(self, rows: Int[Tensor, "N G kept"]) -> "Quantized":
+        """Return the vectors with these indices along the third axis."""
+        return self.map(lambda x: take(x, rows))
+
+    def extend(self, other: "Quantized") -> "Quantized":
+        """Append vectors of the same format along the third axis."""
+        return self._with(
+            torch.cat([self.codes, other.codes], dim=2),
+            torch.cat([self.scale, other.scale], dim=2),
+            torch.cat([self.zero, other.zero], dim=2),
+        )
+
+    def _with(self, codes: Tensor, scale: Tensor, zero: Tensor) -> "Quantized":
+        return Quantized(codes, scale, zero, self.bits, self.group, self.length)
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the packed codes."""
+        return self.codes.nbytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes of scales and zero points."""
+        return self.scale.nbytes + self.zero.nbytes
+
+
+def take(x: Tensor, rows: Int[Tensor, "N G kept"]) -> Tensor:
+    """Return the rows of ``[N, G, n, ...]`` with these indices along the third axis."""
+    N, G, n = x.shape[:3]
+    heads = torch.arange(N * G, device=x.device).view(N, G, 1) * n
+    flat = x.reshape(N * G * n, -1).index_select(0, (heads + rows).flatten())
+    return flat.view(N, G, rows.shape[2], *x.shape[3:])
+
+
+def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantized:
+    """Quantise each vector of ``x`` along its last axis.
+
+    Source: KIVI (arXiv 2402.02750). Halves round to even; a constant group gets codes 0. A value
+    beyond float16's range is clipped to it: looking for one would stop the device.
+
+    Raises:
+        ValueError: if ``bits`` is no width of `WIDTHS` or ``group`` is not positive.
+    """
+    if bits not in WIDTHS:
+        raise ValueError(f"bits = {bits} must be one of {WIDTHS}")
+    if group < 1:
+        raise ValueError(f"group = {group} must be at least 1")
+    length = x.shape[-1]
+    limit = torch.finfo(torch.float16).max
+    x = x.double().clamp(-limit, limit)
+    missing = -length % group
+    padded = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], missing)], dim=-1)
+    low, high = torch.aminmax(padded.unflatten(-1, (-1, group)), dim=-1)
+    largest_code = 2**bits - 1
+    scale = to_float16(((high - low) / largest_code).clamp(max=limit))
+    zero = to_float16(low)
+    step = _per_element(scale.double(), group, length)
+    offset = x - _per_element(zero.double(), group, length)
+    steps = torch.where(step > 0, offset / step, 0.0)
+    codes = steps.clamp(0, largest_code).round().to(torch.uint8)
+    return Quantized(pack(codes, bits), scale, zero, bits, group, length)
+
+
+def to_float16(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Round float64 to the nearest float16, once.
+
+    PyTorch goes through float32, which rounds twice. So float32 is rounded to odd: towards zero,
+    with the last bit set where something was cut off.
+    """
+    single = x.float()
+    back = single.double()
+    bits = single.view(torch.int32) - (back.abs() > x.abs()).int()
+    return (bits | (back != x).int()).view(torch.float32).half()
+
+
+def _per_element(
+    per_group: Float[Tensor, "*rows groups"], group: int, length: int
+) -> Float[Tensor, "*rows {length}"]:
+    return per_group.repeat_interleave(group, dim=-1)[..., :length]

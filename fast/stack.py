@@ -1,0 +1,191 @@
+"""The entries of all layers in one table: a decoding step decides for every layer at once.
+
+While single tokens are generated, most of a step's time goes into starting small operations. So the
+layers only write their keys and values and attend; score, selection and eviction run once for all
+of them, at the end of the step. Layer l's sequence r is row l·N + r of the batch axis, so that
+scores, protection and selection are those of `kvlab.fast.policy`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvlab.fast.attention import attend, attend_without_weights, compute_dtype, visible
+from kvlab.fast.cache import LayerCache
+from kvlab.fast.policy import (
+    BatchClock,
+    Block,
+    Observation,
+    Policy,
+    StepResult,
+    compress,
+    rows_to_read,
+)
+from kvlab.fast.table import MOST_SLACK, Table
+
+SOON = 2 * MOST_SLACK
+"""Tokens within which a policy has to look again, for its layers to be stacked."""
+
+
+def can_stack(policy: Policy, caches: Sequence[LayerCache], clock: BatchClock) -> bool:
+    """Say whether these layers can share a table.
+
+    They can once a policy that keeps 16 bit and looks often has evicted something: then the table
+    is small and all layers have equally many entries.
+    """
+    specification = policy.specification
+    if policy.precision.quantises or specification.evict_before_attend or specification.reposition:
+        return False
+    first, now = caches[0], clock.rows[0]
+    alike = all(
+        cache.counts == first.counts and cache.table.layout == first.table.layout
+        for cache in caches
+    )
+    evicted = any(n < row.seen - row.block for n, row in zip(first.counts, clock.rows, strict=True))
+    later = (replace(now, seen=now.seen + ahead) for ahead in range(SOON))
+    return alike and evicted and any(policy.schedule.due(token) for token in later)
+
+
+class Stack:
+    """Layers that decide together."""
+
+    def __init__(self, policy: Policy, caches: Sequence[LayerCache]) -> None:
+        """Take the entries over; the caches are empty afterwards."""
+        self.policy = policy
+        self.layers = len(caches)
+        self.sequences = len(caches[0].counts)
+        self.cache = joined(caches)
+        self.prompt: Int[Tensor, "N 1 1"] | None = None
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Entries per head of each sequence, in every layer."""
+        return self.cache.counts[: self.sequences]
+
+    def begin(self, clock: BatchClock) -> None:
+        """Open a slot for the next token in every layer."""
+        repeats = self.layers
+        if self.prompt is None:
+            self.prompt = clock.prompt.repeat(repeats, 1, 1)
+        self.clock = BatchClock(
+            clock.rows * repeats, clock.positions.repeat(repeats, 1), self.prompt
+        )
+        self.reads = rows_to_read(self.policy, clock)
+        dtype = self.cache.table["keys"].dtype
+        G = self.cache.positions.shape[1]
+        positions = self.clock.positions[:, None].expand(-1, G, 1)
+        reused = self.cache.open_slots(
+            {"positions": positions}, self.clock.present, compute_dtype(dtype)
+        )
+        self.reused = None if reused is None else reused.view(repeats, -1)
+        self.mask = None
+        if self.cache.ragged:
+            self.mask = visible(self.clock.positions, self.cache.positions)
+        self.queries: list[Tensor] = []
+        self.weights: list[Tensor] = []
+        self.softcap: float | None = None
+        self.confidence: Tensor | None = None
+
+    def attend(self, place: int, block: Block) -> Float[Tensor, "N G rho 1 d"]:
+        """Write one layer's keys and values and attend to its entries.
+
+        Args:
+            place: number of the layer among the stacked ones.
+            block: what the model hands over; one token.
+        """
+        self._write(place, "keys", block.keys)
+        self._write(place, "values", block.values)
+        rows = (place * self.sequences, self.sequences)
+        dtype = compute_dtype(block.keys.dtype)
+        keys, values = (
+            self.cache.table[name].narrow(0, *rows).to(dtype) for name in ("keys", "values")
+        )
+        queries = block.queries.to(dtype)
+        mask = None if self.mask is None else self.mask.narrow(0, *rows)
+        self.queries.append(queries)
+        self.softcap, self.confidence = block.softcap, block.confidence
+        if self.reads == "none" and block.softcap is None:
+            output = attend_without_weights(queries, keys, values, mask)
+        else:
+            output, weights = attend(queries, keys, values, mask, block.softcap)
+            self.weights.append(weights)
+        return output.to(block.keys.dtype)
+
+    def finish(self) -> None:
+        """Let the score observe all layers and, if the step is due, evict in all of them."""
+        clock, cache = self.clock, self.cache
+        assert self.confidence is not None
+        seen = Observation(
+            clock=clock,
+            layer=-1,
+            queries=torch.cat(self.queries),
+            query_positions=clock.positions,
+            weights=torch.cat(self.weights) if self.reads != "none" else None,
+            positions=cache.positions,
+            cache=cache,
+            confidence=self.confidence,
+            softcap=self.softcap,
+        )
+        self.policy.score.observe(cache.state, seen)
+        due = [self.policy.schedule.due(row) for row in clock.rows[: self.sequences]]
+        if any(due):
+            result = StepResult(seen.queries, cache.positions, None, None, cache)
+            compress(self.policy, seen, due * self.layers, result)
+        self.queries, self.weights = [], []
+
+    def split(self) -> list[LayerCache]:
+        """Give every layer a cache of its own again."""
+        return separated(self.cache, self.layers)
+
+    def _write(self, place: int, name: str, new: Float[Tensor, "N G 1 d"]) -> None:
+        table = self.cache.table
+        if self.reused is not None:
+            table.flat(name).index_copy_(0, self.reused[place], new.flatten(0, 2))
+        else:
+            layer = table[name].narrow(0, place * self.sequences, self.sequences)
+            layer.narrow(2, table.count - 1, 1).copy_(new)
+
+
+def joined(caches: Sequence[LayerCache]) -> LayerCache:
+    """Move the entries of all layers into one cache, layer after layer along the batch axis."""
+    first = caches[0]
+    for cache in caches:
+        cache.settle()
+    whole = LayerCache(first.fills)
+    whole.table = Table.joined([cache.table for cache in caches])
+    whole.state.table = whole.table
+    whole.state.stream = {
+        name: torch.cat([cache.state.stream[name] for cache in caches])
+        for name in first.state.stream
+    }
+    whole.counts = first.counts * len(caches)
+    whole.demoted = first.demoted * len(caches)
+    whole.ordered = all(cache.ordered for cache in caches)
+    lowest = [cache.lowest_scores for cache in caches]
+    if all(score is not None for score in lowest):
+        heads = whole.positions.shape[1]
+        whole.lowest_scores = torch.cat([s.expand(-1, heads, 1) for s in lowest if s is not None])
+    return whole
+
+
+def separated(whole: LayerCache, layers: int) -> list[LayerCache]:
+    """Invert `joined`."""
+    whole.settle()
+    sequences = len(whole.counts) // layers
+    tables = whole.table.separated(layers)
+    caches = []
+    borders = pairwise(range(0, len(whole.counts) + 1, sequences))
+    for table, (first, last) in zip(tables, borders, strict=True):
+        cache = LayerCache(whole.fills)
+        cache.table = cache.state.table = table
+        cache.state.stream = {name: x[first:last] for name, x in whole.state.stream.items()}
+        cache.counts, cache.demoted = whole.counts[first:last], whole.demoted[first:last]
+        cache.ordered = whole.ordered
+        if whole.lowest_scores is not None:
+            cache.lowest_scores = whole.lowest_scores[first:last]
+        caches.append(cache)
+    return caches

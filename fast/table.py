@@ -1,0 +1,209 @@
+"""Columns of the entries of one layer, in buffers that grow in place and really shrink."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+MOST_SLACK = 64
+"""Slots that a buffer may hold beyond its entries once a step is done."""
+
+Kind = tuple[torch.dtype, tuple[int, ...]]
+"""What columns of one buffer share: number format, and shape of a row."""
+
+
+def slack(entries: int) -> int:
+    """Slots to allocate beyond ``entries``, so that not every token needs a new buffer."""
+    return min(MOST_SLACK, 8 + entries // 8)
+
+
+class Table:
+    """Named columns ``[N, G, n, ...]``, one row per slot; all rows of a slot move together.
+
+    Columns of one kind share a buffer ``[columns, N, G, capacity, ...]``: moving a row is then one
+    operation for all of them.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[Kind, Tensor] = {}
+        self.places: dict[str, tuple[Kind, int]] = {}
+        self.count = 0
+        self.capacity = 0
+        self._first_slots: Tensor | None = None
+        self._views: dict[tuple[str, int, int], Tensor] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.places
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a column; writing to it changes the table."""
+        return self._rows(name, 0, self.count)
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        """Bytes allocated for each column, slack included."""
+        return {name: self.buffers[kind][i].nbytes for name, (kind, i) in self.places.items()}
+
+    def append(
+        self, columns: Mapping[str, Tensor], fills: Mapping[str, float], floating: torch.dtype
+    ) -> None:
+        """Add rows at the end of every column.
+
+        Args:
+            columns: the new rows.
+            fills: columns whose rows start with one value: a whole number makes an int32 column.
+            floating: number format of the other ``fills``.
+        """
+        new = next(iter(columns.values()))
+        first, m = self.count, new.shape[2]
+        if not self.buffers:
+            self._create(columns, fills, floating, m)
+        elif first + m > self.capacity:
+            self._resize(first + m + slack(first + m))
+        self.count = first + m
+        for name, rows in columns.items():
+            self._rows(name, first, m).copy_(rows)
+        for name, fill in fills.items():
+            self._rows(name, first, m).fill_(fill)
+
+    def take(self, slots: Int[Tensor, "N G kept"]) -> None:
+        """Keep these slots alone, in this order; buffers with too much slack are replaced."""
+        kept = slots.shape[2]
+        rows = (self._heads(slots) + slots).flatten()
+        chosen = {
+            kind: self._flat(buffer).index_select(1, rows) for kind, buffer in self.buffers.items()
+        }
+        self.count = kept
+        if self.capacity > kept + MOST_SLACK:
+            self._resize(kept + slack(kept))
+        for kind, buffer in self.buffers.items():
+            content = chosen[kind].view(*buffer.shape[:3], kept, *buffer.shape[4:])
+            buffer.narrow(3, 0, kept).copy_(content)
+
+    def overwrite(
+        self, slot: Int[Tensor, "N G 1"], columns: Mapping[str, Tensor], fills: Mapping[str, float]
+    ) -> Int[Tensor, " NG"]:
+        """Put one new row of every head into a slot; arguments as for `append`.
+
+        Returns:
+            The index of these slots over all heads and slots.
+        """
+        rows = (self._heads(slot) + slot).flatten()
+        for name, new in columns.items():
+            self.flat(name).index_copy_(0, rows, new.flatten(0, 2))
+        for name, fill in fills.items():
+            self.flat(name).index_fill_(0, rows, fill)
+        return rows
+
+    def replace_by_last(self, slot: Int[Tensor, "N G 1"]) -> None:
+        """Let the last slot's row overwrite another one: one slot less in every head."""
+        rows = (self._heads(slot) + slot).flatten()
+        self.count -= 1
+        for buffer in self.buffers.values():
+            last = buffer.select(3, self.count).flatten(1, 2).contiguous()
+            self._flat(buffer).index_copy_(1, rows, last)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply one change of the batch axis to every column."""
+        self.buffers = {
+            kind: torch.stack([change(column) for column in buffer])
+            for kind, buffer in self.buffers.items()
+        }
+        self._first_slots, self._views = None, {}
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """What tables must have in common to be joined: slots, kinds and the device."""
+        device = next((buffer.device for buffer in self.buffers.values()), None)
+        return self.count, device, tuple((k, b.shape[:3]) for k, b in self.buffers.items())
+
+    @classmethod
+    def joined(cls, tables: Sequence["Table"]) -> "Table":
+        """Move equal tables into one, along the batch axis; they are empty afterwards."""
+        first, whole = tables[0], cls()
+        whole.places, whole.count, whole.capacity = dict(first.places), first.count, first.capacity
+        for kind, buffer in first.buffers.items():
+            columns, N = buffer.shape[:2]
+            shape = (columns, N * len(tables), *buffer.shape[2:])
+            whole.buffers[kind] = buffer.new_empty(shape)
+        for number, table in enumerate(tables):
+            for kind, buffer in table.buffers.items():
+                N = buffer.shape[1]
+                content = whole.buffers[kind].narrow(1, number * N, N)
+                content.narrow(3, 0, table.count).copy_(buffer.narrow(3, 0, table.count))
+            table.buffers, table._views = {}, {}
+        return whole
+
+    def separated(self, parts: int) -> list["Table"]:
+        """Invert `joined`."""
+        tables = []
+        for number in range(parts):
+            table = Table()
+            table.places, table.count = dict(self.places), self.count
+            table.capacity = self.capacity
+            for kind, buffer in self.buffers.items():
+                N = buffer.shape[1] // parts
+                table.buffers[kind] = buffer.narrow(1, number * N, N).clone()
+            tables.append(table)
+        return tables
+
+    def _rows(self, name: str, first: int, m: int) -> Tensor:
+        view = self._views.get((name, first, m))
+        if view is None:
+            kind, number = self.places[name]
+            view = self.buffers[kind][number].narrow(2, first, m)
+            self._views[name, first, m] = view
+        return view
+
+    def flat(self, name: str) -> Tensor:
+        """Return a column with the slots of all heads along one axis."""
+        view = self._views.get((name, 0, -1))
+        if view is None:
+            kind, number = self.places[name]
+            view = self._flat(self.buffers[kind])[number]
+            self._views[name, 0, -1] = view
+        return view
+
+    def _flat(self, buffer: Tensor) -> Tensor:
+        """Return a buffer with the slots of all heads along one axis."""
+        columns, N, G = buffer.shape[:3]
+        return buffer.view(columns, N * G * self.capacity, *buffer.shape[4:])
+
+    def _heads(self, slots: Int[Tensor, "N G kept"]) -> Int[Tensor, "N G 1"]:
+        """Index of each head's first slot, over all heads and slots."""
+        if self._first_slots is None:
+            N, G = slots.shape[:2]
+            first = torch.arange(N * G, device=slots.device) * self.capacity
+            self._first_slots = first.view(N, G, 1)
+        return self._first_slots
+
+    def _create(
+        self,
+        columns: Mapping[str, Tensor],
+        fills: Mapping[str, float],
+        floating: torch.dtype,
+        capacity: int,
+    ) -> None:
+        self.capacity = capacity
+        new = next(iter(columns.values()))
+        kinds: dict[Kind, list[str]] = {}
+        for name, rows in columns.items():
+            kinds.setdefault((rows.dtype, tuple(rows.shape[3:])), []).append(name)
+        for name, fill in fills.items():
+            dtype = torch.int32 if isinstance(fill, int) else floating
+            kinds.setdefault((dtype, ()), []).append(name)
+        for kind, names in kinds.items():
+            dtype, row = kind
+            shape = (len(names), *new.shape[:2], capacity, *row)
+            self.buffers[kind] = torch.empty(shape, dtype=dtype, device=new.device)
+            self.places |= {name: (kind, number) for number, name in enumerate(names)}
+
+    def _resize(self, capacity: int) -> None:
+        kept = min(self.count, capacity)
+        for kind, buffer in self.buffers.items():
+            moved = buffer.new_empty((*buffer.shape[:3], capacity, *buffer.shape[4:]))
+            moved.narrow(3, 0, kept).copy_(buffer.narrow(3, 0, kept))
+            self.buffers[kind] = moved
+        self.capacity, self._first_slots, self._views = capacity, None, {}

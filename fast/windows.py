@@ -1,0 +1,97 @@
+"""What several scores share: the last queries, attention of a window, pooling, head reduction."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import avg_pool1d, max_pool1d
+
+from kvlab.fast.attention import softmax, visible
+from kvlab.fast.cache import State
+from kvlab.fast.policy import Observation
+from kvlab.reference.windows import Border, GroupReduction
+
+
+def reduce_group(x: Float[Tensor, "N G rho *rest"], how: GroupReduction) -> Tensor:
+    """Reduce over the query heads that share a KV head."""
+    if x.shape[2] == 1:
+        return x[:, :, 0]
+    return x.amax(dim=2) if how == "max" else getattr(x, how)(dim=2)
+
+
+def remember_queries(state: State, seen: Observation, size: int) -> None:
+    """Keep the last ``size`` queries and their positions in ``state.stream``."""
+    queries, positions = seen.queries[:, :, :, -size:], seen.query_positions[:, -size:]
+    old = state.stream.get("queries")
+    if old is not None:
+        older = min(old.shape[3], size - queries.shape[3])
+        first = old.shape[3] - older
+        queries = torch.cat([old[:, :, :, first:], queries], dim=3)
+        positions = torch.cat([state.stream["query_positions"][:, first:], positions], dim=1)
+    elif queries.shape[3] < seen.queries.shape[3]:
+        queries, positions = queries.clone(), positions.clone()
+    state.stream["queries"], state.stream["query_positions"] = queries, positions
+
+
+def window(state: State, size: int) -> tuple[Float[Tensor, "N G rho w d"], Int[Tensor, "N w"]]:
+    """Return the last ``size`` remembered queries and their positions."""
+    return state.stream["queries"][:, :, :, -size:], state.stream["query_positions"][:, -size:]
+
+
+def window_logits(
+    state: State, seen: Observation, size: int
+) -> tuple[Float[Tensor, "N G rho w n"], Bool[Tensor, "N G 1 w n"]]:
+    """Return the scaled logits of the last ``size`` queries, and what each of them may see."""
+    queries, positions = window(state, size)
+    return seen.logits(queries), visible(positions, seen.positions)
+
+
+def window_attention(
+    state: State, seen: Observation, size: int, over: Bool[Tensor, "N G n"] | None = None
+) -> Float[Tensor, "N G rho w n"]:
+    """Attention of the last ``size`` queries over the present entries, or over ``over`` alone."""
+    raw, mask = window_logits(state, seen, size)
+    return softmax(raw, mask if over is None else mask & over[:, :, None, None, :])
+
+
+def queries_remembered(state: State, size: int) -> Int[Tensor, "N 1 1"]:
+    """Count the last ``size`` queries without padding, at least one."""
+    _, positions = window(state, size)
+    return (positions >= 0).sum(dim=-1).clamp(min=1)[:, None, None]
+
+
+def mean_pool(
+    x: Float[Tensor, "N G n"], kernel: int, border: Border, present: Bool[Tensor, "N G n"]
+) -> Float[Tensor, "N G n"]:
+    """Average ``kernel`` neighbours; beyond the border lie zeros, or nothing (``shrink``)."""
+    pooled = avg_pool1d(x * present, kernel, stride=1, padding=kernel // 2)
+    if border == "zero":
+        return pooled
+    shares = avg_pool1d(present.to(x.dtype), kernel, stride=1, padding=kernel // 2)
+    return pooled / shares.clamp(min=0.5 / kernel)
+
+
+def max_pool(
+    x: Float[Tensor, "N G n"], kernel: int, present: Bool[Tensor, "N G n"]
+) -> Float[Tensor, "N G n"]:
+    """Maximum over ``kernel`` neighbours."""
+    return max_pool1d(x.masked_fill(~present, -torch.inf), kernel, stride=1, padding=kernel // 2)
+
+
+def among_candidates(
+    x: Float[Tensor, "N #G n"],
+    candidates: Bool[Tensor, "N G n"] | None,
+    seen: Observation,
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> Float[Tensor, "N G n"]:
+    """Apply ``function`` to the candidates alone, in cache order; others keep ``x``.
+
+    ``function`` is given the candidates, moved together, and where they are.
+    """
+    chosen = seen.present if candidates is None else candidates & seen.present
+    last = torch.iinfo(seen.positions.dtype).max
+    order = torch.where(chosen, seen.positions, last).argsort(dim=-1)
+    moved, where = x.expand_as(seen.positions).gather(-1, order), chosen.gather(-1, order)
+    pooled = torch.where(where, function(moved, where), moved)
+    return torch.empty_like(pooled).scatter_(-1, order, pooled)

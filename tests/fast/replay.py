@@ -1,0 +1,236 @@
+"""Feeds one stream to both sides, step by step, and says where they differ.
+
+Both sides see the same inputs, already rounded to the working precision. Where keep sets differ,
+the difference has to lie within the tolerance of the threshold; the reference then goes on with
+what the fast side kept, so that every step is compared from the same state.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from kvlab.fast.cache import LayerCache
+from kvlab.fast.methods import port
+from kvlab.fast.policy import BatchClock, Block, step
+from kvlab.reference import policy as reference
+from kvlab.reference.cache import LayerCache as ReferenceCache
+from kvlab.reference.policy import Clock, Policy
+
+
+@dataclass
+class Tolerance:
+    """How far fast may be from the reference."""
+
+    score: float
+    """Share of the largest score of a head."""
+    output: float
+
+
+@dataclass
+class Found:
+    """What a comparison saw; a test asserts that it saw enough."""
+
+    steps: int = 0
+    evictions: int = 0
+    by_margin: int = 0
+    """Steps at which the keep sets differed within the tolerance."""
+    coded: int = 0
+    """Entries that are stored as codes after the last step."""
+
+
+class ReferenceRow:
+    """One sequence on the reference's side."""
+
+    def __init__(self, policy: Policy, kv_heads: int, head_dim: int) -> None:
+        self.policy = policy
+        self.cache = reference.empty_cache(policy, kv_heads, head_dim)
+
+    def step(self, block: reference.Block, kept: list[np.ndarray], tolerance: Tolerance) -> "Seen":
+        """Do what `reference.step` does, but keep what the fast side kept if it may."""
+        policy, clock = self.policy, block.clock
+        cache = self.cache.append(block.keys, block.values, clock.positions, policy.score.fills)
+        output, seen = reference.observe_attention(policy, cache, block)
+        cache = replace(cache, state=policy.score.observe(cache.state, seen))
+        scores, margin = None, False
+        if policy.schedule.due(clock):
+            candidates, keep = reference.select(policy, cache.state, seen)
+            room = int(candidates.sum(axis=-1).max()) - (seen.positions.shape[1] - keep.shape[1])
+            if keep.shape[1] < seen.positions.shape[1]:
+                scores = policy.score.score(cache.state, seen, candidates, room)
+                ours = [
+                    np.flatnonzero(np.isin(p, k)) for p, k in zip(seen.positions, kept, strict=True)
+                ]
+                if isinstance(policy.precision, reference.Full):
+                    margin = differ_by_margin(scores, candidates, keep, ours, tolerance.score)
+                    keep = np.array(ours)
+            cache, keep = policy.precision.store(cache, seen, candidates, keep)
+            if policy.evict_before_attend:
+                output = reference.attend_survivors(seen, keep)
+            cache = cache.compact(keep)
+        self.cache = cache
+        return Seen(output, seen.positions, scores, margin)
+
+
+@dataclass
+class Seen:
+    """What the reference computed in a step."""
+
+    output: np.ndarray
+    positions: np.ndarray
+    scores: np.ndarray | None
+    margin: bool
+
+
+def differ_by_margin(scores, candidates, keep, ours, tolerance: float) -> bool:
+    """Whether two keep sets differ; fails if by more than scores near the threshold."""
+    differs = False
+    for g, (theirs, mine) in enumerate(zip(keep, ours, strict=True)):
+        assert len(theirs) == len(mine), (theirs, mine)
+        apart = np.setxor1d(theirs, mine)
+        if len(apart) == 0:
+            continue
+        differs = True
+        assert candidates[g, apart].all(), "a safe entry was evicted"
+        threshold = scores[g, np.intersect1d(theirs, np.flatnonzero(candidates[g]))].min()
+        size = np.abs(scores[g, candidates[g]]).max()
+        assert np.abs(scores[g, apart] - threshold).max() <= tolerance * size, (
+            f"keep sets differ in entries {apart} of head {g}, scores {scores[g, apart]}, "
+            f"threshold {threshold}"
+        )
+    return differs
+
+
+class Comparison:
+    """A batch of sequences on both sides."""
+
+    def __init__(self, policy: Policy, sequences: int, kv_heads: int, head_dim: int, tolerance):
+        self.policy, self.fast = policy, port(policy)
+        self.rows = [ReferenceRow(policy, kv_heads, head_dim) for _ in range(sequences)]
+        self.cache: LayerCache = self.fast.empty_cache()
+        self.tolerance, self.found = tolerance, Found()
+
+    def feed(self, block: Block) -> None:
+        """Let both sides take a block, and compare."""
+        result = step(self.fast, self.cache, block, watched=True)
+        self.compare(block, result)
+
+    def compare(self, block: Block, result) -> None:
+        """Let the reference take a block that the fast side has taken."""
+        cache = result.cache
+        self.found.steps += 1
+        for number, clock in enumerate(block.clock.rows):
+            if clock.block == 0:
+                continue
+            given = reference_block(block, number)
+            kept = [row[row >= 0] for row in np.sort(as_array(cache.positions[number]), axis=-1)]
+            seen = self.rows[number].step(given, kept, self.tolerance)
+            self.found.by_margin += seen.margin
+            self.found.evictions += seen.scores is not None
+            theirs = self.rows[number].cache
+            np.testing.assert_array_equal(np.array(kept), theirs.positions)
+            new = result.output[number, :, :, -clock.block :]
+            np.testing.assert_allclose(
+                as_array(new), seen.output, rtol=0, atol=self.tolerance.output
+            )
+            if seen.scores is not None and result.scores is not None:
+                self.compare_scores(number, seen, result)
+            self.compare_storage(number, theirs, cache)
+
+    def compare_scores(self, number: int, seen: Seen, result) -> None:
+        """Compare what candidates are worth."""
+        positions = result.positions[number]
+        order = positions.argsort(dim=-1)[:, positions.shape[1] - seen.positions.shape[1] :]
+        ours = as_array(result.scores[number].expand_as(positions).gather(-1, order))
+        safe = result.safe
+        safe = (
+            np.zeros(ours.shape, bool) if safe is None else as_array(safe[number].gather(-1, order))
+        )
+        theirs = np.minimum(seen.scores, np.finfo(np.float32).max)
+        ours = np.minimum(ours, np.finfo(np.float32).max)
+        for g in range(len(ours)):
+            open_scores = theirs[g][safe[g] == 0]
+            finite = open_scores[open_scores < 1e30]
+            size = np.abs(finite).max(initial=1e-12)
+            np.testing.assert_allclose(
+                ours[g][safe[g] == 0], open_scores, rtol=1e-3, atol=self.tolerance.score * size
+            )
+
+    def compare_storage(self, number: int, theirs: ReferenceCache, cache: LayerCache) -> None:
+        """Compare widths, and what is read back of entries that are stored as codes."""
+        order = cache.positions[number].argsort(dim=-1)
+        order = order[:, order.shape[1] - theirs.positions.shape[1] :]
+        bits = as_array(cache.bits()[number].gather(-1, order))
+        np.testing.assert_array_equal(bits, theirs.keys.bits)
+        if cache.mixed is None:
+            return
+        self.found.coded = int((bits < 16).sum())
+        for storage, expected in zip(cache.mixed, (theirs.keys, theirs.values), strict=True):
+            read = storage.read(torch.float64)[number]
+            index = order[..., None].expand(-1, -1, read.shape[-1])
+            np.testing.assert_allclose(
+                as_array(read.gather(1, index)), expected.read(), rtol=0, atol=self.tolerance.output
+            )
+
+
+def reference_block(block: Block, number: int) -> reference.Block:
+    """Return what one sequence sees of a block, without its padding."""
+    clock = block.clock.rows[number]
+    m = clock.block
+    return reference.Block(
+        clock,
+        block.layer,
+        as_array(block.queries[number, :, :, -m:]),
+        as_array(block.keys[number, :, -m:]),
+        as_array(block.values[number, :, -m:]),
+        as_array(block.confidence[number, : clock.seen]),
+        None if block.rotate is None else partial(rotate_arrays, block.rotate),
+        block.softcap,
+    )
+
+
+def rotate_arrays(rotate, vectors: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Rotate as the model does."""
+    return as_array(rotate(torch.tensor(vectors), torch.tensor(by)))
+
+
+def as_array(x: torch.Tensor) -> np.ndarray:
+    """Return a tensor as the reference takes it."""
+    array = x.detach().cpu()
+    return (array.double() if array.is_floating_point() else array).numpy()
+
+
+def random_blocks(seed: int, heads, prompts, steps: int, block_size, dtype):
+    """Yield the blocks of random sequences: prompts in blocks, then ``steps`` single tokens."""
+    G, rho, d = heads
+    rng = np.random.default_rng(seed)
+    longest, total = max(prompts), max(prompts) + steps
+    N = len(prompts)
+
+    def draw(*shape):
+        return torch.tensor(rng.normal(size=shape)).to(dtype)
+
+    queries, keys, values = (
+        2 * draw(N, G, rho, total, d),
+        draw(N, G, total, d),
+        draw(N, G, total, d),
+    )
+    confidence = torch.tensor(rng.random((N, total)))
+    for row, prompt in enumerate(prompts):
+        confidence[row, :prompt] = torch.nan
+    padding = torch.tensor([longest - prompt for prompt in prompts])
+    borders = [*range(0, longest, block_size or longest), *range(longest, total + 1)]
+    for first, last in pairwise(borders):
+        column = torch.arange(first, last) - padding[:, None]
+        positions = torch.where(column >= 0, column, -1).to(torch.int32)
+        rows = tuple(
+            Clock(max(0, last - pad), int((column[row] >= 0).sum()), prompts[row])
+            for row, pad in enumerate(padding.tolist())
+        )
+        clock = BatchClock(rows, positions, torch.tensor(prompts, dtype=torch.int32)[:, None, None])
+        part = slice(first, last)
+        yield Block(
+            clock, 0, queries[:, :, :, part], keys[:, :, part], values[:, :, part], confidence
+        )

@@ -1,0 +1,452 @@
+"""`compress` inside transformers: generation, padding, blocks, turns, beams, memory, refusals."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from cases import BUDGETED, QUANTIZING, SELF_SIZED
+from models import CONFIGS, prompts, tiny, written
+from replay import Comparison, Tolerance
+from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
+from transformers import DynamicCache
+
+from kvlab.fast import compress
+from kvlab.fast.table import MOST_SLACK
+from kvlab.reference import methods
+
+SOME = (
+    "streaming_llm@sinks=2",
+    "h2o",
+    "tova",
+    "snapkv@window=3,schedule=every_block",
+    "raas@pin_prompt=false,threshold=0.05",
+    "rkv@every=6,window=3",
+    "lazy_eviction@window=4,threshold=0.05",
+    "caote:h2o",
+    "caote:tova@every=5",
+    "ahakv@recent=3",
+    "kivi@group=4,residual=8",
+    "ddks@interval=6,selector=3,group=4",
+    "desirekv@interval=6,selector=3,group=4",
+)
+BUDGET = 12
+
+
+def budget_of(spec: str) -> int | None:
+    return None if spec in SELF_SIZED + QUANTIZING else BUDGET
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("block_size", [None, 5])
+def test_a_full_cache_writes_what_the_model_writes(family, block_size):
+    model, inputs = tiny(family, torch.float32), prompts([21, 13])
+    expected = written(model, DynamicCache(config=model.config), inputs, 16)
+    with compress(model, "full", block_size=block_size) as cache:
+        found = written(model, cache, inputs, 16)
+    torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_LOGITS)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("spec", ["h2o", "lazy_eviction@window=4,threshold=0.05", "caote:tova"])
+def test_layers_agree_with_the_reference(family, spec):
+    follow_with_reference(tiny(family), spec, Tolerance(FLOAT64, FLOAT64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", SOME)
+def test_number_formats_agree_with_the_reference(dtype, spec):
+    output = FLOAT32_SCORES if dtype == torch.float32 else 4 * BFLOAT16_OUTPUT
+    follow_with_reference(tiny("qwen2", dtype), spec, Tolerance(FLOAT32_SCORES, 4 * output))
+
+
+def follow_with_reference(model, spec: str, tolerance: Tolerance) -> None:
+    """Generate, and let the reference take every block that every compressed layer is given."""
+    policy, inputs = methods.get(spec, budget_of(spec)), prompts([21, 13])
+    layers: dict[int, Comparison] = {}
+
+    def watch(block, result):
+        _, G, _, _, d = block.queries.shape
+        followed = layers.setdefault(block.layer, Comparison(policy, 2, G, d, tolerance))
+        followed.compare(block, result)
+
+    with compress(model, policy, block_size=6, watch=watch) as cache:
+        model.generate(**inputs, past_key_values=cache, max_new_tokens=24, do_sample=False)
+    assert set(layers) == {layer.number for layer in cache.compressed_layers}
+    assert all(layer.found.steps == 4 + 23 for layer in layers.values())
+
+
+@pytest.mark.parametrize("spec", [*BUDGETED, *SELF_SIZED, *QUANTIZING])
+def test_a_padded_sequence_is_treated_as_if_alone(spec):
+    model = tiny("llama")
+    with compress(model, spec, budget_of(spec)) as cache:
+        tokens, logits = written(model, cache, prompts([21, 13]), 24)
+        together = cache.positions()
+    short = prompts([21, 13])["input_ids"][1:, -13:]
+    alone = {"input_ids": short, "attention_mask": torch.ones_like(short)}
+    with compress(model, spec, budget_of(spec)) as cache:
+        expected = written(model, cache, alone, 24)
+    torch.testing.assert_close((tokens[1:], logits[1:]), expected, rtol=0, atol=1e-6)
+    for both, one in zip(together, cache.positions(), strict=True):
+        kept = both[1, both[1] >= 0].view(len(both[1]), -1)
+        torch.testing.assert_close(kept, one[0])
+
+
+@pytest.mark.parametrize("spec", BUDGETED)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_deciding_for_all_layers_at_once_changes_nothing(spec, beams):
+    """A watched run decides layer by layer, as soon as the layer has attended."""
+    model, runs = tiny("llama"), []
+    for watch in (None, lambda block, result: None):
+        with compress(model, spec, BUDGET, block_size=6, watch=watch) as cache:
+            found = written(model, cache, prompts([21, 13]), 30, num_beams=beams)
+            runs.append((found, cache.positions(), cache.stack is not None))
+    (stacked, positions, _), (separate, expected, split) = runs
+    assert not split
+    torch.testing.assert_close(stacked, separate, rtol=0, atol=0)
+    torch.testing.assert_close(positions, expected, rtol=0, atol=0)
+
+
+def test_methods_that_evict_often_are_stacked():
+    model = tiny("llama")
+    with compress(model, "h2o", BUDGET) as cache:
+        written(model, cache, prompts([21]), 4)
+        assert cache.stack is not None
+
+
+@pytest.mark.parametrize("spec", SOME)
+def test_blocks_bound_what_a_layer_ever_holds(spec):
+    model, most = tiny("llama"), 0
+
+    def watch(block, result):
+        nonlocal most
+        most = max(most, result.positions.shape[2])
+
+    with compress(model, spec, budget_of(spec), block_size=7, watch=watch) as cache:
+        written(model, cache, prompts([200]), 4)
+    if spec.startswith(("streaming", "h2o", "tova", "snapkv", "caote", "ahakv")):
+        assert most == BUDGET + 7
+    else:
+        assert most > BUDGET + 7
+
+
+@pytest.mark.parametrize("spec", ["h2o", "snapkv@window=3", "kivi@group=4,residual=8", "full"])
+def test_turns_of_a_chat_continue_one_cache(spec):
+    """Two calls give what one call gives whose later tokens are all fed one by one."""
+    model, first = tiny("llama"), prompts([18])
+    more = prompts([5], seed=1)["input_ids"]
+    with compress(model, spec, budget_of(spec)) as cache:
+        answer, _ = written(model, cache, first, 6)
+        whole = torch.cat([first["input_ids"], answer, more], dim=1)
+        inputs = {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
+        _, logits = written(model, cache, inputs, 8)
+        assert cache.get_seq_length() == whole.shape[1] + 7
+    assert torch.isfinite(logits).all()
+    if spec == "full":
+        expected = written(model, DynamicCache(config=model.config), inputs, 8)[1]
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
+
+
+def test_a_turn_with_padding_in_the_middle():
+    model = tiny("llama")
+    mask = torch.tensor([[1] * 12 + [1] * 6, [0] * 4 + [1] * 8 + [0] * 3 + [1] * 3])
+    ids = prompts([18, 18])["input_ids"]
+    alone = ids[1:, mask[1].bool()]
+    runs = []
+    for rows, where in ((ids, mask), (alone, torch.ones_like(alone))):
+        with compress(model, "h2o", BUDGET) as cache, torch.no_grad():
+            border = 12 if len(rows) == 2 else 8
+            model(rows[:, :border], attention_mask=where[:, :border], past_key_values=cache)
+            step = torch.full((len(rows), 1), 5)
+            grown = torch.cat([where[:, :border], torch.ones_like(step)], dim=1)
+            model(step, attention_mask=grown, past_key_values=cache)
+            grown = torch.cat([grown, where[:, border:]], dim=1)
+            runs.append(model(rows[:, border:], attention_mask=grown, past_key_values=cache))
+    torch.testing.assert_close(runs[0].logits[1, -1], runs[1].logits[0, -1], rtol=0, atol=1e-6)
+
+
+def test_sampling_and_several_sequences_per_prompt():
+    model = tiny("llama")
+    torch.manual_seed(3)
+    with compress(model, "h2o", BUDGET) as cache:
+        result = model.generate(
+            **prompts([21, 13]),
+            past_key_values=cache,
+            max_new_tokens=10,
+            do_sample=True,
+            num_return_sequences=3,
+        )
+        assert result.shape == (6, 31)
+        assert cache.kept()[0] == (BUDGET,) * 6
+
+
+def test_only_the_asked_logits_come_back_from_blocks():
+    model, ids = tiny("llama"), prompts([23])["input_ids"]
+    with torch.no_grad():
+        expected = model(ids).logits
+        for keep in (0, 1, 9, 23):
+            with compress(model, "full", block_size=5) as cache:
+                logits = model(ids, past_key_values=cache, logits_to_keep=keep).logits
+            torch.testing.assert_close(logits, expected[:, -keep:], rtol=0, atol=1e-6)
+
+
+def test_confidence_is_that_of_the_distribution_before():
+    model = tiny("llama")
+    with compress(model, "full", watch=lambda block, result: None) as cache:
+        logits = written(model, cache, prompts([9, 6]), 5)[1]
+        seen = cache.confidence
+    likeliest = logits.softmax(dim=-1).amax(dim=-1).double()
+    torch.testing.assert_close(seen[0, 9:].double(), likeliest[0, :4], rtol=1e-5, atol=0)
+    torch.testing.assert_close(seen[1, 6:10].double(), likeliest[1, :4], rtol=1e-5, atol=0)
+    assert seen[0, :9].isnan().all() and seen[1, :6].isnan().all()
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", BUDGETED)
+def test_evicted_entries_leave_memory(spec):
+    model = tiny("llama", torch.float32)
+    with compress(model, spec, BUDGET, block_size=16) as cache:
+        written(model, cache, prompts([300]), 40)
+        layers = cache.memory().layers
+        entries = cache.kept()[0][0]
+    assert entries < 60
+    for layer in layers:
+        slot = 4 * 16 * 4
+        assert layer.keys == layer.values
+        assert entries * slot <= layer.keys <= (entries + MOST_SLACK + 1) * slot
+        assert layer.scales == 0
+
+
+def test_memory_is_what_the_tensors_of_a_layer_allocate():
+    model = tiny("llama", torch.float32)
+    for spec in ("h2o", "kivi@group=4,residual=8", "desirekv@interval=6,selector=3,group=4"):
+        with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
+            written(model, cache, prompts([40]), 30)
+            for layer, memory in zip(cache.compressed_layers, cache.memory().layers, strict=True):
+                assert memory.total == sum(x.untyped_storage().nbytes() for x in tensors(layer))
+
+
+def tensors(layer):
+    """Every distinct piece of storage that a layer's entries hold."""
+    entries, found = layer.entries, {}
+    pools = [*entries.table.buffers.values(), *entries.state.stream.values()]
+    for storage in entries.mixed or ():
+        pools += [storage.balance] if storage.balance is not None else []
+        for table in storage.tables:
+            pools.append(table.slots)
+            quantized = getattr(table, "quantized", None)
+            pools += [table.vectors] if quantized is None else []
+            pools += [quantized.codes, quantized.scale, quantized.zero] if quantized else []
+    for tensor in pools:
+        if isinstance(tensor, torch.Tensor):
+            found[tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()] = tensor
+    return found.values()
+
+
+@pytest.mark.parametrize("spec", ["kivi@group=4,residual=8", "ddks@reading=mikv,group=16"])
+def test_codes_take_less_memory_than_entries(spec):
+    model = tiny("llama", torch.float32)
+    budget = BUDGET if "mikv" in spec else None
+    with compress(model, spec, budget) as cache:
+        written(model, cache, prompts([100]), 8)
+        compressed = cache.memory().entries
+    with compress(model, "full") as cache:
+        written(model, cache, prompts([100]), 8)
+        assert compressed < cache.memory().entries / 2
+
+
+# --- the device is never waited for --------------------------------------------------------------
+
+
+WAITS = ("several=", "desirekv", "rpc", "nacl")
+"""Methods that ask the device at their own events."""
+
+
+@pytest.mark.parametrize("spec", [*BUDGETED, *SELF_SIZED, *QUANTIZING])
+def test_decoding_does_not_wait_for_the_device(spec, monkeypatch):
+    """On the meta device no value can be read: whoever asks for one fails."""
+    if any(word in spec for word in WAITS):
+        pytest.skip("asks the device at its events, every P tokens or on request")
+    model = copy.deepcopy(tiny("llama", torch.float32)).to("meta")
+    monkeypatch.setattr("kvlab.fast.huggingface.CompressedCache.check", lambda self: None)
+    with compress(model, spec, budget_of(spec)) as cache, torch.no_grad():
+        model(torch.zeros((2, 20), dtype=torch.long, device="meta"), past_key_values=cache)
+        for _ in range(30):
+            model(torch.zeros((2, 1), dtype=torch.long, device="meta"), past_key_values=cache)
+    assert cache.get_seq_length() == 50
+
+
+def test_the_meta_device_does_notice_waiting():
+    with pytest.raises(RuntimeError):
+        torch.zeros(1, device="meta").item()
+
+
+# --- everything is restored, and what cannot work is refused -------------------------------------
+
+
+def test_the_model_is_restored_after_an_exception():
+    model, inputs = tiny("llama"), prompts([12])
+    implementation, before = model.config._attn_implementation, dict(model.__dict__)
+    expected = model(**inputs).logits
+
+    def fail():
+        with compress(model, "h2o", BUDGET) as cache:
+            model(**inputs, past_key_values=cache)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert model.config._attn_implementation == implementation
+    assert model.__dict__.keys() == before.keys()
+    torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=0)
+
+
+def test_a_failed_step_is_not_continued():
+    model, inputs = tiny("llama"), prompts([12])
+
+    def fail(block, result):
+        raise ZeroDivisionError
+
+    with compress(model, "h2o", BUDGET, watch=fail) as cache:
+        with pytest.raises(ZeroDivisionError):
+            model(**inputs, past_key_values=cache)
+        with pytest.raises(ValueError, match="call reset"):
+            model(**inputs, past_key_values=cache)
+        cache.reset()
+        cache.watch = None
+        model(**inputs, past_key_values=cache)
+
+
+def test_a_reset_cache_starts_anew():
+    model, inputs = tiny("llama"), prompts([21, 13])
+    with compress(model, "h2o", BUDGET) as cache:
+        first = written(model, cache, inputs, 10)
+        cache.reset()
+        torch.testing.assert_close(written(model, cache, inputs, 10), first, rtol=0, atol=0)
+
+
+def test_scores_that_are_nan_are_an_error():
+    model = copy.deepcopy(tiny("llama"))
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[0] = torch.nan
+    inputs = prompts([20])
+    with pytest.raises(ValueError, match="NaN"), compress(model, "caote:tova", BUDGET) as cache:
+        model(**inputs, past_key_values=cache)
+
+
+def generating(**options):
+    return lambda model, cache: model.generate(
+        **{**prompts([12]), **options}, past_key_values=cache, max_new_tokens=4
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model, cache: model(**prompts([12])), "past_key_values=cache"),
+        (
+            lambda model, cache: model.generate(**prompts([12]), max_new_tokens=4),
+            "past_key_values=cache",
+        ),
+        (lambda model, cache: model.model(**prompts([12]), past_key_values=cache), "model itself"),
+        (generating(prompt_lookup_num_tokens=2), "assisted decoding"),
+        (generating(prefill_chunk_size=5), "block_size"),
+        (generating(attention_mask=torch.tensor([[1] * 11 + [0]])), "pad on the left"),
+        (generating(cache_implementation="static"), "cache_implementation"),
+        (
+            lambda model, cache: model(
+                **{**prompts([12]), "attention_mask": torch.ones(1, 1, 12, 12)},
+                past_key_values=cache,
+            ),
+            "attention_mask must be",
+        ),
+        (
+            lambda model, cache: model(
+                **prompts([12]), past_key_values=cache, output_attentions=True
+            ),
+            "output_attentions",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(call, message):
+    model = tiny("llama")
+    with compress(model, "h2o", BUDGET) as cache, pytest.raises(ValueError, match=message):
+        call(model, cache)
+    assert model.config._attn_implementation != "kvlab"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"policy": "h2o"}, "h2o needs a budget"),
+        ({"policy": "h2o", "budget": 0}, "budget = 0"),
+        ({"policy": "h2o", "budget": 8, "block_size": 0}, "block_size = 0"),
+        ({"policy": "nonsense", "budget": 8}, "unknown method"),
+        ({"policy": "caote:rkv", "budget": 12}, "at least 0"),
+        ({"policy": methods.get("h2o", 8), "budget": 8}, "finished policy"),
+    ],
+)
+def test_bad_arguments_are_refused_before_the_model_changes(arguments, message):
+    model = tiny("llama")
+    with pytest.raises(ValueError, match=message), compress(model, **arguments):
+        pass
+    assert model.config._attn_implementation != "kvlab"
+    assert "forward" not in model.__dict__
+
+
+def test_models_that_cannot_be_compressed_are_refused():
+    sliding = tiny("mistral")
+    config = copy.deepcopy(sliding.config)
+    config.sliding_window = 8
+    model = type(sliding)(config)
+    with pytest.raises(ValueError, match="no full-attention layer"), compress(model, "h2o", 8):
+        pass
+    with pytest.raises(ValueError, match="transformers model"), compress(object(), "h2o", 8):
+        pass
+
+
+def test_one_model_is_compressed_once():
+    model = tiny("llama")
+    with (
+        compress(model, "h2o", BUDGET),
+        pytest.raises(ValueError, match="compressed already"),
+        compress(model, "h2o", BUDGET),
+    ):
+        pass
+    assert model.config._attn_implementation != "kvlab"
+
+
+def test_a_prompt_that_the_budget_cannot_hold_changes_nothing():
+    model = tiny("llama")
+    with compress(model, "raas", BUDGET) as cache:
+        with pytest.raises(ValueError, match="protected"):
+            model(**prompts([20]), past_key_values=cache)
+        assert cache.get_seq_length() == 0
+        model(**prompts([8]), past_key_values=cache)
+        assert cache.get_seq_length() == 8
+
+
+def test_repositioned_keys_agree_with_the_reference():
+    for family in ("llama", "qwen3", "phi3"):
+        follow_with_reference(
+            tiny(family),
+            "streaming_llm@sinks=2,reposition=true",
+            Tolerance(FLOAT64, 1e-5),
+        )
+    with (
+        pytest.raises(ValueError, match="rotary embedding"),
+        compress(tiny("gemma3"), "streaming_llm@reposition=true", BUDGET),
+    ):
+        pass
+
+
+def test_positions_of_a_reference_policy_and_its_name_are_the_same():
+    model, inputs = tiny("llama"), prompts([21])
+    found = []
+    for policy, budget in ((methods.get("tova", BUDGET), None), ("tova", BUDGET)):
+        with compress(model, policy, budget) as cache:
+            written(model, cache, inputs, 5)
+            found.append(np.concatenate([p.numpy() for p in cache.positions()]))
+    np.testing.assert_array_equal(*found)

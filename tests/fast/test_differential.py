@@ -1,0 +1,95 @@
+"""Every method, fast against reference, on random streams."""
+
+from collections import deque
+from itertools import islice
+
+import pytest
+import torch
+from cases import BUDGETED, QUANTIZING, SELF_SIZED
+from replay import Comparison, Tolerance, random_blocks
+from shapes import shapes_checked
+from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
+
+from kvlab.reference import methods
+
+BUDGET = 24
+HEADS = {"mha": (4, 1, 8), "gqa": (2, 2, 8), "mqa": (1, 4, 8)}
+DTYPES = {
+    "float64": (torch.float64, Tolerance(FLOAT64, FLOAT64)),
+    "float32": (torch.float32, Tolerance(FLOAT32_SCORES, FLOAT32_SCORES)),
+    "bfloat16": (torch.bfloat16, Tolerance(FLOAT32_SCORES, BFLOAT16_OUTPUT)),
+}
+FLOWS = {"decode": (1, 200, None), "blocks": (205, 0, 1), "both": (26, 200, 9)}
+"""Tokens of the longest prompt, generated tokens, block size of prefill."""
+BATCHES = {"one": (0,), "padded": (0, 11)}
+"""Tokens that each prompt is shorter than the longest."""
+
+SHAPES_CHECKED = {"decode": 0, "blocks": 0, "both": 7}
+"""Blocks of each stream during which array shapes are checked, too: prefill and four tokens."""
+
+SPECS = (
+    *BUDGETED,
+    *SELF_SIZED,
+    *QUANTIZING,
+    "raas@page=4,pin_prompt=false,every=3",
+    "ddks@reading=mikv,group=4",
+    "caote:h2o@evict_before_attend=true",
+    "caote:h2o@normalize_over=candidates,pool=3",
+    "caote:tova@heads=mean",
+    "lazy_eviction@window=4,threshold=0.05,first_activation_counts=false,h2_reading=printed",
+)
+QUICK = (
+    ("gqa", "float32", "both", "padded"),
+    ("mha", "bfloat16", "decode", "one"),
+    ("mqa", "float64", "blocks", "padded"),
+)
+
+
+def compare(spec: str, heads: str, dtype: str, flow: str, batch: str) -> Comparison:
+    number_format, tolerance = DTYPES[dtype]
+    longest, steps, block_size = FLOWS[flow]
+    prompts = [max(1, longest - shorter) for shorter in BATCHES[batch]]
+    takes_budget = spec not in SELF_SIZED + QUANTIZING
+    policy = methods.get(spec, BUDGET if takes_budget else None)
+    G, _, d = HEADS[heads]
+    comparison = Comparison(policy, len(prompts), G, d, tolerance)
+    blocks = random_blocks(7, HEADS[heads], prompts, steps, block_size, number_format)
+    with shapes_checked(True):
+        for block in islice(blocks, SHAPES_CHECKED[flow]):
+            comparison.feed(block)
+    for block in blocks:
+        comparison.feed(block)
+    assert comparison.found.steps >= 200
+    return comparison
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("heads", "dtype", "flow", "batch"), QUICK)
+def test_fast_agrees_with_the_reference(spec, heads, dtype, flow, batch):
+    compare(spec, heads, dtype, flow, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_the_whole_matrix(spec, heads, dtype, flow, batch):
+    compare(spec, heads, dtype, flow, batch)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec != "full"])
+def test_the_streams_of_these_tests_do_compress(spec):
+    found = compare(spec, "gqa", "float64", "both", "one").found
+    assert found.evictions > 0 or found.coded > 0
+
+
+def test_the_comparison_can_fail():
+    policy, other = methods.get("h2o", BUDGET), methods.get("tova", BUDGET)
+    comparison = Comparison(policy, 1, 2, 8, Tolerance(FLOAT64, FLOAT64))
+    comparison.fast = Comparison(other, 1, 2, 8, None).fast
+    comparison.cache = comparison.fast.empty_cache()
+    blocks = random_blocks(7, HEADS["gqa"], [26], 40, 9, torch.float64)
+    with pytest.raises(AssertionError):
+        deque(map(comparison.feed, blocks), maxlen=0)
