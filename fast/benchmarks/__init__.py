@@ -1,0 +1,1 @@
+"""Measured results as JSON, and the scripts that made them."""

@@ -1,0 +1,91 @@
+"""Trained models, running freely: the same text and the same keep sets, token by token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from kvlab.fast import compress
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+
+STORIES = Path(__file__).parents[2].parent / "shared" / "models" / "stories260K"
+SPECS = {
+    "full": None,
+    "streaming_llm": 100,
+    "h2o": 100,
+    "tova": 100,
+    "snapkv@window=16,schedule=every_block": 100,
+    "raas@pin_prompt=false,threshold=0.01": 100,
+    "rkv@every=16": 100,
+    "nacl": 100,
+    "rpc@interval=32,selector=8": None,
+    "kivi@residual=32,group=8": None,
+    "ddks@interval=32,selector=8,group=8": None,
+    "lazy_eviction@window=16,threshold=0.01": 100,
+    "caote:h2o": 100,
+    "fast_caote:tova": 100,
+    "desirekv@interval=32,selector=8,group=8": None,
+    "ahakv@recent=16": 100,
+}
+
+
+def reference_run(directory, spec, prompt, tokens):
+    kept: list[tuple[int, np.ndarray]] = []
+
+    def watch(block, result):
+        kept.append((block.layer, result.cache.positions))
+
+    policy = methods.get(spec, SPECS[spec])
+    model = Transformer.from_directory(directory)
+    return list(generate(model, policy, prompt, tokens, watch=watch).tokens), kept
+
+
+def fast_run(directory, spec, prompt, tokens):
+    kept: list[tuple[int, np.ndarray]] = []
+
+    def watch(block, result):
+        kept.append((block.layer, result.cache.positions[0].sort(dim=-1).values.numpy()))
+
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
+    model.generation_config.eos_token_id = None
+    with compress(model, spec, SPECS[spec], watch=watch) as cache:
+        ids = torch.tensor([prompt])
+        result = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            max_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return result[0, len(prompt) :].tolist(), kept
+
+
+def assert_alike(directory, spec, prompt, tokens):
+    expected, reference = reference_run(directory, spec, prompt, tokens)
+    found, fast = fast_run(directory, spec, prompt, tokens)
+    assert found == expected
+    assert len(fast) == len(reference) > tokens
+    for (layer, ours), (same, theirs) in zip(fast, reference, strict=True):
+        assert layer == same
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_reasoner_solves_whole_problems_alike(spec):
+    tokenizer = load_tokenizer(reasoner_directory())
+    problem = reasoning.held_out(1, seed=3)[0]
+    prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
+    assert_alike(reasoner_directory(), spec, prompt, len(solution))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not on this machine")
+def test_a_published_model_writes_alike(spec):
+    prompt = [1, *np.random.default_rng(0).integers(3, 500, 110).tolist()]
+    assert_alike(STORIES, spec, prompt, 90)
