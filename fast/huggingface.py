@@ -266,8 +266,10 @@ class CompressedCache(Cache):
         assert self._last is not None and self._prompt is not None
         if real is None:
             counts = [m] * len(self.clocks)
-            ahead = torch.arange(1, m + 1, dtype=torch.int32, device=self._last.device)
-            positions = self._last + ahead
+            positions = self._last + 1
+            if m > 1:
+                ahead = torch.arange(m, dtype=torch.int32, device=self._last.device)
+                positions = positions + ahead
             self._last = positions[:, -1:]
         else:
             counts = real.sum(dim=-1).tolist()
@@ -600,8 +602,9 @@ class _Forward:
         return forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        bound = self.signature.bind_partial(*args, **kwargs).arguments
-        given = {**bound, **bound.pop("kwargs", {})} if "kwargs" in bound else dict(bound)
+        given = dict(kwargs)
+        if args:
+            given |= self.signature.bind_partial(*args).arguments
         inputs = self._inputs(given)
         N, m = inputs.shape[:2]
         real = self._real(given.get("attention_mask"), N, m)
@@ -685,10 +688,11 @@ class _Forward:
         expected = (N, self.cache.columns + m)
         if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != expected:
             raise ValueError(f"attention_mask must be a tensor of shape {expected}")
-        real = attention_mask[:, -m:].bool()
         if m == 1 and self.cache.columns:
-            torch._assert_async(real.all(), "a single token must not be padding")  # type: ignore[attr-defined]
+            last = attention_mask.select(1, -1).all()
+            torch._assert_async(last, "a single token must not be padding")  # type: ignore[attr-defined]
             return None
+        real = attention_mask[:, -m:].bool()
         if not real[:, -1].all():
             raise ValueError("attention_mask must pad on the left: the last token is real")
         return None if real.all() else real

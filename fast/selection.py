@@ -31,7 +31,7 @@ def first_to_go(
     """
     open_scores = scores if safe is None else scores.masked_fill(safe, torch.inf)
     lowest = open_scores.amin(dim=-1, keepdim=True)
-    earliest = torch.where(open_scores == lowest, positions, BEYOND)
+    earliest = positions.masked_fill(open_scores != lowest, BEYOND)
     return earliest.argmin(dim=-1, keepdim=True), lowest
 
 

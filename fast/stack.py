@@ -100,10 +100,8 @@ class Stack:
         self._write(place, "keys", block.keys)
         self._write(place, "values", block.values)
         rows = (place * self.sequences, self.sequences)
-        dtype = compute_dtype(block.keys.dtype)
-        keys, values = (
-            self.cache.table[name].narrow(0, *rows).to(dtype) for name in ("keys", "values")
-        )
+        table, dtype = self.cache.table, compute_dtype(block.keys.dtype)
+        keys, values = (table.of_sequences(name, *rows).to(dtype) for name in ("keys", "values"))
         queries = block.queries.to(dtype)
         mask = None if self.mask is None else self.mask.narrow(0, *rows)
         self.queries.append(queries)
@@ -146,8 +144,8 @@ class Stack:
         if self.reused is not None:
             table.flat(name).index_copy_(0, self.reused[place], new.flatten(0, 2))
         else:
-            layer = table[name].narrow(0, place * self.sequences, self.sequences)
-            layer.narrow(2, table.count - 1, 1).copy_(new)
+            rows = table.of_sequences(name, place * self.sequences, self.sequences)
+            rows.narrow(2, table.count - 1, 1).copy_(new)
 
 
 def joined(caches: Sequence[LayerCache]) -> LayerCache:

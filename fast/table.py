@@ -32,7 +32,7 @@ class Table:
         self.count = 0
         self.capacity = 0
         self._first_slots: Tensor | None = None
-        self._views: dict[tuple[str, int, int], Tensor] = {}
+        self._views: dict[tuple[str | int, ...], Tensor] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.places
@@ -112,6 +112,15 @@ class Table:
             for kind, buffer in self.buffers.items()
         }
         self._first_slots, self._views = None, {}
+
+    def of_sequences(self, name: str, first: int, sequences: int) -> Tensor:
+        """Return a column of some consecutive sequences; writing to it changes the table."""
+        key = (name, first, sequences, self.count)
+        view = self._views.get(key)
+        if view is None:
+            view = self[name].narrow(0, first, sequences)
+            self._views[key] = view
+        return view
 
     @property
     def layout(self) -> tuple[Any, ...]:

@@ -45,11 +45,11 @@ PER_STEP = (
 )
 LAGGED = "lazy_eviction@window=32"
 KVPRESS = {
-    "whole": (("snapkv", 32), ("tova", 32)),
+    "whole": (("observed_attention", 32), ("snapkv", 32), ("tova", 32)),
     "constant": (("tova", 1), ("observed_attention", 1)),
 }
-"""Presses nearest to LazyEviction (what a window of queries looks at; what the last one does),
-TOVA and H2O (attention observed in eager mode), at the same interval."""
+"""Presses at the same interval. Nearest to LazyEviction and H2O is the one that observes attention,
+in eager mode; the others look at the last queries alone, and at nothing in between."""
 
 
 @dataclass(frozen=True)

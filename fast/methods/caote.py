@@ -23,10 +23,11 @@ def normalize(
 ) -> Float[Tensor, "N G k n"]:
     """Divide by the sum; all zero becomes uniform over what is ``present``."""
     total = retention.sum(dim=-1, keepdim=True)
+    nothing = (total == 0).to(retention.dtype)
     if present is None:
-        return torch.where(total > 0, retention / total, 1 / retention.shape[-1])
-    uniform = (present / present.sum(dim=-1, keepdim=True).clamp(min=1))[:, :, None]
-    return torch.where(total > 0, retention / total, uniform.to(retention.dtype))
+        return (retention + nothing) / (total + nothing * retention.shape[-1])
+    entries = present.sum(dim=-1, keepdim=True)[:, :, None].clamp(min=1)
+    return (retention + nothing * present[:, :, None]) / (total + nothing * entries)
 
 
 def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:
@@ -40,6 +41,8 @@ def distances(
     point: Float[Tensor, "N G k d"], values: Float[Tensor, "N G n d"], norm: float
 ) -> Float[Tensor, "N G k n"]:
     """‖point − v_j‖ for every point of a head and every value."""
+    if point.shape[2] == 1:
+        return torch.linalg.vector_norm(values - point, norm, dim=-1)[:, :, None]
     return torch.cdist(point, values, p=norm, compute_mode="donot_use_mm_for_euclid_dist")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -44,8 +44,9 @@ class Recurrence(Score):
 
     @property
     def fills(self) -> dict[str, float]:
-        """Generated step of the latest activation, longest interval, activated at all."""
-        return {"stamp": 0, "interval": 0, "activated": 0}
+        """Generated step of the latest activation, 0 for none, and the longest interval."""
+        fills: dict[str, float] = {"stamp": 0, "interval": 0}
+        return fills if self.first_activation_counts else {**fills, "activated": 0}
 
     def reads(self, clock: Clock) -> str:
         """All, but none of the prompt's."""
@@ -56,21 +57,26 @@ class Recurrence(Score):
         if seen.clock.rows[0].prefilling:
             return
         received = reduce_group(seen.attention, self.reduce)
-        stamp, interval, activated = (
-            state.entries[name] for name in ("stamp", "interval", "activated")
-        )
-        for row in range(seen.query_positions.shape[1]):
+        stamp, interval = state.entries["stamp"], state.entries["interval"]
+        rows = seen.query_positions.shape[1]
+        for row in range(rows):
             position = seen.query_positions[:, row, None, None]
             step = position + 1 - seen.clock.prompt
             active = received[:, :, row] >= self.threshold
-            if self.threshold <= 0 or seen.query_positions.shape[1] > 1:
+            if self.threshold <= 0 or rows > 1:
                 active = active & (seen.positions <= position)
-            stamp.copy_(torch.where(seen.positions == position, step - 1, stamp))
-            counts = active if self.first_activation_counts else active & (activated > 0)
-            interval.copy_(torch.where(counts, torch.maximum(interval, step - stamp), interval))
-            stamp.copy_(torch.where(active, step, stamp))
+            counts = active
             if not self.first_activation_counts:
+                activated = state.entries["activated"]
+                counts = active & (activated > 0)
                 activated.logical_or_(active)
+            elapsed = step - self.since(stamp, seen)
+            torch.maximum(interval, elapsed * counts, out=interval)
+            torch.maximum(stamp, active * step, out=stamp)
+
+    def since(self, stamp: Int[Tensor, "N G n"], seen: Observation) -> Int[Tensor, "N G n"]:
+        """Generated step of the latest activation; before the first, the step before birth."""
+        return torch.maximum(stamp, seen.positions - seen.clock.prompt)
 
     def score(
         self,
@@ -81,7 +87,7 @@ class Recurrence(Score):
     ) -> Float[Tensor, "N G n"]:
         """Add both heuristics; an entry without any recurrence is worth nothing."""
         dtype = seen.keys.dtype
-        elapsed = seen.clock.generated - state.entries["stamp"]
+        elapsed = seen.clock.generated - self.since(state.entries["stamp"], seen)
         interval = state.entries["interval"]
         at_least_one = interval.clamp(min=1).to(dtype)
         h1 = self.elapsed_score(elapsed.to(dtype), at_least_one)

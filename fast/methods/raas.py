@@ -40,7 +40,7 @@ class LastUse(Score):
             position = seen.query_positions[:, row, None, None]
             used = self.used(seen.attention[:, :, :, row], position, seen)
             used |= seen.positions == position
-            stamp.copy_(torch.where(used, position + 1 - seen.clock.prompt, stamp))
+            torch.maximum(stamp, used * (position + 1 - seen.clock.prompt), out=stamp)
 
     def used(
         self,
@@ -104,7 +104,7 @@ class PageUse(Score):
             present[:, :, pages] = False
             best = self.best(seen.queries[:, :, :, row], highest, lowest, present)
             stamped = best.gather(2, page_of) | (page_of == position // self.page)
-            stamp.copy_(torch.where(stamped, position + 1 - seen.clock.prompt, stamp))
+            torch.maximum(stamp, stamped * (position + 1 - seen.clock.prompt), out=stamp)
 
     def extremes(
         self, seen: Observation, page_of: Int[Tensor, "N G n"], pages: int
