@@ -1,58 +1,80 @@
 """Measures kvpress in its own environment: it needs an older transformers than kvlab.
 
-    python3 -m venv /tmp/kvpress && /tmp/kvpress/bin/pip install torch==2.13.0 'kvpress==0.5.*'
-    /tmp/kvpress/bin/python fast/benchmarks/kvpress_contender.py '{"press": "tova", ...}'
+    python3 -m venv /tmp/kvpress-venv
+    /tmp/kvpress-venv/bin/pip install torch==2.13.0 'kvpress==0.5.*'
 
-Prints one line of JSON. Run as a file, so that kvlab need not be installed there.
+``decode.py`` starts this file once and asks it in turn with the others: one JSON request per line
+comes in, one JSON answer per line goes out. Run as a file, so that kvlab need not be installed.
 """
 
 import json
 import sys
-import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
+from kvpress import (  # type: ignore[import-not-found]
+    CriticalKVPress,
+    DecodingPress,
+    ObservedAttentionPress,
+    SnapKVPress,
+    StreamingLLMPress,
+    TOVAPress,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
-from workload import ENTRIES, Run, tiny_llama, tokens_per_second  # type: ignore
+from workload import (  # type: ignore[import-not-found]
+    ENTRIES,
+    Run,
+    footprint_of,
+    full_cache,
+    peak_footprint,
+    tiny_llama,
+    tokens_per_second,
+)
+
+PRESSES: dict[str, Callable[[], Any]] = {
+    "streaming_llm": StreamingLLMPress,
+    "snapkv": lambda: SnapKVPress(window_size=16),
+    "tova": TOVAPress,
+    "observed_attention": ObservedAttentionPress,
+    "critical_tova": lambda: CriticalKVPress(TOVAPress()),
+}
+NEED_WEIGHTS = {"observed_attention"}
+"""Presses that read the attention weights of the model, which only eager attention returns."""
+
+
+def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Measure one generation; without a press it is the full cache of this environment."""
+    name, run = request["press"], Run(**request["run"])
+    model.set_attn_implementation("eager" if name in NEED_WEIGHTS else "sdpa")
+    press = nullcontext()
+    if name is not None:
+        press = DecodingPress(
+            base_press=PRESSES[name](),
+            compression_interval=request["interval"],
+            target_size=ENTRIES,
+        )(model)
+    cache = full_cache(model)
+    with press:
+        if request["ask"] == "footprint":
+            return asdict(peak_footprint(model, run, cache, lambda: footprint_of(cache)))
+        return {"speed": tokens_per_second(model, run, cache, request["with_prompt"])}
 
 
 def main() -> None:
-    """Read one JSON argument: press, interval, run, whole, threads, device."""
-    warnings.filterwarnings("ignore")
-    from kvpress import (  # type: ignore[import-not-found]
-        DecodingPress,
-        ObservedAttentionPress,
-        SnapKVPress,
-        TOVAPress,
-    )
-
-    wanted = json.loads(sys.argv[1])
-    torch.set_num_threads(wanted["threads"])
-    model = tiny_llama(wanted["device"])
-    presses = {
-        "tova": TOVAPress,
-        "snapkv": lambda: SnapKVPress(window_size=16),
-        "observed_attention": ObservedAttentionPress,
-    }
-    if wanted["press"] == "observed_attention":
-        model.set_attn_implementation("eager")
-    speeds = []
-    for _ in range(wanted["repeats"]):
-        press = DecodingPress(
-            base_press=presses[wanted["press"]](),
-            compression_interval=wanted["interval"],
-            target_size=ENTRIES,
-        )
-        with press(model):
-            speeds.append(
-                tokens_per_second(
-                    model.generate, Run(**wanted["run"]), wanted["whole"], wanted["device"]
-                )
-            )
-    versions = {name: version(name) for name in ("kvpress", "transformers", "torch")}
-    print(json.dumps({"tokens_per_second": speeds, "versions": versions}))
+    """Say the versions, then answer every request; takes device and threads as arguments."""
+    device, threads = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    model = tiny_llama(device)
+    names = ("kvpress", "transformers", "torch")
+    print(json.dumps({name: version(name) for name in names}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(model, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

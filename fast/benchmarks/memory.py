@@ -4,6 +4,7 @@ python -m kvlab.fast.benchmarks.memory --method h2o --out result.json
 """
 
 import json
+import resource
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 
 from kvlab.fast import compress
 from kvlab.fast.benchmarks.machine import machine, versions
-from kvlab.fast.benchmarks.workload import ENTRIES, Run, prompt, tiny_llama
+from kvlab.fast.benchmarks.workload import ENTRIES, Run, generate, tiny_llama
 from kvlab.fast.commands.terminal import console, progress
 
 SCHEMA = 1
@@ -24,7 +25,7 @@ SETTLED = 2000
 def resident_bytes() -> int:
     """Resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+    return pages * resource.getpagesize()
 
 
 class Meter:
@@ -46,11 +47,11 @@ class Meter:
 
 
 def growth(readings: dict[int, int], after: int = SETTLED) -> int:
-    """Bytes by which memory grew from the first reading at ``after`` tokens to the last."""
+    """Bytes by which memory ever exceeded its first reading at ``after`` tokens or later."""
     settled = [reading for token, reading in readings.items() if token >= after]
     if not settled:
         raise ValueError(f"no reading after {after} tokens")
-    return settled[-1] - settled[0]
+    return max(settled) - settled[0]
 
 
 def main(
@@ -62,19 +63,10 @@ def main(
     """Generate under a budget of 256 entries and read the resident memory."""
     torch.set_num_threads(1)
     model = tiny_llama()
-    ids = prompt(Run(64, tokens))
     with progress() as bar, compress(model, method, budget=ENTRIES) as cache:
         task = bar.add_task(method, total=tokens)
         meter = Meter(every, lambda: bar.advance(task))
-        model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            do_sample=False,
-            past_key_values=cache,
-            streamer=meter,
-        )
+        generate(model, Run(64, tokens), cache, meter)
         held, kept = cache.memory().total, cache.kept()[0][0]
     result = {
         "schema": SCHEMA,

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 ENTRIES = 256
 """Entries per head that every compressed contender keeps."""
+
+VOCABULARY = 512
 
 
 @dataclass(frozen=True)
@@ -22,21 +24,21 @@ class Run:
     """Tokens to write."""
 
 
-WHOLE = Run(prompt=64, tokens=4096)
-"""A long generation: the full cache grows to 4,160 entries."""
+@dataclass(frozen=True)
+class Footprint:
+    """What a cache holds."""
 
-CONSTANT = Run(prompt=300, tokens=128)
-"""A compressed cache that is full from the start and stays so."""
-
-FULL_AT_SAME_SIZE = Run(prompt=ENTRIES - 64, tokens=128)
-"""A full cache that holds `ENTRIES` entries on average."""
+    entries: int
+    """Of the fullest head of the fullest layer."""
+    bytes: int
+    """Allocated, in all layers."""
 
 
 def tiny_llama(device: str = "cpu") -> Any:
     """Return a random Llama of 4 layers, 8 heads of 32 channels; the same on every machine."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=512,
+        vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=688,
         num_hidden_layers=4,
@@ -51,48 +53,95 @@ def tiny_llama(device: str = "cpu") -> Any:
     return model
 
 
-def prompt(run: Run, device: str = "cpu") -> torch.Tensor:
+def prompt(length: int, device: Any = "cpu") -> torch.Tensor:
     """Return random token ids; none is the padding token."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(1, 512, (1, run.prompt), generator=generator).to(device)
+    return torch.randint(1, VOCABULARY, (1, length), generator=generator).to(device)
+
+
+def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
+    """Write exactly ``run.tokens`` tokens, greedily; ``streamer`` learns of the prompt and each."""
+    ids = prompt(run.prompt, model.device)
+    model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=cache,
+        max_new_tokens=run.tokens,
+        min_new_tokens=run.tokens,
+        do_sample=False,
+        streamer=streamer,
+    )
+
+
+def full_cache(model: Any) -> DynamicCache:
+    """Return the cache that transformers itself would make."""
+    return DynamicCache(config=model.config)
+
+
+def footprint_of(cache: DynamicCache) -> Footprint:
+    """Return what a cache of transformers holds."""
+    every: Any = cache.layers
+    layers = [layer for layer in every if layer.is_initialized]
+    return Footprint(
+        entries=max((layer.keys.shape[-2] for layer in layers), default=0),
+        bytes=sum(layer.keys.nbytes + layer.values.nbytes for layer in layers),
+    )
 
 
 class Stopwatch:
     """Notes when tokens come; ``model.generate`` takes it as ``streamer``."""
 
-    def __init__(self, device: str = "cpu") -> None:
-        self.device, self.times = device, []
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.times: list[float] = []
 
     def put(self, value: Any) -> None:
         """Take in the prompt, then every token."""
-        if self.device.startswith("cuda"):
-            torch.cuda.synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
         """Nothing more will come."""
 
 
-def tokens_per_second(
-    generate: Callable[..., Any], run: Run, whole: bool, device: str = "cpu"
-) -> float:
+class Gauge:
+    """Remembers the most that a cache held between two tokens; taken as ``streamer``."""
+
+    def __init__(self, read: Callable[[], Footprint]) -> None:
+        self.read = read
+        self.peak = Footprint(0, 0)
+
+    def put(self, value: Any) -> None:
+        """Take in the prompt, then every token."""
+        now = self.read()
+        self.peak = Footprint(
+            max(self.peak.entries, now.entries),
+            max(self.peak.bytes, now.bytes),
+        )
+
+    def end(self) -> None:
+        """Take in what the last token left."""
+        self.put(None)
+
+
+def tokens_per_second(model: Any, run: Run, cache: Any, with_prompt: bool) -> float:
     """Measure one generation.
 
     Args:
-        generate: ``model.generate`` with everything but prompt, length and streamer.
+        model: who writes.
         run: how much to read and write.
-        whole: count the prompt's time, too; otherwise from the first token to the last.
-        device: as PyTorch names it.
+        cache: an empty cache for it.
+        with_prompt: count the prompt's time, too; otherwise from the first token to the last.
     """
-    watch = Stopwatch(device)
-    ids = prompt(run, device)
-    generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=run.tokens,
-        min_new_tokens=run.tokens,
-        do_sample=False,
-        streamer=watch,
-    )
-    first = 0 if whole else 1
-    return (len(watch.times) - 1 - first) / (watch.times[-1] - watch.times[first])
+    watch = Stopwatch(model.device)
+    generate(model, run, cache, watch)
+    times = watch.times if with_prompt else watch.times[1:]
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+def peak_footprint(model: Any, run: Run, cache: Any, read: Callable[[], Footprint]) -> Footprint:
+    """Generate once, untimed, and return the most that the cache held after any token."""
+    gauge = Gauge(read)
+    generate(model, run, cache, gauge)
+    return gauge.peak
