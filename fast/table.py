@@ -102,7 +102,7 @@ class Table:
         rows = (self._heads(slot) + slot).flatten()
         self.count -= 1
         for buffer in self.buffers.values():
-            last = buffer.select(3, self.count).flatten(1, 2).contiguous()
+            last = buffer.select(3, self.count).flatten(1, 2).clone()
             self._flat(buffer).index_copy_(1, rows, last)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:

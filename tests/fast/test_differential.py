@@ -42,6 +42,7 @@ QUICK = (
     ("gqa", "float32", "both", "padded"),
     ("mha", "bfloat16", "decode", "one"),
     ("mqa", "float64", "blocks", "padded"),
+    ("mqa", "float32", "both", "one"),
 )
 
 
