@@ -25,6 +25,7 @@ from transformers.masking_utils import sdpa_mask
 from kvlab.fast import methods
 from kvlab.fast.attention import attend, compute_dtype
 from kvlab.fast.cache import LayerCache, LayerMemory
+from kvlab.fast.fusion import fusing
 from kvlab.fast.policy import BatchClock, Block, Policy, StepResult, step
 from kvlab.fast.rotary import rotation_of
 from kvlab.fast.stack import Stack, can_stack, separated
@@ -123,9 +124,12 @@ class Ticket:
 class CompressedCache(Cache):
     """The cache that `compress` gives: pass it to the model as ``past_key_values``."""
 
-    def __init__(self, model: Any, policy: Policy, watch: Watch | None = None) -> None:
+    def __init__(
+        self, model: Any, policy: Policy, watch: Watch | None = None, fuse: bool = False
+    ) -> None:
         self.policy = policy
         self.watch = watch
+        self.fuse = fuse
         self.rotate = rotation_of(model) if policy.specification.reposition else None
         layers = DynamicCache(config=model.config).layers
         replaced = [
@@ -134,6 +138,8 @@ class CompressedCache(Cache):
         ]
         self._forget()
         super().__init__(layers=cast(Any, replaced))
+        self.compressed_layers = [new for new in replaced if isinstance(new, CompressedLayer)]
+        """The layers that the policy decides about; sliding-window layers are left alone."""
         for place, layer in enumerate(self.compressed_layers):
             layer.place = place
         if not self.compressed_layers:
@@ -142,11 +148,6 @@ class CompressedCache(Cache):
             )
 
     # --- what users ask ---
-
-    @property
-    def compressed_layers(self) -> list[CompressedLayer]:
-        """The layers that the policy decides about; sliding-window layers are left alone."""
-        return [layer for layer in self.layers if isinstance(layer, CompressedLayer)]
 
     @property
     def confidence(self) -> Float[Tensor, "N t"]:
@@ -194,6 +195,7 @@ class CompressedCache(Cache):
         self._forget()
         super().reset()
 
+    @torch.inference_mode()
     def _entries(self) -> list[LayerCache]:
         if self.stack is None:
             for layer in self.compressed_layers:
@@ -297,7 +299,8 @@ class CompressedCache(Cache):
                 "kvlab cannot compress it"
             )
         if self.stack is not None:
-            self.stack.finish()
+            with fusing(self.fuse):
+                self.stack.finish()
         self.columns += m
         self.block = None
         if self.uses_confidence:
@@ -338,6 +341,7 @@ class CompressedCache(Cache):
 
     # --- the batch axis ---
 
+    @torch.inference_mode()
     def _map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         if self.stack is not None:
             self._map_stacked_rows(change, order)
@@ -506,6 +510,7 @@ def compress(
     budget: int | None = None,
     block_size: int | None = None,
     watch: Watch | None = None,
+    fuse: bool = False,
     **options: Any,
 ) -> Iterator[CompressedCache]:
     """Compress the KV cache of a Hugging Face model.
@@ -526,6 +531,8 @@ def compress(
         block_size: feed prompts in blocks of so many tokens, so that no layer ever holds more than
             the budget and one block; None for the whole prompt at once.
         watch: called after every step of every compressed layer.
+        fuse: compile the arithmetic of scores and selection with torch.compile, for decoding.
+            That takes some seconds at the first decision and, on a CPU, a C++ compiler.
         options: hyper-parameters of the method.
 
     Raises:
@@ -541,7 +548,7 @@ def compress(
     if isinstance(policy, reference.Policy):
         policy = methods.port(policy)
     configs = _configurations(model)
-    cache = CompressedCache(model, policy, watch)
+    cache = CompressedCache(model, policy, watch, fuse)
     before = [config._attn_implementation for config in configs]
     own_forward = model.__dict__.get("forward")
     try:
@@ -631,7 +638,8 @@ class _Forward:
         cache = self.cache
         part = None if real is None else real[:, first:last]
         columns = cache.columns
-        positions = cache.begin_block(part, last - first)
+        with torch.inference_mode():
+            positions = cache.begin_block(part, last - first)
         block = dict(given)
         if last - first < m:
             for name in ("input_ids", "inputs_embeds", "position_ids"):
@@ -645,12 +653,12 @@ class _Forward:
         if wanted is not None:
             block["logits_to_keep"] = max(1, wanted)
         block["use_cache"] = True
-        with torch.no_grad():
+        with torch.inference_mode():
             outputs = self.forward(**block)
-        cache.end_block(outputs.logits, last - first)
+            cache.end_block(outputs.logits, last - first)
         if wanted == 0 and last < m:
             outputs.logits = None
-        return outputs
+        return _ordinary(outputs)
 
     def _logits_wanted(self, given: dict[str, Any], first: int, last: int, m: int) -> int | None:
         """Say how many logits at the end of a block are asked for; None to leave it as it is."""
@@ -696,6 +704,17 @@ class _Forward:
         if not real[:, -1].all():
             raise ValueError("attention_mask must pad on the left: the last token is real")
         return None if real.all() else real
+
+
+def _ordinary(outputs: Any) -> Any:
+    """Let what inference mode made be changed in place outside of it."""
+    for name in outputs:
+        value = getattr(outputs, name)
+        if isinstance(value, Tensor):
+            setattr(outputs, name, value.clone())
+        elif isinstance(value, tuple):
+            setattr(outputs, name, tuple(x.clone() for x in value))
+    return outputs
 
 
 def _columns(x: Tensor, first: int, last: int, m: int) -> Tensor:

@@ -64,6 +64,10 @@ class BatchClock:
         """Tokens seen after the prompt."""
         return self.once("generated", lambda: (self.seen - self.prompt).clamp(min=0))
 
+    def oldest_of(self, recent: int) -> Int[Tensor, "N 1 1"]:
+        """Return the position of the first of the ``recent`` newest tokens."""
+        return self.once(("oldest", recent), lambda: self.positions[:, -1:, None] - (recent - 1))
+
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns, and make it only once."""
         if key not in self.memo:
@@ -532,8 +536,7 @@ class Edges(Protect):
 
     def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
         """Positions below ``sinks`` and the ``recent`` newest."""
-        oldest = seen.clock.once(("recent", self.recent), lambda: seen.clock.seen - self.recent)
-        newest = seen.positions >= oldest
+        newest = seen.positions >= seen.clock.oldest_of(self.recent)
         return newest | (seen.positions < self.sinks) if self.sinks else newest
 
     def count(self, clock: Clock, entries: int) -> int:
@@ -550,8 +553,8 @@ class PromptAndRecent(Protect):
 
     def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
         """Positions inside the prompt and the ``recent`` newest."""
-        oldest = seen.clock.once(("recent", self.recent), lambda: seen.clock.seen - self.recent)
-        return (seen.positions < seen.clock.prompt) | (seen.positions >= oldest)
+        newest = seen.positions >= seen.clock.oldest_of(self.recent)
+        return newest | (seen.positions < seen.clock.prompt)
 
     def count(self, clock: Clock, entries: int) -> int:
         """The prompt and the recent entries."""

@@ -71,16 +71,13 @@ class Stack:
         repeats = self.layers
         if self.prompt is None:
             self.prompt = clock.prompt.repeat(repeats, 1, 1)
-        self.clock = BatchClock(
-            clock.rows * repeats, clock.positions.repeat(repeats, 1), self.prompt
-        )
+        positions = clock.positions.expand(repeats, *clock.positions.shape).flatten(0, 1)
+        self.clock = BatchClock(clock.rows * repeats, positions, self.prompt)
         self.reads = rows_to_read(self.policy, clock)
         dtype = self.cache.table["keys"].dtype
         G = self.cache.positions.shape[1]
-        positions = self.clock.positions[:, None].expand(-1, G, 1)
-        reused = self.cache.open_slots(
-            {"positions": positions}, self.clock.present, compute_dtype(dtype)
-        )
+        columns = {"positions": positions[:, None].expand(-1, G, 1)}
+        reused = self.cache.open_slots(columns, self.clock.present, compute_dtype(dtype))
         self.reused = None if reused is None else reused.view(repeats, -1)
         self.mask = None
         if self.cache.ragged:

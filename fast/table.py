@@ -90,12 +90,13 @@ class Table:
         Returns:
             The index of these slots over all heads and slots.
         """
-        rows = (self._heads(slot) + slot).flatten()
         for name, new in columns.items():
-            self.flat(name).index_copy_(0, rows, new.flatten(0, 2))
+            column = self[name]
+            index = slot.view(*slot.shape, *[1] * (column.dim() - 3)).expand_as(new)
+            column.scatter_(2, index, new)
         for name, fill in fills.items():
-            self.flat(name).index_fill_(0, rows, fill)
-        return rows
+            self[name].scatter_(2, slot, fill)
+        return (self._heads(slot) + slot).flatten()
 
     def replace_by_last(self, slot: Int[Tensor, "N G 1"]) -> None:
         """Let the last slot's row overwrite another one: one slot less in every head."""

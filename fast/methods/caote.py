@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kvlab.fast.cache import State
+from kvlab.fast.fusion import fusable
 from kvlab.fast.policy import Observation, Score, twin_of
 from kvlab.fast.ragged import to_device
 from kvlab.fast.selection import first_to_go
@@ -82,6 +83,32 @@ def fast_eviction_error(
     return h / rest * distances(mean, values, norm)
 
 
+@fusable
+def group_errors(
+    retention: Float[Tensor, "N G k n"],
+    values: Float[Tensor, "N G n d"],
+    present: Bool[Tensor, "N G n"] | None,
+    fast: bool,
+    norm: float,
+    heads: Heads,
+) -> Float[Tensor, "N #G n"]:
+    """Error of each entry over the query group; L2 is the exact change of all its outputs."""
+    h = normalize(retention, present)
+    if fast:
+        per_head = fast_eviction_error(h, values, present, norm)
+    else:
+        per_head = eviction_error(h, values, norm)
+    if heads == "layer":
+        return torch.linalg.vector_norm(per_head, dim=(1, 2))[:, None]
+    if per_head.shape[2] == 1:
+        return per_head[:, :, 0]
+    if heads == "max":
+        return per_head.amax(dim=2)
+    if heads == "mean":
+        return per_head.mean(dim=2)
+    return torch.linalg.vector_norm(per_head, dim=2)
+
+
 def joint_errors(
     h: Float[Tensor, "N G k n"], values: Float[Tensor, "N G n d"], evicted: Bool[Tensor, "N G n"]
 ) -> Float[Tensor, "N G n"]:
@@ -144,9 +171,8 @@ class EvictionError(Score):
         present = seen.present if seen.ragged else None
         if present is not None:
             retention = torch.where(present[:, :, None], retention, 0.0)
-        h = normalize(retention, present)
         if self.several == "independent":
-            error = self.group_error(h, seen.values, present)
+            error = self.errors(retention, seen.values, present)
             if self.pool is None:
                 return error
             kernel = self.pool
@@ -156,28 +182,17 @@ class EvictionError(Score):
                 seen,
                 lambda x, present: mean_pool(x, kernel, "zero", present),
             )
+        h = normalize(retention, present)
         return self.elimination_orders(h, seen, candidates, room)
 
-    def group_error(
+    def errors(
         self,
-        h: Float[Tensor, "N G k n"],
+        retention: Float[Tensor, "N G k n"],
         values: Float[Tensor, "N G n d"],
         present: Bool[Tensor, "N G n"] | None,
     ) -> Float[Tensor, "N #G n"]:
-        """Error of each entry over the query group; L2 is the exact change of all its outputs."""
-        if self.fast:
-            per_head = fast_eviction_error(h, values, present, self.norm)
-        else:
-            per_head = eviction_error(h, values, self.norm)
-        if self.heads == "layer":
-            return torch.linalg.vector_norm(per_head, dim=(1, 2))[:, None]
-        if per_head.shape[2] == 1:
-            return per_head[:, :, 0]
-        if self.heads == "max":
-            return per_head.amax(dim=2)
-        if self.heads == "mean":
-            return per_head.mean(dim=2)
-        return torch.linalg.vector_norm(per_head, dim=2)
+        """Error of each entry, for this score's norm, heads and reading of the output."""
+        return group_errors(retention, values, present, self.fast, self.norm, self.heads)
 
     def elimination_orders(
         self,
@@ -199,8 +214,8 @@ class EvictionError(Score):
             if self.several == "joint_greedy":
                 errors = joint_errors(h, seen.values, evicted)
             else:
-                left = normalize(h.masked_fill(evicted[:, :, None], 0.0), seen.present)
-                errors = self.group_error(left, seen.values, seen.present)
+                left = h.masked_fill(evicted[:, :, None], 0.0)
+                errors = self.errors(left, seen.values, seen.present)
             slot, _ = first_to_go(errors, ~candidates | evicted, seen.positions)
             goes = turn < leaving
             order.scatter_(-1, slot, torch.where(goes, turn, order.gather(-1, slot)))

@@ -28,6 +28,38 @@ DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
 """Maps of [0, ∞) onto (0, 1] that fall from 1: the forms of Appendix D and Table 5."""
 
 
+def track(
+    stamp: Int[Tensor, "N G n"],
+    interval: Int[Tensor, "N G n"],
+    active: Bool[Tensor, "N G n"],
+    counts: Bool[Tensor, "N G n"],
+    position: Int[Tensor, "N 1 1"],
+    positions: Int[Tensor, "N G n"],
+    prompt: Int[Tensor, "N 1 1"],
+) -> None:
+    """Take in what the token at ``position`` activated, in place.
+
+    Args:
+        stamp: generated step of each entry's latest activation, 0 for none.
+        interval: longest time between two activations.
+        active: entries that are activated now.
+        counts: those of them whose time since the last activation counts as an interval.
+        position: of the token.
+        positions: of the entries.
+        prompt: tokens of the prompt.
+    """
+    step = position + 1 - prompt
+    interval.clamp_(min=(step - last_activation(stamp, positions, prompt)) * counts)
+    stamp.clamp_(min=active * step)
+
+
+def last_activation(
+    stamp: Int[Tensor, "N G n"], positions: Int[Tensor, "N G n"], prompt: Int[Tensor, "N 1 1"]
+) -> Int[Tensor, "N G n"]:
+    """Generated step of the latest activation; before the first, the step before birth."""
+    return torch.maximum(stamp, positions - prompt)
+
+
 @twin_of(reference.Recurrence)
 @dataclass(frozen=True)
 class Recurrence(Score):
@@ -61,7 +93,6 @@ class Recurrence(Score):
         rows = seen.query_positions.shape[1]
         for row in range(rows):
             position = seen.query_positions[:, row, None, None]
-            step = position + 1 - seen.clock.prompt
             active = received[:, :, row] >= self.threshold
             if self.threshold <= 0 or rows > 1:
                 active = active & (seen.positions <= position)
@@ -70,13 +101,7 @@ class Recurrence(Score):
                 activated = state.entries["activated"]
                 counts = active & (activated > 0)
                 activated.logical_or_(active)
-            elapsed = step - self.since(stamp, seen)
-            torch.maximum(interval, elapsed * counts, out=interval)
-            torch.maximum(stamp, active * step, out=stamp)
-
-    def since(self, stamp: Int[Tensor, "N G n"], seen: Observation) -> Int[Tensor, "N G n"]:
-        """Generated step of the latest activation; before the first, the step before birth."""
-        return torch.maximum(stamp, seen.positions - seen.clock.prompt)
+            track(stamp, interval, active, counts, position, seen.positions, seen.clock.prompt)
 
     def score(
         self,
@@ -87,7 +112,8 @@ class Recurrence(Score):
     ) -> Float[Tensor, "N G n"]:
         """Add both heuristics; an entry without any recurrence is worth nothing."""
         dtype = seen.keys.dtype
-        elapsed = seen.clock.generated - self.since(state.entries["stamp"], seen)
+        since = last_activation(state.entries["stamp"], seen.positions, seen.clock.prompt)
+        elapsed = seen.clock.generated - since
         interval = state.entries["interval"]
         at_least_one = interval.clamp(min=1).to(dtype)
         h1 = self.elapsed_score(elapsed.to(dtype), at_least_one)

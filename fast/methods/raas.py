@@ -40,7 +40,7 @@ class LastUse(Score):
             position = seen.query_positions[:, row, None, None]
             used = self.used(seen.attention[:, :, :, row], position, seen)
             used |= seen.positions == position
-            torch.maximum(stamp, used * (position + 1 - seen.clock.prompt), out=stamp)
+            stamp.clamp_(min=used * (position + 1 - seen.clock.prompt))
 
     def used(
         self,
