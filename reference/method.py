@@ -1,5 +1,6 @@
 """What a file in ``methods/`` has to offer: hyper-parameters that make a policy, and its papers."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,16 @@ class Divergence:
     elsewhere: str
     default: str
     option: str
-    """The option, in registry syntax, that gives the other reading."""
+    """The options, in registry syntax, that give the other readings; or words."""
+
+    @property
+    def specifications(self) -> tuple[str, ...]:
+        """The options that can be typed as they stand."""
+        return tuple(SPECIFICATION.findall(self.option))
+
+
+SPECIFICATION = re.compile(r"\w+(?::\w+)?@\w+=[\w.]+(?:,\w+=[\w.]+)*|\w+:\w+")
+"""``name@option=value,...``, or a wrapper and its base."""
 
 
 class Method(ABC):

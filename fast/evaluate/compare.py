@@ -151,6 +151,20 @@ class Task:
     logits: np.ndarray
 
 
+@dataclass(frozen=True)
+class Runs:
+    """Every method at every budget on every problem."""
+
+    lengths: tuple[int, ...]
+    """Tokens of prompt and full-cache answer of each problem."""
+    budgets: dict[str, int]
+    """The budgets asked for, in entries."""
+    pairs: list[tuple[str, int | None]]
+    """Methods and budgets."""
+    runs: list[Any]
+    """Each a `Run`, or (method, budget, why it could not run)."""
+
+
 def label(spec: str, budget: int | None) -> str:
     """Name a row."""
     return spec if budget is None else f"{spec} · {budget}"
@@ -159,7 +173,7 @@ def label(spec: str, budget: int | None) -> str:
 def compare(
     settings: Settings, progress: Callable[[int, int, str], None] | None = None
 ) -> Comparison:
-    """Run every method at every budget on every problem.
+    """Sum up what every method does at every budget on every problem.
 
     Args:
         settings: what to compare.
@@ -169,8 +183,24 @@ def compare(
         ValueError: if a method, a budget or a count is not allowed.
         FileNotFoundError: if the model directory is incomplete.
     """
-    backend = check(settings)
     started = time.perf_counter()
+    found = run_all(settings, progress)
+    rows = tuple(_row(spec, budget, found.runs, settings.problems) for spec, budget in found.pairs)
+    memory = {
+        label(run.spec, run.budget): (run.measurement.nbytes / 1024).tolist()
+        for run in found.runs
+        if isinstance(run, Run) and run.problem == 0
+    }
+    seconds = time.perf_counter() - started
+    return Comparison(settings, found.lengths, found.budgets, rows, memory, seconds)
+
+
+def run_all(settings: Settings, progress: Callable[[int, int, str], None] | None = None) -> Runs:
+    """Run every method at every budget on every problem, and keep all single runs.
+
+    Args and errors are those of `compare`.
+    """
+    backend = check(settings)
     numbered = list(enumerate(reasoning.held_out(settings.problems, settings.seed)))
     report = progress or (lambda done, total, what: None)
     with _pool(settings) as pool:
@@ -191,14 +221,7 @@ def compare(
             ],
             lambda done, total: report(done, total, "methods"),
         )
-    rows = tuple(_row(spec, budget, runs, settings.problems) for spec, budget in pairs)
-    memory = {
-        label(run.spec, run.budget): (run.measurement.nbytes / 1024).tolist()
-        for run in runs
-        if isinstance(run, Run) and run.problem == 0
-    }
-    seconds = time.perf_counter() - started
-    return Comparison(settings, lengths, budgets, rows, memory, seconds)
+    return Runs(lengths, budgets, pairs, runs)
 
 
 def check(settings: Settings) -> Backend:

@@ -204,6 +204,13 @@ class AhaKV(Method):
             option="ahakv@gain_floor=1",
         ),
         Divergence(
+            topic="numerator of the softmax",
+            paper="one summary prints λx where a softmax has e^(λx)",
+            elsewhere="no code",
+            default="e^(λx)",
+            option="none",
+        ),
+        Divergence(
             topic="rows summed",
             paper="the sum has r + 1 terms, the text says r",
             elsewhere="no code",

@@ -237,6 +237,21 @@ class Caote(Method):
             option="caote:snapkv@normalize_over=candidates, caote:snapkv@pool=5,kernel=1",
         ),
         Divergence(
+            topic="who may go",
+            paper="Eq. 6 searches among the first b entries, so that no new one could be evicted; "
+            "Eq. 7 then excuses evicted new ones",
+            elsewhere="no code",
+            default="all present entries that the wrapped method does not protect",
+            option="none",
+        ),
+        Divergence(
+            topic="scale of the logits",
+            paper="Eq. 2-7 omit 1/√d",
+            elsewhere="all models scale",
+            default="the model's own attention",
+            option="none",
+        ),
+        Divergence(
             topic="α → 1",
             paper="printed formula: infinite, then NaN in float32",
             elsewhere="ports clamp α",

@@ -342,11 +342,18 @@ class DesireKV(Method):
             option="desirekv@value_bits=4",
         ),
         Divergence(
+            topic="what happens to the unimportant",
+            paper="§3.2 and Fig. 3 evict them; §5.2 praises keeping them quantised",
+            elsewhere="that is what DDKS does",
+            default="evicted",
+            option="none",
+        ),
+        Divergence(
             topic="fixed budget",
             paper="none",
             elsewhere="needed for comparison at equal memory",
             default="memory follows from the thresholds",
-            option="a budget together with desirekv@scope=all",
+            option="a budget, together with scope=all",
         ),
     )
 

@@ -191,6 +191,13 @@ class LazyEviction(Method):
             option="none",
         ),
         Divergence(
+            topic="order within a step",
+            paper="the text scores with the MRI of the step before, Alg. 1 updates it first",
+            elsewhere="code: updates first",
+            default="update, then score",
+            option="none",
+        ),
+        Divergence(
             topic="bookkeeping",
             paper="not stated",
             elsewhere="code: TS and MRI in the attention's dtype; float16 rounds above 2048",

@@ -1,0 +1,73 @@
+"""Runs the methods on purpose: how often they update scores and rank entries.
+
+The one file of proofs that imports them: LazyEviction's Table 6 is about what they do, not about a
+formula.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvlab.reference import methods
+from kvlab.reference.policy import Block, Clock, Score, empty_cache, step
+
+
+@dataclass
+class Counts:
+    """What a method did while a stretch of tokens was generated."""
+
+    updated: int = 0
+    """Entries whose state was updated."""
+    rankings: int = 0
+    ranked: int = 0
+    """Entries that were ranked, over all rankings."""
+
+
+class Counting(Score):
+    """A score that counts how it is asked."""
+
+    def __init__(self, score: Score, counts: Counts) -> None:
+        self.inner, self.counts = score, counts
+
+    @property
+    def fills(self) -> Any:
+        """The counted score's."""
+        return self.inner.fills
+
+    def observe(self, state: Any, seen: Any) -> Any:
+        """Count the entries of scores that keep state."""
+        if self.fills:
+            self.counts.updated += seen.positions.shape[1]
+        return self.inner.observe(state, seen)
+
+    def score(self, state: Any, seen: Any, candidates: Any, room: int) -> Any:
+        """Count a ranking."""
+        self.counts.rankings += 1
+        self.counts.ranked += seen.positions.shape[1]
+        return self.inner.score(state, seen, candidates, room)
+
+
+def count_window(spec: str, budget: int, window: int, seed: int = 0) -> Counts:
+    """Count over ``window`` generated tokens, once the cache is full.
+
+    Args:
+        spec: registry syntax.
+        budget: entries per head.
+        window: tokens; the method's own period divides it.
+        seed: of the random queries, keys and values.
+    """
+    counts = Counts()
+    policy = methods.get(spec, budget)
+    policy = replace(policy, score=Counting(policy.score, counts))
+    rng, d = np.random.default_rng(seed), 8
+    cache = empty_cache(policy, 1, d)
+    warm = (budget // window + 2) * window
+    for token in range(1, warm + window + 1):
+        if token == warm + 1:
+            counts.updated = counts.rankings = counts.ranked = 0
+        queries, keys, values = (rng.normal(size=(1, 1, d)) for _ in range(3))
+        clock = Clock(seen=token + 1, block=1, prompt=1)
+        block = Block(clock, 0, queries[None], keys, values, np.full(token + 1, np.nan), None)
+        cache = step(policy, cache, block).cache
+    return counts

@@ -1,0 +1,89 @@
+"""The page of errata: complete, and made of what the checks say now."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvlab.fast.evaluate.readings import pairs, stored_differences
+from kvlab.reference import methods
+from kvlab.reference.method import Divergence
+from kvlab.reference.proofs import PAPERS, Claim, Finding, Result, Verdict, claims
+from kvlab.reference.proofs.errata import Difference, Differences, Interval, erratum, reading
+
+PAGE = Path(__file__).parents[2] / "docs" / "errata.md"
+EFFECT = Interval(-0.25, -0.5, 0.125)
+
+
+def check(*, factor: float = 1.0) -> Finding:
+    """One is two."""
+    raise NotImplementedError
+
+
+CLAIM = Claim("lazy_eviction", "LE-1", "Eq. 2", Verdict.REFUTED, ("H2",), check)
+RESULT = Result(CLAIM, Finding(Verdict.REFUTED, "two sums", "1 + 1", "one is one"), 0.1)
+DIFFERENCES = Differences(
+    8,
+    "seed 0",
+    (Difference("h2o@every=2", "h2o", "h2o@every=2", 9, 0.5, EFFECT, EFFECT, EFFECT),),
+)
+
+
+def test_an_erratum_names_counterexample_reading_and_option():
+    text = erratum(RESULT)
+    for part in ("LE-1: Eq. 2", "One is two.", "1 + 1", "one is one", "h2_reading=printed"):
+        assert part in text
+
+
+def test_a_reading_shows_checks_and_measured_differences():
+    divergence = Divergence("H2", "a", "b", "c", "h2o@every=2, or words")
+    text = reading(divergence, [RESULT], DIFFERENCES)
+    assert "LE-1" in text
+    row = "| `h2o@every=2` | 9 | 0.50 | -0.25 (-0.50 to +0.12) | -0.250"
+    assert "Against `h2o`:\n\n" in text
+    assert row in text
+
+
+def test_an_interval_without_zero_is_bold():
+    assert Interval(0.5, 0.25, 0.75).text(2) == "**+0.50 (+0.25 to +0.75)**"
+    assert Interval(-0.5, -0.75, -0.25).text(1).startswith("**")
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ("none", ()),
+        ("h2o@recent=0", ("h2o@recent=0",)),
+        (
+            "caote:snapkv@pool=5,kernel=1, caote:tova; words",
+            ("caote:snapkv@pool=5,kernel=1", "caote:tova"),
+        ),
+        (
+            "lazy_eviction@reduce=mean, or generate(query_heads=True)",
+            ("lazy_eviction@reduce=mean",),
+        ),
+    ],
+)
+def test_options_that_can_be_typed_are_found(option, found):
+    assert Divergence("", "", "", "", option).specifications == found
+
+
+def test_every_option_of_the_papers_was_measured():
+    measured = {row.option: row for row in stored_differences().rows}
+    for pair in pairs():
+        row = measured[pair.option]
+        assert (row.default_run, row.option_run) == (pair.default_run, pair.option_run)
+        assert row.solved.low <= row.solved.mean <= row.solved.high
+
+
+def test_the_page_holds_every_refutation_and_every_reading_of_now():
+    page = PAGE.read_text("utf-8")
+    refuted = [claim for claim in claims() if claim.expected is Verdict.REFUTED]
+    written = re.findall(r"^#### (\w+-\w+): ", page, re.MULTILINE)
+    assert written == [claim.tag for claim in refuted]
+    for claim in refuted:
+        assert f"#### {claim.tag}: {claim.source}\n\n{claim.statement}\n" in page
+    for name in PAPERS:
+        for divergence in methods.divergences(name):
+            assert f"#### {divergence.topic}\n" in page
+            assert f"- **Default:** {divergence.default}\n" in page
