@@ -2,7 +2,7 @@
 
 | member | shape | kind | holds |
 |---|---|---|---|
-| ``queries`` | ``[L, G, rho, t, d]`` | float16 or float32 | queries, so that logits are q·k/√d |
+| ``queries`` | ``[L, G, rho, t, d]`` | floating, see `DTYPES` | queries: logits are q·k/√d |
 | ``keys`` | ``[L, G, t, d]`` | as ``queries`` | keys as the cache stores them, RoPE applied |
 | ``values`` | ``[L, G, t, d]`` | as ``queries`` | values |
 | ``positions`` | ``[t]`` | integer | absolute position of each token, ascending |
@@ -47,7 +47,7 @@ VERSION = 1
 
 VECTORS = ("queries", "keys", "values")
 MEMBERS = (*VECTORS, "positions", "tokens", "prompt", "confidence", "metadata")
-DTYPES = ("float16", "float32")
+DTYPES = ("float16", "float32", "float64")
 """What queries, keys and values may be stored as."""
 
 METADATA: Mapping[str, tuple[tuple[type, ...], str]] = {

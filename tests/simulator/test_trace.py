@@ -140,7 +140,10 @@ def test_metadata_that_is_not_allowed_is_named(changed, message, tmp_path):
         ({"prompt": 1.5}, "prompt of type float64 and shape () must be a whole number"),
         ({"prompt": 6}, "prompt = 6 must be between 0 and the 5 tokens"),
         ({"prompt": -1}, "prompt = -1 must be between 0 and the 5 tokens"),
-        ({"queries": np.zeros((2, 3, 2, 5, 4))}, "queries of type float64 must be float16 or fl"),
+        (
+            {"queries": np.zeros((2, 3, 2, 5, 4), np.int64)},
+            "queries of type int64 must be float16 or fl",
+        ),
         ({"keys": np.zeros((2, 3, 5, 4), int)}, "keys of type int64 must be floating point"),
         ({"queries": np.zeros((2, 3, 5, 4))}, "queries of shape (2, 3, 5, 4) must be [L, G, rho,"),
         ({"queries": np.zeros((2, 3, 2, 0, 4))}, "queries of shape (2, 3, 2, 0, 4) must be [L, G,"),
