@@ -1,7 +1,8 @@
 """Each paper's central claim, where it can be seen: on a workload whose structure is known.
 
-Statistical tests over the seeds 0 to 5, for CAOTE 0 to 15: the mean of the paired differences has
-to be more than `MONTE_CARLO` of its standard errors away from what it must not be.
+Statistical tests over the seeds 0 to 5 (CAOTE: 0 to 15, AhaKV: 0 to 39): the mean of the paired
+differences has to be more than `MONTE_CARLO` of its standard errors away from what it must not be;
+for CAOTE, whose errors span a factor of a hundred, the better one is counted.
 """
 
 import numpy as np
@@ -82,12 +83,12 @@ def test_h2_holds_on_to_what_only_looked_at_itself(option):
 def test_caote_errs_less_where_values_vary(base):
     name, _, options = base.partition("@")
     wrapped = f"caote:{name}" + (f"@{options}" if name == "h2o" else "")
-    gains = []
+    better = 0
     for seed in range(16):
         workload = workloads.varying_values(seed=seed)
-        plain, better = (fate(workload, spec, 160) for spec in (base, wrapped))
-        gains.append(plain.error[0, 170:].mean() - better.error[0, 170:].mean())
-    assert lower_bound(gains) > 0
+        plain, caote = (fate(workload, spec, 160).error[0, 170:] for spec in (base, wrapped))
+        better += np.log(caote).mean() < np.log(plain).mean()
+    assert better >= 14, "by chance once in 480 times"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -114,11 +115,11 @@ def mean_place(spec, seed):
 
 def test_h2o_leans_to_early_positions_and_ahakv_does_not():
     h2o = [0.5 - mean_place("h2o@recent=32", seed) for seed in SEEDS]
-    ahakv = [mean_place("ahakv@recent=32,value_prior=none", seed) - 0.5 for seed in SEEDS]
+    ahakv = [mean_place("ahakv@recent=32,value_prior=none", seed) - 0.5 for seed in range(40)]
     assert lower_bound(h2o) > 0.1
     error = np.std(ahakv, ddof=1) / np.sqrt(len(ahakv))
     assert abs(np.mean(ahakv)) < MONTE_CARLO * error
-    assert MONTE_CARLO * error < 0.1
+    assert MONTE_CARLO * error < 0.03
 
 
 # --- DesireKV ------------------------------------------------------------------------------------
