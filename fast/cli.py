@@ -12,6 +12,7 @@ from rich.table import Table
 from kvlab.fast.commands.generate import generate
 from kvlab.fast.commands.options import ModelName
 from kvlab.fast.commands.prove import prove
+from kvlab.fast.commands.simulate import simulate
 from kvlab.fast.commands.terminal import AsJson, console, errors, progress
 from kvlab.fast.commands.trace import trace
 from kvlab.fast.evaluate import compare as comparing
@@ -25,6 +26,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command()(generate)
 app.command()(trace)
 app.command()(prove)
+app.command()(simulate)
 
 EXTRA = ("torch", "transformers")
 """What `pip install 'kvlab[fast]'` brings."""

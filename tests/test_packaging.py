@@ -49,6 +49,15 @@ print(len(sys.modules))
     assert int(python(BLOCK_TORCH + walk)) > 100
 
 
+def test_proofs_run_without_torch():
+    prove = """
+sys.argv = ["kvlab", "prove", "--paper", "lazy_eviction", "--workers", "1"]
+from kvlab.fast.cli import main
+main()
+"""
+    assert "claims:" in python(BLOCK_TORCH + prove)
+
+
 def test_the_reference_never_names_torch_or_fast():
     for path in (ROOT / "reference").rglob("*.py"):
         assert not re.search(r"^\s*(import|from) (torch|kvlab\.fast)", path.read_text(), re.M), path

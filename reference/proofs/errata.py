@@ -1,5 +1,6 @@
 """The page of errata, made of what the checks found and of what the methods leave open."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,14 +97,15 @@ def erratum(result: Result) -> str:
     claim, finding = result.claim, result.finding
     lines = [
         f"#### {claim.tag}: {claim.source}\n",
-        f"{claim.statement}\n",
-        f"- **Counterexample:** {finding.counterexample}",
-        f"- **What is true:** {finding.reading or 'no reading was found that holds'}",
-        f"- **Evidence:** {finding.evidence}",
+        f"{prose(claim.statement)}\n",
+        f"- **Counterexample:** {prose(finding.counterexample)}",
+        f"- **What is true:** {prose(finding.reading) or 'no reading was found that holds'}",
+        f"- **Evidence:** {prose(finding.evidence)}",
     ]
     for topic in claim.topics:
         chosen = _divergence(claim.paper, topic)
-        lines.append(f"- **kvlab:** {topic}: {chosen.default} (option: {_option(chosen)})")
+        default = prose(chosen.default)
+        lines.append(f"- **kvlab:** {topic}: {default} (option: {_option(chosen)})")
     return "\n".join(lines) + "\n"
 
 
@@ -112,9 +114,9 @@ def reading(divergence: Divergence, results: Sequence[Result], differences: Diff
     tags = [result.claim.tag for result in results if divergence.topic in result.claim.topics]
     lines = [
         f"#### {divergence.topic}\n",
-        f"- **Paper:** {divergence.paper}",
-        f"- **Elsewhere:** {divergence.elsewhere}",
-        f"- **Default:** {divergence.default}",
+        f"- **Paper:** {prose(divergence.paper)}",
+        f"- **Elsewhere:** {prose(divergence.elsewhere)}",
+        f"- **Default:** {prose(divergence.default)}",
         f"- **Option:** {_option(divergence)}",
     ]
     if tags:
@@ -122,7 +124,12 @@ def reading(divergence: Divergence, results: Sequence[Result], differences: Diff
     measured = [row for spec in divergence.specifications for row in differences.of(spec)]
     if measured:
         lines += ["", *_table(measured)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def prose(text: str) -> str:
+    """Escape what Markdown would take for markup."""
+    return re.sub(r"([*_|<`])", r"\\\1", text)
 
 
 def _table(rows: Sequence[Difference]) -> list[str]:

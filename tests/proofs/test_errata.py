@@ -9,7 +9,14 @@ from kvlab.fast.evaluate.readings import pairs, stored_differences
 from kvlab.reference import methods
 from kvlab.reference.method import Divergence
 from kvlab.reference.proofs import PAPERS, Claim, Finding, Result, Verdict, claims
-from kvlab.reference.proofs.errata import Difference, Differences, Interval, erratum, reading
+from kvlab.reference.proofs.errata import (
+    Difference,
+    Differences,
+    Interval,
+    erratum,
+    prose,
+    reading,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "errata.md"
 EFFECT = Interval(-0.25, -0.5, 0.125)
@@ -82,8 +89,12 @@ def test_the_page_holds_every_refutation_and_every_reading_of_now():
     written = re.findall(r"^#### (\w+-\w+): ", page, re.MULTILINE)
     assert written == [claim.tag for claim in refuted]
     for claim in refuted:
-        assert f"#### {claim.tag}: {claim.source}\n\n{claim.statement}\n" in page
+        assert f"#### {claim.tag}: {claim.source}\n\n{prose(claim.statement)}\n" in page
     for name in PAPERS:
         for divergence in methods.divergences(name):
             assert f"#### {divergence.topic}\n" in page
-            assert f"- **Default:** {divergence.default}\n" in page
+            assert f"- **Default:** {prose(divergence.default)}\n" in page
+
+
+def test_prose_is_no_markup():
+    assert prose("2*x**2 | h_2 < 1") == r"2\*x\*\*2 \| h\_2 \< 1"

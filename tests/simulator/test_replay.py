@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import BUDGETED, QUANTIZING, SELF_SIZED
+from noise import noise
 from tolerances import FLOAT64
 
 from kvlab.fast.models import reasoner_directory
@@ -15,22 +16,6 @@ from kvlab.reference.simulator.replay import start as begin
 from kvlab.reference.simulator.trace import Metadata, Trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
-
-
-def noise(seed=0, layers=2, G=2, rho=2, t=70, d=8, prompt=20):
-    rng = np.random.default_rng(seed)
-    confidence = np.full(t, np.nan)
-    confidence[prompt:] = rng.uniform(0.3, 1, t - prompt)
-    return Trace(
-        queries=2 * rng.normal(size=(layers, G, rho, t, d)),
-        keys=rng.normal(size=(layers, G, t, d)),
-        values=rng.normal(size=(layers, G, t, d)),
-        positions=np.arange(t),
-        tokens=np.zeros(t, dtype=np.int64),
-        prompt=prompt,
-        confidence=confidence,
-        metadata=Metadata("noise", tuple(range(layers))),
-    )
 
 
 def fates(trace, spec, budget, run=None, block_size=None, monkeypatch=None):

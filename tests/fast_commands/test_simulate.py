@@ -1,0 +1,59 @@
+"""``kvlab simulate``, as it is typed."""
+
+import json
+
+import numpy as np
+import pytest
+from noise import noise
+from typer.testing import CliRunner
+
+from kvlab.fast.cli import app, main
+from kvlab.reference import methods
+from kvlab.reference.simulator.replay import replay
+from kvlab.reference.simulator.trace import save
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "noise.npz"
+    save(noise(), path)
+    return path
+
+
+def test_figures_are_those_of_the_replay(trace):
+    arguments = ["simulate", str(trace), "--methods", "h2o full", "--budget", "12", "--budget"]
+    result = CliRunner().invoke(app, [*arguments, "30%", "--workers", "1", "--json"])
+    assert result.exit_code == 0, result.output
+    small, large, full = json.loads(result.stdout)
+    assert [small["budget"], large["budget"], full["budget"]] == [12, 21, None]
+    fates = [one for (one,) in replay(noise(), [methods.get("h2o", 12)])]
+    masses = [fate.mass[:, 20:].mean() for fate in fates]
+    assert small["mass"] == pytest.approx(np.mean(masses))
+    assert small["kilobytes"] == 2 * 2 * 12 * 16 * 2 / 1024
+    assert small["mass"] < large["mass"] < full["mass"] == pytest.approx(1)
+    assert small["mass"] < small["bound"] < 1
+    assert (full["entries"], full["error"]) == (70, pytest.approx(0))
+
+
+def test_the_table_names_every_method(trace):
+    result = CliRunner().invoke(app, ["simulate", str(trace), "--methods", "h2o;tova"])
+    assert result.exit_code == 0, result.output
+    assert "noise: 20 tokens given, 50 generated" in result.stdout
+    assert "tova" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--methods", "nonsense"], "unknown method 'nonsense'"),
+        (["--methods", " "], "methods must name at least one method"),
+        (["--budget", "0"], "budget = '0' must be at least 1 entry"),
+        (["--methods", "kivi@group=3"], "group"),
+    ],
+)
+def test_bad_input_ends_with_one_line(trace, monkeypatch, capfd, arguments, reason):
+    monkeypatch.setattr("sys.argv", ["kvlab", "simulate", str(trace), *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert reason in capfd.readouterr().err
