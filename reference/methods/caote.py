@@ -34,8 +34,12 @@ def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:
 
 def remaining_mass(h: Float[Array, "... n"]) -> Float[Array, "... n"]:
     """Return 1 − h_j as the sum of the others, without cancellation."""
-    n = h.shape[-1]
-    return np.where(np.eye(n, dtype=bool), 0.0, h[..., None, :]).sum(axis=-1)
+    return sum_before(h) + sum_before(h[..., ::-1])[..., ::-1]
+
+
+def sum_before(x: Float[Array, "... n"]) -> Float[Array, "... n"]:
+    """Sum of all entries that stand before each."""
+    return np.concatenate([np.zeros_like(x[..., :1]), np.cumsum(x[..., :-1], axis=-1)], axis=-1)
 
 
 def eviction_error(

@@ -302,12 +302,16 @@ class IndexedObservation(Observation):
     @cached_property
     def keys(self) -> Float[Array, "G n d"]:  # type: ignore[override]
         """Keys of the present entries."""
-        return np.take_along_axis(self.source.keys, self.positions[..., None], axis=1)
+        return self.source.keys[self._heads, self.positions]
 
     @cached_property
     def values(self) -> Float[Array, "G n d"]:  # type: ignore[override]
         """Values of the present entries."""
-        return np.take_along_axis(self.source.values, self.positions[..., None], axis=1)
+        return self.source.values[self._heads, self.positions]
+
+    @property
+    def _heads(self) -> Int[Array, "G 1"]:
+        return np.arange(len(self.positions))[:, None]
 
     @cached_property
     def bits(self) -> Int[Array, "G n"]:  # type: ignore[override]
