@@ -171,6 +171,24 @@ class Score(ABC):
             room: how many candidates of each sequence may stay.
         """
 
+    def first_to_go(
+        self,
+        state: State,
+        seen: Observation,
+        safe: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
+        """Return each head's first slot to go, and its score; for scores that find both at once.
+
+        Args:
+            state: as for `score`.
+            seen: as for `score`; no slot is empty.
+            safe: entries that must stay, None for nobody.
+            room: as for `score`.
+        """
+        candidates = None if safe is None else ~safe
+        return first_to_go(self.score(state, seen, candidates, room), safe, seen.positions)
+
     def retention(
         self, state: State, seen: Observation, candidates: Bool[Tensor, "N G n"] | None
     ) -> Float[Tensor, "N G k n"]:
@@ -302,6 +320,11 @@ def compress(policy: Policy, seen: Observation, due: Sequence[bool], result: Ste
     if not policy.precision.quantises and not any(leaving):
         return
     safe = policy.protect.safe(seen)
+    in_place = not policy.precision.quantises and not policy.specification.evict_before_attend
+    one_each = in_place and not cache.ragged and set(leaving) == {1}
+    if one_each and not result.watched:
+        evict_first(cache, *policy.score.first_to_go(cache.state, seen, safe, room))
+        return
     candidates = None if safe is None else ~safe
     kept = [count - gone for count, gone in zip(cache.counts, leaving, strict=True)]
     if any(leaving):
@@ -310,11 +333,8 @@ def compress(policy: Policy, seen: Observation, due: Sequence[bool], result: Ste
         result.safe = safe
     else:
         scores = seen.positions.to(seen.keys.dtype)
-    in_place = not policy.precision.quantises and not policy.specification.evict_before_attend
-    if in_place and not cache.ragged and set(leaving) == {1}:
-        slot, lowest = first_to_go(scores, safe, seen.positions)
-        note_lowest(cache, lowest)
-        cache.evict_one(slot.expand(*seen.positions.shape[:2], 1))
+    if one_each:
+        evict_first(cache, *first_to_go(scores, safe, seen.positions))
         return
     scores = scores.expand_as(seen.positions)
     order = eviction_order(scores, safe, seen.positions, cache.ordered)
@@ -325,6 +345,14 @@ def compress(policy: Policy, seen: Observation, due: Sequence[bool], result: Ste
         result.output = attend_survivors(seen, keep, kept).to(result.output.dtype)
     if tuple(kept) != cache.counts:
         cache.compact(keep, kept)
+
+
+def evict_first(
+    cache: LayerCache, slot: Int[Tensor, "N _ 1"], lowest: Float[Tensor, "N _ 1"]
+) -> None:
+    """Let one entry of every head go, in place."""
+    note_lowest(cache, lowest)
+    cache.evict_one(slot.expand(*cache.positions.shape[:2], 1))
 
 
 def planned(policy: Policy, seen: Observation, due: Sequence[bool]) -> tuple[list[int], list[int]]:

@@ -29,7 +29,7 @@ def record(
     Args:
         model: a decoder of transformers.
         layers: numbers of the layers to record; None for all full-attention layers.
-        dtype: what queries, keys and values are stored as, ``float32`` or ``float16``.
+        dtype: what queries, keys and values are stored as, one of `DTYPES`.
         name: of the model, in the trace; by default what it was loaded as.
         inputs: what ``model.generate`` is given; ``input_ids`` holds one sequence.
 

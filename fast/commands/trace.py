@@ -34,7 +34,7 @@ def trace(
         str | None, typer.Option(help="Layers to record, as in '0,3'; default: all.")
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="What the arrays are stored as: float32 or float16.")
+        str, typer.Option(help="What the arrays are stored as: float16, float32 or float64.")
     ] = "float32",
     device: Device = None,
     as_json: AsJson = False,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.cache import State
@@ -83,7 +83,6 @@ def fast_eviction_error(
     return h / rest * distances(mean, values, norm)
 
 
-@fusable
 def group_errors(
     retention: Float[Tensor, "N G k n"],
     values: Float[Tensor, "N G n d"],
@@ -107,6 +106,21 @@ def group_errors(
     if heads == "mean":
         return per_head.mean(dim=2)
     return torch.linalg.vector_norm(per_head, dim=2)
+
+
+@fusable
+def least_error(
+    retention: Float[Tensor, "N G k n"],
+    values: Float[Tensor, "N G n d"],
+    safe: Bool[Tensor, "N G n"] | None,
+    positions: Int[Tensor, "N G n"],
+    fast: bool,
+    norm: float,
+    heads: Heads,
+) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
+    """Return each head's slot with the least error, and that error; no slot is empty."""
+    errors = group_errors(retention, values, None, fast, norm, heads)
+    return first_to_go(errors, safe, positions)
 
 
 def joint_errors(
@@ -184,6 +198,23 @@ class EvictionError(Score):
             )
         h = normalize(retention, present)
         return self.elimination_orders(h, seen, candidates, room)
+
+    def first_to_go(
+        self,
+        state: State,
+        seen: Observation,
+        safe: Bool[Tensor, "N G n"] | None,
+        room: Sequence[int],
+    ) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
+        """Find the entry whose eviction changes the output least, in one fusable function."""
+        simple = self.several == "independent" and self.pool is None
+        if not simple or self.normalize_over == "candidates":
+            return super().first_to_go(state, seen, safe, room)
+        retention = self.base.retention(state, seen, None if safe is None else ~safe)
+        if self.heads == "attention":
+            retention = retention.mean(dim=2, keepdim=True)
+        rule = self.fast, self.norm, self.heads
+        return least_error(retention, seen.values, safe, seen.positions, *rule)
 
     def errors(
         self,
