@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from kvlab.fast.commands.generate import generate
-from kvlab.fast.commands.options import ModelName
+from kvlab.fast.commands.options import ModelName, prepare_output
 from kvlab.fast.commands.prove import prove
 from kvlab.fast.commands.simulate import simulate
 from kvlab.fast.commands.terminal import AsJson, console, errors, progress
@@ -77,13 +77,14 @@ def compare(
         str | None,
         typer.Option(help="fast: PyTorch; reference: NumPy. Default: fast if it is installed."),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes.")] = os.cpu_count() or 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     report: Annotated[Path, typer.Option(help="HTML report to write.")] = Path(
         "kvlab-report/compare.html"
     ),
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on the embedded reasoner: accuracy, error, memory, time."""
+    prepare_output("report", report)
     if backend is None:
         backend = default_backend()
         errors.print(f"backend: {backend}", style="dim", highlight=False)
@@ -93,7 +94,7 @@ def compare(
         budgets=tuple(budget or ("70%", "85%")),
         problems=problems,
         seed=seed,
-        workers=max(1, workers),
+        workers=workers,
         backend=backend,
     )
     with progress() as bar:

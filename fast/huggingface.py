@@ -100,6 +100,9 @@ class CompressedLayer(CacheLayerMixin):
         """No maximum."""
         return -1
 
+    get_max_cache_shape = get_max_length
+    """The name until transformers 5.2."""
+
     def offload(self) -> None:
         """Refuse.
 
@@ -653,6 +656,7 @@ class _Forward:
         if wanted is not None:
             block["logits_to_keep"] = max(1, wanted)
         block["use_cache"] = True
+        block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
         with torch.inference_mode():
             outputs = self.forward(**block)
             cache.end_block(outputs.logits, last - first)

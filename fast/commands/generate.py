@@ -13,6 +13,7 @@ from kvlab.fast.commands.options import (
     PromptFile,
     PromptText,
     at_least,
+    check_seed,
     read_prompt,
 )
 from kvlab.fast.commands.terminal import AsJson, kibibytes, print_facts, progress, working
@@ -70,6 +71,7 @@ def generate(
     """Continue a text under a method, and print what it kept and how fast it was."""
     at_least("max_new_tokens", max_new_tokens, 1)
     at_least("temperature", temperature, 0)
+    check_seed(seed)
     methods.parse(method)
     if budget is not None:
         budget_entries(budget, 100)

@@ -1,6 +1,8 @@
 """Options that the commands share."""
 
+from math import inf
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
@@ -32,7 +34,7 @@ def read_prompt(text: str | None, file: Path | None, model: str | None) -> str:
     Raises:
         FileNotFoundError: if the file does not exist.
         ValueError: if both are given, neither is and the model is not the embedded one, or the
-            file is not UTF-8.
+            file is no UTF-8 text.
     """
     if text is not None and file is not None:
         raise ValueError("--prompt and --prompt-file cannot both be given")
@@ -42,12 +44,43 @@ def read_prompt(text: str | None, file: Path | None, model: str | None) -> str:
         if model is not None:
             raise ValueError("--prompt or --prompt-file must be given with --model")
         return reasoning.held_out(1)[0].prompt
+    if not file.exists():
+        raise FileNotFoundError(f"prompt_file = {file} does not exist")
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist")
-    return file.read_text(encoding="utf-8")
+        raise ValueError(f"prompt_file = {file} must be a file")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"prompt_file = {file} must be UTF-8 text") from None
+
+
+def prepare_output(name: str, file: Path) -> None:
+    """Make the directory of a file, before anything is computed for it.
+
+    Raises:
+        ValueError: if nothing can be written there.
+    """
+    if file.is_dir():
+        raise ValueError(f"{name} = {file} is a directory")
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{name} = {file} is no regular file")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"{name} = {file} cannot be written: {error.strerror}") from None
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Raise ValueError if an option is too small, or NaN."""
+    """Raise ValueError if an option is too small, infinite or NaN."""
     if not value >= least:
         raise ValueError(f"{name} = {value} must be at least {least}")
+    if value == inf:
+        raise ValueError(f"{name} = {value} must be finite")
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError if PyTorch cannot be given a seed."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed = {seed} must be at least 0 and below 2**63")

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from kvlab.fast.commands.options import prepare_output
 from kvlab.fast.commands.terminal import AsJson, console, errors, progress
 from kvlab.fast.evaluate.readings import stored_differences
 from kvlab.fast.models import reasoner_directory
@@ -36,6 +37,8 @@ def prove(
     """Check every theorem, equation and table of the papers that can be checked."""
     if errata is not None and paper is not None:
         raise ValueError(f"errata = {str(errata)!r} needs all papers, not paper = {paper!r} alone")
+    if errata is not None:
+        prepare_output("errata", errata)
     claims = proofs.claims(paper)
     results = []
     with progress(transient=True) as bar:

@@ -14,6 +14,7 @@ from kvlab.fast.commands.options import (
     PromptFile,
     PromptText,
     at_least,
+    prepare_output,
     read_prompt,
 )
 from kvlab.fast.commands.terminal import AsJson, kibibytes, print_facts, progress, working
@@ -43,8 +44,7 @@ def trace(
     at_least("max_new_tokens", max_new_tokens, 1)
     if dtype not in DTYPES:
         raise ValueError(f"dtype = {dtype!r} must be {' or '.join(DTYPES)}")
-    if output.is_dir():
-        raise ValueError(f"output = {output} is a directory")
+    prepare_output("output", output)
     wanted = None if layers is None else layer_numbers(layers)
     text = read_prompt(prompt, prompt_file, model)
     with working(f"loading {model or 'the embedded reasoner'}"):
@@ -110,6 +110,6 @@ def facts(summary: dict[str, Any]) -> dict[str, str]:
         "tokens": f"{summary['prompt_tokens']} given, {summary['written_tokens']} written and read",
         "confidence": "–" if confidence is None else f"{confidence:.3f} in the mean",
         "arrays": f"{kibibytes(summary['array_bytes'])} as {summary['dtype']}",
-        "file": f"{summary['file']}, {kibibytes(summary['file_bytes'])}, "
-        f"schema {summary['version']}",
+        "file": f"{kibibytes(summary['file_bytes'])}, schema {summary['version']}: "
+        f"{summary['file']}",
     }

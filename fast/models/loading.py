@@ -52,6 +52,8 @@ def _device(name: str | None) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device = {name!r} cannot be used: {_one_line(error)}") from None
+    if device.type == "meta":
+        raise ValueError(f"device = {name!r} cannot be used: it holds no numbers")
     return device
 
 

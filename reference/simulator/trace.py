@@ -132,8 +132,10 @@ def load(path: str | Path) -> Trace:
         ValueError: if it is no trace of this version; the message names the member.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
+    if not path.is_file():
+        raise ValueError(f"{path} is no trace: it is no file")
     try:
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)

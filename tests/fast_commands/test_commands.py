@@ -172,6 +172,8 @@ def test_trace_prints_a_summary(tmp_path):
         (["--model", "/nowhere", "--prompt", "a"], "model directory /nowhere does not exist"),
         (["--prompt", ""], "prompt must hold at least one token"),
         (["--device", "abacus"], "device = 'abacus' cannot be used"),
+        (["--device", "meta"], "device = 'meta' cannot be used: it holds no numbers"),
+        (["--prompt-file", "/"], "prompt_file = / must be a file"),
         (["--dtype", "int4"], "dtype = 'int4' must be"),
     ],
 )
@@ -192,10 +194,16 @@ def test_bad_input_is_one_line(command, arguments, message, monkeypatch, capfd):
         (["generate", "--block-size", "0"], "block_size = 0 must be at least 1"),
         (["generate", "--temperature", "-1"], "temperature = -1.0 must be at least 0"),
         (["generate", "--temperature", "nan"], "temperature = nan must be at least 0"),
+        (["generate", "--temperature", "inf"], "temperature = inf must be finite"),
+        (["generate", "--seed", "-1"], "seed = -1 must be at least 0"),
+        (["trace", "-o", "/dev/full"], "output = /dev/full is no regular file"),
         (["trace", "--layers", "0,4"], "layers = [0, 4] must be some of the full-attention layers"),
         (["trace", "--layers", "all"], "layers = 'all' must be numbers, separated by commas"),
         (["trace", "-o", "/"], "output = / is a directory"),
-        (["trace", "--max-new-tokens", "1", "-o", "/proc/nowhere/t.npz"], "/proc/nowhere"),
+        (["trace", "-o", "/proc/nowhere/t.npz"], "output = /proc/nowhere/t.npz cannot be written"),
+        (["compare", "--report", "/proc/c.html"], "report = /proc/c.html cannot be written"),
+        (["compare", "--report", "/"], "report = / is a directory"),
+        (["prove", "--errata", "/dev/null/e.md"], "errata = /dev/null/e.md cannot be written"),
     ],
 )
 def test_a_bad_option_is_named(arguments, message, monkeypatch, capfd):
@@ -204,7 +212,23 @@ def test_a_bad_option_is_named(arguments, message, monkeypatch, capfd):
 
 def test_a_prompt_that_is_not_text_is_refused(tmp_path, monkeypatch, capfd):
     (tmp_path / "prompt").write_bytes(b"\xff\xfe\xfd")
-    assert "utf-8" in refusal(monkeypatch, capfd, "trace", "--prompt-file", tmp_path / "prompt")
+    error = refusal(monkeypatch, capfd, "trace", "--prompt-file", tmp_path / "prompt")
+    assert f"prompt_file = {tmp_path / 'prompt'} must be UTF-8 text" in error
+
+
+def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, capfd):
+    def compute(*arguments, **options):
+        raise AssertionError("computed before the output was checked")
+
+    monkeypatch.setattr("kvlab.fast.cli.comparing.compare", compute)
+    monkeypatch.setattr("kvlab.fast.commands.prove.proofs.prove", compute)
+    monkeypatch.setattr("kvlab.fast.models.loading.load", compute)
+    for arguments in (
+        ["trace", "-o", "/dev/null/t.npz"],
+        ["compare", "--report", "/dev/null/c.html"],
+        ["prove", "--errata", "/dev/null/e.md"],
+    ):
+        assert "cannot be written" in refusal(monkeypatch, capfd, *arguments)
 
 
 def test_what_the_tokenizer_refuses_is_refused():
