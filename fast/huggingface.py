@@ -540,10 +540,16 @@ def compress(
 
     Raises:
         ValueError: if the method, an option, a value or the model is not allowed.
-        TypeError: if ``budget`` or an option has the wrong type.
+        TypeError: if an argument or an option has the wrong type.
     """
     if block_size is not None and (isinstance(block_size, bool) or block_size < 1):
         raise ValueError(f"block_size = {block_size!r} must be at least 1")
+    if watch is not None and not callable(watch):
+        raise TypeError(f"watch = {watch!r} must be a function, or None")
+    if not isinstance(fuse, bool):
+        raise TypeError(f"fuse = {fuse!r} must be True or False")
+    if not isinstance(policy, str | Policy | reference.Policy):
+        raise TypeError(f"policy = {policy!r} must be a method's name or a policy")
     if isinstance(policy, str):
         policy = methods.get(policy, budget, **options)
     elif budget is not None or options:
@@ -678,10 +684,14 @@ class _Forward:
             raise ValueError("output_attentions: attention is not kept; use compress(watch=...)")
         if given.get("return_dict") is False:
             raise ValueError("return_dict = False is not supported inside compress()")
+        if given.get("use_cache") is False:
+            raise ValueError("use_cache = False: a compressed cache has to be used")
         inputs = given.get("input_ids")
         inputs = given.get("inputs_embeds") if inputs is None else inputs
         if inputs is None:
             raise ValueError("input_ids or inputs_embeds must be given")
+        if inputs.shape[1] == 0:
+            raise ValueError(f"inputs of shape {tuple(inputs.shape)} must hold at least one token")
         return inputs
 
     def _refuse_in_blocks(self, given: dict[str, Any], in_blocks: bool) -> None:
@@ -705,6 +715,8 @@ class _Forward:
             torch._assert_async(last, "a single token must not be padding")  # type: ignore[attr-defined]
             return None
         real = attention_mask[:, -m:].bool()
+        if not real.any(dim=1).all():
+            raise ValueError("attention_mask must leave at least one token in every row")
         if not real[:, -1].all():
             raise ValueError("attention_mask must pad on the left: the last token is real")
         return None if real.all() else real

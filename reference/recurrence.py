@@ -36,6 +36,8 @@ def recurrence(directory: Path, problems: int, seed: int, threshold: float) -> R
     """
     if problems < 1:
         raise ValueError(f"problems = {problems} must be at least 1")
+    if seed < 0:
+        raise ValueError(f"seed = {seed} must not be negative")
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
     policy = observing_policy(threshold)
     intervals = []

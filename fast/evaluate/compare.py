@@ -228,6 +228,8 @@ def check(settings: Settings) -> Backend:
     """Load the model; raise ValueError or TypeError on what is known to fail beforehand."""
     if settings.problems < 1:
         raise ValueError(f"problems = {settings.problems} must be at least 1")
+    if settings.seed < 0:
+        raise ValueError(f"seed = {settings.seed} must not be negative")
     if not settings.specs:
         raise ValueError("methods must name at least one method")
     for text in settings.budgets:

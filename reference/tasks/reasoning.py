@@ -75,7 +75,7 @@ def held_out(count: int, seed: int = 0) -> list[Problem]:
         ValueError: if ``count`` or ``seed`` is negative.
     """
     if count < 0 or seed < 0:
-        raise ValueError(f"problems = {count} and seed = {seed} must not be negative")
+        raise ValueError(f"count = {count} and seed = {seed} must not be negative")
     rng = np.random.default_rng([_HELD_OUT, seed])
     return [chain(rng, int(rng.choice(HELD_OUT_VARIABLES)), FACTS) for _ in range(count)]
 

@@ -116,6 +116,8 @@ def test_compare_prints_json(tmp_path):
     [
         (["compare", "--methods", "h3o"], "unknown method 'h3o'"),
         (["compare", "--problems", "0"], "problems = 0 must be at least 1"),
+        (["compare", "--seed", "-1"], "seed = -1 must not be negative"),
+        (["recurrence", "--seed", "-1"], "seed = -1 must not be negative"),
         (["compare", "--budget", "0"], "budget = '0' must be at least 1 entry"),
         (["compare", "--backend", "cuda"], "backend = 'cuda' must be one of 'fast', 'reference'"),
         (["compare", "--model", "/nowhere"], "does not exist"),

@@ -292,6 +292,22 @@ def test_the_meta_device_does_notice_waiting():
 # --- everything is restored, and what cannot work is refused -------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"policy": 5}, "policy = 5 must be"),
+        ({"policy": "h2o", "budget": 9, "watch": 3}, "watch = 3 must be"),
+        ({"policy": "h2o", "budget": 9, "fuse": "yes"}, "fuse = 'yes' must be"),
+        ({"policy": "h2o", "budget": 9.5}, "budget"),
+    ],
+)
+def test_wrong_types_are_named_before_the_model_changes(arguments, message):
+    model = tiny("llama")
+    with pytest.raises(TypeError, match=message), compress(model, **arguments):
+        pass
+    assert model.config._attn_implementation != "kvlab"
+
+
 def test_the_model_is_restored_after_an_exception():
     model, inputs = tiny("llama"), prompts([12])
     implementation, before = model.config._attn_implementation, dict(model.__dict__)
@@ -359,6 +375,14 @@ def generating(**options):
         (lambda model, cache: model.model(**prompts([12]), past_key_values=cache), "model itself"),
         (generating(prompt_lookup_num_tokens=2), "assisted decoding"),
         (generating(prefill_chunk_size=5), "block_size"),
+        (generating(use_cache=False), "use_cache = False"),
+        (generating(attention_mask=torch.zeros(1, 12, dtype=torch.long)), "at least one token"),
+        (
+            lambda model, cache: model(
+                torch.zeros((1, 0), dtype=torch.long), past_key_values=cache
+            ),
+            "must hold at least one token",
+        ),
         (generating(attention_mask=torch.tensor([[1] * 11 + [0]])), "pad on the left"),
         (generating(cache_implementation="static"), "cache_implementation"),
         (
