@@ -150,6 +150,15 @@ class CompressedCache(Cache):
                 f"model {type(model).__name__} has no full-attention layer: nothing to compress"
             )
 
+        self.masks_nothing = all(isinstance(layer, CompressedLayer) for layer in replaced)
+        self._no_mask: Tensor | None = None
+
+    def no_mask(self, device: torch.device) -> Bool[Tensor, "1 1 1 1"]:
+        """Return what transformers hands through as a ready mask, where no layer reads any."""
+        if self._no_mask is None or self._no_mask.device != device:
+            self._no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
+        return self._no_mask
+
     # --- what users ask ---
 
     @property
@@ -542,8 +551,11 @@ def compress(
         ValueError: if the method, an option, a value or the model is not allowed.
         TypeError: if an argument or an option has the wrong type.
     """
-    if block_size is not None and (isinstance(block_size, bool) or block_size < 1):
-        raise ValueError(f"block_size = {block_size!r} must be at least 1")
+    if block_size is not None:
+        if not isinstance(block_size, int) or isinstance(block_size, bool):
+            raise TypeError(f"block_size = {block_size!r} must be a whole number, or None")
+        if block_size < 1:
+            raise ValueError(f"block_size = {block_size!r} must be at least 1")
     if watch is not None and not callable(watch):
         raise TypeError(f"watch = {watch!r} must be a function, or None")
     if not isinstance(fuse, bool):
@@ -661,6 +673,8 @@ class _Forward:
         wanted = self._logits_wanted(given, first, last, m)
         if wanted is not None:
             block["logits_to_keep"] = max(1, wanted)
+        if cache.masks_nothing and "attention_mask" in self.signature.parameters:
+            block["attention_mask"] = cache.no_mask(positions.device)
         block["use_cache"] = True
         block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
         with torch.inference_mode():

@@ -29,35 +29,21 @@ DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def track(
-    stamp: Int[Tensor, "N G n"],
+    elapsed: Int[Tensor, "N G n"],
     interval: Int[Tensor, "N G n"],
     active: Bool[Tensor, "N G n"],
     counts: Bool[Tensor, "N G n"],
-    position: Int[Tensor, "N 1 1"],
-    positions: Int[Tensor, "N G n"],
-    prompt: Int[Tensor, "N 1 1"],
 ) -> None:
-    """Take in what the token at ``position`` activated, in place.
+    """Take in what a token activated, in place.
 
     Args:
-        stamp: generated step of each entry's latest activation, 0 for none.
+        elapsed: generated tokens since each entry's latest activation, or since before its birth.
         interval: longest time between two activations.
         active: entries that are activated now.
         counts: those of them whose time since the last activation counts as an interval.
-        position: of the token.
-        positions: of the entries.
-        prompt: tokens of the prompt.
     """
-    step = position + 1 - prompt
-    interval.clamp_(min=(step - last_activation(stamp, positions, prompt)) * counts)
-    stamp.clamp_(min=active * step)
-
-
-def last_activation(
-    stamp: Int[Tensor, "N G n"], positions: Int[Tensor, "N G n"], prompt: Int[Tensor, "N 1 1"]
-) -> Int[Tensor, "N G n"]:
-    """Generated step of the latest activation; before the first, the step before birth."""
-    return torch.maximum(stamp, positions - prompt)
+    interval.clamp_(min=elapsed * counts)
+    elapsed.masked_fill_(active, 0)
 
 
 @twin_of(reference.Recurrence)
@@ -76,8 +62,8 @@ class Recurrence(Score):
 
     @property
     def fills(self) -> dict[str, float]:
-        """Generated step of the latest activation, 0 for none, and the longest interval."""
-        fills: dict[str, float] = {"stamp": 0, "interval": 0}
+        """Tokens since the latest activation (the reference keeps its step), longest interval."""
+        fills: dict[str, float] = {"elapsed": 0, "interval": 0}
         return fills if self.first_activation_counts else {**fills, "activated": 0}
 
     def reads(self, clock: Clock) -> str:
@@ -89,19 +75,22 @@ class Recurrence(Score):
         if seen.clock.rows[0].prefilling:
             return
         received = reduce_group(seen.attention, self.reduce)
-        stamp, interval = state.entries["stamp"], state.entries["interval"]
+        elapsed, interval = state.entries["elapsed"], state.entries["interval"]
         rows = seen.query_positions.shape[1]
         for row in range(rows):
-            position = seen.query_positions[:, row, None, None]
             active = received[:, :, row] >= self.threshold
-            if self.threshold <= 0 or rows > 1:
-                active = active & (seen.positions <= position)
+            if rows == 1:
+                elapsed.add_(1)
+            else:
+                born = seen.positions <= seen.query_positions[:, row, None, None]
+                elapsed.add_(born)
+                active = active & born
             counts = active
             if not self.first_activation_counts:
                 activated = state.entries["activated"]
                 counts = active & (activated > 0)
                 activated.logical_or_(active)
-            track(stamp, interval, active, counts, position, seen.positions, seen.clock.prompt)
+            track(elapsed, interval, active, counts)
 
     def score(
         self,
@@ -112,9 +101,7 @@ class Recurrence(Score):
     ) -> Float[Tensor, "N G n"]:
         """Add both heuristics; an entry without any recurrence is worth nothing."""
         dtype = seen.keys.dtype
-        since = last_activation(state.entries["stamp"], seen.positions, seen.clock.prompt)
-        elapsed = seen.clock.generated - since
-        interval = state.entries["interval"]
+        elapsed, interval = state.entries["elapsed"], state.entries["interval"]
         at_least_one = interval.clamp(min=1).to(dtype)
         h1 = self.elapsed_score(elapsed.to(dtype), at_least_one)
         h2 = self.interval_score(at_least_one)

@@ -299,6 +299,8 @@ def test_the_meta_device_does_notice_waiting():
         ({"policy": "h2o", "budget": 9, "watch": 3}, "watch = 3 must be"),
         ({"policy": "h2o", "budget": 9, "fuse": "yes"}, "fuse = 'yes' must be"),
         ({"policy": "h2o", "budget": 9.5}, "budget"),
+        ({"policy": "h2o", "budget": 9, "block_size": 2.5}, "block_size = 2.5 must be"),
+        ({"policy": "h2o", "budget": 9, "block_size": "4"}, "block_size = '4' must be"),
     ],
 )
 def test_wrong_types_are_named_before_the_model_changes(arguments, message):
