@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kvlab.fast.commands.generate import generate
 from kvlab.fast.commands.options import ModelName, prepare_output
+from kvlab.fast.commands.plan import plan
 from kvlab.fast.commands.prove import prove
 from kvlab.fast.commands.simulate import simulate
 from kvlab.fast.commands.terminal import AsJson, console, errors, progress
@@ -27,6 +28,7 @@ app.command()(generate)
 app.command()(trace)
 app.command()(prove)
 app.command()(simulate)
+app.command()(plan)
 
 EXTRA = ("torch", "transformers")
 """What `pip install 'kvlab[fast]'` brings."""
@@ -171,6 +173,8 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List methods, their options and variants, or the divergences of one."""
+    if name is not None:
+        name = registry.base_name(name)
     if divergences:
         chosen = (name,) if name else registry.names()
         show_divergences({each: registry.divergences(each) for each in chosen}, as_json)

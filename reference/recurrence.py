@@ -31,7 +31,8 @@ def recurrence(directory: Path, problems: int, seed: int, threshold: float) -> R
     """Let the model solve held-out problems with the full cache and collect every entry's MRI.
 
     Raises:
-        ValueError: if ``problems`` is below 1 or ``threshold`` negative.
+        ValueError: if ``problems`` is below 1, ``threshold`` negative or above all attention, or
+            ``seed`` negative.
         FileNotFoundError: if the model directory is incomplete.
     """
     if problems < 1:
@@ -47,6 +48,8 @@ def recurrence(directory: Path, problems: int, seed: int, threshold: float) -> R
         intervals.append(longest_intervals(written))
     longest = np.concatenate(intervals)
     activated = longest[longest > 0]
+    if not len(activated):
+        raise ValueError(f"threshold = {threshold} is more attention than any entry got")
     levels = (0.5, 0.8, 0.9, 0.99)
     return Recurrence(
         problems,

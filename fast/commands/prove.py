@@ -18,6 +18,7 @@ from kvlab.reference.proofs.errata import page
 
 STYLES = {
     proofs.Verdict.PROVED: "green",
+    proofs.Verdict.EXHAUSTIVE: "green",
     proofs.Verdict.VERIFIED: "green",
     proofs.Verdict.ASYMPTOTIC: "cyan",
     proofs.Verdict.REFUTED: "yellow",

@@ -3,42 +3,26 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich import box
 from rich.table import Table
 
+from kvlab.fast.commands.options import prepare_output
+from kvlab.fast.commands.simulation import COLUMNS, Row, cells, summed_up, title
 from kvlab.fast.commands.terminal import AsJson, console, progress
 from kvlab.fast.evaluate.compare import takes_budget
 from kvlab.reference import methods as registry
+from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.oracle import mass_bounds
-from kvlab.reference.simulator.replay import Fate, replay
-from kvlab.reference.simulator.trace import Trace, load
+from kvlab.reference.simulator.judge import EXACT, judge
+from kvlab.reference.simulator.stored import StoredTrace
+from kvlab.reference.simulator.trace import Recording
 
 DEFAULT_METHODS = "streaming_llm tova h2o caote:h2o lazy_eviction@window=16,threshold=0.01"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One method at one budget, over layers, KV heads and generated tokens."""
-
-    method: str
-    budget: int | None
-    entries: float
-    """Largest number per KV head."""
-    kilobytes: float
-    """Of keys and values at that time, all recorded layers and heads."""
-    mass: float
-    """Mean share of the full cache's attention that falls on what is there."""
-    error: float
-    """Mean relative error of the attention output."""
-    bound: float
-    """The most that any keep sets of ``entries`` entries could hold of the attention."""
 
 
 def simulate(
@@ -53,92 +37,120 @@ def simulate(
     block_size: Annotated[
         int | None, typer.Option(help="Tokens per block of the prompt; default: all at once.")
     ] = None,
+    threshold: Annotated[
+        float, typer.Option(help="Attention that counts as an activation.")
+    ] = 0.01,
+    gap: Annotated[
+        int, typer.Option(help="Tokens without activation before an entry regains importance.")
+    ] = 16,
+    exact: Annotated[
+        bool | None,
+        typer.Option(
+            "--exact/--bound",
+            help=f"Find the best keep sets, or bound them; default: exact up to {EXACT} tokens.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    report: Annotated[Path | None, typer.Option(help="HTML report to write.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask what methods would have kept of a recorded generation, and what that would have cost."""
-    recorded = load(trace)
-    tokens = recorded.queries.shape[3]
+    if report is not None:
+        prepare_output("report", report)
+    recorded = StoredTrace(trace)
+    L, _, _, tokens, _ = recorded.shape
     if recorded.prompt == tokens:
         raise ValueError(f"{trace} holds a prompt of {tokens} tokens and nothing generated")
     budgets = sorted({budget_entries(text, tokens) for text in budget or ("50%", "70%")})
-    asked = [
-        (spec, entries)
-        for spec in methods.replace(";", " ").split()
-        for entries in (budgets if takes_budget(spec) else [None])
-    ]
-    if not asked:
-        raise ValueError("methods must name at least one method")
-    policies = [registry.get(spec, entries) for spec, entries in asked]
+    asked = questions(recorded, methods.replace(";", " ").split(), budgets)
+    policies = [policy for _, policy in asked if isinstance(policy, Policy)]
+    if not policies:
+        raise ValueError(f"no method could run; {asked[0][0].method}: {asked[0][0].refusal}")
     layers = []
     with progress(transient=True) as bar:
-        task = bar.add_task("layers", total=len(recorded.queries))
-        for fates in replay(recorded, policies, block_size, workers):
-            layers.append(fates)
+        task = bar.add_task("layers", total=L)
+        for judged in judge(recorded, policies, block_size, workers, threshold, gap, exact):
+            layers.append(judged)
             bar.advance(task)
-    found = summaries(recorded, asked, layers)
-    if as_json:
-        print(json.dumps([asdict(each) for each in found], indent=1))
-        return
-    console.print(table(recorded, found))
-    console.print(CAPTION, style="dim")
-
-
-CAPTION = (
-    "over the generated tokens, all recorded layers and KV heads · entries, KiB: largest · mass: "
-    "share of the full cache's attention on what is there · bound: the most that so many entries "
-    "could hold if they were chosen anew for every token · error: attention output, relative"
-)
-
-
-def summaries(
-    trace: Trace, asked: Sequence[tuple[str, int | None]], layers: Sequence[Sequence[Fate]]
-) -> list[Summary]:
-    """Sum up every method."""
-    generated, heads = slice(trace.prompt, None), trace.keys.shape[1]
-    largest = [
-        max(int(fates[row].entries[generated].max()) for fates in layers)
-        for row in range(len(asked))
+    per_policy = iter(zip(*layers, strict=True))
+    rows = [
+        row if policy is None else summed_up(recorded, row, next(per_policy))
+        for row, policy in asked
     ]
-    sizes = sorted(set(largest))
-    bounds = np.mean([b[..., generated].mean(axis=(1, 2)) for b in mass_bounds(trace, sizes)], 0)
-    best = dict(zip(sizes, bounds.tolist(), strict=True))
-    found = []
-    for row, (spec, budget) in enumerate(asked):
-        own = [fates[row] for fates in layers]
-        bits = np.sum([fate.bits[generated] for fate in own], axis=0) * heads
-        found.append(
-            Summary(
-                spec,
-                budget,
-                largest[row],
-                float(bits.max()) / 8 / 1024,
-                float(np.mean([fate.mass[:, generated].mean() for fate in own])),
-                float(np.mean([fate.error[:, generated].mean() for fate in own])),
-                best[largest[row]],
-            )
-        )
+    exactly = tokens <= EXACT if exact is None else exact
+    if report is not None:
+        from kvlab.fast.commands.simulation_report import write_report
+
+        write_report(recorded, rows, layers, caption(exactly), report)
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    console.print(table(recorded, rows))
+    console.print(caption(exactly), style="dim")
+    if report is not None:
+        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+def questions(
+    trace: Recording, specs: Sequence[str], budgets: Sequence[int]
+) -> list[tuple[Row, Policy | None]]:
+    """Make the policies; one that cannot work with this trace is refused in its row.
+
+    Raises:
+        ValueError: if a method is unknown or an option of it is not allowed, or there is none.
+    """
+    if not specs:
+        raise ValueError("methods must name at least one method")
+    found: list[tuple[Row, Policy | None]] = []
+    for spec in specs:
+        registry.parse(spec)
+        for entries in budgets if takes_budget(spec) else [None]:
+            try:
+                policy = registry.get(spec, entries)
+                check_fits(policy, trace)
+            except ValueError as error:
+                found.append((Row(spec, entries, str(error)), None))
+            else:
+                found.append((Row(spec, entries), policy))
     return found
 
 
-def table(trace: Trace, found: Sequence[Summary]) -> Table:
-    """Lay the figures out."""
-    tokens = trace.queries.shape[3]
-    title = (
-        f"{trace.metadata.model}: {trace.prompt} tokens given, {tokens - trace.prompt} generated"
+def check_fits(policy: Policy, trace: Recording) -> None:
+    """Raise ValueError if a policy cannot work with a trace's prompt or head dimension."""
+    policy.check(trace.prompt)
+    if policy.reposition:
+        raise ValueError("reposition needs a model's rotary embedding")
+    group, d = getattr(policy.precision, "group", 1), trace.shape[4]
+    if hasattr(policy.precision, "residual") and d % group:
+        raise ValueError(f"group = {group} must divide the head dimension {d}")
+
+
+def caption(exact: bool) -> str:
+    """Explain the columns."""
+    best = (
+        "the best keep sets, 100, which know the future"
+        if exact
+        else "a bound that no keep sets can exceed, 100"
     )
-    result = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    return (
+        "over the generated tokens, all recorded layers and KV heads · entries, KiB: largest · "
+        "mass: share of the full cache's attention on what is there, % · skill: of the way from "
+        f"evicting at random, 0, to {best} · error: attention output, relative · hits: there when "
+        "it regained importance, % · early: evicted, and activated again later, %"
+    )
+
+
+def table(trace: Recording, rows: Sequence[Row]) -> Table:
+    """Lay the figures out."""
+    result = Table(title=title(trace), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     result.add_column("method", overflow="fold")
-    for name in ("budget", "entries", "KiB", "mass", "bound", "error"):
+    for name in COLUMNS:
         result.add_column(name, justify="right", no_wrap=True)
-    for each in found:
-        result.add_row(
-            each.method,
-            "own rule" if each.budget is None else str(each.budget),
-            f"{each.entries:.0f}",
-            f"{each.kilobytes:.0f}",
-            f"{each.mass:.4f}",
-            f"{each.bound:.4f}",
-            f"{each.error:.4f}",
-        )
+    for row in rows:
+        if row.refusal is None:
+            result.add_row(row.method, *cells(row))
+        else:
+            budget = "own rule" if row.budget is None else str(row.budget)
+            reason = f"{row.method}\n[dim]{row.refusal}[/dim]"
+            result.add_row(reason, budget, *["–"] * (len(COLUMNS) - 1))
     return result

@@ -86,6 +86,11 @@ def describe() -> dict[str, dict[str, Any]]:
     }
 
 
+def base_name(spec: str) -> str:
+    """Return the name of the method that ``spec`` or a variant is made of, options left out."""
+    return variants().get(spec, spec).partition("@")[0].partition(":")[0]
+
+
 def divergences(name: str) -> tuple[Divergence, ...]:
     """Return where paper, authors' code and re-implementations of a method differ.
 

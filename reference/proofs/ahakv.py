@@ -26,7 +26,7 @@ from kvlab.reference.proofs.claim import (
     Paper,
     Verdict,
     asymptotic,
-    proved,
+    exhaustive,
     refuted,
     verified,
 )
@@ -100,7 +100,7 @@ def expected_score(n: int, first_row: int, j: int) -> Fraction:
 # --- §4.1: positional bias -----------------------------------------------------------------------
 
 
-@PAPER.claim("AK-1", "Eq. 4", Verdict.PROVED)
+@PAPER.claim("AK-1", "Eq. 4", Verdict.EXHAUSTIVE)
 def accumulated_attention_falls_with_position(
     *, difference: Callable[[int], Fraction] = lambda j: Fraction(-1, j), largest: int = 40
 ) -> Finding:
@@ -122,13 +122,13 @@ def accumulated_attention_falls_with_position(
                     f"n = {n}, j = {j}: the difference is {scores[j] - scores[j - 1]}, "
                     f"{difference(j)} is claimed"
                 )
-    return proved(
+    return exhaustive(
         f"exact: rows of 1 to 6 over all orders, sums for every n up to {largest}; n = 4: "
         + ", ".join(str(expected_score(4, 1, j)) for j in range(1, 5))
     )
 
 
-@PAPER.claim("AK-1b", "Eq. 4, against a usual remedy", Verdict.PROVED)
+@PAPER.claim("AK-1b", "Eq. 4, against a usual remedy", Verdict.EXHAUSTIVE)
 def averaging_keeps_the_bias(
     *, rows: Callable[[int, int], Any] = lambda n, j: n - j + 1, largest: int = 120
 ) -> Finding:
@@ -141,10 +141,10 @@ def averaging_keeps_the_bias(
         rising = next((j for j in range(1, n) if not means[j] < means[j - 1]), None)
         if rising is not None:
             return refuted(f"n = {n}: position {rising} has {means[rising - 1]}, the next as much")
-    return proved(f"exact fractions for every n up to {largest}")
+    return exhaustive(f"exact fractions for every n up to {largest}")
 
 
-@PAPER.claim("AK-2", "Eq. 5", Verdict.PROVED)
+@PAPER.claim("AK-2", "Eq. 5", Verdict.EXHAUSTIVE)
 def recent_rows_have_no_bias(
     *, first_row: Callable[[int, int], int] = lambda n, r: n - r + 1, largest: int = 30
 ) -> Finding:
@@ -159,7 +159,7 @@ def recent_rows_have_no_bias(
                 score = expected_score(n, first_row(n, r), j)
                 if score != expected:
                     return refuted(f"n = {n}, r = {r}, j = {j}: {score} instead of {expected}")
-    return proved(f"exact fractions for every n up to {largest} and every r below n")
+    return exhaustive(f"exact fractions for every n up to {largest} and every r below n")
 
 
 @PAPER.claim("AK-2b", "Eq. 5 and its text", Verdict.REFUTED, ("rows summed",))
@@ -446,7 +446,7 @@ def _trusted(least: float) -> bool:
 def collision_number(
     *, claimed: Formula = lambda i, k: k * k / i, largest_error: float = 0.1
 ) -> Finding:
-    """Under SG-softmax 1/E[Σp²] approaches k²/i, far below the k that the entropy counts.
+    """Under SG-softmax 1/E[Σp²] approaches k²/i as that grows, far below the entropy's k.
 
     Held to 10 % where k²/i is at least 240.
     """
@@ -633,8 +633,10 @@ def square_and_norm_agree(
     if differ is None:
         return verified(f"{len(caches)} random caches of 2-7 entries")
     holds = all(_rank_alike(v, powers, reading_kernel) for v in caches)
+    squares, norms = (np.argsort(value_prior(differ, 5, power)).tolist() for power in powers)
     return refuted(
-        f"values {np.round(differ[:, 0], 3).tolist()}",
+        f"values {np.round(differ[:, 0], 3).tolist()}: in rising order {squares} by squares, "
+        f"{norms} by norms",
         f"{len(caches)} random caches of 2-7 entries of one channel, kernel 5",
         "they do without smoothing (kernel 1), as far as the prior alone decides" if holds else "",
     )

@@ -17,7 +17,15 @@ from jaxtyping import Bool, Float
 
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.algebra import identity
-from kvlab.reference.proofs.claim import Finding, Paper, Verdict, proved, refuted, verified
+from kvlab.reference.proofs.claim import (
+    Finding,
+    Paper,
+    Verdict,
+    exhaustive,
+    proved,
+    refuted,
+    verified,
+)
 from kvlab.reference.proofs.observed import observe
 from kvlab.reference.proofs.ranks import spearman
 
@@ -535,7 +543,7 @@ def _victims(scores: Sequence[Fraction], values: Sequence[int]) -> set[int]:
     return {j for j, error in enumerate(errors) if error == min(errors)}
 
 
-@PAPER.claim("CA-5", "Theorem B.1, Eq. 24-34", Verdict.PROVED, ("H2O",))
+@PAPER.claim("CA-5", "Theorem B.1, Eq. 24-34", Verdict.EXHAUSTIVE, ("H2O",))
 def h2o_scores_sum_to_their_number(
     *, total: Callable[[int], int] = lambda b: b + 1, largest: int = 12
 ) -> Finding:
@@ -548,7 +556,7 @@ def h2o_scores_sum_to_their_number(
         scores = _sum_of_scores([rng.integers(1, 9, size=i + 1).tolist() for i in range(b + 1)])
         if scores != total(b) or not scores > 1:
             return refuted(f"b = {b}: the scores sum to {scores}, {total(b)} is claimed")
-    return proved(
+    return exhaustive(
         f"exact fractions for every b up to {largest}; in general each row of attention adds 1"
     )
 
@@ -645,7 +653,7 @@ def block_scores_exceed_one(
 # --- §3.3: FastCAOTE -----------------------------------------------------------------------------
 
 
-@PAPER.claim("CA-8a", "Eq. 23", Verdict.PROVED)
+@PAPER.claim("CA-8a", "Eq. 23", Verdict.EXHAUSTIVE)
 def fast_score_is_exact_for_equal_attention(
     *, mean: Callable[[Sequence[Fraction]], Fraction] = lambda v: sum(v, Fraction(0)) / len(v)
 ) -> Finding:
@@ -656,7 +664,9 @@ def fast_score_is_exact_for_equal_attention(
         output = sum(Fraction(1, n) * v for v in values)
         if mean(values) != output:
             return refuted(f"values {[int(v) for v in values]}: {mean(values)} for {output}")
-    return proved("exact fractions for 2 to 12 entries: the mean of the values is then the output")
+    return exhaustive(
+        "exact fractions for 2 to 12 entries: the mean of the values is then the output"
+    )
 
 
 @PAPER.claim("CA-8b", "Eq. 23", Verdict.VERIFIED)

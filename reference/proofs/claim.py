@@ -12,7 +12,9 @@ class Verdict(StrEnum):
     """How a statement ended."""
 
     PROVED = "proved symbolically"
-    """By algebra or exact rational arithmetic: for every size, or up to a size that is stated."""
+    """By algebra, for every size."""
+    EXHAUSTIVE = "holds in every case"
+    """In exact arithmetic for every case of a stated finite domain, such as all sizes up to one."""
     VERIFIED = "verified numerically"
     """Held for every sampled input of a stated domain, within a stated tolerance."""
     ASYMPTOTIC = "holds asymptotically"
@@ -37,8 +39,13 @@ class Finding:
 
 
 def proved(evidence: str, **figures: Any) -> Finding:
-    """The statement holds by algebra or exact arithmetic."""
+    """The statement holds by algebra."""
     return Finding(Verdict.PROVED, evidence, figures=figures)
+
+
+def exhaustive(evidence: str, **figures: Any) -> Finding:
+    """The statement holds in every case of a finite domain, which the evidence names."""
+    return Finding(Verdict.EXHAUSTIVE, evidence, figures=figures)
 
 
 def verified(evidence: str, **figures: Any) -> Finding:

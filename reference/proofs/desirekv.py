@@ -20,6 +20,7 @@ from kvlab.reference.proofs.claim import (
     Paper,
     Verdict,
     asymptotic,
+    exhaustive,
     proved,
     refuted,
     verified,
@@ -150,11 +151,16 @@ def saving_of_the_whole(*, bits: float = 3.0, printed: float = 0.55) -> Finding:
 def savings_add_up(
     *, first: float = 0.497, further: float = 0.116, printed: float = 0.55
 ) -> Finding:
-    """RPC's 49.7 % and another 11.6 % of what it leaves are 55 % together, by rounding."""
+    """RPC's 49.7 % and another 11.6 % of what it leaves are the printed 55 % together, as far as
+    three rounded figures can tell.
+    """
     totals = [1 - (1 - first - a) * (1 - further - b) for a in (-5e-4, 5e-4) for b in (-5e-4, 5e-4)]
     if not min(totals) - 0.005 <= printed <= max(totals) + 0.005:
         return refuted(f"together they are {min(totals):.2%} to {max(totals):.2%}")
-    return verified(f"together {min(totals):.2%} to {max(totals):.2%}, by rounding")
+    return verified(
+        f"together {min(totals):.2%} to {max(totals):.2%}, by how the two were rounded: "
+        "55 % below 55.5 %, and 56 % above"
+    )
 
 
 # --- §4.2: importance ----------------------------------------------------------------------------
@@ -200,7 +206,7 @@ def printed_smoothing_depends_on_the_token(
 # --- §4.3: sensitivity ---------------------------------------------------------------------------
 
 
-@PAPER.claim("DE-2", "Eq. 6 and the score below it", Verdict.PROVED)
+@PAPER.claim("DE-2", "Eq. 6 and the score below it", Verdict.EXHAUSTIVE)
 def fences_follow_scale_and_shift(
     *,
     marked: Callable[[Block], list[int]] = outliers,
@@ -221,7 +227,7 @@ def fences_follow_scale_and_shift(
             if score(moved) != abs(Fraction(a)) ** power * score(block):
                 return refuted(f"{_numbers(block)} under {a}·x + {b}: score {score(moved)}")
     found = sum(bool(marked(block)) for block in blocks)
-    return proved(f"exact fractions: {len(blocks)} blocks, {found} of them with outliers")
+    return exhaustive(f"exact fractions: {len(blocks)} blocks, {found} of them with outliers")
 
 
 def _numbers(block: Block) -> str:
@@ -286,7 +292,7 @@ def gaussian_values_beyond_the_fences(
     )
 
 
-@PAPER.claim("DE-4", "§4.3, quantisation error", Verdict.PROVED)
+@PAPER.claim("DE-4", "§4.3, quantisation error", Verdict.EXHAUSTIVE)
 def error_is_at_most_half_a_step(
     *,
     bound: Fraction = Fraction(1, 2),
@@ -311,7 +317,7 @@ def error_is_at_most_half_a_step(
             if quantized(codes, b, rounding) != codes:
                 return refuted(f"{_numbers(block)} at {b} bits: not idempotent")
             reached = max(reached, error / step if step else reached)
-    return proved(
+    return exhaustive(
         f"exact fractions: every block of five values from 0 to 9 at {', '.join(map(str, bits))} "
         f"bits; the largest error is {reached} of a step"
     )
@@ -377,7 +383,7 @@ def importance_and_sensitivity_are_unrelated(
     return verified(f"{evidence}, mean {np.mean(found):.3f}", r_squared=found)
 
 
-@PAPER.claim("DE-7", "§3.2 and Fig. 3: quadrants", Verdict.PROVED, ("thresholds",))
+@PAPER.claim("DE-7", "§3.2 and Fig. 3: quadrants", Verdict.EXHAUSTIVE, ("thresholds",))
 def medians_balance_opposite_quadrants(
     *,
     balanced: Callable[[Mapping[str, int]], bool] = lambda q: (
@@ -385,10 +391,10 @@ def medians_balance_opposite_quadrants(
     ),
     largest: int = 6,
 ) -> Finding:
-    """With both thresholds at the medians, opposite quadrants hold equally many tokens: Q1 = Q3 and
-    Q2 = Q4. Each holds a quarter only if the two scores are unrelated.
+    """With both thresholds at the medians of an even number of distinct scores, opposite quadrants
+    hold equally many tokens: Q1 = Q3 and Q2 = Q4.
 
-    All orders of an even number of up to six tokens.
+    All orders of two, four and six tokens.
     """
     for n in range(2, largest + 1, 2):
         for sensitivity in permutations(range(n)):
@@ -397,7 +403,10 @@ def medians_balance_opposite_quadrants(
             counts = _quadrants(important, high)
             if sum(counts.values()) != n or not balanced(counts):
                 return refuted(f"{n} tokens, ranks {sensitivity}: {counts}")
-    return proved(f"exhaustive: every order of 2 to {largest} tokens; both counts of high are n/2")
+    return exhaustive(
+        f"every order of {', '.join(map(str, range(2, largest + 1, 2)))} tokens; half of them are "
+        "above each median"
+    )
 
 
 def _quadrants(important: Sequence[bool], sensitive: Sequence[bool]) -> dict[str, int]:

@@ -17,7 +17,15 @@ from jaxtyping import Float, Int
 from sympy import Expr
 
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.claim import Finding, Paper, Verdict, proved, refuted, verified
+from kvlab.reference.proofs.claim import (
+    Finding,
+    Paper,
+    Verdict,
+    exhaustive,
+    proved,
+    refuted,
+    verified,
+)
 from kvlab.reference.proofs.counting import Counts, count_window
 from kvlab.reference.proofs.observed import observe
 from kvlab.reference.tasks import reasoning
@@ -172,7 +180,7 @@ def code_ranks_as_the_paper(
     return refuted(
         f"(MRI, Δ) = {a} and {b}: paper {importance(*a):.3f} > {importance(*b):.3f}, code "
         f"{code(*a):.3f} < {code(*b):.3f}",
-        f"exhaustive up to {largest}; the code's H1 is at most "
+        f"both with the code's H2, exhaustive up to {largest}; the code's H1 is at most "
         f"{code(largest, 0) - code_h2(largest):.3f} instead of 1",
         "entries of equal MRI are ranked alike" if holds else "",
     )
@@ -246,15 +254,20 @@ def recurring_tokens_are_retained(
     found = _overtaken(score, largest)
     if found is None:
         return verified(f"every pair of entries, MRI and Δ up to {largest}")
-    waiting, overdue = found
+    printed = _overtaken(printed_importance, largest)
     return refuted(
-        f"(MRI, Δ) = {waiting} scores {score(*waiting):.3f}, below {overdue} with "
-        f"{score(*overdue):.3f}",
-        f"exhaustive, MRI and Δ up to {largest}",
+        f"(MRI, Δ) = {_below(score, found)}, with the code's H2",
+        f"exhaustive, MRI and Δ up to {largest}; with the printed H2"
+        + (f", {_below(printed_importance, printed)}" if printed else " it holds"),
         "it does if 2, the most that H1 + H2 can differ by, is added where Δ < MRI (guard=true)"
         if _overtaken(reading, largest) is None
         else "",
     )
+
+
+def _below(score: Importance, pair: tuple[Any, Any]) -> str:
+    waiting, overdue = pair
+    return f"{waiting} scores {score(*waiting):.3f}, below {overdue} with {score(*overdue):.3f}"
 
 
 def _overtaken(score: Importance, largest: int) -> tuple[Any, Any] | None:
@@ -275,7 +288,7 @@ def longest_gap(active: Sequence[bool], born: int) -> tuple[int, int]:
     return steps[-1], max(gaps, default=0)
 
 
-@PAPER.claim("LE-3", "Eq. 1", Verdict.PROVED, ("first activation",))
+@PAPER.claim("LE-3", "Eq. 1", Verdict.EXHAUSTIVE, ("first activation",))
 def recursion_tracks_the_longest_gap(
     *,
     words: Callable[[Sequence[bool], int], tuple[int, int]] = longest_gap,
@@ -297,10 +310,10 @@ def recursion_tracks_the_longest_gap(
                 if not (before <= interval <= now and 0 <= stamp <= now):
                     return refuted(f"born at {born}, active {active}: out of bounds")
                 patterns += 1
-    return proved(f"exhaustive: {patterns} patterns of up to {longest} steps")
+    return exhaustive(f"exhaustive: {patterns} patterns of up to {longest} steps")
 
 
-@PAPER.claim("LE-5", "Eq. 1 and the choice of α", Verdict.PROVED)
+@PAPER.claim("LE-5", "Eq. 1 and the choice of α", Verdict.EXHAUSTIVE)
 def limits_of_the_threshold(
     *, always: tuple[int, int] = (1, 0), never: int = 0, longest: int = 50
 ) -> Finding:
@@ -313,7 +326,7 @@ def limits_of_the_threshold(
             return refuted(f"α = 0, {length} steps: MRI = {interval}, Δ = {length - stamp}")
         if track([False] * length, 1)[1] != never:
             return refuted(f"α > 1, {length} steps: MRI is not {never}")
-    return proved(f"every length up to {longest}; each step repeats the one before")
+    return exhaustive(f"every length up to {longest}; each step repeats the one before")
 
 
 @PAPER.claim("LE-9", "the authors' bookkeeping", Verdict.REFUTED, ("bookkeeping",))
@@ -330,7 +343,7 @@ def half_precision_holds_step_numbers(
     zero = next(m for m in range(1, 100) if np.float16(2) / (np.float16(1) + _half_exp(m - 1)) == 0)
     return refuted(
         f"step {lost} is stored as {int(stored(lost))}",
-        f"every step up to {steps}; H2 in float16 is exactly 0 from MRI = {zero} on",
+        f"every step up to {steps}; 2/(1 + exp(x)) in float16 is exactly 0 from MRI = {zero} on",
         "whole numbers of 32 bits hold them" if _first_lost(reading, steps) is None else "",
     )
 
@@ -405,7 +418,7 @@ def sizes(
     return [*found, n]
 
 
-@PAPER.claim("LE-4", "Algorithm 1 and Fig. 6", Verdict.PROVED)
+@PAPER.claim("LE-4", "Algorithm 1 and Fig. 6", Verdict.EXHAUSTIVE)
 def cache_stays_within_budget_and_window(
     *,
     bound: Callable[[int, int, int], int] = lambda prompt, B, W: max(prompt, B) + W,
@@ -424,7 +437,7 @@ def cache_stays_within_budget_and_window(
                 return refuted(f"prompt {prompt}, B = {B}, W = {W}: {max(found)} entries")
             tightest &= max(found) == bound(prompt, B, W) or prompt < B
     reached = "reached whenever the prompt is at least B" if tightest else "not always reached"
-    return proved(f"exhaustive, sizes up to {largest}; the bound is {reached}")
+    return exhaustive(f"exhaustive, sizes up to {largest}; the bound is {reached}")
 
 
 @PAPER.claim("LE-4b", "Algorithm 1, line 8", Verdict.REFUTED, ("when to evict",))

@@ -9,10 +9,11 @@ Entries never come back, so one number per entry tells the whole story: `Fate.le
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -31,7 +32,9 @@ from kvlab.reference.policy import (
     step,
 )
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.simulator.trace import Trace
+from kvlab.reference.simulator.trace import Recording
+
+Result = TypeVar("Result")
 
 STRETCH = 64
 """Generated tokens whose attention is computed together."""
@@ -66,7 +69,7 @@ class Fate:
 
 
 def replay(
-    trace: Trace,
+    trace: Recording,
     policies: Sequence[Policy],
     block_size: int | None = None,
     workers: int = 1,
@@ -82,23 +85,35 @@ def replay(
     Raises:
         ValueError: if a policy does not fit the trace, or ``block_size`` is below 1.
     """
+    check_replay(trace, policies, block_size)
+    task = partial(replay_layer, policies=policies, block_size=block_size)
+    yield from over_layers(trace, task, workers)
+
+
+def check_replay(trace: Recording, policies: Sequence[Policy], block_size: int | None) -> None:
+    """Raise ValueError if a policy does not fit a trace, or ``block_size`` is below 1."""
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size = {block_size} must be at least 1")
-    t = trace.queries.shape[3]
-    if (trace.positions != np.arange(t)).any():
+    if (trace.positions != np.arange(trace.shape[3])).any():
         raise ValueError("positions must be 0, 1, 2, … to be replayed")
     for policy in policies:
         policy.check(trace.prompt)
         if policy.reposition:
             raise ValueError(f"{policy.name}: reposition needs a model's rotary embedding")
-    layers = (Layer.of(trace, number) for number in range(len(trace.queries)))
+
+
+def over_layers(
+    trace: Recording, task: Callable[["Layer"], Result], workers: int
+) -> Iterator[Result]:
+    """Yield what a task finds in each layer; a few layers are in memory at a time."""
+    layers = (Layer.of(trace, number) for number in range(trace.shape[0]))
     if workers == 1:
-        yield from (replay_layer(layer, policies, block_size) for layer in layers)
+        yield from map(task, layers)
         return
     with ProcessPoolExecutor(workers) as pool:
-        waiting: deque[Future[list[Fate]]] = deque()
+        waiting: deque[Future[Result]] = deque()
         for layer in layers:
-            waiting.append(pool.submit(replay_layer, layer, policies, block_size))
+            waiting.append(pool.submit(task, layer))
             if len(waiting) > workers:
                 yield waiting.popleft().result()
         yield from (future.result() for future in waiting)
@@ -146,14 +161,15 @@ class Layer:
     softcap: float | None
 
     @classmethod
-    def of(cls, trace: Trace, number: int) -> "Layer":
+    def of(cls, trace: Recording, number: int) -> "Layer":
         """Take a layer out of a trace."""
+        queries, keys, values = trace.vectors(number)
         return cls(
             trace.metadata.layers[number],
             trace.prompt,
-            trace.queries[number].astype(np.float64),
-            trace.keys[number].astype(np.float64),
-            trace.values[number].astype(np.float64),
+            queries.astype(np.float64),
+            keys.astype(np.float64),
+            values.astype(np.float64),
             trace.confidence.astype(np.float64),
             trace.metadata.softcap,
         )

@@ -35,7 +35,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -87,6 +87,42 @@ class Metadata:
             raise ValueError(f"softcap = {self.softcap} must be above 0 and finite")
 
 
+@runtime_checkable
+class Recording(Protocol):
+    """What a replay needs of a trace, in memory (`Trace`) or on the disk (`StoredTrace`)."""
+
+    @property
+    def positions(self) -> Integer[Array, " t"]:
+        """Absolute position of each token."""
+        ...
+
+    @property
+    def prompt(self) -> int:
+        """How many of the tokens are the prompt."""
+        ...
+
+    @property
+    def confidence(self) -> Float[Array, " t"]:
+        """Probability of the likeliest token; NaN where given."""
+        ...
+
+    @property
+    def metadata(self) -> Metadata:
+        """Facts about the model and the file."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """L, G, rho, t and d."""
+        ...
+
+    def vectors(
+        self, index: int
+    ) -> tuple[Float[Array, "G rho t d"], Float[Array, "G t d"], Float[Array, "G t d"]]:
+        """Return queries, keys and values of one recorded layer."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Trace:
     """A recorded generation of one sequence; the module says what each field holds.
@@ -105,20 +141,40 @@ class Trace:
     metadata: Metadata
 
     def __post_init__(self) -> None:
-        _check_arrays(vars(self))
-        _check_values(self)
+        check_arrays(vars(self))
+        check_values(self, self.tokens)
+        for name in VECTORS:
+            for layer, vectors in zip(self.metadata.layers, getattr(self, name), strict=True):
+                check_finite(name, layer, vectors)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """L, G, rho, t and d."""
+        return self.queries.shape
+
+    def vectors(
+        self, index: int
+    ) -> tuple[Float[Array, "G rho t d"], Float[Array, "G t d"], Float[Array, "G t d"]]:
+        """Return queries, keys and values of one recorded layer."""
+        return self.queries[index], self.keys[index], self.values[index]
 
 
-def save(trace: Trace, path: str | Path) -> None:
-    """Write a trace; a file of that name is replaced, and only once the new one is complete."""
-    path = Path(path)
+def save(trace: Trace, path: str | Path, compress: bool = True) -> None:
+    """Write a trace; a file of that name is replaced, and only once the new one is complete.
+
+    Args:
+        trace: what to write; its arrays may be memory-mapped, they are written in pieces.
+        path: the file, ending in ``.npz``.
+        compress: False writes faster, and `StoredTrace` can then map the file into memory.
+    """
+    path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     members: dict[str, Any] = {name: getattr(trace, name) for name in MEMBERS}
     members["metadata"] = json.dumps(asdict(trace.metadata))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with open(unfinished, "wb") as file:
-            np.savez_compressed(file, **members)
+            (np.savez_compressed if compress else np.savez)(file, **members)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -131,27 +187,50 @@ def load(path: str | Path) -> Trace:
         FileNotFoundError: if the file does not exist.
         ValueError: if it is no trace of this version; the message names the member.
     """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
-    if not path.is_file():
-        raise ValueError(f"{path} is no trace: it is no file")
+    path = existing_file(path)
     try:
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
             with archive:
-                metadata = _parse_metadata(_read(archive, "metadata"))
-                members: dict[str, Any] = {name: _read(archive, name) for name in MEMBERS[:-1]}
-        members["prompt"] = _scalar(members["prompt"], "prompt", "iu", "a whole number")
-        _check_arrays(members)
-        return Trace(**members, metadata=metadata)
+                members = read_facts(archive)
+                members |= {name: read_member(archive, name) for name in VECTORS}
+        check_arrays(members)
+        return Trace(**members)
     except BROKEN as error:
         raise ValueError(f"{path} is no trace: {error}") from None
 
 
-def _read(archive: np.lib.npyio.NpzFile, name: str) -> Array:
+def existing_file(path: str | Path) -> Path:
+    """Return the path of a trace.
+
+    Raises:
+        FileNotFoundError: if there is nothing.
+        ValueError: if there is something else than a file.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if not path.is_file():
+        raise ValueError(f"{path} is no trace: it is no file")
+    return path
+
+
+def read_facts(archive: np.lib.npyio.NpzFile) -> dict[str, Any]:
+    """Read everything but queries, keys and values."""
+    metadata = _parse_metadata(read_member(archive, "metadata"))
+    facts = {name: read_member(archive, name) for name in ("positions", "tokens", "confidence")}
+    prompt = _scalar(read_member(archive, "prompt"), "prompt", "iu", "a whole number")
+    return {**facts, "prompt": prompt, "metadata": metadata}
+
+
+def read_member(archive: np.lib.npyio.NpzFile, name: str) -> Array:
+    """Return a member of the file.
+
+    Raises:
+        ValueError: if it is missing or damaged.
+    """
     if name not in archive.files:
         raise ValueError(f"{name!r} is missing; a trace holds {', '.join(MEMBERS)}")
     try:
@@ -192,7 +271,7 @@ def _parse_metadata(member: Array) -> Metadata:
     return Metadata(**{**facts, "layers": tuple(facts["layers"])})
 
 
-def _check_arrays(members: Mapping[str, Any]) -> None:
+def check_arrays(members: Mapping[str, Any]) -> None:
     """Raise ValueError unless types and shapes fit together."""
     queries: Array = members["queries"]
     if queries.ndim != 5 or 0 in queries.shape:
@@ -220,21 +299,14 @@ def _check_arrays(members: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} of type {array.dtype} must be {queries.dtype}, as queries")
 
 
-def _check_values(trace: Trace) -> None:
-    """Raise ValueError if a value is not allowed."""
-    L, _, _, t, _ = trace.queries.shape
+def check_values(trace: Recording, tokens: Integer[Array, " t"]) -> None:
+    """Raise ValueError if a value besides queries, keys and values is not allowed."""
+    L, _, _, t, _ = trace.shape
     layers = trace.metadata.layers
     if len(layers) != L:
         raise ValueError(f"layers = {list(layers)} must name the {L} layers of queries")
-    for name in VECTORS:
-        for layer, vectors in zip(layers, getattr(trace, name), strict=True):
-            if not np.isfinite(vectors).all():
-                largest = np.finfo(vectors.dtype).max
-                raise ValueError(
-                    f"{name} of layer {layer} must be finite; {vectors.dtype} reaches {largest:g}"
-                )
-    for name in ("positions", "tokens"):
-        if (lowest := getattr(trace, name).min()) < 0:
+    for name, whole in (("positions", trace.positions), ("tokens", tokens)):
+        if (lowest := whole.min()) < 0:
             raise ValueError(f"{name} must be at least 0, the lowest is {lowest}")
     if (trace.positions[1:] <= trace.positions[:-1]).any():
         raise ValueError("positions must be strictly ascending")
@@ -244,3 +316,12 @@ def _check_values(trace: Trace) -> None:
     outside = known[(known < 0) | (known > 1)]
     if outside.size:
         raise ValueError(f"confidence must be NaN or between 0 and 1, one is {outside[0]}")
+
+
+def check_finite(name: str, layer: int, vectors: Array) -> None:
+    """Raise ValueError if a layer's vectors hold NaN or infinity."""
+    if not np.isfinite(vectors).all():
+        largest = np.finfo(vectors.dtype).max
+        raise ValueError(
+            f"{name} of layer {layer} must be finite; {vectors.dtype} reaches {largest:g}"
+        )

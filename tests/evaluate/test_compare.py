@@ -116,6 +116,7 @@ def test_compare_prints_json(tmp_path):
     [
         (["compare", "--methods", "h3o"], "unknown method 'h3o'"),
         (["compare", "--problems", "0"], "problems = 0 must be at least 1"),
+        (["recurrence", "--problems", "1", "--threshold", "2"], "threshold = 2.0 is more"),
         (["compare", "--seed", "-1"], "seed = -1 must not be negative"),
         (["recurrence", "--seed", "-1"], "seed = -1 must not be negative"),
         (["compare", "--budget", "0"], "budget = '0' must be at least 1 entry"),

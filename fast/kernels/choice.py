@@ -1,0 +1,70 @@
+"""Which implementation runs: PyTorch or Triton.
+
+``KVLAB_KERNELS`` is ``torch``, ``triton`` (CUDA only) or ``interpret`` (Triton's interpreter, for
+tests on a CPU). Unset, CUDA tensors take Triton and all others PyTorch. Nothing falls back: whoever
+asks for Triton and does not have it is told.
+"""
+
+import os
+from enum import StrEnum
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+VARIABLE = "KVLAB_KERNELS"
+
+
+class Kernels(StrEnum):
+    """An implementation."""
+
+    TORCH = "torch"
+    TRITON = "triton"
+    INTERPRET = "interpret"
+
+
+def kernels_for(device: torch.device) -> Kernels:
+    """Return the implementation that tensors on this device take.
+
+    Raises:
+        ValueError: if ``KVLAB_KERNELS`` is none of the three, or does not fit the device.
+        RuntimeError: if Triton is asked for and not installed.
+    """
+    asked = os.environ.get(VARIABLE, "")
+    if not asked:
+        return Kernels.TRITON if device.type == "cuda" else Kernels.TORCH
+    if asked not in list(Kernels):
+        raise ValueError(f"{VARIABLE} = {asked!r} must be one of {', '.join(Kernels)}")
+    chosen = Kernels(asked)
+    if chosen is Kernels.TRITON and device.type != "cuda":
+        raise ValueError(f"{VARIABLE} = 'triton' needs CUDA tensors, not {device.type}")
+    if chosen is Kernels.INTERPRET and device.type != "cpu":
+        raise ValueError(f"{VARIABLE} = 'interpret' needs CPU tensors, not {device.type}")
+    return chosen
+
+
+def uses_triton(device: torch.device) -> bool:
+    """Say whether tensors on this device take Triton kernels, and make sure that they can.
+
+    Raises:
+        ValueError: as `kernels_for`.
+        RuntimeError: if Triton is not installed, or not set to interpret where it has to be.
+    """
+    chosen = kernels_for(device)
+    if chosen is Kernels.TORCH:
+        return False
+    _check_installed(chosen)
+    return True
+
+
+@cache
+def _check_installed(chosen: Kernels) -> None:
+    if find_spec("triton") is None:
+        raise RuntimeError(
+            f"Triton is not installed, which {VARIABLE} = {chosen.value!r} needs: "
+            f"pip install triton, or set {VARIABLE}=torch"
+        )
+    from triton import knobs
+
+    if chosen is Kernels.INTERPRET and not knobs.runtime.interpret:
+        raise RuntimeError(f"{VARIABLE} = 'interpret' needs TRITON_INTERPRET=1 from the start")

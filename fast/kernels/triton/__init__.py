@@ -1,0 +1,1 @@
+"""Triton kernels; importing them needs Triton, launching them a GPU or its interpreter."""

@@ -1,0 +1,128 @@
+"""Split-KV decode attention that also yields the probabilities, in two launches."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_to_a_part(
+    queries, keys, values, positions, raw, largest, total, part_output,
+    n, scale, softcap,
+    q_head, q_row, k_head, k_row, v_head, v_row, p_head,
+    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr, ROUNDS: tl.constexpr,
+    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, RAGGED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Attention of a head's queries to one part of its entries.
+
+    With WIDE products are of float32, without of the stored numbers; sums always are float32.
+    Writes the raw logits, and of this part the largest logit, the sum of exponentials below it and
+    the unnormalised output. Grid: (heads, PARTS); each program walks ROUNDS blocks of entries.
+    """
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, column = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
+    real = (row < RHO)[:, None] & (column < D)[None, :]
+    q = tl.load(queries + head * q_head + row[:, None] * q_row + column, mask=real, other=0.0)
+    if WIDE:
+        q = q.to(tl.float32)
+    best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_RHO], tl.float32)
+    output = tl.zeros([BLOCK_RHO, BLOCK_D], tl.float32)
+    for turn in range(ROUNDS):
+        entry = (part * ROUNDS + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = entry < n
+        held = there
+        if RAGGED:
+            held = held & (tl.load(positions + head * p_head + entry, mask=there, other=-1) >= 0)
+        block = held[:, None] & (column < D)[None, :]
+        at = head * k_head + entry[:, None] * k_row + column
+        k = tl.load(keys + at, mask=block, other=0.0)
+        if WIDE:
+            k = k.to(tl.float32)
+        logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if SOFTCAP:
+            doubled = tl.exp(-2.0 * tl.abs(logits) / softcap)
+            bent = softcap * (1.0 - doubled) / (1.0 + doubled)
+            logits = tl.where(logits < 0, -bent, bent)
+        logits = tl.where(held[None, :], logits, float("-inf"))
+        to = raw + (head * RHO + row[:, None]) * n + entry
+        tl.store(to, logits, mask=(row < RHO)[:, None] & there[None, :])
+        now = tl.maximum(best, tl.max(logits, axis=1))
+        anchor = tl.where(now == float("-inf"), 0.0, now)
+        weights = tl.exp(logits - anchor[:, None])
+        shrink = tl.exp(best - anchor)
+        mass = mass * shrink + tl.sum(weights, axis=1)
+        at = head * v_head + entry[:, None] * v_row + column
+        v = tl.load(values + at, mask=block, other=0.0)
+        if WIDE:
+            v = v.to(tl.float32)
+        product = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        output = output * shrink[:, None] + product
+        best = now
+    place = (head * PARTS + part) * RHO + row
+    tl.store(largest + place, best, mask=row < RHO)
+    tl.store(total + place, mass, mask=row < RHO)
+    tl.store(part_output + place[:, None] * D + column, output, mask=real)
+
+
+@triton.jit
+def combine(
+    raw, largest, total, part_output, output, received, elapsed, interval,
+    n, threshold, s_head,
+    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr, REDUCE: tl.constexpr, TRACK: tl.constexpr,
+):  # fmt: skip
+    """Turn raw logits into probabilities, and the parts' outputs into one.
+
+    REDUCE is ``none`` (probabilities replace the logits), ``sum``, ``mean`` or ``max`` over the
+    query heads of a KV head. With TRACK, LazyEviction's counters are updated in place by what was
+    received. Grid: (heads, blocks of entries); the first program of a head writes its output.
+    """
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, part = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_PARTS)
+    known = (part < PARTS)[:, None] & (row < RHO)[None, :]
+    place = (head * PARTS + part[:, None]) * RHO + row
+    bests = tl.load(largest + place, mask=known, other=float("-inf"))
+    masses = tl.load(total + place, mask=known, other=0.0)
+    best = tl.max(bests, axis=0)
+    anchor = tl.where(best == float("-inf"), 0.0, best)
+    shares = tl.exp(bests - anchor[None, :])
+    mass = tl.sum(masses * shares, axis=0)
+    inverse = tl.where(mass > 0, 1.0 / tl.where(mass > 0, mass, 1.0), 0.0)
+
+    entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = entry < n
+    inside = (row < RHO)[:, None] & there[None, :]
+    at = (head * RHO + row[:, None]) * n + entry
+    logits = tl.load(raw + at, mask=inside, other=float("-inf"))
+    probability = tl.exp(logits - anchor[:, None]) * inverse[:, None]
+    if REDUCE == "none":
+        tl.store(raw + at, probability, mask=inside)
+    else:
+        reduced = tl.max(probability, axis=0) if REDUCE == "max" else tl.sum(probability, axis=0)
+        if REDUCE == "mean":
+            reduced = reduced / RHO
+        tl.store(received + head * n + entry, reduced, mask=there)
+        if TRACK:
+            at = head * s_head + entry
+            since = tl.load(elapsed + at, mask=there, other=0) + 1
+            longest = tl.load(interval + at, mask=there, other=0)
+            active = reduced >= threshold
+            tl.store(
+                interval + at, tl.where(active, tl.maximum(longest, since), longest), mask=there
+            )
+            tl.store(elapsed + at, tl.where(active, 0, since), mask=there)
+
+    if block == 0:
+        column = tl.arange(0, BLOCK_D)
+        joined = tl.zeros([BLOCK_RHO, BLOCK_D], tl.float32)
+        for number in tl.static_range(PARTS):
+            place = (head * PARTS + number) * RHO + row
+            share = tl.exp(tl.load(largest + place, mask=row < RHO, other=float("-inf")) - anchor)
+            real = (row < RHO)[:, None] & (column < D)[None, :]
+            piece = tl.load(part_output + place[:, None] * D + column, mask=real, other=0.0)
+            joined += piece * (share * inverse)[:, None]
+        real = (row < RHO)[:, None] & (column < D)[None, :]
+        to = output + (head * RHO + row[:, None]) * D + column
+        tl.store(to, joined.to(output.dtype.element_ty), mask=real)

@@ -1,0 +1,154 @@
+"""The sizes of a decoder: what memory and time depend on."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kvlab.reference.policy import check_at_least
+
+WIDE = 2
+"""Bytes of a 16-bit number."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama-like decoder: grouped attention and a gated feed-forward network.
+
+    Raises:
+        ValueError: if a size is below 1, or KV heads do not divide the query heads.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied: bool = False
+    """Whether input and output embedding are one matrix."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.type is int}
+        check_at_least(1, **sizes)
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads = {self.kv_heads} must divide the {self.heads} query heads")
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head, ρ."""
+        return self.heads // self.kv_heads
+
+    @property
+    def projections(self) -> int:
+        """Weights of one layer's four attention projections."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        biases = queries + 2 * keys if self.qkv_bias else 0
+        return self.hidden * (2 * queries + 2 * keys) + biases
+
+    @property
+    def feed_forward(self) -> int:
+        """Weights of one layer's gated feed-forward network."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the whole model."""
+        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        per_layer = self.projections + self.feed_forward + norms
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * per_layer + embeddings + self.hidden
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in 16 bits."""
+        return WIDE * self.parameters
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in 16 bits, all layers and heads."""
+        return WIDE * 2 * self.layers * self.kv_heads * self.head_dim
+
+    @classmethod
+    def from_config(cls, path: str | Path) -> "Shape":
+        """Read the sizes from a Hugging Face ``config.json``, or the directory it lies in.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            ValueError: if it is no JSON object, or lacks a size.
+        """
+        path = Path(path)
+        if path.is_dir():
+            path = path / "config.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist")
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not valid JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"{path} must hold a JSON object")
+        return cls.from_mapping(config, path)
+
+    @classmethod
+    def from_mapping(cls, config: Mapping[str, Any], path: Path) -> "Shape":
+        """Take the sizes from the entries of a ``config.json``."""
+        config = config.get("text_config", config)
+
+        def size(name: str, otherwise: int | None = None) -> int:
+            value = config.get(name)
+            value = otherwise if value is None else value
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{path}: {name} = {value!r} must be a whole number")
+            return value
+
+        heads, hidden = size("num_attention_heads"), size("hidden_size")
+        family = config.get("model_type", "")
+        return cls(
+            name=config.get("_name_or_path") or path.parent.resolve().name,
+            layers=size("num_hidden_layers"),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=size("num_key_value_heads", heads),
+            head_dim=size("head_dim", hidden // heads),
+            intermediate=size("intermediate_size"),
+            vocabulary=size("vocab_size"),
+            tied=bool(config.get("tie_word_embeddings", family.startswith("gemma"))),
+            qkv_bias=bool(config.get("attention_bias", family == "qwen2")),
+            qk_norm=family in ("qwen3", "gemma3_text"),
+        )
+
+
+SHAPES: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256),
+        Shape("llama-2-7b", 32, 4096, 32, 32, 128, 11008, 32000),
+        Shape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, qkv_bias=True),
+        Shape("qwq-32b", 64, 5120, 40, 8, 128, 27648, 152064, qkv_bias=True),
+        Shape("qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, tied=True, qk_norm=True),
+        Shape("llama-3.1-70b", 80, 8192, 64, 8, 128, 28672, 128256),
+    )
+}
+"""Models of the papers by name; DS-Llama-8B is llama-3.1-8b, DS-Qwen-7B is qwen2.5-7b."""
+
+
+def find_shape(model: str) -> Shape:
+    """Return the sizes of a known model, or of a ``config.json``.
+
+    Raises:
+        FileNotFoundError: if it is neither.
+        ValueError: if the file is no configuration of a decoder.
+    """
+    if model.lower() in SHAPES:
+        return SHAPES[model.lower()]
+    if not Path(model).exists():
+        raise FileNotFoundError(
+            f"model = {model!r} must be a config.json, its directory, or one of {', '.join(SHAPES)}"
+        )
+    return Shape.from_config(model)
