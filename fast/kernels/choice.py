@@ -9,10 +9,14 @@ import os
 from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
+from sys import modules
 
 import torch
 
 VARIABLE = "KVLAB_KERNELS"
+
+if os.environ.get(VARIABLE) == "interpret" and "triton" not in modules:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
 
 
 class Kernels(StrEnum):
@@ -48,7 +52,7 @@ def uses_triton(device: torch.device) -> bool:
 
     Raises:
         ValueError: as `kernels_for`.
-        RuntimeError: if Triton is not installed, or not set to interpret where it has to be.
+        RuntimeError: if Triton is not installed, or was loaded before it was set to interpret.
     """
     chosen = kernels_for(device)
     if chosen is Kernels.TORCH:
@@ -67,4 +71,6 @@ def _check_installed(chosen: Kernels) -> None:
     from triton import knobs
 
     if chosen is Kernels.INTERPRET and not knobs.runtime.interpret:
-        raise RuntimeError(f"{VARIABLE} = 'interpret' needs TRITON_INTERPRET=1 from the start")
+        raise RuntimeError(
+            f"{VARIABLE} = 'interpret' comes too late, Triton is loaded: set TRITON_INTERPRET=1"
+        )

@@ -12,6 +12,7 @@ from torch import Tensor
 from kvlab.fast.attention import compute_dtype
 from kvlab.fast.kernels.tracking import Reduction, Tracking
 from kvlab.fast.kernels.triton.decode import attend_to_a_part, combine
+from kvlab.fast.kernels.triton.strides import per_head
 
 MOST_PARTS = 64
 WAVES = 2
@@ -77,21 +78,6 @@ def decode_attention_triton(
     )  # fmt: skip
     output = output.view(N, G, rho, 1, d)
     return output, received.view((N, G, rho, 1, n) if reduce == "none" else (N, G, n))
-
-
-def per_head(x: Tensor) -> Tensor:
-    """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]`` without copying; rows lie one after another.
-
-    Raises:
-        ValueError: if that cannot be done.
-    """
-    try:
-        flat = x.view(x.shape[0] * x.shape[1], *x.shape[2:])
-    except RuntimeError:
-        raise ValueError(f"strides {x.stride()} of {tuple(x.shape)} join no heads") from None
-    if flat.shape[-1] > 1 and flat.stride(-1) != 1:
-        raise ValueError(f"strides {x.stride()}: the last axis must be contiguous")
-    return flat
 
 
 def split(n: int, block: int, heads: int, device: torch.device) -> tuple[int, int]:

@@ -1,0 +1,98 @@
+"""CAOTE's errors in one pass over the values."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find_heaviest(
+    retention, values, output, others, heaviest, mass,
+    n, v_head, v_row, safe_mass,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Find a row's heaviest entry, the mass of all others, and their part of the output.
+
+    Σ_others h·v is the output less the heaviest's share, or summed anew where hardly any mass is
+    left. Grid: (heads, ROWS).
+    """
+    head, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    line = head * ROWS + row
+    best = tl.full([], -1.0, tl.float32)
+    where = tl.full([], 0, tl.int32)
+    for block in range(BLOCKS):
+        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        h = tl.load(retention + line * n + entry, mask=entry < n, other=-1.0)
+        largest = tl.max(h, axis=0)
+        place = (block * BLOCK_N + tl.argmax(h, axis=0)).to(tl.int32)
+        where = tl.where(largest > best, place, where)
+        best = tl.maximum(best, largest)
+    left = tl.full([], 0.0, tl.float32)
+    for block in range(BLOCKS):
+        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
+        left += tl.sum(tl.where(entry == where, 0.0, h), axis=0)
+    column = tl.arange(0, BLOCK_D)
+    real = column < D
+    own = tl.load(
+        values + head * v_head + where.to(tl.int64) * v_row + column, mask=real, other=0.0
+    )
+    whole = tl.load(output + line * D + column, mask=real, other=0.0)
+    rest = whole - best * own.to(tl.float32)
+    if left < safe_mass:
+        rest = tl.zeros([BLOCK_D], tl.float32)
+        for block in range(BLOCKS):
+            entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+            h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
+            h = tl.where(entry == where, 0.0, h)
+            at = head * v_head + entry[:, None].to(tl.int64) * v_row + column
+            v = tl.load(values + at, mask=(entry < n)[:, None] & real[None, :], other=0.0)
+            rest += tl.sum(h[:, None] * v.to(tl.float32), axis=0)
+    tl.store(others + line * D + column, rest, mask=real)
+    tl.store(heaviest + line, where)
+    tl.store(mass + line, left)
+
+
+@triton.jit
+def errors_of_entries(
+    retention, values, points, others, heaviest, mass, errors,
+    n, v_head, v_row, most,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    FAST: tl.constexpr,
+):  # fmt: skip
+    """Distance of every value to every row's output, weighted: values are read once.
+
+    ``points`` holds the outputs, or with FAST one mean of values for all rows. Grid: (heads, blocks
+    of entries).
+    """
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    entry, column = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    there, real = entry < n, column < D
+    at = head * v_head + entry[:, None].to(tl.int64) * v_row + column
+    v = tl.load(values + at, mask=there[:, None] & real[None, :], other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK_N], tl.float32)
+    for row in tl.static_range(ROWS):
+        line = head * ROWS + row
+        h = tl.load(retention + line * n + entry, mask=there, other=0.0)
+        left, first = tl.load(mass + line), tl.load(heaviest + line)
+        point_line = head if FAST else line
+        point = tl.load(points + point_line * D + column, mask=real, other=0.0)
+        distance = tl.sqrt(tl.sum((v - point[None, :]) * (v - point[None, :]), axis=1))
+        is_first = entry == first
+        if FAST:
+            rest = tl.maximum(tl.where(is_first, left, 1.0 - h), 2.220446049250313e-16)
+            error = h / rest * distance
+        else:
+            other = tl.load(others + line * D + column, mask=real, other=0.0)
+            other = other / tl.where(left > 0, left, 1.0)
+            apart = tl.sqrt(tl.sum((v - other[None, :]) * (v - other[None, :]), axis=1))
+            exact = tl.where(left > 0, h * apart, most)
+            error = h / tl.where(is_first, 1.0, 1.0 - h) * distance
+            error = tl.where(is_first, exact, error)
+        if ROWS == 1:
+            total = error
+        else:
+            total += error * error
+    if ROWS > 1:
+        total = tl.sqrt(total)
+    tl.store(errors + head * n + entry, total, mask=there)

@@ -1,0 +1,11 @@
+"""Kernels run in Triton's interpreter, or on a GPU where there is one."""
+
+import pytest
+from kernel_inputs import DEVICE
+
+from kvlab.fast.kernels.choice import VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def use_triton(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "triton" if DEVICE == "cuda" else "interpret")

@@ -1,0 +1,83 @@
+"""CAOTE's errors by kernels agree with the reference, also where one entry has nearly all."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
+from tolerances import FLOAT32_SCORES
+
+from kvlab.fast.kernels.caote import eviction_errors
+from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
+
+
+def example(N=2, G=2, k=2, n=70, d=32, dtype=torch.float32, sharpness=1.0, seed=0):
+    h = torch.softmax(drawn((N, G, k, n), seed, scale=sharpness), dim=-1)
+    return h, in_a_buffer(drawn((N, G, n, d), seed + 1, dtype))
+
+
+def expected(h, values, fast=False):
+    rule = fast_eviction_error if fast else eviction_error
+    h = as_numpy(h)
+    h = h / h.sum(axis=-1, keepdims=True)
+    per_row = np.stack([rule(one, v[:, None]) for one, v in zip(h, as_numpy(values), strict=True)])
+    return np.linalg.norm(per_row, axis=2)
+
+
+def agrees(h, values, fast=False, **options):
+    found = as_numpy(eviction_errors(h, values, fast, **options))
+    wanted = expected(h, values, fast)
+    np.testing.assert_allclose(found, wanted, rtol=FLOAT32_SCORES, atol=FLOAT32_SCORES)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", HEAD_DIMS)
+def test_head_dimensions_and_number_formats(d, dtype, fast):
+    agrees(*example(d=d, dtype=dtype), fast=fast)
+
+
+@pytest.mark.parametrize("k", GROUPS)
+def test_rows_of_a_head(k):
+    agrees(*example(N=1, k=k, n=40))
+
+
+@pytest.mark.parametrize("n", [2, 3, 63, 64, 65, 128, 129, 300])
+@pytest.mark.parametrize("fast", [False, True])
+def test_lengths_around_the_blocks(n, fast):
+    agrees(*example(N=1, n=n), fast=fast)
+
+
+@pytest.mark.parametrize("others", [1e-1, 1e-3, 1e-4, 1e-6, 1e-9, 1e-20])
+@pytest.mark.parametrize("given", [False, True])
+def test_one_entry_with_nearly_all_the_mass(others, given):
+    n = 40
+    h = torch.full((1, 1, 2, n), others / (n - 1), dtype=torch.float64)
+    h[..., 0, 7] = h[..., 1, 31] = 1 - others
+    values = drawn((1, 1, n, 32))
+    output = torch.matmul(h.to(DEVICE), values.double()).float() if given else None
+    found = as_numpy(eviction_errors(h.float().to(DEVICE), values, output=output))
+    wanted = expected(h, values)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3 if given and others == 1e-3 else 2e-4)
+
+
+def test_all_the_mass_is_the_largest_number():
+    h = torch.zeros((1, 1, 1, 9), device=DEVICE)
+    h[..., 4] = 1
+    found = eviction_errors(h, drawn((1, 1, 9, 32)))[0, 0]
+    assert found[4] == torch.finfo(torch.float32).max
+    assert (found[[0, 1, 2, 3, 5, 6, 7, 8]] == 0).all()
+
+
+def test_equal_retention_and_equal_values():
+    h = torch.full((1, 1, 2, 50), 1 / 50, device=DEVICE)
+    agrees(h, drawn((1, 1, 50, 32)))
+    same = torch.ones((1, 1, 50, 32), device=DEVICE)
+    assert eviction_errors(h, same).max() < FLOAT32_SCORES
+
+
+def test_an_output_that_is_given_is_used():
+    h, values = example()
+    output = torch.matmul(h, values)
+    agrees(h, values, output=output)
+    moved = eviction_errors(h, values, output=output + 1.0)
+    assert (moved - eviction_errors(h, values)).abs().max() > 0.01
