@@ -28,6 +28,8 @@ from kvlab.fast.attention import (
     weighted_values,
 )
 from kvlab.fast.cache import LayerCache, State
+from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.ragged import kept_slots
 from kvlab.fast.selection import eviction_order, first_to_go, keep_slots
 from kvlab.reference import policy as reference
@@ -107,6 +109,13 @@ class Observation:
     def values(self) -> Float[Tensor, "N G n d"]:
         """Values of the present entries."""
         return self.cache.values(self.queries.dtype)
+
+    @property
+    def stored(self) -> tuple[Float[Tensor, "N G n d"], Float[Tensor, "N G n d"]]:
+        """Keys and values as they are stored, where attention can read them so."""
+        if self.cache.mixed is not None or "keys" in vars(self):
+            return self.keys, self.values
+        return self.cache.table["keys"], self.cache.table["values"]
 
     @property
     def attention(self) -> Float[Tensor, "N G rho m n"]:
@@ -448,6 +457,9 @@ def attend_to(
     """Attention of a part of the block's queries, and on request its probabilities."""
     queries, positions = seen.queries[:, :, :, part], seen.clock.positions[:, part]
     single = seen.clock.positions.shape[1] == 1
+    if single and weights and uses_triton(queries):
+        places = seen.positions if seen.ragged else None
+        return decode_attention(queries, *seen.stored, places, seen.softcap)
     mask = None if single and not seen.ragged else visible(positions, seen.positions)
     if weights or seen.softcap is not None:
         return attend(queries, seen.keys, seen.values, mask, seen.softcap)

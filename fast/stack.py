@@ -16,6 +16,8 @@ from torch import Tensor
 
 from kvlab.fast.attention import attend, attend_without_weights, compute_dtype, visible
 from kvlab.fast.cache import LayerCache
+from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.policy import (
     BatchClock,
     Block,
@@ -98,11 +100,17 @@ class Stack:
         self._write(place, "values", block.values)
         rows = (place * self.sequences, self.sequences)
         table, dtype = self.cache.table, compute_dtype(block.keys.dtype)
-        keys, values = (table.of_sequences(name, *rows).to(dtype) for name in ("keys", "values"))
+        stored = [table.of_sequences(name, *rows) for name in ("keys", "values")]
         queries = block.queries.to(dtype)
-        mask = None if self.mask is None else self.mask.narrow(0, *rows)
         self.queries.append(queries)
         self.softcap, self.confidence = block.softcap, block.confidence
+        if self.reads != "none" and uses_triton(queries):
+            places = table.of_sequences("positions", *rows) if self.cache.ragged else None
+            output, weights = decode_attention(queries, *stored, places, block.softcap)
+            self.weights.append(weights)
+            return output.to(block.keys.dtype)
+        keys, values = (x.to(dtype) for x in stored)
+        mask = None if self.mask is None else self.mask.narrow(0, *rows)
         if self.reads == "none" and block.softcap is None:
             output = attend_without_weights(queries, keys, values, mask)
         else:

@@ -34,7 +34,7 @@ def eviction_errors(
     Returns:
         Errors in float32; an entry that has all the mass gets the largest number there is.
     """
-    if uses_triton(h.device):
+    if uses_triton(h):
         from kvlab.fast.kernels.triton.caote_launch import eviction_errors_triton
 
         return eviction_errors_triton(h, values, fast, output)

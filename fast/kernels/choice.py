@@ -1,8 +1,8 @@
 """Which implementation runs: PyTorch or Triton.
 
 ``KVLAB_KERNELS`` is ``torch``, ``triton`` (CUDA only) or ``interpret`` (Triton's interpreter, for
-tests on a CPU). Unset, CUDA tensors take Triton and all others PyTorch. Nothing falls back: whoever
-asks for Triton and does not have it is told.
+tests on a CPU). Unset, CUDA tensors take Triton and all others PyTorch; float64 always takes
+PyTorch. Nothing else falls back: whoever asks for Triton and does not have it is told.
 """
 
 import os
@@ -47,15 +47,17 @@ def kernels_for(device: torch.device) -> Kernels:
     return chosen
 
 
-def uses_triton(device: torch.device) -> bool:
-    """Say whether tensors on this device take Triton kernels, and make sure that they can.
+def uses_triton(x: torch.Tensor) -> bool:
+    """Say whether a tensor takes Triton kernels, and make sure that it can.
+
+    Float64 always takes PyTorch: Triton's kernels compute in float32.
 
     Raises:
         ValueError: as `kernels_for`.
         RuntimeError: if Triton is not installed, or was loaded before it was set to interpret.
     """
-    chosen = kernels_for(device)
-    if chosen is Kernels.TORCH:
+    chosen = kernels_for(x.device)
+    if chosen is Kernels.TORCH or x.dtype == torch.float64:
         return False
     _check_installed(chosen)
     return True

@@ -42,7 +42,7 @@ def decode_attention(
     if tracking is not None and reduce == "none":
         raise ValueError("tracking needs reduce = 'sum', 'mean' or 'max', not 'none'")
     arguments = queries, keys, values, positions, softcap, reduce, tracking
-    if uses_triton(queries.device):
+    if uses_triton(queries):
         from kvlab.fast.kernels.triton.decode_launch import decode_attention_triton
 
         return decode_attention_triton(*arguments)

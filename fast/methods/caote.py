@@ -93,6 +93,12 @@ def group_errors(
 ) -> Float[Tensor, "N #G n"]:
     """Error of each entry over the query group; L2 is the exact change of all its outputs."""
     h = normalize(retention, present)
+    joins_by_norm = heads == "l2" or (h.shape[2] == 1 and heads != "layer")
+    if norm == 2 and joins_by_norm and not (fast and present is not None):
+        from kvlab.fast.kernels.caote import eviction_errors, uses_triton
+
+        if uses_triton(values):
+            return eviction_errors(h, values, fast)
     if fast:
         per_head = fast_eviction_error(h, values, present, norm)
     else:

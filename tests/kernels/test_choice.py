@@ -1,0 +1,48 @@
+"""Which implementation runs is said, not guessed."""
+
+import pytest
+import torch
+from kernel_inputs import DEVICE
+
+from kvlab.fast.kernels.choice import VARIABLE, Kernels, kernels_for, uses_triton
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_float64_takes_pytorch():
+    assert uses_triton(torch.zeros(1, device=DEVICE))
+    assert not uses_triton(torch.zeros(1, dtype=torch.float64, device=DEVICE))
+
+
+def test_by_default_the_device_decides(monkeypatch):
+    monkeypatch.delenv(VARIABLE)
+    assert kernels_for(CPU) is Kernels.TORCH
+    assert kernels_for(CUDA) is Kernels.TRITON
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "chosen"),
+    [
+        ("torch", CPU, Kernels.TORCH),
+        ("torch", CUDA, Kernels.TORCH),
+        ("triton", CUDA, Kernels.TRITON),
+        ("interpret", CPU, Kernels.INTERPRET),
+    ],
+)
+def test_the_environment_chooses(monkeypatch, asked, device, chosen):
+    monkeypatch.setenv(VARIABLE, asked)
+    assert kernels_for(device) is chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "message"),
+    [
+        ("cuda", CPU, "KVLAB_KERNELS = 'cuda' must be one of torch, triton, interpret"),
+        ("triton", CPU, "needs CUDA tensors, not cpu"),
+        ("interpret", CUDA, "needs CPU tensors, not cuda"),
+    ],
+)
+def test_what_cannot_be_is_refused(monkeypatch, asked, device, message):
+    monkeypatch.setenv(VARIABLE, asked)
+    with pytest.raises(ValueError, match=message):
+        kernels_for(device)

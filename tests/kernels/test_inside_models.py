@@ -1,0 +1,39 @@
+"""Whole generations with Triton's kernels keep what PyTorch keeps."""
+
+import pytest
+import torch
+from kernel_inputs import DEVICE
+from models import prompts, tiny
+from tolerances import FLOAT32_LOGITS
+
+from kvlab.fast import compress
+from kvlab.fast.kernels.choice import VARIABLE, uses_triton
+
+SPECS = ("h2o", "tova", "caote:h2o", "fast_caote:tova", "lazy_eviction@window=4,threshold=0.05",
+         "raas@pin_prompt=false,threshold=0.05", "kivi@group=4,residual=8")  # fmt: skip
+
+
+def generation(spec, model, inputs, steps=14):
+    budget = None if spec.startswith("kivi") else 12
+    logits = []
+    with compress(model, spec, budget) as cache, torch.no_grad():
+        out = model(**inputs, past_key_values=cache)
+        for _ in range(steps):
+            token = out.logits[:, -1:].argmax(-1)
+            out = model(token, past_key_values=cache)
+            logits.append(out.logits[:, -1])
+        return torch.stack(logits), cache.positions()
+
+
+@pytest.mark.parametrize("lengths", [[16], [16, 9]], ids=["one", "padded"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_generations_are_the_same(spec, lengths, monkeypatch):
+    model = tiny("llama", torch.float32).to(DEVICE)
+    inputs = {name: x.to(DEVICE) for name, x in prompts(lengths).items()}
+    assert uses_triton(torch.zeros(1, device=DEVICE))
+    found, kept = generation(spec, model, inputs)
+    monkeypatch.setenv(VARIABLE, "torch")
+    wanted, keeps = generation(spec, model, inputs)
+    torch.testing.assert_close(found, wanted, atol=FLOAT32_LOGITS, rtol=0)
+    for ours, theirs in zip(kept, keeps, strict=True):
+        assert (ours == theirs).all()
