@@ -156,7 +156,8 @@ class LayerCache:
         if self.mixed is not None:
             for storage in self.mixed:
                 storage.take(keep, valid)
-        self.table.take(keep)
+        whole = not self.ragged and min(kept) == max(kept)
+        self.table.take(keep, ascending=self.ordered and whole)
         if any(count != width for count in kept):
             self.positions.masked_fill_(~valid, NOWHERE)
         self.counts, self.ordered = tuple(kept), True

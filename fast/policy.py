@@ -30,8 +30,9 @@ from kvlab.fast.attention import (
 from kvlab.fast.cache import LayerCache, State
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.decode import decode_attention
+from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.ragged import kept_slots
-from kvlab.fast.selection import eviction_order, first_to_go, keep_slots
+from kvlab.fast.selection import first_to_go
 from kvlab.reference import policy as reference
 from kvlab.reference.policy import Clock, Schedule, check_protected
 
@@ -345,10 +346,9 @@ def compress(policy: Policy, seen: Observation, due: Sequence[bool], result: Ste
     if one_each:
         evict_first(cache, *first_to_go(scores, safe, seen.positions))
         return
-    scores = scores.expand_as(seen.positions)
-    order = eviction_order(scores, safe, seen.positions, cache.ordered)
-    note_lowest(cache, scores.masked_fill(~seen.present, torch.inf).amin(-1, keepdim=True))
-    keep = keep_slots(order, seen.positions, kept)
+    lowest = scores.expand_as(seen.positions).masked_fill(~seen.present, torch.inf)
+    note_lowest(cache, lowest.amin(-1, keepdim=True))
+    keep = keep_slots(scores, safe, seen.positions, kept, cache.ordered)
     keep, kept = policy.precision.store(cache, seen, candidates, keep, kept)
     if policy.specification.evict_before_attend:
         result.output = attend_survivors(seen, keep, kept).to(result.output.dtype)

@@ -100,16 +100,16 @@ class Stack:
         self._write(place, "values", block.values)
         rows = (place * self.sequences, self.sequences)
         table, dtype = self.cache.table, compute_dtype(block.keys.dtype)
-        stored = [table.of_sequences(name, *rows) for name in ("keys", "values")]
+        keys, values = (table.of_sequences(name, *rows) for name in ("keys", "values"))
         queries = block.queries.to(dtype)
         self.queries.append(queries)
         self.softcap, self.confidence = block.softcap, block.confidence
         if self.reads != "none" and uses_triton(queries):
             places = table.of_sequences("positions", *rows) if self.cache.ragged else None
-            output, weights = decode_attention(queries, *stored, places, block.softcap)
+            output, weights = decode_attention(queries, keys, values, places, block.softcap)
             self.weights.append(weights)
             return output.to(block.keys.dtype)
-        keys, values = (x.to(dtype) for x in stored)
+        keys, values = keys.to(dtype), values.to(dtype)
         mask = None if self.mask is None else self.mask.narrow(0, *rows)
         if self.reads == "none" and block.softcap is None:
             output = attend_without_weights(queries, keys, values, mask)

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from kvlab.fast.kernels.move import move_survivors
+
 MOST_SLACK = 64
 """Slots that a buffer may hold beyond its entries once a step is done."""
 
@@ -68,19 +70,17 @@ class Table:
         for name, fill in fills.items():
             self._rows(name, first, m).fill_(fill)
 
-    def take(self, slots: Int[Tensor, "N G kept"]) -> None:
-        """Keep these slots alone, in this order; buffers with too much slack are replaced."""
-        kept = slots.shape[2]
-        rows = (self._heads(slots) + slots).flatten()
-        chosen = {
-            kind: self._flat(buffer).index_select(1, rows) for kind, buffer in self.buffers.items()
-        }
-        self.count = kept
-        if self.capacity > kept + MOST_SLACK:
-            self._resize(kept + slack(kept))
-        for kind, buffer in self.buffers.items():
-            content = chosen[kind].view(*buffer.shape[:3], kept, *buffer.shape[4:])
-            buffer.narrow(3, 0, kept).copy_(content)
+    def take(self, slots: Int[Tensor, "N G kept"], ascending: bool = False) -> None:
+        """Keep these slots alone, in this order; buffers with too much slack are replaced.
+
+        Args:
+            slots: of every head.
+            ascending: whether they ascend and none lies before its new place.
+        """
+        move_survivors(self.buffers, slots, ascending)
+        self.count = slots.shape[2]
+        if self.capacity > self.count + MOST_SLACK:
+            self._resize(self.count + slack(self.count))
 
     def overwrite(
         self, slot: Int[Tensor, "N G 1"], columns: Mapping[str, Tensor], fills: Mapping[str, float]

@@ -106,6 +106,7 @@ class CompressedMember(Member):
     def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         super().__init__(shape, dtype)
         self.path, self.name = path, name
+        self.archive: zipfile.ZipFile | None = None
         self.stream: Any | None = None
         self.next = 0
 
@@ -118,11 +119,20 @@ class CompressedMember(Member):
         return np.frombuffer(self._take(), self.dtype).reshape(self.shape[1:])
 
     def _rewind(self) -> None:
-        if self.stream is not None:
-            self.stream.close()
-        archive = zipfile.ZipFile(self.path)
-        self.stream, self.next = archive.open(self.name), 0
+        self.close()
+        self.archive = zipfile.ZipFile(self.path)
+        self.stream, self.next = self.archive.open(self.name), 0
         read_header(self.stream)
+
+    def close(self) -> None:
+        """Close the file."""
+        for handle in (self.stream, self.archive):
+            if handle is not None:
+                handle.close()
+        self.archive = self.stream = None
+
+    def __del__(self) -> None:
+        self.close()
 
     def _take(self) -> bytes:
         assert self.stream is not None

@@ -1,0 +1,42 @@
+"""Moving the survivors together.
+
+Bytes: every survivor is read and written once, in all columns.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvlab.fast.kernels.choice import uses_triton
+
+
+def move_survivors(
+    buffers: Mapping[object, Tensor], slots: Int[Tensor, "N G kept"], ascending: bool
+) -> None:
+    """Move rows to the front of their buffers, in place: row i becomes what row ``slots[i]`` was.
+
+    Args:
+        buffers: of the layout ``[columns, N, G, capacity, ...]``.
+        slots: which rows stay.
+        ascending: whether slots ascend and none lies before its new place.
+    """
+    first = next(iter(buffers.values()))
+    if ascending and uses_triton(first):
+        from kvlab.fast.kernels.triton.move_launch import move_survivors_triton
+
+        move_survivors_triton(list(buffers.values()), slots)
+        return
+    move_survivors_torch(buffers, slots)
+
+
+def move_survivors_torch(buffers: Mapping[object, Tensor], slots: Int[Tensor, "N G kept"]) -> None:
+    """Do what `move_survivors` says, in PyTorch."""
+    N, G, kept = slots.shape
+    for buffer in buffers.values():
+        capacity = buffer.shape[3]
+        heads = torch.arange(N * G, device=slots.device).view(N, G, 1) * capacity
+        flat = buffer.flatten(1, 3)
+        chosen = flat.index_select(1, (heads + slots).flatten())
+        buffer.narrow(3, 0, kept).copy_(chosen.view(*buffer.shape[:3], kept, *buffer.shape[4:]))

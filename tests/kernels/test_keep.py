@@ -1,0 +1,115 @@
+"""Keep sets and moved survivors are those of the reference."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_inputs import DEVICE, as_numpy, drawn
+
+from kvlab.fast.kernels.keep import keep_slots, keep_slots_torch
+from kvlab.fast.kernels.move import move_survivors
+from kvlab.reference.selection import keep_set
+
+
+def ascending_positions(N, G, n, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = [np.sort(rng.choice(3 * n, n, replace=False)) for _ in range(N * G)]
+    return torch.tensor(np.array(rows), dtype=torch.int32, device=DEVICE).view(N, G, n)
+
+
+def expected(scores, safe, kept):
+    """By the reference, for each sequence."""
+    rows = []
+    for one, marked, count in zip(scores, safe, kept, strict=True):
+        own = np.broadcast_to(one, marked.shape)
+        rows.append(keep_set(own.astype(float), marked, count - int(marked[0].sum())))
+    return rows
+
+
+@pytest.mark.parametrize("n", [1, 2, 17, 64, 100, 1023, 1024, 1025])
+def test_lengths(n):
+    scores, positions = drawn((2, 2, n)), ascending_positions(2, 2, n)
+    kept = [max(1, n // 2)] * 2
+    found = keep_slots(scores, None, positions, kept, ordered=True)
+    nobody = np.zeros((2, 2, n), dtype=bool)
+    for ours, theirs in zip(found, expected(as_numpy(scores), nobody, kept), strict=True):
+        np.testing.assert_array_equal(as_numpy(ours), theirs)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_scores_marks_and_counts(data):
+    n = data.draw(st.integers(1, 24))
+    some = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e30, -1e30, 1e-40, np.inf, -np.inf, 0.5])
+    heads = data.draw(st.sampled_from([1, 2]))
+    scores = np.array(data.draw(st.lists(some, min_size=heads * n, max_size=heads * n)))
+    scores = scores.reshape(1, heads, n)
+    count_safe = data.draw(st.integers(0, n))
+    kept = data.draw(st.integers(max(1, count_safe), n))
+    safe = np.zeros((1, 2, n), dtype=bool)
+    for head in range(2):
+        safe[0, head, data.draw(st.permutations(range(n)))[:count_safe]] = True
+    found = keep_slots(
+        torch.tensor(scores, dtype=torch.float32, device=DEVICE),
+        torch.tensor(safe, device=DEVICE),
+        ascending_positions(1, 2, n),
+        [kept],
+        ordered=True,
+    )
+    (wanted,) = expected(scores.astype(np.float32), safe, [kept])
+    np.testing.assert_array_equal(found[0].cpu().numpy(), wanted)
+
+
+def test_sequences_of_different_lengths():
+    scores, positions = drawn((3, 2, 40)), ascending_positions(3, 2, 40)
+    empty = torch.tensor([0, 15, 25], device=DEVICE)
+    slots = torch.arange(40, device=DEVICE)
+    positions[(slots < empty[:, None])[:, None].expand(-1, 2, -1)] = -1
+    safe = (slots >= 38).expand(3, 2, 40).contiguous()
+    kept = [20, 10, 12]
+    found = keep_slots(scores, safe, positions, kept, ordered=True)
+    wanted = keep_slots_torch(scores, safe, positions, kept, True)
+    for ours, theirs, count in zip(found, wanted, kept, strict=True):
+        assert (ours[:, 20 - count :] == theirs[:, 20 - count :]).all()
+    assert ((found >= 0) & (found < 40)).all()
+
+
+def buffers(N, G, capacity, d, dtype, seed=0):
+    wide = drawn((2, N, G, capacity, d), seed, dtype)
+    whole = torch.arange(3 * N * G * capacity, dtype=torch.int32, device=DEVICE)
+    return {
+        "vectors": wide,
+        "counters": whole.view(3, N, G, capacity).clone(),
+        "sums": drawn((1, N, G, capacity), seed + 1),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("d", [32, 80, 128])
+@pytest.mark.parametrize(("n", "kept"), [(1, 1), (40, 17), (300, 299), (300, 130)])
+def test_survivors_are_moved_together(n, kept, d, dtype):
+    before = buffers(2, 2, n + 5, d, dtype)
+    after = {name: x.clone() for name, x in before.items()}
+    rng = np.random.default_rng(n)
+    rows = [np.sort(rng.choice(n, kept, replace=False)) for _ in range(4)]
+    slots = torch.tensor(np.array(rows), device=DEVICE).view(2, 2, kept)
+    move_survivors(after, slots, ascending=True)
+    for name, x in before.items():
+        for column in range(len(x)):
+            for sequence in range(2):
+                for head in range(2):
+                    wanted = x[column, sequence, head][slots[sequence, head]]
+                    assert (after[name][column, sequence, head, :kept] == wanted).all(), name
+
+
+def test_vectors_alone_and_state_alone():
+    for names in (["vectors"], ["counters"], ["sums"], ["vectors", "sums"]):
+        before = {
+            name: x for name, x in buffers(1, 1, 9, 32, torch.float32).items() if name in names
+        }
+        after = {name: x.clone() for name, x in before.items()}
+        slots = torch.tensor([[[0, 2, 3, 8]]], device=DEVICE)
+        move_survivors(after, slots, ascending=True)
+        for name, x in before.items():
+            assert (after[name][:, 0, 0, :4] == x[:, 0, 0, slots[0, 0]]).all()
