@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from kvlab.fast.commands.options import at_least, prepare_output
 from kvlab.fast.commands.terminal import AsJson, console, working
+from kvlab.fast.evaluate.measured import measured_figures
 from kvlab.reference import methods as registry
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet
@@ -21,6 +23,8 @@ from kvlab.reference.simulator.shape import SHAPES, Shape, find_shape
 
 DEFAULT_METHODS = "full streaming_llm h2o tova caote:h2o lazy_eviction kivi desirekv"
 GB = 1e9
+MOST_TOKENS = 200_000
+"""A policy is asked once per token."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Asked:
     runtime: Runtime
     users: int
     speed: float
+    spread: bool
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,14 @@ def plan(
         int | None, typer.Option(help="Read prompts in blocks of so many tokens.")
     ] = None,
     users: Annotated[int, typer.Option(help="Who all write at the same time.")] = 1_000_000,
+    spread: Annotated[
+        bool,
+        typer.Option(
+            "--spread", help="Users are anywhere in their texts; default: all at their fullest."
+        ),
+    ] = False,
     speed: Annotated[
-        float, typer.Option(help="Tokens per second that every user gets at least.")
+        float, typer.Option(help="Tokens per second that every user gets, at the slowest.")
     ] = 0.0,
     bandwidth_share: Annotated[
         float, typer.Option(help="Of the peak bandwidth, that kernels reach.")
@@ -115,9 +126,16 @@ def plan(
     if papers:
         show_papers(as_json, report)
         return
-    for name, value in (("prompt", prompt), ("length", length), ("users", users)):
+    for name, value, most in (
+        ("prompt", prompt, MOST_TOKENS),
+        ("length", length, MOST_TOKENS),
+        ("users", users, 10**12),
+    ):
         at_least(name, value, 1)
+        if value > most:
+            raise ValueError(f"{name} = {value} must be at most {most:,}")
     at_least("speed", speed, 0)
+    at_least("host", host, 0)
     if batch is not None:
         at_least("batch", batch, 1)
     asked = Asked(
@@ -130,6 +148,7 @@ def plan(
         Runtime(bandwidth_share, flops_share, host=host * 1e-6),
         users,
         speed,
+        spread,
     )
     specs = methods.replace(";", " ").split()
     if not specs:
@@ -182,11 +201,12 @@ def planned(asked: Asked, spec: str, budget: int) -> tuple[Row, Plan | None]:
             asked.batch or 1,
             asked.block_size,
             asked.runtime,
+            asked.spread,
         )
-        servers = fleet(plan, asked.users, asked.speed)
+        servers = fleet(plan, asked.users, asked.speed, asked.batch)
     except ValueError as error:
         return Row(spec, entries, str(error)), None
-    plan = plan.with_batch(asked.batch or servers.batch)
+    plan = plan.with_batch(servers.batch)
     return (
         Row(
             method=spec,
@@ -257,7 +277,7 @@ def title(asked: Asked) -> str:
 def table(asked: Asked, rows: Sequence[Row]) -> Table:
     """Lay the figures out."""
     result = Table(
-        title=title(asked),
+        title=escape(title(asked)),
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -329,7 +349,7 @@ def time_over_tokens(plans: Sequence[tuple[str, Plan]]) -> str:
 def show_papers(as_json: bool, report: Path | None) -> None:
     """Print the papers' figures beside the model's."""
     with working("planning what the papers measured"):
-        found = paper_figures()
+        found = [*paper_figures(), *measured_figures()]
     if report is not None:
         report.write_text(papers_markdown(found), encoding="utf-8")
     if as_json:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from kvlab.fast.commands.options import prepare_output
@@ -142,7 +143,8 @@ def caption(exact: bool) -> str:
 
 def table(trace: Recording, rows: Sequence[Row]) -> Table:
     """Lay the figures out."""
-    result = Table(title=title(trace), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    heading = escape(title(trace))
+    result = Table(title=heading, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     result.add_column("method", overflow="fold")
     for name in COLUMNS:
         result.add_column(name, justify="right", no_wrap=True)

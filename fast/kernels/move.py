@@ -4,6 +4,7 @@ Bytes: every survivor is read and written once, in all columns.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -13,7 +14,7 @@ from kvlab.fast.kernels.choice import uses_triton
 
 
 def move_survivors(
-    buffers: Mapping[object, Tensor], slots: Int[Tensor, "N G kept"], ascending: bool
+    buffers: Mapping[Any, Tensor], slots: Int[Tensor, "N G kept"], ascending: bool
 ) -> None:
     """Move rows to the front of their buffers, in place: row i becomes what row ``slots[i]`` was.
 
@@ -31,7 +32,7 @@ def move_survivors(
     move_survivors_torch(buffers, slots)
 
 
-def move_survivors_torch(buffers: Mapping[object, Tensor], slots: Int[Tensor, "N G kept"]) -> None:
+def move_survivors_torch(buffers: Mapping[Any, Tensor], slots: Int[Tensor, "N G kept"]) -> None:
     """Do what `move_survivors` says, in PyTorch."""
     N, G, kept = slots.shape
     for buffer in buffers.values():

@@ -23,6 +23,7 @@ from kvlab.reference.simulator.operations import (
     Work,
     moving,
     observing,
+    quantising,
     scoring,
     selecting,
 )
@@ -79,11 +80,11 @@ class Memory:
 
     weights: int | float
     cache: int | float
-    """Keys and values, with scales and zero points, of the whole batch."""
+    """Keys and values, with scales and zero points, of the whole batch while it writes."""
     state: int | float
     """Positions and what the score remembers of every entry."""
     workspace: int | float
-    """Activations of the widest moment, and the logits of one token per sequence."""
+    """What one prompt takes while it is read, and the logits of one token per sequence."""
 
     @property
     def total(self) -> int | float:
@@ -107,6 +108,9 @@ class Plan:
     batch: int = 1
     block_size: int | None = None
     runtime: Runtime = Runtime()
+    spread: bool = False
+    """Sequences are spread evenly over their generation: a device holds the mean of their memory.
+    False: all are at their fullest at the same moment."""
 
     def __post_init__(self) -> None:
         check_at_least(1, prompt=self.prompt, generated=self.generated, batch=self.batch)
@@ -121,49 +125,63 @@ class Plan:
 
     # --- memory ---
 
-    @cached_property
+    @property
     def sequence_bytes(self) -> float:
-        """Cache and state of one sequence at its fullest moment.
+        """Cache and state of one sequence while it writes, at its fullest or, spread, in the mean.
 
-        Layers are compressed one after the other: while one of them still holds what a step
-        attended to, the others hold what is left after it.
+        Layers decide one after the other: while one of them still holds what a step attended to,
+        the others hold what is left after it.
         """
-        return self._cache_of_one + self._state_of_one
+        return sum(self._while_writing(bytes_) for bytes_ in self._bytes_over_time)
 
     @property
-    def _cache_of_one(self) -> float:
+    def prompt_bytes(self) -> float:
+        """What one sequence takes besides `sequence_bytes` while its prompt is read.
+
+        Prompts are read one after another, so that only one sequence at a time takes it.
+        """
+        cache, state = self._bytes_over_time
+        return max(0.0, float((cache + state)[: self.prompt].max()) - self.sequence_bytes)
+
+    @property
+    def _bytes_over_time(self) -> tuple[Float[Array, " t"], Float[Array, " t"]]:
+        """Cache and state of one sequence at every token."""
         held, shape = self.held, self.shape
+        arriving = held.attended - held.entries
         after = held.elements(shape.head_dim) / 8
-        arriving = (held.attended - held.entries) * WIDE * 2 * shape.head_dim
-        return float(shape.kv_heads * (shape.layers * after + arriving).max())
+        cache = shape.layers * after + arriving * WIDE * 2 * shape.head_dim
+        columns = NUMBER * (1 + len(self.policy.score.fills))
+        state = columns * (shape.layers * held.entries + arriving)
+        return shape.kv_heads * cache, shape.kv_heads * state.astype(float)
+
+    def _while_writing(self, bytes_: Float[Array, " t"]) -> float:
+        written = bytes_[self.prompt :]
+        return float(written.mean() if self.spread else written.max())
 
     @property
-    def _state_of_one(self) -> float:
-        columns = 1 + len(self.policy.score.fills)
-        return float(self.shape.layers * self.shape.kv_heads * self.held.peak * columns * NUMBER)
-
-    @property
-    def workspace_of_one(self) -> int:
-        """Activations of one sequence in its longest block, and its logits."""
+    def workspace(self) -> int:
+        """Activations of the longest block of one prompt."""
         shape, tokens = self.shape, min(self.block_size or self.prompt, self.prompt)
-        widest = 2 * shape.intermediate + 2 * shape.hidden
-        return WIDE * tokens * widest + NUMBER * shape.vocabulary
+        return WIDE * tokens * (2 * shape.intermediate + 2 * shape.hidden)
 
     @property
     def memory(self) -> Memory:
         """Bytes at the fullest moment."""
+        cache, state = (self._while_writing(bytes_) for bytes_ in self._bytes_over_time)
+        logits = NUMBER * self.shape.vocabulary
         return Memory(
             self.shape.weight_bytes,
-            self.batch * self._cache_of_one,
-            self.batch * self._state_of_one,
-            self.batch * self.workspace_of_one,
+            self.batch * cache,
+            self.batch * state,
+            self.prompt_bytes + self.workspace + self.batch * logits,
         )
 
     @property
     def largest_batch(self) -> int:
         """Sequences that fit; 0 if the weights alone, or one sequence, do not."""
-        usable = self.hardware.memory * self.runtime.memory_share - self.shape.weight_bytes
-        return max(0, floor(usable / (self.sequence_bytes + self.workspace_of_one)))
+        once = self.shape.weight_bytes + self.prompt_bytes + self.workspace
+        each = self.sequence_bytes + NUMBER * self.shape.vocabulary
+        return max(0, floor((self.hardware.memory * self.runtime.memory_share - once) / each))
 
     # --- time ---
 
@@ -185,9 +203,10 @@ class Plan:
         shape, hardware, runtime = self.shape, self.hardware, self.runtime
         blocks = -(-self.prompt // (self.block_size or self.prompt))
         layers = shape.layers * (shape.projections + shape.feed_forward)
-        looked_at = float(self.held.attended[: self.prompt].sum())
-        if self.block_size is None:
-            looked_at /= 2  # causal
+        size = self.block_size or self.prompt
+        last_of_block = np.minimum((np.arange(self.prompt) // size + 1) * size, self.prompt) - 1
+        later = last_of_block - np.arange(self.prompt)
+        looked_at = float((self.held.attended[: self.prompt] - later).sum())
         attention = 4 * shape.layers * shape.heads * shape.head_dim * looked_at
         flops = self.batch * (2 * layers * self.prompt + attention)
         moved = blocks * WIDE * layers
@@ -215,7 +234,7 @@ class Plan:
     def with_batch(self, batch: int) -> "Plan":
         """Return the same plan for another number of sequences."""
         other = replace(self, batch=batch)
-        vars(other).update(held=self.held, policy_work=self.policy_work)  # these take the time
+        vars(other).update(held=self.held, policy_work=self.policy_work)  # what takes the time
         return other
 
     def _model_kernels(self) -> dict[str, Kernel]:
@@ -259,14 +278,16 @@ class Plan:
             n, kept = int(held.attended[token]), int(held.entries[token])
             sizes = Sizes(n, shape.group, shape.head_dim, self.prompt)
             work = {"observe": observing(score, sizes)}
-            if held.due[token] and kept < n:
+            if held.ranked[token]:
                 work["score"] = scoring(score, sizes)
-                work["select"] = selecting(sizes, several=bool(held.moved[token]))
+                work["select"] = selecting(sizes, several=kept != n - 1)
             if held.moved[token]:
                 work["move"] = moving(score, sizes, kept)
+            if held.quantised[token]:
+                work["quantise"] = quantising(sizes, int(held.quantised[token]))
             steps.append(work)
         nothing = Work()
-        names = ("observe", "score", "select", "move")
+        names = ("observe", "score", "select", "move", "quantise")
         columns = {name: [step.get(name, nothing) for step in steps] for name in names}
         return {
             name: Kernel(
@@ -287,23 +308,39 @@ class Fleet:
     batch: int
     """Sequences per device."""
     tokens_per_second: float
-    """Of every user while decoding."""
+    """Of every user while decoding, at the slowest stretch of `STRETCH` tokens."""
     limit: str
-    """What keeps a device from more sequences: ``memory`` or ``speed``."""
+    """What keeps a device from more sequences: ``memory``, ``speed`` or ``batch``."""
 
 
-def fleet(plan: Plan, users: int, least_speed: int | float = 0.0) -> Fleet:
+STRETCH = 64
+"""Tokens over which a user's speed is taken."""
+
+
+def slowest_speed(plan: Plan) -> float:
+    """Return tokens per second of every user in the slowest `STRETCH` tokens."""
+    seconds = plan.step_seconds
+    window = min(STRETCH, len(seconds))
+    sums = np.cumsum(np.concatenate([[0.0], seconds]))
+    return float(window / (sums[window:] - sums[:-window]).max())
+
+
+def fleet(
+    plan: Plan, users: int, least_speed: int | float = 0.0, batch: int | None = None
+) -> Fleet:
     """Count the devices that ``users`` who all write at once need, one model on each device.
 
     Args:
         plan: model, device, policy and lengths; its batch does not matter.
         users: sequences at the same time.
-        least_speed: tokens per second that every user gets at least while decoding.
+        least_speed: tokens per second that every user gets at least, over any `STRETCH` tokens.
+        batch: sequences per device; None for as many as fit and are fast enough.
 
     Raises:
-        ValueError: if not even one sequence fits on a device, or one alone is too slow.
+        ValueError: if not even one sequence fits on a device, ``batch`` does not, or it is too
+            slow.
     """
-    check_at_least(1, users=users)
+    check_at_least(1, users=users, batch=1 if batch is None else batch)
     check_at_least(0, least_speed=least_speed)
     most = plan.largest_batch
     if most < 1:
@@ -311,14 +348,19 @@ def fleet(plan: Plan, users: int, least_speed: int | float = 0.0) -> Fleet:
             f"{plan.shape.name} with one sequence of {plan.prompt + plan.generated} tokens does "
             f"not fit on {plan.hardware.name}"
         )
+    if batch is not None and batch > most:
+        raise ValueError(f"batch = {batch} must be at most the {most} sequences that fit")
 
-    def speed(batch: int) -> float:
-        return plan.generated / plan.with_batch(batch).decode_seconds
+    def speed(size: int) -> float:
+        return slowest_speed(plan.with_batch(size))
 
-    if speed(1) < least_speed:
+    if (fastest := speed(batch or 1)) < least_speed:
         raise ValueError(
-            f"least_speed = {least_speed} is above the {speed(1):.1f} tokens/s of one sequence"
+            f"least_speed = {least_speed} is above the {fastest:.1f} tokens/s of "
+            f"{batch or 1} at once"
         )
+    if batch is not None:
+        return Fleet(-(-users // batch), batch, fastest, "batch")
     low, high = 1, most
     while low < high:  # the largest batch that is fast enough
         middle = (low + high + 1) // 2

@@ -41,12 +41,14 @@ class Occupancy:
     """Entries that each token's query found, its own included."""
     entries: Int[Array, " t"]
     """Entries after each token; within a block of the prompt, after its last."""
-    due: Bool[Array, " t"]
-    """Whether scores were ranked after this token."""
+    ranked: Bool[Array, " t"]
+    """Whether scores decided after this token, because not all candidates could stay."""
     moved: Bool[Array, " t"]
     """Whether more than one entry left, so that the survivors had to be moved together."""
     bits: Float[Array, " t"]
     """Mean bits per element of the entries after each token, scales and zero points included."""
+    quantised: Int[Array, " t"]
+    """Entries whose keys or values lost bits after this token."""
 
     @property
     def peak(self) -> int:
@@ -88,22 +90,24 @@ def occupancy(
         prompt,
         attended=np.zeros(t, dtype=np.int64),
         entries=np.zeros(t, dtype=np.int64),
-        due=np.zeros(t, dtype=bool),
+        ranked=np.zeros(t, dtype=bool),
         moved=np.zeros(t, dtype=bool),
         bits=np.full(t, float(FULL_BITS)),
+        quantised=np.zeros(t, dtype=np.int64),
     )
-    held = Held.nothing()
+    held, count = Held.nothing(), 0
     for first, last in _blocks(prompt, t, block_size):
         clock = Clock(last, last - first, prompt)
-        held = held.append(clock)
-        found.attended[first:last] = len(held)
+        count += clock.block
+        found.attended[first:last] = count
         if policy.schedule.due(clock):
-            before = len(held)
-            held = decide(policy, clock, held, head_dim)
-            found.due[last - 1] = True
-            found.moved[last - 1] = len(held) < before - 1
-        found.entries[first:last] = len(held)
-        found.bits[first:last] = held.mean_bits
+            before = held.append(np.arange(last - (count - len(held)), last))
+            held, found.ranked[last - 1] = decide(policy, clock, before, head_dim)
+            found.moved[last - 1] = len(held) < count - 1
+            found.quantised[last - 1] = before.lowered_to(held)
+            count = len(held)
+        found.entries[first:last] = count
+        found.bits[first:last] = held.mean_bits(count)
     return found
 
 
@@ -129,16 +133,24 @@ class Held:
     def __len__(self) -> int:
         return len(self.positions)
 
-    @property
-    def mean_bits(self) -> float:
-        """Bits per element, keys and values together."""
-        return float((self.keys.mean() + self.values.mean()) / 2) if len(self) else FULL_BITS
+    def mean_bits(self, count: int) -> float:
+        """Bits per element of keys and values; of ``count`` entries, those not here are wide."""
+        if not count:
+            return float(FULL_BITS)
+        wide = FULL_BITS * (count - len(self))
+        return float(((self.keys.sum() + self.values.sum()) / 2 + wide) / count)
 
-    def append(self, clock: Clock) -> "Held":
-        """Add a block's tokens at 16 bits."""
-        wide = np.full(clock.block, float(FULL_BITS))
+    def lowered_to(self, after: "Held") -> int:
+        """Count the entries of ``after`` that have fewer bits than here."""
+        here = np.isin(self.positions, after.positions)
+        lower = (after.keys < self.keys[here]) | (after.values < self.values[here])
+        return int(lower.sum())
+
+    def append(self, positions: Int[Array, " m"]) -> "Held":
+        """Add tokens at 16 bits."""
+        wide = np.full(len(positions), float(FULL_BITS))
         return Held(
-            np.concatenate([self.positions, clock.positions]),
+            np.concatenate([self.positions, positions]),
             np.concatenate([self.keys, wide]),
             np.concatenate([self.values, wide]),
         )
@@ -148,16 +160,15 @@ class Held:
         return Held(self.positions[keep], self.keys[keep], self.values[keep])
 
 
-def decide(policy: Policy, clock: Clock, held: Held, head_dim: int) -> Held:
-    """Let a due step select and store; the oldest candidates go."""
+def decide(policy: Policy, clock: Clock, held: Held, head_dim: int) -> tuple[Held, bool]:
+    """Let a due step select and store, and say whether not all could stay; the oldest go."""
     seen = without_data(clock, held, head_dim)
     safe = policy.protect.safe(seen)[0]
     room = policy.budget.room(seen, safe[None])
     candidates = np.nonzero(~safe)[0]
-    keep = np.sort(
-        np.concatenate([np.nonzero(safe)[0], candidates[max(0, len(candidates) - room) :]])
-    )
-    return store(policy.precision, held, seen, ~safe, keep)
+    stay = candidates[max(0, len(candidates) - room) :]
+    keep = np.sort(np.concatenate([np.nonzero(safe)[0], stay]))
+    return store(policy.precision, held, seen, ~safe, keep), len(stay) < len(candidates)
 
 
 def without_data(clock: Clock, held: Held, head_dim: int) -> Observation:

@@ -71,6 +71,15 @@ def moving(score: Score, sizes: Sizes, kept: int) -> Work:
     return Work(2 * kept * row)
 
 
+def quantising(sizes: Sizes, entries: int) -> Work:
+    """Return what it takes to store entries at fewer bits: read wide, minimum, maximum, round.
+
+    Codes and scales are written at half of the wide bytes at most.
+    """
+    elements = 2 * entries * sizes.d
+    return Work(1.5 * ELEMENT * elements, 6 * elements)
+
+
 @singledispatch
 def scoring(score: Score, sizes: Sizes) -> Work:
     """Return what it takes to rate all entries at a due step.

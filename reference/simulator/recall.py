@@ -1,7 +1,7 @@
 """Was it there when it mattered again?
 
 An entry is activated by a token that gives it at least α of its attention. It regains importance
-when it is activated after more than ``gap`` tokens without (LazyEviction §3 calls that recurrence).
+when it is activated after at least ``gap`` tokens without (LazyEviction §3 calls that recurrence).
 """
 
 from collections.abc import Sequence

@@ -217,6 +217,8 @@ class Run:
             outputs.append(output)
             present[np.arange(len(positions))[:, None], begin - first, positions] = True
             present[:, begin - first : end - first] = present[:, begin - first, None]
+            rows = np.arange(begin, end)
+            present[:, rows - first, rows] = True  # itself, also if it left before it attended
             self.entries[begin:end], self.bits[begin:end] = self.stored()
         kept = full.attention * present[:, None]
         mass = kept.sum(axis=-1, keepdims=True)
@@ -283,6 +285,8 @@ class StepRun(Run):
         self.cache = result.cache
         if result.keep is not None:
             self.note_evictions(result.seen.positions, result.keep, clock.seen - 1)
+        if self.policy.evict_before_attend and result.keep is not None:
+            return np.take_along_axis(result.seen.positions, result.keep, axis=1), result.output
         return result.seen.positions, result.output
 
     def stored(self) -> tuple[int, float]:

@@ -11,6 +11,9 @@ from kvlab.reference.policy import check_at_least
 WIDE = 2
 """Bytes of a 16-bit number."""
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+"""``model_type`` of the decoders whose ``config.json`` says what `Shape` holds."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -98,19 +101,32 @@ class Shape:
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any], path: Path) -> "Shape":
         """Take the sizes from the entries of a ``config.json``."""
-        config = config.get("text_config", config)
+        family = config.get("model_type")
+        if family not in FAMILIES:
+            raise ValueError(
+                f"{path}: model_type = {family!r} must be one of {', '.join(FAMILIES)}: the cost "
+                "model knows dense decoders whose layers all attend to everything"
+            )
+        window = config.get("sliding_window")
+        if window is not None and config.get("use_sliding_window", True):
+            raise ValueError(f"{path}: sliding_window = {window!r} must be null: see model_type")
 
         def size(name: str, otherwise: int | None = None) -> int:
             value = config.get(name)
             value = otherwise if value is None else value
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{path}: {name} = {value!r} must be a whole number")
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{path}: {name} = {value!r} must be a whole number from 1 on")
+            return value
+
+        def flag(name: str, otherwise: bool) -> bool:
+            value = config.get(name, otherwise)
+            if not isinstance(value, bool):
+                raise ValueError(f"{path}: {name} = {value!r} must be true or false")
             return value
 
         heads, hidden = size("num_attention_heads"), size("hidden_size")
-        family = config.get("model_type", "")
         return cls(
-            name=config.get("_name_or_path") or path.parent.resolve().name,
+            name=path.parent.resolve().name,
             layers=size("num_hidden_layers"),
             hidden=hidden,
             heads=heads,
@@ -118,9 +134,9 @@ class Shape:
             head_dim=size("head_dim", hidden // heads),
             intermediate=size("intermediate_size"),
             vocabulary=size("vocab_size"),
-            tied=bool(config.get("tie_word_embeddings", family.startswith("gemma"))),
-            qkv_bias=bool(config.get("attention_bias", family == "qwen2")),
-            qk_norm=family in ("qwen3", "gemma3_text"),
+            tied=flag("tie_word_embeddings", False),
+            qkv_bias=flag("attention_bias", family == "qwen2"),
+            qk_norm=family == "qwen3",
         )
 
 

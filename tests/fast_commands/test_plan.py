@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlab.fast.cli import app, main
+from kvlab.fast.evaluate.measured import measured_figures
 from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan, fleet
 from kvlab.reference.simulator.hardware import HARDWARE
@@ -70,7 +71,7 @@ def test_the_report_needs_no_network(tmp_path):
 
 def test_the_papers_figures():
     found = json.loads(run("--papers", "--json"))
-    assert {each["paper"] for each in found} == {"DesireKV", "LazyEviction"}
+    assert {each["paper"] for each in found} == {"DesireKV", "LazyEviction", "kvlab"}
     assert all(each["ratio"] == each["modelled"] / each["printed"] for each in found)
     assert "2.931 times" in run("--papers")
 
@@ -95,6 +96,9 @@ def test_the_docs_show_them(tmp_path):
         (["--users", "0"], "users = 0 must be at least 1"),
         (["--batch", "0"], "batch = 0 must be at least 1"),
         (["--speed", "-1"], "speed = -1.0 must be at least 0"),
+        (["--host", "inf"], "host = inf must be finite"),
+        (["--length", "10000000"], "length = 10000000 must be at most 200,000"),
+        (["--batch", "500000"], "batch = 500000 must be at most the"),
         (["--block-size", "0"], "block_size = 0 must be at least 1"),
         (["--bandwidth-share", "2"], "bandwidth_share = 2.0 must be above 0 and at most 1"),
         (["--model", "llama-3.1-70b", "--gpu", "v100"], "does not fit on V100"),
@@ -107,3 +111,10 @@ def test_bad_input_ends_with_one_line(monkeypatch, capfd, arguments, reason):
         main()
     assert stop.value.code == 2
     assert reason in capfd.readouterr().err
+
+
+def test_measured_memory_comes_out():
+    """But for the slots that buffers keep free: at most 64 of some 256."""
+    found = list(measured_figures())
+    assert len(found) >= 8
+    assert all(0.75 < each.ratio <= 1 for each in found)

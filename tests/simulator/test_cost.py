@@ -9,7 +9,7 @@ from tolerances import DECIMALS, FLOAT64
 
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, methods
-from kvlab.reference.simulator.cost import Plan, Runtime, fleet
+from kvlab.reference.simulator.cost import Plan, Runtime, fleet, slowest_speed
 from kvlab.reference.simulator.figures import paper_figures
 from kvlab.reference.simulator.hardware import HARDWARE, Hardware, find_hardware
 from kvlab.reference.simulator.operations import Sizes, Work, observing, scoring, selecting
@@ -70,8 +70,18 @@ def test_bytes_of_a_token():
     [
         ("[]", "must hold a JSON object"),
         ("{", "is not valid JSON"),
-        ('{"hidden_size": 8}', "num_attention_heads = None must be a whole number"),
-        ('{"hidden_size": 8, "num_attention_heads": true}', "must be a whole number"),
+        ('{"model_type": "llama"}', "num_attention_heads = None must be a whole number"),
+        ('{"model_type": "llama", "num_attention_heads": true}', "must be a whole number"),
+        ('{"model_type": "llama", "num_attention_heads": 0}', "= 0 must be a whole number from 1"),
+        ('{"model_type": "mixtral"}', "model_type = 'mixtral' must be one of llama, mistral"),
+        ('{"model_type": null}', "model_type = None must be one of"),
+        ('{"text_config": null}', "model_type = None must be one of"),
+        ('{"model_type": "mistral", "sliding_window": 4096}', "sliding_window = 4096 must be"),
+        (
+            '{"model_type": "llama", "tie_word_embeddings": "false", "num_attention_heads": 1, '
+            '"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}',
+            "tie_word_embeddings = 'false' must be true or false",
+        ),
     ],
 )
 def test_a_file_that_is_no_configuration(tmp_path, content, message):
@@ -135,7 +145,25 @@ def test_memory_of_the_full_cache_by_hand():
 def test_layers_are_compressed_one_after_the_other():
     found = plan("streaming_llm", 32, prompt=200)
     per_token_and_layer = 131072 / 32
-    assert found.memory.cache == per_token_and_layer * (32 * 32 + (200 - 32))
+    assert found.memory.cache == per_token_and_layer * (32 * 32 + 1)
+    state = 8 * 4 * np.array([32 * 32 + 200 - 32, 32 * 32 + 1])
+    while_reading = per_token_and_layer * (32 * 32 + 200 - 32) + state[0]
+    assert found.prompt_bytes == while_reading - found.memory.cache - state[1]
+
+
+def test_only_one_prompt_is_read_at_a_time():
+    long = plan("h2o", 64, prompt=8000, generated=100)
+    one, two = (long.with_batch(size).memory for size in (1, 2))
+    each = long.sequence_bytes + 4 * long.shape.vocabulary
+    assert two.total - one.total == pytest.approx(each)
+    assert long.prompt_bytes > long.sequence_bytes
+
+
+def test_users_who_are_spread_take_less():
+    together, spread = (plan(spread=way) for way in (False, True))
+    assert together.memory.cache == 364 * 131072
+    assert spread.memory.cache == pytest.approx((64 + 301 / 2) * 131072)
+    assert spread.largest_batch > together.largest_batch
 
 
 def test_blocks_bound_the_prompt():
@@ -188,6 +216,15 @@ def test_what_a_lagged_policy_saves():
     assert "move" not in per_step.kernels
 
 
+def test_quantising_is_work():
+    found = {spec: plan(spec).policy_work for spec in ("kivi@residual=32", "full")}
+    assert found["full"] == {}
+    assert set(found["kivi@residual=32"]) == {"quantise"}
+    demoting = plan("ddks@interval=64,selector=8", generated=300).policy_work
+    assert set(demoting) == {"score", "select", "quantise"}
+    assert demoting["score"].launches.sum() == 4
+
+
 def test_other_batches_are_counted_anew_without_asking_the_policy_again():
     one = plan("h2o", 64)
     many = one.with_batch(7)
@@ -199,9 +236,10 @@ def test_other_batches_are_counted_anew_without_asking_the_policy_again():
 def test_prefill_is_arithmetic_and_blocks_read_the_weights_again():
     whole = plan(prompt=4096)
     layers = 32 * (whole.shape.projections + whole.shape.feed_forward)
-    attention = 4 * 32 * 32 * 128 * 4096 * 4096 / 2
+    attention = 4 * 32 * 32 * 128 * 4096 * 4097 / 2
     flops = 2 * layers * 4096 + attention
     assert whole.prefill_seconds == pytest.approx(flops / (0.6 * 989e12))
+    assert plan(prompt=4096, block_size=4096).prefill_seconds == whole.prefill_seconds
     single = plan(prompt=4096, block_size=1)
     assert single.prefill_seconds == pytest.approx(4096 * 2 * layers / (0.8 * 4.8e12))
 
@@ -217,8 +255,17 @@ def test_devices_for_many_users():
     fast = fleet(found, 10_000, least_speed=150)
     assert fast.limit == "speed"
     assert fast.tokens_per_second >= 150
-    assert found.generated / found.with_batch(fast.batch + 1).decode_seconds < 150
+    assert slowest_speed(found.with_batch(fast.batch + 1)) < 150
     assert fast.devices > memory.devices
+    given = fleet(found, 100, batch=8)
+    assert (given.devices, given.batch, given.limit) == (13, 8, "batch")
+
+
+def test_the_slowest_stretch_counts():
+    """With the full cache a step takes longer and longer."""
+    found = plan(generated=4000, batch=40)
+    assert slowest_speed(found) == pytest.approx(1 / found.step_seconds[-64:].mean())
+    assert slowest_speed(found) < found.generated / found.decode_seconds
 
 
 def test_a_fleet_that_cannot_be():
@@ -228,6 +275,8 @@ def test_a_fleet_that_cannot_be():
         fleet(plan(), 1, least_speed=1000.0)
     with pytest.raises(ValueError, match="users = 0"):
         fleet(plan(), 0)
+    with pytest.raises(ValueError, match="batch = 9999 must be at most the"):
+        fleet(plan(), 1, batch=9999)
 
 
 @pytest.mark.parametrize(

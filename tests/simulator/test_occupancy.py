@@ -59,11 +59,22 @@ def test_the_moments_of_decisions():
     found = occupancy(methods.get("lazy_eviction@window=4", 12), 10, 20)
     generated = found.attended[10:]
     assert generated.tolist()[:8] == [11, 12, 13, 14, 13, 14, 15, 16]
-    assert np.nonzero(found.due[10:])[0].tolist() == [3, 7, 11, 15, 19]
+    assert np.nonzero(found.ranked[10:])[0].tolist() == [3, 7, 11, 15, 19]
     assert np.nonzero(found.moved[10:])[0].tolist() == [3, 7, 11, 15, 19]
     every = occupancy(methods.get("h2o", 12), 10, 20)
-    assert every.due.sum() == 21
+    assert np.nonzero(every.ranked)[0].tolist() == list(range(12, 30))
     assert not every.moved.any()
+
+
+def test_what_is_quantised_when():
+    kivi = occupancy(methods.get("kivi@group=4,residual=8"), 10, 20)
+    assert kivi.quantised[9] == 8  # keys in steps of the residual, values older than it
+    assert kivi.quantised[10:16].tolist() == [1, 1, 1, 1, 1, 8 + 1]
+    assert not kivi.ranked.any()
+    ddks = occupancy(methods.get("ddks@interval=8,selector=3,group=4"), 10, 20)
+    events = np.nonzero(ddks.ranked[10:])[0].tolist()
+    assert events == [10, 18]
+    assert (ddks.quantised[10:][events] == 6).all()  # of eight, a quarter stays wide
 
 
 @pytest.mark.parametrize(

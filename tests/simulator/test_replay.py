@@ -165,3 +165,18 @@ def test_what_does_not_fit_is_refused():
         next(replay(replace(trace, positions=np.arange(70) + 1), [methods.get("full")]))
     with pytest.raises(ValueError, match="budget = 9 must be at least"):
         next(replay(trace, [methods.get("raas", 9)]))
+
+
+def test_who_left_before_attending_was_not_there():
+    trace = noise(layers=1)
+    specs = ("caote:tova", "caote:tova@evict_before_attend=true")
+    after, before = (methods.get(spec, 12) for spec in specs)
+    ((late, early),) = replay(trace, [after, before])
+    np.testing.assert_array_equal(late.left, early.left)
+    for token in range(30, 70):
+        present = early.present(token)[0]
+        present[token] = True
+        full = Layer.of(trace, 0).full_attention(token, token + 1).attention[0, :, 0].mean(axis=0)
+        there = present[: token + 1]
+        assert early.mass[0, token] == pytest.approx(full[there].sum())
+    assert early.mass[:, 30:].mean() < late.mass[:, 30:].mean()

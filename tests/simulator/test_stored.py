@@ -92,6 +92,18 @@ def test_numbers_that_are_not_finite_are_found_when_their_layer_is_read(tmp_path
         stored.vectors(1)
 
 
+@pytest.mark.parametrize("compress", [True, False])
+def test_damage_is_noticed(tmp_path, compress):
+    path = tmp_path / "t.npz"
+    save(noise(), path, compress=compress)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"is no trace|cannot be read|must be finite"):
+        [StoredTrace(path).vectors(index) for index in range(2)]
+
+
 def test_no_file_and_no_archive(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         StoredTrace(tmp_path / "nothing.npz")

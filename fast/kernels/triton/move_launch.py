@@ -42,7 +42,9 @@ def move_survivors_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
     kept = slots.shape[2]
     block = 128
     move_survivors[(N * G, wide_slices + sum(columns))](
-        *(some if x is None else x for x in (wide, narrow, other)),
+        some if wide is None else wide,
+        some if narrow is None else narrow,
+        some if other is None else other,
         slots.contiguous(), N * G, capacity, kept,
         WIDE_SLICES=wide_slices, NARROW=columns[0], WORDS=words,
         BLOCKS=-(-kept // block), BLOCK_N=block, BLOCK_W=slice_words,
