@@ -1,0 +1,53 @@
+"""Launches the kernels of `prefill`."""
+
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
+import torch
+import triton
+from torch import Tensor
+
+from kvlab.fast.kernels.triton.prefill import column_sums, log_sums
+from kvlab.fast.kernels.triton.strides import per_head
+
+
+def received_attention_triton(
+    queries: Tensor,
+    keys: Tensor,
+    query_positions: Tensor,
+    positions: Tensor,
+    gains: Tensor | None,
+    softcap: float | None,
+) -> Tensor:
+    """Do what `received_attention` says, in Triton."""
+    N, G, rho, m, d = queries.shape
+    heads, n = N * G, keys.shape[2]
+    if queries.dtype != keys.dtype:
+        queries = queries.to(keys.dtype)
+    flat_queries = queries.reshape(heads, rho, m, d)
+    flat_keys, entries_at = per_head(keys), per_head(positions)
+    rows_at = query_positions.contiguous()
+    row_gains = rows_at if gains is None else gains.to(torch.float32).contiguous()
+    lse = torch.empty((heads, rho, m), dtype=torch.float32, device=keys.device)
+    sums = torch.empty((heads, n), dtype=torch.float32, device=keys.device)
+    block_m, block_n = 64, 64
+    q_head, q_group, q_row, _ = flat_queries.stride()
+    strides = q_head, q_group, q_row, flat_keys.stride(0), flat_keys.stride(1)
+    shared = {
+        "D": d,
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_D": max(16, triton.next_power_of_2(d)),
+        "SOFTCAP": softcap is not None,
+        "GAIN": gains is not None,
+        "WIDE": keys.dtype == torch.float32 or keys.device.type == "cpu",
+    }
+    inputs = flat_queries, flat_keys, rows_at, entries_at, row_gains
+    sizes = m, n, d**-0.5, softcap or 0.0, *strides, entries_at.stride(0), G
+    log_sums[(heads, rho, triton.cdiv(m, block_m))](
+        *inputs, lse, *sizes, BLOCKS=-(-n // block_n), **shared
+    )
+    column_sums[(heads, triton.cdiv(n, block_n))](
+        *inputs, lse, sums, *sizes, RHO=rho, BLOCKS=-(-m // block_m), **shared
+    )
+    return sums.view(N, G, n)

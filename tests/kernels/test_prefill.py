@@ -1,0 +1,87 @@
+"""Column sums by kernels agree with those of the reference's attention matrix."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
+from tolerances import FLOAT32_SCORES
+
+from kvlab.fast.kernels.prefill import received_attention
+from kvlab.reference.attention import logits, softmax
+
+
+def example(N=2, G=2, rho=2, m=40, n=70, d=32, dtype=torch.float32, scale=1.0):
+    queries = drawn((N, G, rho, m, d), 0, dtype, scale)
+    keys = in_a_buffer(drawn((N, G, n, d), 1, dtype))
+    positions = torch.arange(n, dtype=torch.int32, device=DEVICE).repeat(N, G, 1)
+    rows = torch.arange(n - m, n, dtype=torch.int32, device=DEVICE).repeat(N, 1)
+    return queries, keys, rows, positions
+
+
+def expected(queries, keys, rows, positions, gains=None, softcap=None):
+    sums = np.zeros(positions.shape)
+    for one in range(len(queries)):
+        raw = logits(as_numpy(queries[one]), as_numpy(keys[one]), softcap)
+        if gains is not None:
+            raw = raw * as_numpy(gains[one])[:, None]
+        entries, own = (x[one].cpu().numpy() for x in (positions, rows))
+        mask = (entries[:, None, None] <= own[:, None]) & (entries >= 0)[:, None, None]
+        mask = np.broadcast_to(mask, raw.shape)
+        reading = mask.any(axis=(0, 1, 3))
+        weights = softmax(raw[:, :, reading], mask[:, :, reading])
+        sums[one] = weights.sum(axis=(1, 2))
+    return sums
+
+
+def agrees(*arguments, **options):
+    found = as_numpy(received_attention(*arguments, **options))
+    wanted = expected(*arguments, **options)
+    rows = arguments[0].shape[2] * arguments[0].shape[3]
+    np.testing.assert_allclose(found, wanted, atol=FLOAT32_SCORES * rows, rtol=0)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", HEAD_DIMS)
+def test_head_dimensions_and_number_formats(d, dtype):
+    agrees(*example(N=1, d=d, dtype=dtype))
+
+
+@pytest.mark.parametrize("rho", GROUPS)
+def test_query_groups(rho):
+    agrees(*example(N=1, G=1, rho=rho))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 70), (63, 64), (65, 65), (64, 129), (130, 200)])
+def test_lengths_around_the_blocks(m, n):
+    agrees(*example(N=1, G=1, m=m, n=n))
+
+
+@pytest.mark.parametrize("softcap", [0.7, 30.0])
+@pytest.mark.parametrize("gained", [False, True])
+def test_softcap_and_step_gain(softcap, gained):
+    queries, keys, rows, positions = example()
+    gains = 1 + drawn((2, 40), 3).abs() if gained else None
+    agrees(queries, keys, rows, positions, gains=gains, softcap=softcap)
+
+
+def test_step_gain_alone():
+    arguments = example()
+    gains = 1 + drawn((2, 40), 3).abs()
+    found = agrees(*arguments, gains=gains)
+    assert np.abs(found - as_numpy(received_attention(*arguments))).max() > 0.01
+
+
+def test_padding_and_empty_slots():
+    queries, keys, rows, positions = example()
+    rows[1, :15] = -1
+    positions[1, :, :20] = -1
+    positions[0, :, ::5] = -1
+    found = agrees(queries, keys, rows, positions)
+    assert (found[1, :, :20] == 0).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 30.0])
+def test_equal_and_dominant_logits(scale):
+    found = agrees(*example(scale=scale))
+    assert found.sum(axis=-1) == pytest.approx(np.full((2, 2), 2 * 40), rel=1e-5)
