@@ -118,10 +118,10 @@ def combine(
         column = tl.arange(0, BLOCK_D)
         joined = tl.zeros([BLOCK_RHO, BLOCK_D], tl.float32)
         for number in tl.static_range(PARTS):
-            place = (head * PARTS + number) * RHO + row
-            share = tl.exp(tl.load(largest + place, mask=row < RHO, other=float("-inf")) - anchor)
+            line = (head * PARTS + number) * RHO + row
+            share = tl.exp(tl.load(largest + line, mask=row < RHO, other=float("-inf")) - anchor)
             real = (row < RHO)[:, None] & (column < D)[None, :]
-            piece = tl.load(part_output + place[:, None] * D + column, mask=real, other=0.0)
+            piece = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
             joined += piece * (share * inverse)[:, None]
         real = (row < RHO)[:, None] & (column < D)[None, :]
         to = output + (head * RHO + row[:, None]) * D + column

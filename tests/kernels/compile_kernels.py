@@ -1,0 +1,83 @@
+"""Compiles every kernel for a GPU that need not be there; run as a program, not interpreted.
+
+The interpreter takes what the compiler refuses: shapes that are no powers of two, operands of
+different types, variables that change type in a loop.
+"""
+
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kvlab.fast.kernels.triton import caote, decode, keep, move, prefill
+
+SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 64}
+POINTERS = {
+    "positions": "*i32", "safe": "*u8", "kept": "*i64", "keep": "*i64", "wide": "*i32",
+    "narrow": "*i32", "other": "*i32", "rows_at": "*i32", "entries_at": "*i32",
+    "heaviest": "*i32", "elapsed": "*i32", "interval": "*i32",
+    **dict.fromkeys(["raw", "largest", "total", "part_output", "received", "retention", "points",
+                     "others", "mass", "errors", "output", "scores", "gains", "lse", "sums"],
+                    "*fp32"),
+}  # fmt: skip
+NUMBERS = dict.fromkeys(["scale", "softcap", "threshold", "safe_mass", "most"], "fp32")
+
+
+def kernels(stored):
+    """Yield kernels, their constants, and what they are compiled for."""
+    vectors = dict.fromkeys(["queries", "keys", "values"], f"*{stored}")
+    wide = {"WIDE": stored == "fp32"}
+    for ragged in (False, True):
+        yield (
+            decode.attend_to_a_part,
+            {**SIZES, "PARTS": 33, "ROUNDS": 32, "BLOCK_RHO": 16, "SOFTCAP": ragged,
+             "RAGGED": ragged, **wide},
+            vectors,
+        )  # fmt: skip
+    for reduce, track in (("none", False), ("max", True), ("mean", False)):
+        yield (
+            decode.combine,
+            {**SIZES, "PARTS": 33, "BLOCK_PARTS": 64, "BLOCK_RHO": 16, "REDUCE": reduce,
+             "TRACK": track, "BLOCK_N": 512},
+            {"output": f"*{stored}"},
+        )  # fmt: skip
+    yield (
+        caote.find_heaviest,
+        {"ROWS": 4, "D": 128, "BLOCKS": 256, "BLOCK_N": 64, "BLOCK_D": 128},
+        vectors,
+    )
+    for fast in (False, True):
+        constants = {"ROWS": 4, "D": 128, "BLOCK_N": 64, "BLOCK_D": 128, "FAST": fast}
+        yield caote.errors_of_entries, constants, vectors
+    rows = {"D": 128, "BLOCKS": 64, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": 128,
+            "SOFTCAP": True, "GAIN": True, **wide}  # fmt: skip
+    yield prefill.log_sums, rows, vectors
+    yield prefill.column_sums, {**rows, "RHO": 4}, vectors
+    if stored == "fp32":
+        yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCKS": 16, "BLOCK_N": 1024, "SAFE": True}, {}
+        constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCKS": 64, "BLOCK_N": 128,
+                     "BLOCK_W": 32}  # fmt: skip
+        yield move.move_survivors, constants, {}
+
+
+def main() -> None:
+    """Compile for sm_90; an error ends the program."""
+    target = GPUTarget("cuda", 90, 32)
+    for stored in ("bf16", "fp16", "fp32"):
+        for kernel, constants, types in kernels(stored):
+            types = {**POINTERS, **NUMBERS, **types}
+            names = kernel.arg_names
+            signature = {
+                name: "constexpr" if name in constants else types.get(name, "i32") for name in names
+            }
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+            compiled = triton.compile(source, target=target)
+            shared = compiled.metadata.shared
+            assert shared <= 227 * 1024, (kernel, shared)
+            print(f"{kernel.__name__} {stored}: {shared} bytes shared")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
