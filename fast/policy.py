@@ -29,6 +29,7 @@ from kvlab.fast.attention import (
 )
 from kvlab.fast.cache import LayerCache, State
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.coded import CodedTable, attend_to_tables
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.ragged import kept_slots
@@ -110,6 +111,14 @@ class Observation:
     def values(self) -> Float[Tensor, "N G n d"]:
         """Values of the present entries."""
         return self.cache.values(self.queries.dtype)
+
+    @property
+    def tables(self) -> tuple[list[CodedTable], list[CodedTable]] | None:
+        """Keys and values by precision, where attention can read them so."""
+        if self.cache.mixed is None or "keys" in vars(self):
+            return None
+        keys, values = (storage.coded() for storage in self.cache.mixed)
+        return None if keys is None or values is None else (keys, values)
 
     @property
     def stored(self) -> tuple[Float[Tensor, "N G n d"], Float[Tensor, "N G n d"]]:
@@ -458,6 +467,8 @@ def attend_to(
     queries, positions = seen.queries[:, :, :, part], seen.clock.positions[:, part]
     single = seen.clock.positions.shape[1] == 1
     if single and weights and uses_triton(queries):
+        if (tables := seen.tables) is not None:
+            return attend_to_tables(queries, *tables, len(seen.cache), seen.softcap)
         places = seen.positions if seen.ragged else None
         return decode_attention(queries, *seen.stored, places, seen.softcap)
     mask = None if single and not seen.ragged else visible(positions, seen.positions)

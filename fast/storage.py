@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.quantization import Quantized, quantize, take
+from kvlab.fast.kernels.coded import CodedTable, quantise
+from kvlab.fast.quantization import Quantized, take
 from kvlab.fast.ragged import last_in_use
 from kvlab.reference.quantization import FULL_BITS
 
@@ -214,6 +215,19 @@ class Storage:
             vectors.scatter_(2, self._targets(table)[..., None].expand_as(rows), rows)
         return vectors[:, :, : self.count]
 
+    def coded(self) -> list[CodedTable] | None:
+        """Return the tables as attention kernels read them; None if some have to be rewritten.
+
+        Those are balanced keys, and blocks that are quantised per channel.
+        """
+        if self.balance is not None or any(type(t) is ChannelRows for t in self.tables):
+            return None
+        return [
+            CodedTable(t.slots, t.vectors if isinstance(t, FullRows) else t.quantized)
+            for t in self.tables
+            if isinstance(t, FullRows | TokenRows) and t.slots.shape[2]
+        ]
+
     def append(self, vectors: Float[Tensor, "N G m d"], present: Sequence[int]) -> None:
         """Add slots at full precision; of the new ones each sequence fills the last ``present``."""
         N, G, m, _ = vectors.shape
@@ -255,9 +269,9 @@ class Storage:
         """
         if slots.shape[2] == 0:
             return
-        vectors = self._balanced(slots)
+        vectors = self._balanced(slots, all_wide=counts is not None)
         used = _used(slots) if counts is None else counts
-        self._move(TokenRows(slots, used, quantize(vectors, bits, group)), counts is not None)
+        self._move(TokenRows(slots, used, quantise(vectors, bits, group)), counts is not None)
 
     def quantize_channels(
         self,
@@ -269,8 +283,8 @@ class Storage:
         """Store entries at full precision in blocks of ``group`` consecutive slots of a channel."""
         if slots.shape[2] == 0:
             return
-        blocks = self._balanced(slots).unflatten(2, (-1, group)).transpose(-1, -2)
-        self._move(ChannelRows(slots, counts, quantize(blocks, bits, group)), from_full=True)
+        blocks = self._balanced(slots, all_wide=True).unflatten(2, (-1, group)).transpose(-1, -2)
+        self._move(ChannelRows(slots, counts, quantise(blocks, bits, group)), from_full=True)
 
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
@@ -291,8 +305,15 @@ class Storage:
         """Slots, with one beyond the last for rows that belong to no entry."""
         return torch.where(table.slots < 0, self.count, table.slots)
 
-    def _balanced(self, slots: Int[Tensor, "N G chosen"]) -> Float[Tensor, "N G chosen d"]:
-        vectors = take(self.read(torch.float64), slots.clamp(min=0))
+    def _balanced(
+        self, slots: Int[Tensor, "N G chosen"], all_wide: bool
+    ) -> Float[Tensor, "N G chosen d"]:
+        """Return the vectors to be quantised; float32 where that is what is stored, or holds it."""
+        full = self.tables[0]
+        assert isinstance(full, FullRows)
+        exact = all_wide and self.balance is None and full.vectors.dtype != torch.float64
+        dtype = torch.float32 if exact else torch.float64
+        vectors = take(self.read(dtype), slots.clamp(min=0))
         return vectors if self.balance is None else vectors * self.balance[:, :, None].double()
 
     def _move(self, rows: Rows, from_full: bool) -> None:

@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvlab.fast.kernels.triton import caote, decode, keep, move, prefill
+from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill
 
 SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 64}
 POINTERS = {
@@ -54,6 +54,18 @@ def kernels(stored):
             "SOFTCAP": True, "GAIN": True, **wide}  # fmt: skip
     yield prefill.log_sums, rows, vectors
     yield prefill.column_sums, {**rows, "RHO": 4}, vectors
+    table = {"RHO": 4, "D": 128, "GROUP": 64, "BLOCK_RHO": 16, "BLOCK_D": 128, "BLOCK_N": 64}
+    for bits in (16, 8, 4, 2):
+        plain = f"*{stored}" if bits == 16 else "*u8"
+        scales = {"scales": plain if bits == 16 else "*fp16", "zeros": "*fp16", "weights": "*fp32",
+                  "slots": "*i64", "queries": f"*{stored}"}  # fmt: skip
+        constants = {**table, "BITS": bits}
+        yield coded.logits_of_table, {**constants, "SOFTCAP": False}, {**scales, "keys": plain}
+        yield coded.values_of_table, constants, {**scales, "values": plain}
+    for bits in (8, 4, 2):
+        constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits, "BLOCK": 32}
+        kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
+        yield coded.quantise_groups, constants, kinds
     if stored == "fp32":
         yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCKS": 16, "BLOCK_N": 1024, "SAFE": True}, {}
         constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCKS": 64, "BLOCK_N": 128,

@@ -9,12 +9,20 @@ from tolerances import FLOAT32_LOGITS
 from kvlab.fast import compress
 from kvlab.fast.kernels.choice import VARIABLE, uses_triton
 
-SPECS = ("h2o", "tova", "caote:h2o", "fast_caote:tova", "lazy_eviction@window=4,threshold=0.05",
-         "raas@pin_prompt=false,threshold=0.05", "kivi@group=4,residual=8")  # fmt: skip
+SPECS = (
+    "h2o",
+    "caote:tova",
+    "fast_caote:h2o",
+    "lazy_eviction@window=4,threshold=0.05",
+    "kivi@group=4,residual=8",
+    "desirekv@interval=6,selector=3,group=8",
+    "ddks@interval=6,selector=3,group=8",
+)
+SELF_SIZED = ("kivi", "desirekv", "ddks")
 
 
-def generation(spec, model, inputs, steps=14):
-    budget = None if spec.startswith("kivi") else 12
+def generation(spec, model, inputs, steps=10):
+    budget = None if spec.startswith(SELF_SIZED) else 12
     logits = []
     with compress(model, spec, budget) as cache, torch.no_grad():
         out = model(**inputs, past_key_values=cache)

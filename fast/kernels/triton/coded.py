@@ -1,0 +1,118 @@
+"""Quantise and pack in one pass, and attention that reads codes where they lie."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def quantise_groups(
+    vectors, codes, scales, zeros, rows,
+    LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Quantise one group of channels of some vectors, bit for bit as the reference does.
+
+    Computed in float64, as there; halves round to even. Grid: (blocks of rows, GROUPS).
+    """
+    PER: tl.constexpr = 8 // BITS
+    LARGEST: tl.constexpr = (1 << BITS) - 1
+    row, group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    channel = tl.arange(0, GROUP)
+    inside = (row < rows)[:, None] & (channel >= 0)[None, :]
+    at = row[:, None] * LENGTH + group * GROUP + channel
+    x = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float64)
+    x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    low, high = tl.min(x, axis=1), tl.max(x, axis=1)
+    scale = tl.minimum((high - low) / LARGEST, 65504.0).to(tl.float16)
+    zero = low.to(tl.float16)
+    step = scale.to(tl.float64)
+    whole = tl.where(step > 0, step, 1.0)
+    steps = (x - zero.to(tl.float64)[:, None]) / whole[:, None]
+    steps = tl.minimum(tl.maximum(tl.where((step > 0)[:, None], steps, 0.0), 0.0), LARGEST)
+    even = (steps + 6755399441055744.0) - 6755399441055744.0
+    code = tl.reshape(even.to(tl.int32), [BLOCK, GROUP // PER, PER])
+    shift = tl.arange(0, PER) * BITS
+    packed = tl.sum(code << shift[None, None, :], axis=2).to(tl.uint8)
+    byte = tl.arange(0, GROUP // PER)
+    to = row[:, None] * (LENGTH // PER) + group * (GROUP // PER) + byte
+    tl.store(codes + to, packed, mask=(row < rows)[:, None] & (byte >= 0)[None, :])
+    tl.store(scales + row * GROUPS + group, scale, mask=row < rows)
+    tl.store(zeros + row * GROUPS + group, zero, mask=row < rows)
+
+
+@triton.jit
+def logits_of_table(
+    queries, keys, scales, zeros, slots, raw,
+    n, count, scale, softcap, k_head, k_row, s_head,
+    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """Logits of a head's queries over the keys of one table, written to the slots of the entries.
+
+    BITS 16 are plain numbers, fewer are codes of BITS bits in groups of GROUP channels. Grid:
+    (heads, blocks of the table's rows).
+    """
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, channel = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
+    real = (row < RHO)[:, None] & (channel < D)[None, :]
+    q = tl.load(queries + (head * RHO + row[:, None]) * D + channel, mask=real, other=0.0)
+    line = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = line < count
+    inside = there[:, None] & (channel < D)[None, :]
+    if BITS == 16:
+        at = head * k_head + line[:, None].to(tl.int64) * k_row + channel
+        k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
+    else:
+        PER: tl.constexpr = 8 // BITS
+        GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+        at = head * k_head + line[:, None].to(tl.int64) * k_row + channel // PER
+        byte = tl.load(keys + at, mask=inside, other=0).to(tl.int32)
+        code = (byte >> ((channel % PER) * BITS)[None, :]) & ((1 << BITS) - 1)
+        at = head * s_head + line[:, None].to(tl.int64) * GROUPS + channel // GROUP
+        step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
+        k = code.to(tl.float32) * step + zero
+    logits = tl.dot(q.to(tl.float32), tl.trans(k), input_precision="ieee") * scale
+    if SOFTCAP:
+        small = tl.exp(-2.0 * tl.abs(logits) / softcap)
+        bent = softcap * (1.0 - small) / (1.0 + small)
+        logits = tl.where(logits < 0, -bent, bent)
+    slot = tl.load(slots + head * count + line, mask=there, other=-1)
+    to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
+    tl.store(to, logits, mask=(row < RHO)[:, None] & (slot >= 0)[None, :])
+
+
+@triton.jit
+def values_of_table(
+    weights, values, scales, zeros, slots, output,
+    n, count, v_head, v_row, s_head,
+    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Weighted sum of some values of one table; a part of the output. Grid: (heads, blocks)."""
+    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, channel = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
+    line = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = line < count
+    slot = tl.load(slots + head * count + line, mask=there, other=-1)
+    at = weights + (head * RHO + row[:, None]) * n + slot[None, :]
+    p = tl.load(at, mask=(row < RHO)[:, None] & (slot >= 0)[None, :], other=0.0)
+    inside = there[:, None] & (channel < D)[None, :]
+    if BITS == 16:
+        place = head * v_head + line[:, None].to(tl.int64) * v_row + channel
+        v = tl.load(values + place, mask=inside, other=0.0).to(tl.float32)
+    else:
+        PER: tl.constexpr = 8 // BITS
+        GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
+        place = head * v_head + line[:, None].to(tl.int64) * v_row + channel // PER
+        byte = tl.load(values + place, mask=inside, other=0).to(tl.int32)
+        code = (byte >> ((channel % PER) * BITS)[None, :]) & ((1 << BITS) - 1)
+        place = head * s_head + line[:, None].to(tl.int64) * GROUPS + channel // GROUP
+        step = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+        zero = tl.load(zeros + place, mask=inside, other=0.0).to(tl.float32)
+        v = code.to(tl.float32) * step + zero
+    part = tl.dot(p, v, input_precision="ieee")
+    real = (row < RHO)[:, None] & (channel < D)[None, :]
+    to = (head * tl.num_programs(1) + block) * RHO + row
+    tl.store(output + to[:, None] * D + channel, part, mask=real)
