@@ -6,37 +6,16 @@ once for values; logits and probabilities, 20·ρ per entry, written and read as
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from kvlab.fast import attention, quantization
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.coded_table import CodedTable
 from kvlab.fast.quantization import Quantized
-from kvlab.reference.quantization import FULL_BITS
-
-
-@dataclass(frozen=True)
-class CodedTable:
-    """Vectors of one precision, and the slots of the entries that they belong to."""
-
-    slots: Int[Tensor, "N G rows"]
-    """−1 for rows that belong to no entry."""
-    vectors: Float[Tensor, "N G rows d"] | Quantized
-    """As they are, or codes in groups of consecutive channels."""
-
-    @property
-    def bits(self) -> int:
-        """Bits per element."""
-        return self.vectors.bits if isinstance(self.vectors, Quantized) else FULL_BITS
-
-    def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
-        """Dequantise."""
-        if isinstance(self.vectors, Quantized):
-            return self.vectors.dequantize(dtype)
-        return self.vectors.to(dtype)
 
 
 def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantized:
@@ -52,6 +31,46 @@ def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantiz
 
         return quantise_triton(x, bits, group)
     return quantization.quantize(x, bits, group)
+
+
+def outlier_scores(
+    x: Float[Tensor, "*rows length"], group: int, over: Literal["outliers", "block"] = "outliers"
+) -> Float[Tensor, "*rows groups"]:
+    """Mean distance of each group's outliers to its mean, 0 without outliers (DesireKV Eq. 6).
+
+    An outlier lies more than 1.5 interquartile ranges outside the quartiles. Computed in float64.
+
+    Args:
+        x: keys.
+        group: channels that are judged together.
+        over: average over the outliers, or over the whole group so that their number counts.
+    """
+    if uses_triton(x) and group & (group - 1) == 0 and x.shape[-1] % group == 0:
+        from kvlab.fast.kernels.triton.coded_launch import outlier_scores_triton
+
+        return outlier_scores_triton(x, group, over)
+    return outlier_scores_torch(x, group, over)
+
+
+def outlier_scores_torch(
+    x: Float[Tensor, "*rows length"], group: int, over: Literal["outliers", "block"]
+) -> Float[Tensor, "*rows groups"]:
+    """Do what `outlier_scores` says, in PyTorch."""
+    return torch.stack([one_group(block, over) for block in x.double().split(group, -1)], dim=-1)
+
+
+def one_group(
+    block: Float[Tensor, "*rows g"], over: Literal["outliers", "block"]
+) -> Float[Tensor, "*rows"]:
+    """Return the outlier score of one group of channels."""
+    levels = torch.tensor([0.25, 0.75], dtype=block.dtype, device=block.device)
+    first, third = torch.quantile(block, levels, dim=-1, keepdim=True)
+    reach = 1.5 * (third - first)
+    outlier = (block < first - reach) | (block > third + reach)
+    distance = (block - block.mean(dim=-1, keepdim=True)).abs()
+    total = (distance * outlier).sum(dim=-1)
+    count = outlier.sum(dim=-1).clamp(min=1) if over == "outliers" else block.shape[-1]
+    return total / count
 
 
 def attend_to_tables(

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.cache import LayerCache, State
+from kvlab.fast.kernels.coded import outlier_scores
 from kvlab.fast.policy import Budget, Observation, Precision, Protect, Score, twin_of
 from kvlab.fast.ragged import kept_slots
 from kvlab.fast.storage import EMPTY
@@ -171,20 +172,6 @@ class ShareOfWindow(Budget):
         return int((entries - safe) * self.share)
 
 
-def outlier_score(
-    block: Float[Tensor, "*rows g"], over: Literal["outliers", "block"]
-) -> Float[Tensor, "*rows"]:
-    """Mean distance of a block's outliers to its mean; 0 without outliers."""
-    levels = torch.tensor([0.25, 0.75], dtype=block.dtype, device=block.device)
-    first, third = torch.quantile(block, levels, dim=-1, keepdim=True)
-    reach = 1.5 * (third - first)
-    outlier = (block < first - reach) | (block > third + reach)
-    distance = (block - block.mean(dim=-1, keepdim=True)).abs()
-    total = (distance * outlier).sum(dim=-1)
-    count = outlier.sum(dim=-1).clamp(min=1) if over == "outliers" else block.shape[-1]
-    return total / count
-
-
 def sensitivity(
     keys: Float[Tensor, "N G n d"],
     window: Bool[Tensor, "N G n"],
@@ -192,9 +179,7 @@ def sensitivity(
     over: Literal["outliers", "block"],
 ) -> Float[Tensor, "N n"]:
     """Quantisation sensitivity of each token in one layer, relative to the window's largest."""
-    blocks = keys.double().split(group, dim=-1)
-    per_block = torch.stack([outlier_score(block, over) for block in blocks])
-    per_token = per_block.mean(dim=(0, 2))
+    per_token = outlier_scores(keys, group, over).mean(dim=(1, 3))
     largest = (per_token * window[:, 0]).amax(dim=-1, keepdim=True)
     return torch.where(largest > 0, per_token / largest, 0.0)
 

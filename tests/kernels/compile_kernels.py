@@ -66,6 +66,8 @@ def kernels(stored):
         constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits, "BLOCK": 32}
         kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
         yield coded.quantise_groups, constants, kinds
+    constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "OF_OUTLIERS": True, "BLOCK": 16}
+    yield coded.outliers_of_groups, constants, {"vectors": f"*{stored}", "scores": "*fp64"}
     if stored == "fp32":
         yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCKS": 16, "BLOCK_N": 1024, "SAFE": True}, {}
         constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCKS": 64, "BLOCK_N": 128,

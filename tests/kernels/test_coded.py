@@ -6,10 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
-from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
+from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
-from kvlab.fast.kernels.coded import CodedTable, attend_to_tables, quantise
+from kvlab.fast.kernels.coded import CodedTable, attend_to_tables, outlier_scores, quantise
 from kvlab.reference.attention import attend
+from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.quantization import quantize
 
 N, G, RHO, D = 2, 2, 4, 64
@@ -100,3 +101,17 @@ def test_slots_in_no_table_are_empty():
     taken[[0, 2, 4, 7, 9]] = True
     assert (weights[0, 0, :, 0][:, ~taken] == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, 2, 1, device=DEVICE))
+
+
+@pytest.mark.parametrize("over", ["outliers", "block"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("length", "group"), [(64, 64), (128, 64), (96, 32), (80, 64), (64, 2)])
+def test_outlier_scores(length, group, dtype, over):
+    x = drawn((21, length), dtype=dtype)
+    x[::3, 5] *= 12
+    x[4] = 1.0
+    found = as_numpy(outlier_scores(x, group, over))
+    blocks = np.split(as_numpy(x), range(group, length, group), axis=-1)
+    wanted = np.stack([outlier_score(block, over) for block in blocks], axis=-1)
+    np.testing.assert_allclose(found, wanted, atol=FLOAT64)
+    assert group < 32 or wanted.max() > 0.1

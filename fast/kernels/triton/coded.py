@@ -15,7 +15,7 @@ def quantise_groups(
     Computed in float64, as there; halves round to even. Grid: (blocks of rows, GROUPS).
     """
     PER: tl.constexpr = 8 // BITS
-    LARGEST: tl.constexpr = (1 << BITS) - 1
+    LARGEST: tl.constexpr = 2**BITS - 1
     row, group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
     channel = tl.arange(0, GROUP)
     inside = (row < rows)[:, None] & (channel >= 0)[None, :]
@@ -38,6 +38,45 @@ def quantise_groups(
     tl.store(codes + to, packed, mask=(row < rows)[:, None] & (byte >= 0)[None, :])
     tl.store(scales + row * GROUPS + group, scale, mask=row < rows)
     tl.store(zeros + row * GROUPS + group, zero, mask=row < rows)
+
+
+@triton.jit
+def outliers_of_groups(
+    vectors, scores, rows,
+    LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, OF_OUTLIERS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Mean distance of a group's outliers to its mean. Grid: (blocks of rows, GROUPS)."""
+    row, group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    channel = tl.arange(0, GROUP)
+    inside = (row < rows)[:, None] & (channel >= 0)[None, :]
+    at = row[:, None] * LENGTH + group * GROUP + channel
+    narrow = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float32)
+    ordered = tl.sort(narrow, dim=1).to(tl.float64)
+    x = narrow.to(tl.float64)
+    # the quartile at q lies between two of the ordered values, q·(GROUP − 1) counted from 0
+    below: tl.constexpr = (GROUP - 1) // 4
+    part: tl.constexpr = (GROUP - 1) % 4 * 0.25
+    above: tl.constexpr = 3 * (GROUP - 1) // 4
+    share: tl.constexpr = 3 * (GROUP - 1) % 4 * 0.25
+    place = channel[None, :]
+    low = tl.sum(tl.where(place == below, ordered, 0.0), axis=1)
+    first = low + part * (tl.sum(tl.where(place == below + 1, ordered, 0.0), axis=1) - low)
+    if part == 0:
+        first = low
+    high = tl.sum(tl.where(place == above, ordered, 0.0), axis=1)
+    third = high + share * (tl.sum(tl.where(place == above + 1, ordered, 0.0), axis=1) - high)
+    if share == 0:
+        third = high
+    reach = 1.5 * (third - first)
+    outlier = (x < (first - reach)[:, None]) | (x > (third + reach)[:, None])
+    mean = tl.sum(x, axis=1) / GROUP
+    distance = tl.where(outlier, tl.abs(x - mean[:, None]), 0.0)
+    total = tl.sum(distance, axis=1)
+    count = tl.full([BLOCK], GROUP, tl.float64)
+    if OF_OUTLIERS:
+        count = tl.maximum(tl.sum(outlier.to(tl.int32), axis=1), 1).to(tl.float64)
+    tl.store(scores + row * GROUPS + group, total / count, mask=row < rows)
 
 
 @triton.jit
@@ -68,7 +107,7 @@ def logits_of_table(
         GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
         at = head * k_head + line[:, None].to(tl.int64) * k_row + channel // PER
         byte = tl.load(keys + at, mask=inside, other=0).to(tl.int32)
-        code = (byte >> ((channel % PER) * BITS)[None, :]) & ((1 << BITS) - 1)
+        code = (byte >> ((channel % PER) * BITS)[None, :]) & (2**BITS - 1)
         at = head * s_head + line[:, None].to(tl.int64) * GROUPS + channel // GROUP
         step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
         zero = tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
@@ -107,7 +146,7 @@ def values_of_table(
         GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
         place = head * v_head + line[:, None].to(tl.int64) * v_row + channel // PER
         byte = tl.load(values + place, mask=inside, other=0).to(tl.int32)
-        code = (byte >> ((channel % PER) * BITS)[None, :]) & ((1 << BITS) - 1)
+        code = (byte >> ((channel % PER) * BITS)[None, :]) & (2**BITS - 1)
         place = head * s_head + line[:, None].to(tl.int64) * GROUPS + channel // GROUP
         step = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
         zero = tl.load(zeros + place, mask=inside, other=0.0).to(tl.float32)

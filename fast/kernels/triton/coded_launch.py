@@ -9,8 +9,13 @@ import torch
 import triton
 from torch import Tensor
 
-from kvlab.fast.kernels.coded import CodedTable
-from kvlab.fast.kernels.triton.coded import logits_of_table, quantise_groups, values_of_table
+from kvlab.fast.kernels.coded_table import CodedTable
+from kvlab.fast.kernels.triton.coded import (
+    logits_of_table,
+    outliers_of_groups,
+    quantise_groups,
+    values_of_table,
+)
 from kvlab.fast.quantization import Quantized
 
 BLOCK_N = 64
@@ -40,6 +45,21 @@ def quantise_triton(x: Tensor, bits: int, group: int) -> Quantized:
         group,
         length,
     )
+
+
+def outlier_scores_triton(x: Tensor, group: int, over: str) -> Tensor:
+    """Do what `outlier_scores` says, in Triton."""
+    length = x.shape[-1]
+    flat = x.reshape(-1, length).contiguous()
+    rows, groups = flat.shape[0], length // group
+    scores = torch.empty((rows, groups), dtype=torch.float64, device=x.device)
+    block = 16
+    if rows:
+        outliers_of_groups[(triton.cdiv(rows, block), groups)](
+            flat, scores, rows,
+            LENGTH=length, GROUP=group, GROUPS=groups, OF_OUTLIERS=over == "outliers", BLOCK=block,
+        )  # fmt: skip
+    return scores.view(*x.shape[:-1], groups)
 
 
 def attend_to_tables_triton(
@@ -82,7 +102,7 @@ def attend_to_tables_triton(
         if not count:
             continue
         vectors, scales, zeros, group = parts_of(table)
-        blocks = triton.cdiv(count, BLOCK_N)
+        blocks = -(-count // BLOCK_N)
         part = torch.empty((heads, blocks, rho, d), dtype=torch.float32, device=device)
         values_of_table[(heads, blocks)](
             weights, vectors, scales, zeros, table.slots.contiguous(), part,
