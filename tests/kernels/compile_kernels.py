@@ -31,26 +31,26 @@ def kernels(stored):
     for ragged in (False, True):
         yield (
             decode.attend_to_a_part,
-            {**SIZES, "PARTS": 33, "ROUNDS": 32, "BLOCK_RHO": 16, "SOFTCAP": ragged,
+            {**SIZES, "PARTS": 64, "BLOCK_RHO": 16, "SOFTCAP": ragged,
              "RAGGED": ragged, **wide},
-            vectors,
+            {**vectors, "queries": "*fp32"} if ragged else vectors,
         )  # fmt: skip
     for reduce, track in (("none", False), ("max", True), ("mean", False)):
         yield (
             decode.combine,
-            {**SIZES, "PARTS": 33, "BLOCK_PARTS": 64, "BLOCK_RHO": 16, "REDUCE": reduce,
+            {**SIZES, "PARTS": 64, "BLOCK_PARTS": 64, "BLOCK_RHO": 16, "REDUCE": reduce,
              "TRACK": track, "BLOCK_N": 512},
             {"output": f"*{stored}"},
         )  # fmt: skip
     yield (
         caote.find_heaviest,
-        {"ROWS": 4, "D": 128, "BLOCKS": 256, "BLOCK_N": 64, "BLOCK_D": 128},
+        {"ROWS": 4, "D": 128, "BLOCK_N": 64, "BLOCK_D": 128},
         vectors,
     )
     for fast in (False, True):
         constants = {"ROWS": 4, "D": 128, "BLOCK_N": 64, "BLOCK_D": 128, "FAST": fast}
         yield caote.errors_of_entries, constants, vectors
-    rows = {"D": 128, "BLOCKS": 64, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": 128,
+    rows = {"D": 128, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": 128,
             "SOFTCAP": True, "GAIN": True, **wide}  # fmt: skip
     yield prefill.log_sums, rows, vectors
     yield prefill.column_sums, {**rows, "RHO": 4}, vectors
@@ -69,8 +69,8 @@ def kernels(stored):
     constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "OF_OUTLIERS": True, "BLOCK": 16}
     yield coded.outliers_of_groups, constants, {"vectors": f"*{stored}", "scores": "*fp64"}
     if stored == "fp32":
-        yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCKS": 16, "BLOCK_N": 1024, "SAFE": True}, {}
-        constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCKS": 64, "BLOCK_N": 128,
+        yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCK_N": 1024, "SAFE": True}, {}
+        constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCK_N": 128,
                      "BLOCK_W": 32}  # fmt: skip
         yield move.move_survivors, constants, {}
 

@@ -8,7 +8,7 @@ import triton.language as tl
 def find_heaviest(
     retention, values, output, others, heaviest, mass,
     n, v_head, v_row, safe_mass,
-    ROWS: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr, D: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Find a row's heaviest entry, the mass of all others, and their part of the output.
@@ -20,7 +20,7 @@ def find_heaviest(
     line = head * ROWS + row
     best = tl.full([], -1.0, tl.float32)
     where = tl.full([], 0, tl.int32)
-    for block in range(BLOCKS):
+    for block in range(0, tl.cdiv(n, BLOCK_N)):
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
         h = tl.load(retention + line * n + entry, mask=entry < n, other=-1.0)
         largest = tl.max(h, axis=0)
@@ -28,7 +28,7 @@ def find_heaviest(
         where = tl.where(largest > best, place, where)
         best = tl.maximum(best, largest)
     left = tl.full([], 0.0, tl.float32)
-    for block in range(BLOCKS):
+    for block in range(0, tl.cdiv(n, BLOCK_N)):
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
         h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
         left += tl.sum(tl.where(entry == where, 0.0, h), axis=0)
@@ -41,7 +41,7 @@ def find_heaviest(
     rest = whole - best * own.to(tl.float32)
     if left < safe_mass:
         rest = tl.zeros([BLOCK_D], tl.float32)
-        for block in range(BLOCKS):
+        for block in range(0, tl.cdiv(n, BLOCK_N)):
             entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
             h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
             h = tl.where(entry == where, 0.0, h)

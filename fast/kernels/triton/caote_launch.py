@@ -31,7 +31,7 @@ def eviction_errors_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor
     find_heaviest[(heads, rows)](
         h, flat, output, others, heaviest, mass,
         n, flat.stride(0), flat.stride(1), 0.0 if fast else SAFE_MASS,
-        ROWS=rows, D=d, BLOCKS=-(-n // block), BLOCK_N=block, BLOCK_D=wide,
+        ROWS=rows, D=d, BLOCK_N=block, BLOCK_D=wide,
     )  # fmt: skip
     points = values.to(torch.float32).mean(dim=2) if fast else output
     errors_of_entries[(heads, triton.cdiv(n, block))](

@@ -7,9 +7,9 @@ import triton.language as tl
 @triton.jit
 def attend_to_a_part(
     queries, keys, values, positions, raw, largest, total, part_output,
-    n, scale, softcap,
+    n, rounds, scale, softcap,
     q_head, q_row, k_head, k_row, v_head, v_row, p_head,
-    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr, ROUNDS: tl.constexpr,
+    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr, RAGGED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -17,19 +17,18 @@ def attend_to_a_part(
 
     With WIDE products are of float32, without of the stored numbers; sums always are float32.
     Writes the raw logits, and of this part the largest logit, the sum of exponentials below it and
-    the unnormalised output. Grid: (heads, PARTS); each program walks ROUNDS blocks of entries.
+    the unnormalised output. Grid: (heads, PARTS); each program walks some blocks of entries.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, column = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
     real = (row < RHO)[:, None] & (column < D)[None, :]
     q = tl.load(queries + head * q_head + row[:, None] * q_row + column, mask=real, other=0.0)
-    if WIDE:
-        q = q.to(tl.float32)
+    q = q.to(tl.float32) if WIDE else q.to(keys.dtype.element_ty)
     best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_RHO], tl.float32)
     output = tl.zeros([BLOCK_RHO, BLOCK_D], tl.float32)
-    for turn in range(ROUNDS):
-        entry = (part * ROUNDS + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
+    for turn in range(0, rounds):
+        entry = (part * rounds + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
         held = there
         if RAGGED:

@@ -55,11 +55,11 @@ def decode_attention_triton(
     flat_positions = None if positions is None else per_head(positions)
     attend_to_a_part[(heads, parts)](
         flat_queries, keys, values, flat_positions, raw, largest, total, part_output,
-        n, d**-0.5, softcap or 0.0,
+        n, rounds, d**-0.5, softcap or 0.0,
         flat_queries.stride(0), flat_queries.stride(1),
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         0 if flat_positions is None else flat_positions.stride(0),
-        ROUNDS=rounds, BLOCK_N=block,
+        BLOCK_N=block,
         SOFTCAP=softcap is not None, RAGGED=positions is not None,
         WIDE=keys.dtype == torch.float32 or device.type == "cpu", **sizes,
     )  # fmt: skip
@@ -88,4 +88,5 @@ def split(n: int, block: int, heads: int, device: torch.device) -> tuple[int, in
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     wanted = max(1, min(MOST_PARTS, blocks, math.ceil(WAVES * processors / heads)))
     rounds = -(-blocks // wanted)
-    return -(-blocks // rounds), rounds
+    parts = 1 << (-(-blocks // rounds) - 1).bit_length()  # few numbers: each is compiled anew
+    return parts, rounds

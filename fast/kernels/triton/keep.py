@@ -22,7 +22,7 @@ def ascending(scores):
 def keep_sets(
     scores, safe, positions, kept, keep,
     n, width, s_head, p_head, heads_of_one,
-    SCORE_HEADS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
+    SCORE_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
 ):  # fmt: skip
     """Write the slots that stay, ascending, at the end of each head's row of ``keep``.
 
@@ -34,7 +34,7 @@ def keep_sets(
     score_row = (sequence if SCORE_HEADS == 1 else head) * s_head
     stays = tl.load(kept + sequence)
     secure = tl.full([], 0, tl.int32)
-    for block in range(BLOCKS):
+    for block in range(0, tl.cdiv(n, BLOCK_N)):
         slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = slot < n
         if SAFE:
@@ -48,7 +48,7 @@ def keep_sets(
     for _ in range(32):
         middle = (low + high + 1) >> 1
         reach = tl.full([], 0, tl.int32)
-        for block in range(BLOCKS):
+        for block in range(0, tl.cdiv(n, BLOCK_N)):
             slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
             there = slot < n
             present = tl.load(positions + head * p_head + slot, mask=there, other=-1) >= 0
@@ -62,7 +62,7 @@ def keep_sets(
         high = tl.where(enough, high, middle - 1)
     above = tl.full([], 0, tl.int32)
     equal = tl.full([], 0, tl.int32)
-    for block in range(BLOCKS):
+    for block in range(0, tl.cdiv(n, BLOCK_N)):
         slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = slot < n
         present = tl.load(positions + head * p_head + slot, mask=there, other=-1) >= 0
@@ -75,7 +75,7 @@ def keep_sets(
     passed_over = equal - (wanted - above)
     place = (width - stays).to(tl.int32)
     seen_equal = tl.full([], 0, tl.int32)
-    for block in range(BLOCKS):
+    for block in range(0, tl.cdiv(n, BLOCK_N)):
         slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = slot < n
         present = tl.load(positions + head * p_head + slot, mask=there, other=-1) >= 0

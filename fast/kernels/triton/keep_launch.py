@@ -28,6 +28,6 @@ def keep_slots_triton(
     keep_sets[(N * G,)](
         scores, marks, flat, to_device(list(kept), positions.device), keep,
         n, width, n, flat.stride(0), G,
-        SCORE_HEADS=scores.shape[1], BLOCKS=-(-n // block), BLOCK_N=block, SAFE=safe is not None,
+        SCORE_HEADS=scores.shape[1], BLOCK_N=block, SAFE=safe is not None,
     )  # fmt: skip
     return keep

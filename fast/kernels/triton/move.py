@@ -14,7 +14,7 @@ import triton.language as tl
 def move_column(
     buffer, keep, head, column, first_word,
     heads, capacity, width,
-    WORDS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+    WORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Move the survivors of one column of a head to its front, some words of each row.
 
@@ -22,7 +22,7 @@ def move_column(
     """
     word = first_word + tl.arange(0, BLOCK_W)
     base = (column * heads + head) * capacity
-    for block in range(BLOCKS):
+    for block in range(0, tl.cdiv(width, BLOCK_N)):
         to = block * BLOCK_N + tl.arange(0, BLOCK_N)
         here = to < width
         source = tl.load(keep + head * width + to, mask=here, other=0)
@@ -38,7 +38,7 @@ def move_column(
 def move_survivors(
     wide, narrow, other, keep, heads, capacity, width,
     WIDE_SLICES: tl.constexpr, NARROW: tl.constexpr, WORDS: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Move all columns of all heads: keys and values, int32 state, float32 state.
 
@@ -50,15 +50,15 @@ def move_survivors(
     if piece < WIDE_SLICES:
         move_column(
             wide, keep, head, piece // PER_COLUMN, (piece % PER_COLUMN) * BLOCK_W,
-            heads, capacity, width, WORDS, BLOCKS, BLOCK_N, BLOCK_W,
+            heads, capacity, width, WORDS, BLOCK_N, BLOCK_W,
         )  # fmt: skip
     elif piece < WIDE_SLICES + NARROW:
         move_column(
             narrow, keep, head, piece - WIDE_SLICES, 0,
-            heads, capacity, width, 1, BLOCKS, BLOCK_N, 1,
+            heads, capacity, width, 1, BLOCK_N, 1,
         )  # fmt: skip
     else:
         move_column(
             other, keep, head, piece - WIDE_SLICES - NARROW, 0,
-            heads, capacity, width, 1, BLOCKS, BLOCK_N, 1,
+            heads, capacity, width, 1, BLOCK_N, 1,
         )  # fmt: skip

@@ -47,5 +47,5 @@ def move_survivors_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
         some if other is None else other,
         slots.contiguous(), N * G, capacity, kept,
         WIDE_SLICES=wide_slices, NARROW=columns[0], WORDS=words,
-        BLOCKS=-(-kept // block), BLOCK_N=block, BLOCK_W=slice_words,
+        BLOCK_N=block, BLOCK_W=slice_words,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import triton.language as tl
 def log_sums(
     queries, keys, rows_at, entries_at, gains, lse,
     m, n, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
-    D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Log of every row's sum of exponentials over the entries that it may read.
@@ -29,7 +29,7 @@ def log_sums(
         gain = tl.load(gains + sequence * m + row, mask=inside, other=1.0)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
-    for block in range(BLOCKS):
+    for block in range(0, tl.cdiv(n, BLOCK_N)):
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
         entry_at = tl.load(entries_at + head * e_head + entry, mask=there, other=-1)
@@ -57,7 +57,7 @@ def log_sums(
 def column_sums(
     queries, keys, rows_at, entries_at, gains, lse, sums,
     m, n, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
-    RHO: tl.constexpr, D: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr,
+    RHO: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def column_sums(
         k = k.to(tl.float32)
     total = tl.zeros([BLOCK_N], tl.float32)
     for group in range(RHO):
-        for block in range(BLOCKS):
+        for block in range(0, tl.cdiv(m, BLOCK_M)):
             row = block * BLOCK_M + tl.arange(0, BLOCK_M)
             inside = row < m
             at = head * q_head + group * q_group + row[:, None].to(tl.int64) * q_row + column

@@ -44,10 +44,6 @@ def received_attention_triton(
     }
     inputs = flat_queries, flat_keys, rows_at, entries_at, row_gains
     sizes = m, n, d**-0.5, softcap or 0.0, *strides, entries_at.stride(0), G
-    log_sums[(heads, rho, triton.cdiv(m, block_m))](
-        *inputs, lse, *sizes, BLOCKS=-(-n // block_n), **shared
-    )
-    column_sums[(heads, triton.cdiv(n, block_n))](
-        *inputs, lse, sums, *sizes, RHO=rho, BLOCKS=-(-m // block_m), **shared
-    )
+    log_sums[(heads, rho, triton.cdiv(m, block_m))](*inputs, lse, *sizes, **shared)
+    column_sums[(heads, triton.cdiv(n, block_n))](*inputs, lse, sums, *sizes, RHO=rho, **shared)
     return sums.view(N, G, n)
