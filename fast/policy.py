@@ -466,11 +466,12 @@ def attend_to(
     """Attention of a part of the block's queries, and on request its probabilities."""
     queries, positions = seen.queries[:, :, :, part], seen.clock.positions[:, part]
     single = seen.clock.positions.shape[1] == 1
-    if single and weights and uses_triton(queries):
+    if single and uses_triton(queries):
         if (tables := seen.tables) is not None:
             return attend_to_tables(queries, *tables, len(seen.cache), seen.softcap)
-        places = seen.positions if seen.ragged else None
-        return decode_attention(queries, *seen.stored, places, seen.softcap)
+        if weights:
+            places = seen.positions if seen.ragged else None
+            return decode_attention(queries, *seen.stored, places, seen.softcap)
     mask = None if single and not seen.ragged else visible(positions, seen.positions)
     if weights or seen.softcap is not None:
         return attend(queries, seen.keys, seen.values, mask, seen.softcap)

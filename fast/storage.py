@@ -218,9 +218,11 @@ class Storage:
     def coded(self) -> list[CodedTable] | None:
         """Return the tables as attention kernels read them; None if some have to be rewritten.
 
-        Those are balanced keys, and blocks that are quantised per channel.
+        Those are balanced keys, blocks that are quantised per channel, and codes of 3 bits.
         """
-        if self.balance is not None or any(type(t) is ChannelRows for t in self.tables):
+        if self.balance is not None:
+            return None
+        if any(type(t) is ChannelRows or FULL_BITS % t.bits for t in self.tables):
             return None
         return [
             CodedTable(t.slots, t.vectors if isinstance(t, FullRows) else t.quantized)

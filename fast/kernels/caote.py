@@ -1,15 +1,16 @@
 """CAOTE's score of every entry: what the outputs lose when it alone leaves (CAOTE Eq. 8-9, 14).
 
 Bytes, for N·G heads with k rows of retention, n entries of d channels of e bytes: values once,
-n·d·e, retention twice, 8·k·n, scores written, 4·n. Without ``output`` the weighted sum of values
-comes before, another n·d·e. Operations: 3·k·n·d, and 2·k·n·d for the weighted sum.
+n·d·e, retention three times, 12·k·n, scores written, 4·n. Without ``output``, and for the mean of
+FastCAOTE, a float32 copy of the values is written and read before, 8·n·d. Operations: 3·k·n·d, and
+2·k·n·d for the weighted sum.
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.choice import untraced, uses_triton
 from kvlab.fast.methods import caote
 
 SAFE_MASS = 1e-3
@@ -17,6 +18,7 @@ SAFE_MASS = 1e-3
 heaviest from the whole would lose three digits there."""
 
 
+@untraced
 def eviction_errors(
     h: Float[Tensor, "N G k n"],
     values: Float[Tensor, "N G n d"],

@@ -2,7 +2,7 @@
 
 Bytes of `quantise`, for vectors of d channels of e bytes: read d·e, written d·bits/8 and 4 per
 group. Bytes of `attend_to_tables`: every table's codes, scales and zero points once for keys and
-once for values; logits and probabilities, 20·ρ per entry, written and read as float32.
+once for values; logits and probabilities in float32, about 44·ρ per entry in all passes.
 """
 
 from collections.abc import Sequence
@@ -90,10 +90,12 @@ def attend_to_tables(
         softcap: bound into which logits are squeezed.
 
     Returns:
-        The output in the queries' number format, and the probabilities in float32.
+        The output in the queries' number format, and the probabilities in float32. Codes of 3 bits
+        take PyTorch.
     """
     arguments = queries, keys, values, entries, softcap
-    if uses_triton(queries):
+    fills_bytes = all(table.bits in (2, 4, 8, 16) for table in (*keys, *values))
+    if fills_bytes and uses_triton(queries):
         from kvlab.fast.kernels.triton.coded_launch import attend_to_tables_triton
 
         return attend_to_tables_triton(*arguments)

@@ -31,9 +31,10 @@ def keep_slots(
         ordered: whether slots are in ascending position, the empty ones first.
 
     Returns:
-        As many slots as the sequence that keeps most; one that keeps fewer has them at the end.
+        As many slots as the sequence that keeps most; one that keeps fewer has them at the end,
+        after others: then PyTorch finds them.
     """
-    if ordered and uses_triton(scores):
+    if ordered and min(kept) == max(kept) and uses_triton(scores):
         from kvlab.fast.kernels.triton.keep_launch import keep_slots_triton
 
         return keep_slots_triton(scores, safe, positions, kept)

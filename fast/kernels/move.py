@@ -24,12 +24,21 @@ def move_survivors(
         ascending: whether slots ascend and none lies before its new place.
     """
     first = next(iter(buffers.values()))
-    if ascending and uses_triton(first):
+    if ascending and uses_triton(first) and move_as_words(buffers):
         from kvlab.fast.kernels.triton.move_launch import move_survivors_triton
 
         move_survivors_triton(list(buffers.values()), slots)
         return
     move_survivors_torch(buffers, slots)
+
+
+def move_as_words(buffers: Mapping[Any, Tensor]) -> bool:
+    """Say whether Triton moves these: one buffer of vectors, and one of each 32-bit state."""
+    wide = [x for x in buffers.values() if x.dim() > 4]
+    state = [x.dtype for x in buffers.values() if x.dim() == 4]
+    whole = all(x.shape[-1] * x.itemsize % 4 == 0 for x in wide)
+    known = {torch.int32, torch.float32}
+    return len(wide) <= 1 and whole and set(state) <= known and len(set(state)) == len(state)
 
 
 def move_survivors_torch(buffers: Mapping[Any, Tensor], slots: Int[Tensor, "N G kept"]) -> None:

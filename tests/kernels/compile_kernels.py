@@ -12,7 +12,7 @@ from triton.compiler import ASTSource
 
 from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill
 
-SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 64}
+SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 32}
 POINTERS = {
     "positions": "*i32", "safe": "*u8", "kept": "*i64", "keep": "*i64", "wide": "*i32",
     "narrow": "*i32", "other": "*i32", "rows_at": "*i32", "entries_at": "*i32",
@@ -35,6 +35,9 @@ def kernels(stored):
              "RAGGED": ragged, **wide},
             {**vectors, "queries": "*fp32"} if ragged else vectors,
         )  # fmt: skip
+    large = {"RHO": 2, "D": 256, "BLOCK_D": 256, "BLOCK_N": 16 if stored == "fp32" else 32,
+             "PARTS": 64, "BLOCK_RHO": 16, "SOFTCAP": True, "RAGGED": True, **wide}  # fmt: skip
+    yield decode.attend_to_a_part, large, vectors
     for reduce, track in (("none", False), ("max", True), ("mean", False)):
         yield (
             decode.combine,
@@ -50,10 +53,14 @@ def kernels(stored):
     for fast in (False, True):
         constants = {"ROWS": 4, "D": 128, "BLOCK_N": 64, "BLOCK_D": 128, "FAST": fast}
         yield caote.errors_of_entries, constants, vectors
-    rows = {"D": 128, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_D": 128,
+    block = 32 if stored == "fp32" else 64
+    rows = {"D": 128, "BLOCK_M": block, "BLOCK_N": block, "BLOCK_D": 128,
             "SOFTCAP": True, "GAIN": True, **wide}  # fmt: skip
     yield prefill.log_sums, rows, vectors
     yield prefill.column_sums, {**rows, "RHO": 4}, vectors
+    gemma = {**rows, "D": 256, "BLOCK_D": 256, "BLOCK_M": 32, "BLOCK_N": 32}
+    yield prefill.log_sums, gemma, vectors
+    yield prefill.column_sums, {**gemma, "RHO": 2}, vectors
     table = {"RHO": 4, "D": 128, "GROUP": 64, "BLOCK_RHO": 16, "BLOCK_D": 128, "BLOCK_N": 64}
     for bits in (16, 8, 4, 2):
         plain = f"*{stored}" if bits == 16 else "*u8"

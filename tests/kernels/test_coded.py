@@ -63,17 +63,18 @@ def tables(vectors, owner, formats):
 
 
 FORMATS = [(16, 0), (8, 64), (4, 64), (2, 32)]
+ODD = [(16, 0), (3, 64), (4, 64), (8, 32)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [5, 64, 150])
-@pytest.mark.parametrize("softcap", [None, 5.0])
-def test_attention_to_mixed_precision(n, dtype, softcap):
+@pytest.mark.parametrize(("softcap", "formats"), [(None, FORMATS), (5.0, FORMATS), (None, ODD)])
+def test_attention_to_mixed_precision(n, dtype, softcap, formats):
     queries = drawn((N, G, RHO, 1, D), 0, dtype)
     keys, values = (drawn((N, G, n, D), seed, dtype) for seed in (1, 2))
     rng = np.random.default_rng(n)
     own, other = (torch.tensor(rng.integers(0, 4, (N, G, n)), device=DEVICE) for _ in range(2))
-    stored_keys, stored_values = tables(keys, own, FORMATS), tables(values, other, FORMATS)
+    stored_keys, stored_values = tables(keys, own, formats), tables(values, other, formats)
     output, weights = attend_to_tables(queries, stored_keys, stored_values, n, softcap)
 
     def read(stored):

@@ -103,6 +103,22 @@ def test_survivors_are_moved_together(n, kept, d, dtype):
                     assert (after[name][column, sequence, head, :kept] == wanted).all(), name
 
 
+def test_what_is_no_pair_of_equal_vectors_takes_pytorch():
+    before = buffers(1, 1, 9, 32, torch.float32)
+    before["others"] = drawn((1, 1, 1, 9, 16))
+    after = {name: x.clone() for name, x in before.items()}
+    slots = torch.tensor([[[0, 2, 3, 8]]], device=DEVICE)
+    move_survivors(after, slots, ascending=True)
+    for name, x in before.items():
+        assert (after[name][:, 0, 0, :4] == x[:, 0, 0, slots[0, 0]]).all()
+
+
+def test_nan_ranks_highest():
+    scores = torch.tensor([[[1.0, torch.nan, -torch.nan, 5.0, torch.inf]]], device=DEVICE)
+    found = keep_slots(scores, None, ascending_positions(1, 1, 5), [3], ordered=True)
+    assert found.flatten().tolist() == [1, 2, 4]
+
+
 def test_vectors_alone_and_state_alone():
     for names in (["vectors"], ["counters"], ["sums"], ["vectors", "sums"]):
         before = {

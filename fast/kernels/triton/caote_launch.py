@@ -9,9 +9,10 @@ from torch import Tensor
 
 from kvlab.fast.kernels.caote import SAFE_MASS
 from kvlab.fast.kernels.triton.caote import errors_of_entries, find_heaviest
-from kvlab.fast.kernels.triton.strides import per_head
+from kvlab.fast.kernels.triton.strides import on_its_device, per_head
 
 
+@on_its_device
 def eviction_errors_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | None) -> Tensor:
     """Do what `eviction_errors` says, in Triton."""
     N, G, rows, n = h.shape

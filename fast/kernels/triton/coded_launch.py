@@ -16,11 +16,13 @@ from kvlab.fast.kernels.triton.coded import (
     quantise_groups,
     values_of_table,
 )
+from kvlab.fast.kernels.triton.strides import on_its_device
 from kvlab.fast.quantization import Quantized
 
 BLOCK_N = 64
 
 
+@on_its_device
 def quantise_triton(x: Tensor, bits: int, group: int) -> Quantized:
     """Do what `quantise` says, in Triton."""
     length = x.shape[-1]
@@ -47,6 +49,7 @@ def quantise_triton(x: Tensor, bits: int, group: int) -> Quantized:
     )
 
 
+@on_its_device
 def outlier_scores_triton(x: Tensor, group: int, over: str) -> Tensor:
     """Do what `outlier_scores` says, in Triton."""
     length = x.shape[-1]
@@ -62,6 +65,7 @@ def outlier_scores_triton(x: Tensor, group: int, over: str) -> Tensor:
     return scores.view(*x.shape[:-1], groups)
 
 
+@on_its_device
 def attend_to_tables_triton(
     queries: Tensor,
     keys: Sequence[CodedTable],

@@ -12,13 +12,14 @@ from torch import Tensor
 from kvlab.fast.attention import compute_dtype
 from kvlab.fast.kernels.tracking import Reduction, Tracking
 from kvlab.fast.kernels.triton.decode import attend_to_a_part, combine
-from kvlab.fast.kernels.triton.strides import per_head
+from kvlab.fast.kernels.triton.strides import on_its_device, per_head
 
 MOST_PARTS = 64
 WAVES = 2
 """Programs per multiprocessor that the first kernel aims at."""
 
 
+@on_its_device
 def decode_attention_triton(
     queries: Tensor,
     keys: Tensor,
@@ -36,9 +37,10 @@ def decode_attention_triton(
     if compute_dtype(keys.dtype) != torch.float32:
         raise ValueError(f"keys of {keys.dtype}: Triton kernels compute in float32")
     heads, device = N * G, queries.device
-    flat_queries = queries.reshape(heads, rho, d)
+    flat_queries = queries.reshape(heads, rho, d).contiguous()
     keys, values = (per_head(x) for x in (keys, values))
-    block = 128 if d <= 64 else 64
+    wide = keys.dtype == torch.float32 or device.type == "cpu"
+    block = block_of_entries(d, wide)
     parts, rounds = split(n, block, heads, device)
     f32 = {"dtype": torch.float32, "device": device}
     raw = torch.empty((heads, rho, n), **f32)
@@ -61,7 +63,7 @@ def decode_attention_triton(
         0 if flat_positions is None else flat_positions.stride(0),
         BLOCK_N=block,
         SOFTCAP=softcap is not None, RAGGED=positions is not None,
-        WIDE=keys.dtype == torch.float32 or device.type == "cpu", **sizes,
+        WIDE=wide, **sizes,
     )  # fmt: skip
     received = raw if reduce == "none" else torch.empty((heads, n), **f32)
     elapsed = interval = received
@@ -78,6 +80,13 @@ def decode_attention_triton(
     )  # fmt: skip
     output = output.view(N, G, rho, 1, d)
     return output, received.view((N, G, rho, 1, n) if reduce == "none" else (N, G, n))
+
+
+def block_of_entries(d: int, wide: bool) -> int:
+    """Return how many entries a program holds at once, so that they fit into shared memory."""
+    if d > 128:
+        return 16 if wide else 32
+    return 32 if wide else (128 if d <= 64 else 64)
 
 
 def split(n: int, block: int, heads: int, device: torch.device) -> tuple[int, int]:

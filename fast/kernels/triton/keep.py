@@ -12,9 +12,10 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def ascending(scores):
-    """Map float32 to int64 in the same order; both zeros are one."""
+    """Map float32 to int64 in the same order; both zeros are one, NaN lies above all."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
+    keys = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+    return tl.where(scores != scores, 0x7FFFFFFF, keys).to(tl.int64)
 
 
 @triton.jit
@@ -91,6 +92,6 @@ def keep_sets(
         stay = stay | (candidate & (keys > low)) | ((tie != 0) & (number > passed_over))
         ones = stay.to(tl.int32)
         to = place + tl.cumsum(ones, axis=0) - 1
-        tl.store(keep + head * width + to, slot.to(tl.int64), mask=stay)
+        tl.store(keep + head * width + to, slot.to(tl.int64), mask=stay & (to < width))
         place += tl.sum(ones, axis=0)
         seen_equal += tl.sum(tie, axis=0)

@@ -10,10 +10,11 @@ import triton
 from torch import Tensor
 
 from kvlab.fast.kernels.triton.keep import keep_sets
-from kvlab.fast.kernels.triton.strides import per_head
+from kvlab.fast.kernels.triton.strides import on_its_device, per_head
 from kvlab.fast.ragged import to_device
 
 
+@on_its_device
 def keep_slots_triton(
     scores: Tensor, safe: Tensor | None, positions: Tensor, kept: Sequence[int]
 ) -> Tensor:

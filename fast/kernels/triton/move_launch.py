@@ -10,11 +10,13 @@ import triton
 from torch import Tensor
 
 from kvlab.fast.kernels.triton.move import move_survivors
+from kvlab.fast.kernels.triton.strides import on_its_device
 
 WORDS_OF_A_SLICE = 32
 """128 bytes: what one read of a row fetches from memory."""
 
 
+@on_its_device
 def move_survivors_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
     """Do what `move_survivors` says, in Triton, in one launch.
 

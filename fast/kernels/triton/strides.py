@@ -1,6 +1,27 @@
-"""How tensors lie in memory."""
+"""Where tensors lie: on which device, and how in its memory."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
 from torch import Tensor
+
+Launch = TypeVar("Launch", bound=Callable[..., Any])
+
+
+def on_its_device(launch: Launch) -> Launch:
+    """Let a function launch on the device of its first argument: Triton takes the current one."""
+
+    @wraps(launch)
+    def guarded(*arguments: Any) -> Any:
+        first = arguments[0]
+        x: Tensor = first[0] if isinstance(first, list) else first
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            return launch(*arguments)
+
+    return cast(Launch, guarded)
 
 
 def per_head(x: Tensor) -> Tensor:
