@@ -3,10 +3,14 @@
 Axes as in `kvlab.reference.notation`, with the batch ``N`` in front.
 """
 
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from kvlab.reference.windows import GroupReduction
 
 
 def compute_dtype(stored: torch.dtype) -> torch.dtype:
@@ -85,3 +89,10 @@ def attend_without_weights(
         queries.flatten(1, 2), keys, values, attn_mask=heads, enable_gqa=rho > 1
     ).view(N, G, rho, m, d)
     return output if mask is None else torch.where(mask.any(-1, keepdim=True), output, 0.0)
+
+
+def reduce_group(x: Float[Tensor, "N G rho *rest"], how: GroupReduction | Literal["sum"]) -> Tensor:
+    """Reduce over the query heads that share a KV head."""
+    if x.shape[2] == 1:
+        return x[:, :, 0]
+    return x.amax(dim=2) if how == "max" else getattr(x, how)(dim=2)

@@ -10,14 +10,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 from kvlab.fast.attention import softmax, visible
 from kvlab.fast.cache import State
 from kvlab.fast.policy import Observation
-from kvlab.reference.windows import Border, GroupReduction
-
-
-def reduce_group(x: Float[Tensor, "N G rho *rest"], how: GroupReduction) -> Tensor:
-    """Reduce over the query heads that share a KV head."""
-    if x.shape[2] == 1:
-        return x[:, :, 0]
-    return x.amax(dim=2) if how == "max" else getattr(x, how)(dim=2)
+from kvlab.reference.windows import Border
 
 
 def remember_queries(state: State, seen: Observation, size: int) -> None:

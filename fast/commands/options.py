@@ -54,6 +54,18 @@ def read_prompt(text: str | None, file: Path | None, model: str | None) -> str:
         raise ValueError(f"prompt_file = {file} must be UTF-8 text") from None
 
 
+def read_methods(text: str) -> list[str]:
+    """Return the specifications in an option, separated by ';' or blanks.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    specs = text.replace(";", " ").split()
+    if not specs:
+        raise ValueError("methods must name at least one method")
+    return specs
+
+
 def prepare_output(name: str, file: Path) -> None:
     """Make the directory of a file, before anything is computed for it.
 

@@ -4,15 +4,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from kvlab.fast.commands.options import at_least, prepare_output
+from kvlab.fast.commands.options import at_least, prepare_output, read_methods
 from kvlab.fast.commands.terminal import AsJson, console, working
+from kvlab.fast.evaluate.compare import takes_budget
 from kvlab.fast.evaluate.measured import measured_figures
 from kvlab.reference import methods as registry
 from kvlab.reference.selection import budget_entries
@@ -150,9 +151,7 @@ def plan(
         speed,
         spread,
     )
-    specs = methods.replace(";", " ").split()
-    if not specs:
-        raise ValueError("methods must name at least one method")
+    specs = read_methods(methods)
     entries = budget_entries(budget, prompt + length)
     found: list[tuple[Row, Plan | None]] = []
     for spec in specs:
@@ -165,7 +164,7 @@ def plan(
         write_report(asked, found, report)
     if as_json:
         print(
-            json.dumps({"asked": plain(asked), "methods": [asdict(row) for row in rows]}, indent=1)
+            json.dumps({"asked": asdict(asked), "methods": [asdict(row) for row in rows]}, indent=1)
         )
         return
     console.print(table(asked, rows))
@@ -188,9 +187,7 @@ def planned(asked: Asked, spec: str, budget: int) -> tuple[Row, Plan | None]:
     Raises:
         ValueError: if the method is unknown or an option of it is not allowed.
     """
-    method = registry.parse(spec)
-    takes = getattr(method, "base", method).budgeted
-    entries = budget if takes else None
+    entries = budget if takes_budget(spec) else None
     try:
         plan = Plan(
             asked.shape,
@@ -227,11 +224,6 @@ def planned(asked: Asked, spec: str, budget: int) -> tuple[Row, Plan | None]:
         ),
         plan,
     )
-
-
-def plain(asked: Asked) -> dict[str, Any]:
-    """Return plain data."""
-    return asdict(asked)
 
 
 COLUMNS = (

@@ -12,7 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from kvlab.fast.commands.options import prepare_output
+from kvlab.fast.commands.options import prepare_output, read_methods
 from kvlab.fast.commands.simulation import COLUMNS, Row, cells, summed_up, title
 from kvlab.fast.commands.terminal import AsJson, console, progress
 from kvlab.fast.evaluate.compare import takes_budget
@@ -63,7 +63,7 @@ def simulate(
     if recorded.prompt == tokens:
         raise ValueError(f"{trace} holds a prompt of {tokens} tokens and nothing generated")
     budgets = sorted({budget_entries(text, tokens) for text in budget or ("50%", "70%")})
-    asked = questions(recorded, methods.replace(";", " ").split(), budgets)
+    asked = questions(recorded, read_methods(methods), budgets)
     policies = [policy for _, policy in asked if isinstance(policy, Policy)]
     if not policies:
         raise ValueError(f"no method could run; {asked[0][0].method}: {asked[0][0].refusal}")
@@ -98,10 +98,8 @@ def questions(
     """Make the policies; one that cannot work with this trace is refused in its row.
 
     Raises:
-        ValueError: if a method is unknown or an option of it is not allowed, or there is none.
+        ValueError: if a method is unknown or an option of it is not allowed.
     """
-    if not specs:
-        raise ValueError("methods must name at least one method")
     found: list[tuple[Row, Policy | None]] = []
     for spec in specs:
         registry.parse(spec)

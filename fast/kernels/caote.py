@@ -7,18 +7,16 @@ FastCAOTE, a float32 copy of the values is written and read before, 8·n·d. Ope
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kvlab.fast.kernels.choice import untraced, uses_triton
-from kvlab.fast.methods import caote
+from kvlab.fast.kernels.choice import uses_triton
 
 SAFE_MASS = 1e-3
 """Mass of all but the heaviest entry, below which their output is summed anew: subtracting the
 heaviest from the whole would lose three digits there."""
 
 
-@untraced
 def eviction_errors(
     h: Float[Tensor, "N G k n"],
     values: Float[Tensor, "N G n d"],
@@ -51,8 +49,57 @@ def eviction_errors_torch(
 ) -> Float[Tensor, "N G n"]:
     """Do what `eviction_errors` says, in PyTorch; ``output`` is computed anew."""
     values = values.to(h.dtype)
-    if fast:
-        per_row = caote.fast_eviction_error(h, values, None)
-    else:
-        per_row = caote.eviction_error(h, values)
+    per_row = fast_eviction_error(h, values, None) if fast else eviction_error(h, values)
     return per_row[:, :, 0] if h.shape[2] == 1 else torch.linalg.vector_norm(per_row, dim=2)
+
+
+def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:
+    """Return Σh − h_j, for the largest entry as the sum of the others, without cancellation."""
+    largest = h.argmax(dim=-1, keepdim=True)
+    others = h.scatter(-1, largest, 0.0).sum(dim=-1, keepdim=True)
+    return (h.sum(dim=-1, keepdim=True) - h).scatter(-1, largest, others)
+
+
+def distances(
+    point: Float[Tensor, "N G k d"], values: Float[Tensor, "N G n d"], norm: float
+) -> Float[Tensor, "N G k n"]:
+    """‖point − v_j‖ for every point of a head and every value."""
+    if point.shape[2] == 1:
+        return torch.linalg.vector_norm(values - point, norm, dim=-1)[:, :, None]
+    return torch.cdist(point, values, p=norm, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def eviction_error(
+    h: Float[Tensor, "N G k n"], values: Float[Tensor, "N G n d"], norm: float = 2
+) -> Float[Tensor, "N G k n"]:
+    """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
+
+    The largest entry's error is computed from the output of the others, where the printed formula
+    loses its digits as h_j → 1; with all the mass, its error is the largest number there is.
+    """
+    largest, where = h.max(dim=-1, keepdim=True)
+    others = h.scatter(-1, where, 0.0)
+    mass = others.sum(dim=-1, keepdim=True)
+    others_output = torch.matmul(others, values)
+    heaviest = values.gather(2, where.expand(*where.shape[:3], values.shape[3]))
+    output = torch.addcmul(others_output, largest, heaviest)
+    error = h * distances(output, values, norm) / (1 - h)
+    apart = torch.linalg.vector_norm(heaviest - others_output / mass, norm, dim=-1, keepdim=True)
+    exact = torch.where(mass > 0, largest * apart, torch.finfo(h.dtype).max)
+    return error.scatter(-1, where, exact)
+
+
+def fast_eviction_error(
+    h: Float[Tensor, "N G k n"],
+    values: Float[Tensor, "N G n d"],
+    present: Bool[Tensor, "N G n"] | None,
+    norm: float = 2,
+) -> Float[Tensor, "N G k n"]:
+    """FastCAOTE: the unweighted mean of all present values stands in for the output."""
+    if present is None:
+        mean = values.mean(dim=2, keepdim=True)
+    else:
+        entries = present.sum(dim=-1)[..., None, None].clamp(min=1)
+        mean = (values * present[..., None]).sum(dim=2, keepdim=True) / entries
+    rest = remaining_mass(h).clamp(min=torch.finfo(torch.float64).eps)
+    return h / rest * distances(mean, values, norm)

@@ -6,18 +6,14 @@ PyTorch. Nothing else falls back: whoever asks for Triton and does not have it i
 """
 
 import os
-from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
 from sys import modules
-from typing import Any, TypeVar, cast
 
 import torch
 
 VARIABLE = "KVLAB_KERNELS"
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 if os.environ.get(VARIABLE) == "interpret" and "triton" not in modules:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
@@ -29,11 +25,6 @@ class Kernels(StrEnum):
     TORCH = "torch"
     TRITON = "triton"
     INTERPRET = "interpret"
-
-
-def untraced(function: Function) -> Function:
-    """Let torch.compile call a function as it is, instead of looking into it."""
-    return cast(Function, torch.compiler.disable(function))
 
 
 def kernels_for(device: torch.device) -> Kernels:
@@ -56,7 +47,6 @@ def kernels_for(device: torch.device) -> Kernels:
     return chosen
 
 
-@untraced
 def uses_triton(x: torch.Tensor) -> bool:
     """Say whether a tensor takes Triton kernels, and make sure that it can.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvlab.fast import attention
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.tracking import Reduction, Tracking
+from kvlab.fast.kernels.tracking import Reduction, Tracking, track
 
 
 def decode_attention(
@@ -69,11 +69,9 @@ def decode_attention_torch(
     output = output.to(queries.dtype)
     if reduce == "none":
         return output, weights
-    rows = weights[:, :, :, 0]
-    received = rows.amax(dim=2) if reduce == "max" else getattr(rows, reduce)(dim=2)
+    received = attention.reduce_group(weights[:, :, :, 0], reduce)
     if tracking is not None:
         active = received >= tracking.threshold
         tracking.elapsed.add_(1)
-        tracking.interval.clamp_(min=tracking.elapsed * active)
-        tracking.elapsed.masked_fill_(active, 0)
+        track(tracking.elapsed, tracking.interval, active, counts=active)
     return output, received

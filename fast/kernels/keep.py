@@ -37,7 +37,7 @@ def keep_slots(
     if ordered and min(kept) == max(kept) and uses_triton(scores):
         from kvlab.fast.kernels.triton.keep_launch import keep_slots_triton
 
-        return keep_slots_triton(scores, safe, positions, kept)
+        return keep_slots_triton(scores, safe, positions, kept[0])
     return keep_slots_torch(scores, safe, positions, kept, ordered)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 Reduction = Literal["none", "sum", "mean", "max"]
@@ -18,3 +18,21 @@ class Tracking:
     interval: Int[Tensor, "N G n"]
     """Longest time between two activations."""
     threshold: float
+
+
+def track(
+    elapsed: Int[Tensor, "N G n"],
+    interval: Int[Tensor, "N G n"],
+    active: Bool[Tensor, "N G n"],
+    counts: Bool[Tensor, "N G n"],
+) -> None:
+    """Take in what a token activated, in place.
+
+    Args:
+        elapsed: generated tokens since each entry's latest activation, or since before its birth.
+        interval: longest time between two activations.
+        active: entries that are activated now.
+        counts: those of them whose time since the last activation counts as an interval.
+    """
+    interval.clamp_(min=elapsed * counts)
+    elapsed.masked_fill_(active, 0)

@@ -10,6 +10,13 @@ from torch import Tensor
 
 from kvlab.fast.cache import State
 from kvlab.fast.fusion import fusable
+from kvlab.fast.kernels.caote import (
+    eviction_error,
+    eviction_errors,
+    fast_eviction_error,
+    remaining_mass,
+)
+from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.policy import Observation, Score, twin_of
 from kvlab.fast.ragged import to_device
 from kvlab.fast.selection import first_to_go
@@ -31,58 +38,6 @@ def normalize(
     return (retention + nothing * present[:, :, None]) / (total + nothing * entries)
 
 
-def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:
-    """Return Σh − h_j, for the largest entry as the sum of the others, without cancellation."""
-    largest = h.argmax(dim=-1, keepdim=True)
-    others = h.scatter(-1, largest, 0.0).sum(dim=-1, keepdim=True)
-    return (h.sum(dim=-1, keepdim=True) - h).scatter(-1, largest, others)
-
-
-def distances(
-    point: Float[Tensor, "N G k d"], values: Float[Tensor, "N G n d"], norm: float
-) -> Float[Tensor, "N G k n"]:
-    """‖point − v_j‖ for every point of a head and every value."""
-    if point.shape[2] == 1:
-        return torch.linalg.vector_norm(values - point, norm, dim=-1)[:, :, None]
-    return torch.cdist(point, values, p=norm, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def eviction_error(
-    h: Float[Tensor, "N G k n"], values: Float[Tensor, "N G n d"], norm: float = 2
-) -> Float[Tensor, "N G k n"]:
-    """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
-
-    The largest entry's error is computed from the output of the others, where the printed formula
-    loses its digits as h_j → 1; with all the mass, its error is the largest number there is.
-    """
-    largest, where = h.max(dim=-1, keepdim=True)
-    others = h.scatter(-1, where, 0.0)
-    mass = others.sum(dim=-1, keepdim=True)
-    others_output = torch.matmul(others, values)
-    heaviest = values.gather(2, where.expand(*where.shape[:3], values.shape[3]))
-    output = torch.addcmul(others_output, largest, heaviest)
-    error = h * distances(output, values, norm) / (1 - h)
-    apart = torch.linalg.vector_norm(heaviest - others_output / mass, norm, dim=-1, keepdim=True)
-    exact = torch.where(mass > 0, largest * apart, torch.finfo(h.dtype).max)
-    return error.scatter(-1, where, exact)
-
-
-def fast_eviction_error(
-    h: Float[Tensor, "N G k n"],
-    values: Float[Tensor, "N G n d"],
-    present: Bool[Tensor, "N G n"] | None,
-    norm: float = 2,
-) -> Float[Tensor, "N G k n"]:
-    """FastCAOTE: the unweighted mean of all present values stands in for the output."""
-    if present is None:
-        mean = values.mean(dim=2, keepdim=True)
-    else:
-        entries = present.sum(dim=-1)[..., None, None].clamp(min=1)
-        mean = (values * present[..., None]).sum(dim=2, keepdim=True) / entries
-    rest = remaining_mass(h).clamp(min=torch.finfo(torch.float64).eps)
-    return h / rest * distances(mean, values, norm)
-
-
 def group_errors(
     retention: Float[Tensor, "N G k n"],
     values: Float[Tensor, "N G n d"],
@@ -93,12 +48,6 @@ def group_errors(
 ) -> Float[Tensor, "N #G n"]:
     """Error of each entry over the query group; L2 is the exact change of all its outputs."""
     h = normalize(retention, present)
-    joins_by_norm = heads == "l2" or (h.shape[2] == 1 and heads != "layer")
-    if norm == 2 and joins_by_norm and not (fast and present is not None):
-        from kvlab.fast.kernels.caote import eviction_errors, uses_triton
-
-        if uses_triton(values):
-            return eviction_errors(h, values, fast)
     if fast:
         per_head = fast_eviction_error(h, values, present, norm)
     else:
@@ -214,7 +163,7 @@ class EvictionError(Score):
     ) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
         """Find the entry whose eviction changes the output least, in one fusable function."""
         simple = self.several == "independent" and self.pool is None
-        if not simple or self.normalize_over == "candidates":
+        if not simple or self.normalize_over == "candidates" or uses_triton(seen.queries):
             return super().first_to_go(state, seen, safe, room)
         retention = self.base.retention(state, seen, None if safe is None else ~safe)
         if self.heads == "attention":
@@ -229,6 +178,10 @@ class EvictionError(Score):
         present: Bool[Tensor, "N G n"] | None,
     ) -> Float[Tensor, "N #G n"]:
         """Error of each entry, for this score's norm, heads and reading of the output."""
+        joins_by_norm = self.heads == "l2" or (retention.shape[2] == 1 and self.heads != "layer")
+        plain = self.norm == 2 and joins_by_norm and not (self.fast and present is not None)
+        if plain and uses_triton(values):
+            return eviction_errors(normalize(retention, present), values, self.fast)
         return group_errors(retention, values, present, self.fast, self.norm, self.heads)
 
     def elimination_orders(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from kvlab.fast.attention import reduce_group
 from kvlab.fast.cache import State
 from kvlab.fast.policy import Observation, Score, twin_of
-from kvlab.fast.windows import reduce_group
 from kvlab.reference.methods import h2o as reference
 from kvlab.reference.windows import GroupReduction
 

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from kvlab.fast.attention import reduce_group
 from kvlab.fast.cache import State
+from kvlab.fast.kernels.tracking import track
 from kvlab.fast.policy import Observation, Score, twin_of
-from kvlab.fast.windows import reduce_group
 from kvlab.reference.methods import lazy_eviction as reference
 from kvlab.reference.methods.lazy_eviction import Form
 from kvlab.reference.policy import Clock
@@ -26,24 +27,6 @@ DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
     "none": torch.zeros_like,
 }
 """Maps of [0, ∞) onto (0, 1] that fall from 1: the forms of Appendix D and Table 5."""
-
-
-def track(
-    elapsed: Int[Tensor, "N G n"],
-    interval: Int[Tensor, "N G n"],
-    active: Bool[Tensor, "N G n"],
-    counts: Bool[Tensor, "N G n"],
-) -> None:
-    """Take in what a token activated, in place.
-
-    Args:
-        elapsed: generated tokens since each entry's latest activation, or since before its birth.
-        interval: longest time between two activations.
-        active: entries that are activated now.
-        counts: those of them whose time since the last activation counts as an interval.
-    """
-    interval.clamp_(min=elapsed * counts)
-    elapsed.masked_fill_(active, 0)
 
 
 @twin_of(reference.Recurrence)

@@ -1,7 +1,11 @@
 """Quantise and pack in one pass, and attention that reads codes where they lie."""
 
+from typing import no_type_check
+
 import triton
 import triton.language as tl
+
+from kvlab.fast.kernels.triton.blocks import read_vectors, squeezed
 
 
 @triton.jit
@@ -80,6 +84,7 @@ def outliers_of_groups(
 
 
 @triton.jit
+@no_type_check
 def logits_of_table(
     queries, keys, scales, zeros, slots, raw,
     n, count, scale, softcap, k_head, k_row, s_head,
@@ -99,30 +104,19 @@ def logits_of_table(
     line = block * BLOCK_N + tl.arange(0, BLOCK_N)
     there = line < count
     inside = there[:, None] & (channel < D)[None, :]
-    if BITS == 16:
-        at = head * k_head + line[:, None].to(tl.int64) * k_row + channel
-        k = tl.load(keys + at, mask=inside, other=0.0).to(tl.float32)
-    else:
-        PER: tl.constexpr = 8 // BITS
-        GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
-        at = head * k_head + line[:, None].to(tl.int64) * k_row + channel // PER
-        byte = tl.load(keys + at, mask=inside, other=0).to(tl.int32)
-        code = (byte >> ((channel % PER) * BITS)[None, :]) & (2**BITS - 1)
-        at = head * s_head + line[:, None].to(tl.int64) * GROUPS + channel // GROUP
-        step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
-        zero = tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
-        k = code.to(tl.float32) * step + zero
+    k = read_vectors(
+        keys, scales, zeros, head, line, inside, channel, k_head, k_row, s_head, D, BITS, GROUP
+    )
     logits = tl.dot(q.to(tl.float32), tl.trans(k), input_precision="ieee") * scale
     if SOFTCAP:
-        small = tl.exp(-2.0 * tl.abs(logits) / softcap)
-        bent = softcap * (1.0 - small) / (1.0 + small)
-        logits = tl.where(logits < 0, -bent, bent)
+        logits = squeezed(logits, softcap)
     slot = tl.load(slots + head * count + line, mask=there, other=-1)
     to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
     tl.store(to, logits, mask=(row < RHO)[:, None] & (slot >= 0)[None, :])
 
 
 @triton.jit
+@no_type_check
 def values_of_table(
     weights, values, scales, zeros, slots, output,
     n, count, v_head, v_row, s_head,
@@ -138,19 +132,9 @@ def values_of_table(
     at = weights + (head * RHO + row[:, None]) * n + slot[None, :]
     p = tl.load(at, mask=(row < RHO)[:, None] & (slot >= 0)[None, :], other=0.0)
     inside = there[:, None] & (channel < D)[None, :]
-    if BITS == 16:
-        place = head * v_head + line[:, None].to(tl.int64) * v_row + channel
-        v = tl.load(values + place, mask=inside, other=0.0).to(tl.float32)
-    else:
-        PER: tl.constexpr = 8 // BITS
-        GROUPS: tl.constexpr = (D + GROUP - 1) // GROUP
-        place = head * v_head + line[:, None].to(tl.int64) * v_row + channel // PER
-        byte = tl.load(values + place, mask=inside, other=0).to(tl.int32)
-        code = (byte >> ((channel % PER) * BITS)[None, :]) & (2**BITS - 1)
-        place = head * s_head + line[:, None].to(tl.int64) * GROUPS + channel // GROUP
-        step = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
-        zero = tl.load(zeros + place, mask=inside, other=0.0).to(tl.float32)
-        v = code.to(tl.float32) * step + zero
+    v = read_vectors(
+        values, scales, zeros, head, line, inside, channel, v_head, v_row, s_head, D, BITS, GROUP
+    )
     part = tl.dot(p, v, input_precision="ieee")
     real = (row < RHO)[:, None] & (channel < D)[None, :]
     to = (head * tl.num_programs(1) + block) * RHO + row

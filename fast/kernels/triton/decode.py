@@ -1,10 +1,15 @@
 """Split-KV decode attention that also yields the probabilities, in two launches."""
 
+from typing import no_type_check
+
 import triton
 import triton.language as tl
 
+from kvlab.fast.kernels.triton.blocks import squeezed
+
 
 @triton.jit
+@no_type_check
 def attend_to_a_part(
     queries, keys, values, positions, raw, largest, total, part_output,
     n, rounds, scale, softcap,
@@ -40,9 +45,7 @@ def attend_to_a_part(
             k = k.to(tl.float32)
         logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP:
-            doubled = tl.exp(-2.0 * tl.abs(logits) / softcap)
-            bent = softcap * (1.0 - doubled) / (1.0 + doubled)
-            logits = tl.where(logits < 0, -bent, bent)
+            logits = squeezed(logits, softcap)
         logits = tl.where(held[None, :], logits, float("-inf"))
         to = raw + (head * RHO + row[:, None]) * n + entry
         tl.store(to, logits, mask=(row < RHO)[:, None] & there[None, :])

@@ -20,76 +20,75 @@ def ascending(scores):
 
 @triton.jit
 @no_type_check
+def read_block(
+    scores, safe, positions, score_row, place_row, safe_row, block, n,
+    BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
+):  # fmt: skip
+    """Return a block's slots, sortable scores, who is a candidate, and who stays in any case."""
+    slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = slot < n
+    present = tl.load(positions + place_row + slot, mask=there, other=-1) >= 0
+    keys = ascending(tl.load(scores + score_row + slot, mask=there, other=0.0))
+    marked = present & False
+    if SAFE:
+        marked = present & (tl.load(safe + safe_row + slot, mask=there, other=0) != 0)
+    return slot, keys, present & (marked == 0), marked
+
+
+@triton.jit
+@no_type_check
 def keep_sets(
-    scores, safe, positions, kept, keep,
+    scores, safe, positions, keep,
     n, width, s_head, p_head, heads_of_one,
     SCORE_HEADS: tl.constexpr, BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
 ):  # fmt: skip
-    """Write the slots that stay, ascending, at the end of each head's row of ``keep``.
+    """Write the ``width`` slots of each head that stay, ascending.
 
     The safe ones and the best candidates; of equal scores the later slot stays. The threshold is
     found bit by bit: the largest number that enough candidates reach. Grid: (heads,).
     """
     head = tl.program_id(0).to(tl.int64)
-    sequence = head // heads_of_one
-    score_row = (sequence if SCORE_HEADS == 1 else head) * s_head
-    stays = tl.load(kept + sequence)
+    score_row = ((head // heads_of_one) if SCORE_HEADS == 1 else head) * s_head
+    place_row, safe_row = head * p_head, head * n
+    blocks = tl.cdiv(n, BLOCK_N)
     secure = tl.full([], 0, tl.int32)
-    for block in range(0, tl.cdiv(n, BLOCK_N)):
-        slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = slot < n
-        if SAFE:
-            at = head * p_head + slot
-            present = tl.load(positions + at, mask=there, other=-1) >= 0
-            is_safe = present & (tl.load(safe + head * n + slot, mask=there, other=0) != 0)
-            secure += tl.sum(is_safe.to(tl.int32), axis=0)
-    wanted = stays - secure
+    for block in range(0, blocks):
+        _slot, _keys, _candidate, marked = read_block(
+            scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
+        )
+        secure += tl.sum(marked.to(tl.int32), axis=0)
+    wanted = width - secure
     low = tl.full([], -2147483648, tl.int64)
     high = tl.full([], 2147483647, tl.int64)
-    for _ in range(32):
+    for _turn in range(32):
         middle = (low + high + 1) >> 1
         reach = tl.full([], 0, tl.int32)
-        for block in range(0, tl.cdiv(n, BLOCK_N)):
-            slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
-            there = slot < n
-            present = tl.load(positions + head * p_head + slot, mask=there, other=-1) >= 0
-            if SAFE:
-                marked = tl.load(safe + head * n + slot, mask=there, other=0) != 0
-                present = present & (marked == 0)
-            keys = ascending(tl.load(scores + score_row + slot, mask=there, other=0.0))
-            reach += tl.sum((present & (keys >= middle)).to(tl.int32), axis=0)
+        for block in range(0, blocks):
+            _slot, keys, candidate, _marked = read_block(
+                scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
+            )
+            reach += tl.sum((candidate & (keys >= middle)).to(tl.int32), axis=0)
         enough = reach >= wanted
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle - 1)
     above = tl.full([], 0, tl.int32)
     equal = tl.full([], 0, tl.int32)
-    for block in range(0, tl.cdiv(n, BLOCK_N)):
-        slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = slot < n
-        present = tl.load(positions + head * p_head + slot, mask=there, other=-1) >= 0
-        if SAFE:
-            marked = tl.load(safe + head * n + slot, mask=there, other=0) != 0
-            present = present & (marked == 0)
-        keys = ascending(tl.load(scores + score_row + slot, mask=there, other=0.0))
-        above += tl.sum((present & (keys > low)).to(tl.int32), axis=0)
-        equal += tl.sum((present & (keys == low)).to(tl.int32), axis=0)
+    for block in range(0, blocks):
+        _slot, keys, candidate, _marked = read_block(
+            scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
+        )
+        above += tl.sum((candidate & (keys > low)).to(tl.int32), axis=0)
+        equal += tl.sum((candidate & (keys == low)).to(tl.int32), axis=0)
     passed_over = equal - (wanted - above)
-    place = (width - stays).to(tl.int32)
+    place = tl.full([], 0, tl.int32)
     seen_equal = tl.full([], 0, tl.int32)
-    for block in range(0, tl.cdiv(n, BLOCK_N)):
-        slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = slot < n
-        present = tl.load(positions + head * p_head + slot, mask=there, other=-1) >= 0
-        stay = present & False
-        candidate = present
-        if SAFE:
-            marked = tl.load(safe + head * n + slot, mask=there, other=0) != 0
-            stay = present & marked
-            candidate = present & (marked == 0)
-        keys = ascending(tl.load(scores + score_row + slot, mask=there, other=0.0))
+    for block in range(0, blocks):
+        slot, keys, candidate, marked = read_block(
+            scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
+        )
         tie = (candidate & (keys == low)).to(tl.int32)
         number = seen_equal + tl.cumsum(tie, axis=0)
-        stay = stay | (candidate & (keys > low)) | ((tie != 0) & (number > passed_over))
+        stay = marked | (candidate & (keys > low)) | ((tie != 0) & (number > passed_over))
         ones = stay.to(tl.int32)
         to = place + tl.cumsum(ones, axis=0) - 1
         tl.store(keep + head * width + to, slot.to(tl.int64), mask=stay & (to < width))

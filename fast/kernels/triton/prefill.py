@@ -1,10 +1,15 @@
 """Column sums of attention without the matrix: a pass for each row's log-sum-exp, one for sums."""
 
+from typing import no_type_check
+
 import triton
 import triton.language as tl
 
+from kvlab.fast.kernels.triton.blocks import squeezed
+
 
 @triton.jit
+@no_type_check
 def log_sums(
     queries, keys, rows_at, entries_at, gains, lse,
     m, n, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
@@ -39,9 +44,7 @@ def log_sums(
             k = k.to(tl.float32)
         logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP:
-            small = tl.exp(-2.0 * tl.abs(logits) / softcap)
-            bent = softcap * (1.0 - small) / (1.0 + small)
-            logits = tl.where(logits < 0, -bent, bent)
+            logits = squeezed(logits, softcap)
         logits = logits * gain[:, None]
         reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
         logits = tl.where(reads, logits, float("-inf"))
@@ -54,6 +57,7 @@ def log_sums(
 
 
 @triton.jit
+@no_type_check
 def column_sums(
     queries, keys, rows_at, entries_at, gains, lse, sums,
     m, n, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
@@ -87,9 +91,7 @@ def column_sums(
             log_sum = tl.load(lse + (head * RHO + group) * m + row, mask=inside, other=0.0)
             logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             if SOFTCAP:
-                small = tl.exp(-2.0 * tl.abs(logits) / softcap)
-                bent = softcap * (1.0 - small) / (1.0 + small)
-                logits = tl.where(logits < 0, -bent, bent)
+                logits = squeezed(logits, softcap)
             if GAIN:
                 gain = tl.load(gains + sequence * m + row, mask=inside, other=1.0)
                 logits = logits * gain[:, None]
