@@ -9,7 +9,7 @@ attention function, in which `kvlab.fast.policy.step` does everything.
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import wraps
 from math import isclose, sqrt
 from typing import Any, cast
@@ -28,7 +28,7 @@ from kvlab.fast.cache import LayerCache, LayerMemory
 from kvlab.fast.fusion import fusing
 from kvlab.fast.policy import BatchClock, Block, Policy, StepResult, step
 from kvlab.fast.rotary import rotation_of
-from kvlab.fast.stack import Stack, can_stack, separated
+from kvlab.fast.stack import Stack, can_stack
 from kvlab.reference import policy as reference
 from kvlab.reference.policy import Clock
 
@@ -213,15 +213,13 @@ class CompressedCache(Cache):
             for layer in self.compressed_layers:
                 layer.entries.settle()
             return [layer.entries for layer in self.compressed_layers]
-        return separated(self.stack.cache, self.stack.layers)
+        return self.stack.split()
 
     def _shares(self) -> list[LayerMemory]:
         """Bytes of every compressed layer."""
         if self.stack is None:
             return [layer.entries.memory() for layer in self.compressed_layers]
-        whole, layers = self.stack.cache.memory(), self.stack.layers
-        share = LayerMemory(*(bytes_ // layers for bytes_ in astuple(whole)))
-        return [share] * layers
+        return self.stack.memory()
 
     # --- the clock ---
 
@@ -356,7 +354,7 @@ class CompressedCache(Cache):
     @torch.inference_mode()
     def _map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         if self.stack is not None:
-            self._map_stacked_rows(change, order)
+            self.stack.map_rows(change, order)
         else:
             for layer in self.compressed_layers:
                 layer.map_rows(change, order)
@@ -365,15 +363,6 @@ class CompressedCache(Cache):
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, change(value))
-
-    def _map_stacked_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
-        assert self.stack is not None
-        N, stack = self.stack.sequences, self.stack
-        stack.cache.map_rows(
-            lambda x: torch.cat([change(part) for part in x.split(N)]),
-            [layer * N + row for layer in range(stack.layers) for row in order],
-        )
-        stack.sequences, stack.prompt = len(order), None
 
     def _others(self) -> list[Any]:
         return [layer for layer in self.layers if not isinstance(layer, CompressedLayer)]

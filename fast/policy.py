@@ -159,6 +159,8 @@ class Score(ABC):
 
     signed = False
     """Whether scores may be negative."""
+    can_wait = False
+    """Whether it may observe several tokens together, as one block, once a decision is due."""
 
     @property
     def fills(self) -> Mapping[str, float]:

@@ -4,18 +4,29 @@ While single tokens are generated, most of a step's time goes into starting smal
 layers only write their keys and values and attend; score, selection and eviction run once for all
 of them, at the end of the step. Layer l's sequence r is row l·N + r of the batch axis, so that
 scores, protection and selection are those of `kvlab.fast.policy`.
+
+Between two decisions nothing leaves. Where a score allows it, tokens in between attend by PyTorch's
+fused kernels, which do not tell the probabilities, and the score observes them together afterwards:
+one product of their queries with the keys in place of one per token.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.attention import attend, attend_without_weights, compute_dtype, visible
-from kvlab.fast.cache import LayerCache
+from kvlab.fast.attention import (
+    attend,
+    attend_without_weights,
+    compute_dtype,
+    logits,
+    softmax,
+    visible,
+)
+from kvlab.fast.cache import LayerCache, LayerMemory
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.policy import (
@@ -25,12 +36,16 @@ from kvlab.fast.policy import (
     Policy,
     StepResult,
     compress,
+    parts,
     rows_to_read,
 )
 from kvlab.fast.table import MOST_SLACK, Table
 
 SOON = 2 * MOST_SLACK
 """Tokens within which a policy has to look again, for its layers to be stacked."""
+
+MOST_WAITING = 32
+"""Tokens whose queries wait for the score to observe them."""
 
 
 def can_stack(policy: Policy, caches: Sequence[LayerCache], clock: BatchClock) -> bool:
@@ -52,6 +67,15 @@ def can_stack(policy: Policy, caches: Sequence[LayerCache], clock: BatchClock) -
     return alike and evicted and any(policy.schedule.due(token) for token in later)
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A token that the score has not observed yet."""
+
+    queries: list[Float[Tensor, "N G rho 1 d"]]
+    """Of every layer."""
+    clock: BatchClock
+
+
 class Stack:
     """Layers that decide together."""
 
@@ -62,6 +86,8 @@ class Stack:
         self.sequences = len(caches[0].counts)
         self.cache = joined(caches)
         self.prompt: Int[Tensor, "N 1 1"] | None = None
+        self.triton = uses_triton(self.cache.table["keys"])
+        self.waiting: list[Waiting] = []
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -73,9 +99,16 @@ class Stack:
         repeats = self.layers
         if self.prompt is None:
             self.prompt = clock.prompt.repeat(repeats, 1, 1)
-        positions = clock.positions.expand(repeats, *clock.positions.shape).flatten(0, 1)
+        positions = clock.positions.repeat(repeats, 1)
         self.clock = BatchClock(clock.rows * repeats, positions, self.prompt)
+        self.due = [self.policy.schedule.due(row) for row in clock.rows]
         self.reads = rows_to_read(self.policy, clock)
+        self.waits = (
+            self.policy.score.can_wait
+            and self.reads != "none"
+            and not self.triton
+            and not any(self.due)
+        )
         dtype = self.cache.table["keys"].dtype
         G = self.cache.positions.shape[1]
         columns = {"positions": positions[:, None].expand(-1, G, 1)}
@@ -104,45 +137,93 @@ class Stack:
         queries = block.queries.to(dtype)
         self.queries.append(queries)
         self.softcap, self.confidence = block.softcap, block.confidence
-        if self.reads != "none" and uses_triton(queries):
+        if self.triton and self.reads != "none":
             places = table.of_sequences("positions", *rows) if self.cache.ragged else None
             output, weights = decode_attention(queries, keys, values, places, block.softcap)
             self.weights.append(weights)
             return output.to(block.keys.dtype)
         keys, values = keys.to(dtype), values.to(dtype)
         mask = None if self.mask is None else self.mask.narrow(0, *rows)
-        if self.reads == "none" and block.softcap is None:
+        if (self.waits or self.reads == "none") and block.softcap is None:
             output = attend_without_weights(queries, keys, values, mask)
         else:
             output, weights = attend(queries, keys, values, mask, block.softcap)
-            self.weights.append(weights)
+            if not self.waits:
+                self.weights.append(weights)
         return output.to(block.keys.dtype)
 
     def finish(self) -> None:
         """Let the score observe all layers and, if the step is due, evict in all of them."""
-        clock, cache = self.clock, self.cache
-        assert self.confidence is not None
-        seen = Observation(
-            clock=clock,
-            layer=-1,
-            queries=torch.cat(self.queries),
-            query_positions=clock.positions,
-            weights=torch.cat(self.weights) if self.reads != "none" else None,
-            positions=cache.positions,
-            cache=cache,
-            confidence=self.confidence,
-            softcap=self.softcap,
-        )
-        self.policy.score.observe(cache.state, seen)
-        due = [self.policy.schedule.due(row) for row in clock.rows[: self.sequences]]
-        if any(due):
-            result = StepResult(seen.queries, cache.positions, None, None, cache)
-            compress(self.policy, seen, due * self.layers, result)
+        if self.waits:
+            self.waiting.append(Waiting(self.queries, self.clock))
+            if len(self.waiting) == MOST_WAITING:
+                self.catch_up()
+            return
+        self.catch_up()
+        weights = torch.cat(self.weights) if self.weights else None
+        seen = self._observation(self.clock, torch.cat(self.queries), weights)
         self.queries, self.weights = [], []
+        self.policy.score.observe(self.cache.state, seen)
+        if any(self.due):
+            result = StepResult(seen.queries, seen.positions, None, None, self.cache)
+            compress(self.policy, seen, self.due * self.layers, result)
+
+    def catch_up(self) -> None:
+        """Let the score observe the tokens that wait, as one block."""
+        if not self.waiting:
+            return
+        tokens, layers = len(self.waiting), zip(*(one.queries for one in self.waiting), strict=True)
+        queries = torch.cat([torch.cat(layer, dim=3) for layer in layers])
+        positions = torch.cat([one.clock.positions for one in self.waiting], dim=1)
+        last, self.waiting = self.waiting[-1].clock, []
+        rows = tuple(replace(row, block=tokens) for row in last.rows)
+        clock = BatchClock(rows, positions, last.prompt)
+        keys = self.cache.keys(queries.dtype)
+        for part in parts(queries, len(self.cache)):
+            raw = logits(queries[:, :, :, part], keys, self.softcap)
+            weights = softmax(raw, visible(positions[:, part], self.cache.positions))
+            seen = self._observation(clock, queries[:, :, :, part], weights)
+            seen.query_positions = positions[:, part]
+            self.policy.score.observe(self.cache.state, seen)
+
+    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+        """Apply one change of the batch axis; ``order`` is the same change as indices."""
+        self.catch_up()
+        N = self.sequences
+        self.cache.map_rows(
+            lambda x: torch.cat([change(part) for part in x.split(N)]),
+            [layer * N + row for layer in range(self.layers) for row in order],
+        )
+        self.sequences, self.prompt = len(order), None
+
+    def memory(self) -> list[LayerMemory]:
+        """Bytes that each layer has allocated; waiting queries are state."""
+        whole = self.cache.memory()
+        queries = sum(layer.nbytes for one in self.waiting for layer in one.queries)
+        whole = replace(whole, state=whole.state + queries)
+        share = LayerMemory(*(size // self.layers for size in astuple(whole)))
+        return [share] * self.layers
 
     def split(self) -> list[LayerCache]:
         """Give every layer a cache of its own again."""
+        self.catch_up()
         return separated(self.cache, self.layers)
+
+    def _observation(
+        self, clock: BatchClock, queries: Tensor, weights: Tensor | None
+    ) -> Observation:
+        assert self.confidence is not None
+        return Observation(
+            clock=clock,
+            layer=-1,
+            queries=queries,
+            query_positions=clock.positions,
+            weights=weights,
+            positions=self.cache.positions,
+            cache=self.cache,
+            confidence=self.confidence,
+            softcap=self.softcap,
+        )
 
     def _write(self, place: int, name: str, new: Float[Tensor, "N G 1 d"]) -> None:
         table = self.cache.table

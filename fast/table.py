@@ -33,6 +33,8 @@ class Table:
         self.places: dict[str, tuple[Kind, int]] = {}
         self.count = 0
         self.capacity = 0
+        self.filled = 0
+        """Slots, unused ones included, whose state is an entry's or what an entry starts with."""
         self._first_slots: Tensor | None = None
         self._views: dict[tuple[str | int, ...], Tensor] = {}
 
@@ -67,8 +69,10 @@ class Table:
         self.count = first + m
         for name, rows in columns.items():
             self._rows(name, first, m).copy_(rows)
-        for name, fill in fills.items():
-            self._rows(name, first, m).fill_(fill)
+        if self.count > self.filled:
+            for name, fill in fills.items():
+                self._rows(name, first, self.capacity - first).fill_(fill)
+            self.filled = self.capacity
 
     def take(self, slots: Int[Tensor, "N G kept"], ascending: bool = False) -> None:
         """Keep these slots alone, in this order; buffers with too much slack are replaced.
@@ -78,7 +82,7 @@ class Table:
             ascending: whether they ascend and none lies before its new place.
         """
         move_survivors(self.buffers, slots, ascending)
-        self.count = slots.shape[2]
+        self.count = self.filled = slots.shape[2]
         if self.capacity > self.count + MOST_SLACK:
             self._resize(self.count + slack(self.count))
 
@@ -102,6 +106,7 @@ class Table:
         """Let the last slot's row overwrite another one: one slot less in every head."""
         rows = (self._heads(slot) + slot).flatten()
         self.count -= 1
+        self.filled = self.count
         for buffer in self.buffers.values():
             last = buffer.select(3, self.count).flatten(1, 2).clone()
             self._flat(buffer).index_copy_(1, rows, last)
@@ -134,6 +139,7 @@ class Table:
         """Move equal tables into one, along the batch axis; they are empty afterwards."""
         first, whole = tables[0], cls()
         whole.places, whole.count, whole.capacity = dict(first.places), first.count, first.capacity
+        whole.filled = first.count
         for kind, buffer in first.buffers.items():
             columns, N = buffer.shape[:2]
             shape = (columns, N * len(tables), *buffer.shape[2:])
@@ -152,7 +158,7 @@ class Table:
         for number in range(parts):
             table = Table()
             table.places, table.count = dict(self.places), self.count
-            table.capacity = self.capacity
+            table.capacity, table.filled = self.capacity, self.count
             for kind, buffer in self.buffers.items():
                 N = buffer.shape[1] // parts
                 table.buffers[kind] = buffer.narrow(1, number * N, N).clone()
@@ -216,4 +222,5 @@ class Table:
             moved = buffer.new_empty((*buffer.shape[:3], capacity, *buffer.shape[4:]))
             moved.narrow(3, 0, kept).copy_(buffer.narrow(3, 0, kept))
             self.buffers[kind] = moved
+        self.filled = kept
         self.capacity, self._first_slots, self._views = capacity, None, {}

@@ -20,6 +20,8 @@ class AccumulatedAttention(Score):
 
     reduce: GroupReduction
 
+    can_wait = True
+
     @property
     def fills(self) -> dict[str, float]:
         """A new entry has received nothing."""

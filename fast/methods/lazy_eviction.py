@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -43,6 +43,8 @@ class Recurrence(Score):
     guard: bool
     reduce: GroupReduction
 
+    can_wait = True
+
     @property
     def fills(self) -> dict[str, float]:
         """Tokens since the latest activation (the reference keeps its step), longest interval."""
@@ -54,26 +56,29 @@ class Recurrence(Score):
         return "none" if clock.prefilling else "all"
 
     def observe(self, state: State, seen: Observation) -> None:
-        """Track recurrence, one generated token after the other; prefill is not observed."""
+        """Track the recurrence of what generated tokens look at; prefill is not observed."""
         if seen.clock.rows[0].prefilling:
             return
-        received = reduce_group(seen.attention, self.reduce)
-        elapsed, interval = state.entries["elapsed"], state.entries["interval"]
-        rows = seen.query_positions.shape[1]
-        for row in range(rows):
-            active = received[:, :, row] >= self.threshold
-            if rows == 1:
-                elapsed.add_(1)
-            else:
-                born = seen.positions <= seen.query_positions[:, row, None, None]
-                elapsed.add_(born)
-                active = active & born
-            counts = active
-            if not self.first_activation_counts:
-                activated = state.entries["activated"]
-                counts = active & (activated > 0)
-                activated.logical_or_(active)
-            track(elapsed, interval, active, counts)
+        active = reduce_group(seen.attention, self.reduce) >= self.threshold
+        elapsed = state.entries["elapsed"]
+        tokens = seen.query_positions.shape[1]
+        if tokens > 1:
+            active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
+            elapsed.sub_(tokens_before_birth(seen))
+        for token in range(tokens):
+            elapsed.add_(1)
+            self.observe_token(state, active[:, :, token])
+        if tokens > 1:
+            elapsed.clamp_(min=0)
+
+    def observe_token(self, state: State, active: Bool[Tensor, "N G n"]) -> None:
+        """Take in what one token activated."""
+        counts = active
+        if not self.first_activation_counts:
+            activated = state.entries["activated"]
+            counts = active & (activated > 0)
+            activated.logical_or_(active)
+        track(state.entries["elapsed"], state.entries["interval"], active, counts)
 
     def score(
         self,
@@ -104,3 +109,11 @@ class Recurrence(Score):
         if self.h2_reading == "acl":
             return form(interval + 1.0)
         return torch.where(interval > 1, form(1 / (interval - 1.0).clamp(min=1.0)), 0.0)
+
+
+def tokens_before_birth(seen: Observation) -> Int[Tensor, "N G n"]:
+    """Count the tokens of a block, padding included, that each entry did not live to see."""
+    padding = (seen.query_positions < 0).sum(dim=1, dtype=torch.int32)[:, None, None]
+    last = seen.query_positions[:, -1, None, None]
+    first = last + 1 + padding - seen.query_positions.shape[1]
+    return (seen.positions - first).clamp(min=0) + padding

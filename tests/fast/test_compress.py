@@ -14,6 +14,7 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache
 
 from kvlab.fast import compress
+from kvlab.fast.stack import MOST_WAITING
 from kvlab.fast.table import MOST_SLACK
 from kvlab.reference import methods
 
@@ -114,6 +115,36 @@ def test_methods_that_evict_often_are_stacked():
     with compress(model, "h2o", BUDGET) as cache:
         written(model, cache, prompts([21]), 4)
         assert cache.stack is not None
+
+
+@pytest.mark.parametrize(
+    ("spec", "most"),
+    [
+        ("lazy_eviction@window=9,threshold=0.05", 8),
+        ("h2o@every=9", 8),
+        ("h2o@every=70", MOST_WAITING - 1),
+    ],
+)
+def test_tokens_between_decisions_are_observed_together(spec, most):
+    """As if one by one: `test_deciding_for_all_layers_at_once_changes_nothing` compares both."""
+    model, waiting, decided = tiny("llama"), [], []
+
+    class Look:
+        def put(self, value):
+            if cache.stack is not None:
+                waiting.append(len(cache.stack.waiting))
+                decided.append(any(cache.stack.due))
+                queries = sum(q.nbytes for one in cache.stack.waiting for q in one.queries)
+                entries = sum(cache.stack.cache.table.nbytes.values())
+                assert cache.memory().total == entries + queries
+
+        def end(self):
+            pass
+
+    with compress(model, spec, BUDGET) as cache:
+        model.generate(**prompts([40]), past_key_values=cache, max_new_tokens=150, streamer=Look())
+    assert max(waiting) == most
+    assert all(before == 0 for before, due in zip(waiting, decided, strict=True) if due)
 
 
 @pytest.mark.parametrize("spec", SOME)
