@@ -6,7 +6,7 @@ SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test test-all check format lint types unit notebooks docs clean
+.PHONY: help demo test test-all check gpu format lint types unit notebooks docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -20,6 +20,12 @@ test-all: .venv/dev  ## all tests, slow ones too
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
 
 check: .venv/dev lint types unit  ## everything but notebooks and docs
+
+gpu:  ## on a GPU, with PYTHON=... that has kvlab and CUDA: kernels tested, sanitized, timed
+	$(PYTHON) -m pytest tests/kernels tests/fast/test_cuda.py tests/benchmarks
+	compute-sanitizer --error-exitcode 1 $(PYTHON) -m kvlab.fast.benchmarks.kernels --small
+	$(PYTHON) -m kvlab.fast.benchmarks.kernels --out kernels-gpu.json
+	$(PYTHON) -m kvlab.fast.benchmarks.end_to_end --out end-to-end-gpu.json
 
 format: .venv/dev  ## rewrite the sources as the linter wants them
 	$(BIN)/ruff format .

@@ -24,6 +24,7 @@ from kvlab.fast.attention import (
     attend_without_weights,
     compute_dtype,
     logits,
+    reduce_group,
     visible,
     weighted_values,
 )
@@ -32,6 +33,8 @@ from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.coded import CodedTable, attend_to_tables
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
+from kvlab.fast.kernels.prefill import received_attention
+from kvlab.fast.kernels.tracking import Joining, Reduction, Tracking
 from kvlab.fast.ragged import kept_slots
 from kvlab.fast.selection import first_to_go
 from kvlab.reference import policy as reference
@@ -101,6 +104,19 @@ class Observation:
     cache: LayerCache
     confidence: Float[Tensor, "_ t"]
     softcap: float | None = None
+    joined: Float[Tensor, "N G n"] | None = None
+    """Probabilities joined as `Score.reduces` asks, in place of ``weights``."""
+    tracked: bool = False
+    """Whether attention has updated the score's counters."""
+
+    def received(self, how: Joining) -> Float[Tensor, "N G _ n"]:
+        """What every entry received from each row; ``how`` is what `Score.reduces` says.
+
+        One row with the sum of all where the score adds them up.
+        """
+        if self.joined is not None:
+            return self.joined[:, :, None]
+        return reduce_group(self.attention, how)
 
     @cached_property
     def keys(self) -> Float[Tensor, "N G n d"]:
@@ -121,11 +137,15 @@ class Observation:
         return None if keys is None or values is None else (keys, values)
 
     @property
-    def stored(self) -> tuple[Float[Tensor, "N G n d"], Float[Tensor, "N G n d"]]:
-        """Keys and values as they are stored, where attention can read them so."""
-        if self.cache.mixed is not None or "keys" in vars(self):
-            return self.keys, self.values
-        return self.cache.table["keys"], self.cache.table["values"]
+    def stored_keys(self) -> Float[Tensor, "N G n d"]:
+        """Keys as they are stored, where attention can read them so."""
+        as_read = self.cache.mixed is not None or "keys" in vars(self)
+        return self.keys if as_read else self.cache.table["keys"]
+
+    @property
+    def stored_values(self) -> Float[Tensor, "N G n d"]:
+        """Values as they are stored, where attention can read them so."""
+        return self.values if self.cache.mixed is not None else self.cache.table["values"]
 
     @property
     def attention(self) -> Float[Tensor, "N G rho m n"]:
@@ -161,6 +181,8 @@ class Score(ABC):
     """Whether scores may be negative."""
     can_wait = False
     """Whether it may observe several tokens together, as one block, once a decision is due."""
+    adds_rows = False
+    """Whether of a block's attention it observes nothing but the sum over the tokens."""
 
     @property
     def fills(self) -> Mapping[str, float]:
@@ -170,6 +192,19 @@ class Score(ABC):
     def reads(self, clock: Clock) -> str:
         """Say which rows of attention are read: ``all``, ``last`` or ``none``."""
         return "all"
+
+    @property
+    def reduces(self) -> Reduction:
+        """How the query heads of a KV head are joined, if nothing else is read of attention."""
+        return "none"
+
+    def tracking(self, column: Callable[[str], Tensor]) -> Tracking | None:
+        """Return what attention to one token may update in place of `observe`.
+
+        Args:
+            column: gives a column of the per-entry state.
+        """
+        return None
 
     def observe(self, state: State, seen: Observation) -> None:
         """Update the state in place; called on every block, in parts if it is long."""
@@ -420,8 +455,16 @@ def observe_attention(
     if policy.specification.reposition:
         seen.queries, seen.keys = repositioned(block, seen)
     reads = rows_to_read(policy, clock)
+    output: Tensor
     if seen.queries.shape[3] == 1:
-        output, seen.weights = attend_to(seen, slice(0, 1), reads != "none")
+        if reads != "none" and uses_triton(seen.queries) and cache.mixed is None:
+            places = seen.positions if seen.ragged else None
+            keys, values = seen.stored_keys, seen.stored_values
+            column = cache.table.__getitem__
+            output, found = look(policy, seen.queries, keys, values, places, seen.softcap, column)
+            seen.weights, seen.joined, seen.tracked = found.weights, found.joined, found.tracked
+        else:
+            output, seen.weights = attend_to(seen, slice(0, 1), reads != "none")
         policy.score.observe(cache.state, seen)
     else:
         output = attend_in_parts(policy, seen, reads)
@@ -432,6 +475,9 @@ def attend_in_parts(policy: Policy, seen: Observation, reads: str) -> Float[Tens
     """Attend part by part, so that a long block's attention is never in memory as a whole."""
     queries, positions, outputs = seen.queries, seen.query_positions, []
     m = queries.shape[3]
+    if reads == "all" and adds_up(policy) and uses_triton(queries):
+        seen.joined = attention_of_rows(policy.score.reduces, seen)
+        reads = "none"
     for part in parts(queries, len(seen.cache)):
         output, weights = attend_to(seen, part, reads == "all")
         outputs.append(output)
@@ -445,6 +491,48 @@ def attend_in_parts(policy: Policy, seen: Observation, reads: str) -> Float[Tens
     if reads == "last":
         seen.weights = attend_to(seen, slice(m - 1, m), True)[1]
     return torch.cat(outputs, dim=3)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a kernel found out about one token's attention while it computed it."""
+
+    weights: Float[Tensor, "N G rho 1 n"] | None
+    joined: Float[Tensor, "N G n"] | None
+    tracked: bool
+
+
+def look(
+    policy: Policy,
+    queries: Float[Tensor, "N G rho 1 d"],
+    keys: Float[Tensor, "N G n d"],
+    values: Float[Tensor, "N G n d"],
+    places: Int[Tensor, "N G n"] | None,
+    softcap: float | None,
+    column: Callable[[str], Tensor],
+) -> tuple[Float[Tensor, "N G rho 1 d"], Looked]:
+    """Attend from one token, and find out in the same pass what the score needs."""
+    score = policy.score
+    how: Reduction = "none" if policy.specification.evict_before_attend else score.reduces
+    tracking = None if how == "none" else score.tracking(column)
+    output, found = decode_attention(queries, keys, values, places, softcap, how, tracking)
+    if how == "none":
+        return output, Looked(found, None, False)
+    return output, Looked(None, found, tracking is not None)
+
+
+def adds_up(policy: Policy) -> bool:
+    """Say whether the sum over a block's rows is all that the policy reads of attention."""
+    summed = policy.score.adds_rows and policy.score.reduces in ("sum", "mean")
+    return summed and not policy.specification.evict_before_attend
+
+
+def attention_of_rows(how: Reduction, seen: Observation) -> Float[Tensor, "N G n"]:
+    """Sum what a block's rows paid every entry, without their attention matrix."""
+    received = received_attention(
+        seen.queries, seen.stored_keys, seen.query_positions, seen.positions, softcap=seen.softcap
+    )
+    return received / seen.queries.shape[2] if how == "mean" else received
 
 
 def rows_to_read(policy: Policy, clock: BatchClock) -> str:
@@ -473,7 +561,9 @@ def attend_to(
             return attend_to_tables(queries, *tables, len(seen.cache), seen.softcap)
         if weights:
             places = seen.positions if seen.ragged else None
-            return decode_attention(queries, *seen.stored, places, seen.softcap)
+            return decode_attention(
+                queries, seen.stored_keys, seen.stored_values, places, seen.softcap
+            )
     mask = None if single and not seen.ragged else visible(positions, seen.positions)
     if weights or seen.softcap is not None:
         return attend(queries, seen.keys, seen.values, mask, seen.softcap)

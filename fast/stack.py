@@ -28,14 +28,15 @@ from kvlab.fast.attention import (
 )
 from kvlab.fast.cache import LayerCache, LayerMemory
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.policy import (
     BatchClock,
     Block,
+    Looked,
     Observation,
     Policy,
     StepResult,
     compress,
+    look,
     parts,
     rows_to_read,
 )
@@ -119,6 +120,7 @@ class Stack:
             self.mask = visible(self.clock.positions, self.cache.positions)
         self.queries: list[Tensor] = []
         self.weights: list[Tensor] = []
+        self.looked: list[Looked] = []
         self.softcap: float | None = None
         self.confidence: Tensor | None = None
 
@@ -139,8 +141,12 @@ class Stack:
         self.softcap, self.confidence = block.softcap, block.confidence
         if self.triton and self.reads != "none":
             places = table.of_sequences("positions", *rows) if self.cache.ragged else None
-            output, weights = decode_attention(queries, keys, values, places, block.softcap)
-            self.weights.append(weights)
+
+            def column(name: str) -> Tensor:
+                return table.of_sequences(name, *rows)
+
+            output, found = look(self.policy, queries, keys, values, places, block.softcap, column)
+            self.looked.append(found)
             return output.to(block.keys.dtype)
         keys, values = keys.to(dtype), values.to(dtype)
         mask = None if self.mask is None else self.mask.narrow(0, *rows)
@@ -162,7 +168,11 @@ class Stack:
         self.catch_up()
         weights = torch.cat(self.weights) if self.weights else None
         seen = self._observation(self.clock, torch.cat(self.queries), weights)
-        self.queries, self.weights = [], []
+        if self.looked:
+            seen.weights = _of_all([layer.weights for layer in self.looked])
+            seen.joined = _of_all([layer.joined for layer in self.looked])
+            seen.tracked = self.looked[0].tracked
+        self.queries, self.weights, self.looked = [], [], []
         self.policy.score.observe(self.cache.state, seen)
         if any(self.due):
             result = StepResult(seen.queries, seen.positions, None, None, self.cache)
@@ -232,6 +242,11 @@ class Stack:
         else:
             rows = table.of_sequences(name, place * self.sequences, self.sequences)
             rows.narrow(2, table.count - 1, 1).copy_(new)
+
+
+def _of_all(layers: Sequence[Tensor | None]) -> Tensor | None:
+    present = [layer for layer in layers if layer is not None]
+    return torch.cat(present) if present else None
 
 
 def joined(caches: Sequence[LayerCache]) -> LayerCache:

@@ -7,8 +7,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from kvlab.fast.attention import softmax, visible
+from kvlab.fast.attention import visible
 from kvlab.fast.cache import State
+from kvlab.fast.kernels.prefill import received_attention
 from kvlab.fast.policy import Observation
 from kvlab.reference.windows import Border
 
@@ -40,12 +41,19 @@ def window_logits(
     return seen.logits(queries), visible(positions, seen.positions)
 
 
-def window_attention(
+def window_received(
     state: State, seen: Observation, size: int, over: Bool[Tensor, "N G n"] | None = None
-) -> Float[Tensor, "N G rho w n"]:
-    """Attention of the last ``size`` queries over the present entries, or over ``over`` alone."""
-    raw, mask = window_logits(state, seen, size)
-    return softmax(raw, mask if over is None else mask & over[:, :, None, None, :])
+) -> Float[Tensor, "N G n"]:
+    """Sum what the last ``size`` queries pay every entry, mean over the query heads of a KV head.
+
+    Over the present entries, or over ``over`` alone.
+    """
+    queries, positions = window(state, size)
+    entries = seen.positions if over is None else seen.positions.masked_fill(~over, -1)
+    received = received_attention(
+        queries, seen.stored_keys, positions, entries, softcap=seen.softcap
+    )
+    return received / queries.shape[2]
 
 
 def queries_remembered(state: State, size: int) -> Int[Tensor, "N 1 1"]:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvlab.fast.benchmarks.machine import machine, versions
 from kvlab.fast.commands.terminal import console, progress
 from kvlab.fast.kernels.caote import eviction_errors
+from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.coded import CodedTable, attend_to_tables, quantise
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.move import move_survivors
@@ -33,6 +36,8 @@ from kvlab.fast.kernels.tracking import Tracking
 SCHEMA = 1
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
 """Llama-3-8B."""
+QUANTISED_TOGETHER = 64
+"""Channels that share a scale."""
 ROWS = 128
 """Rows of a block of the prompt, for the prefill scores."""
 FLUSHED = 2**28
@@ -75,6 +80,13 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
         return decode_attention(queries, keys, values, reduce="sum")
 
     yield case("decode attention, sums", with_sums, reduced)
+    if uses_triton(queries):
+        from kvlab.fast.kernels.triton.decode_launch import decode_attention_triton
+
+        def without() -> Any:
+            return decode_attention_triton(queries, keys, values, None, None, "none", None, False)
+
+        yield case("decode attention, no scores", without, cache)
     counters = torch.zeros(2, batch, KV_HEADS, n, dtype=torch.int32, device=device)
     tracking = Tracking(counters[0], counters[1], 1e-4)
 
@@ -110,6 +122,35 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
         return received_attention(rows, keys, row_positions, positions)
 
     yield case(f"prefill scores of {rows.shape[3]} rows", received, 0)
+
+
+def coded_cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]:
+    """Yield what is stored in fewer bits, beside the same entries in ``dtype``."""
+    heads, d, e = batch * KV_HEADS, HEAD_DIM, dtype.itemsize
+    vectors = torch.randn(batch, KV_HEADS, n, d, device=device, dtype=dtype)
+    queries = torch.randn(batch, KV_HEADS, GROUP, 1, d, device=device, dtype=dtype)
+    slots = torch.arange(n, device=device).expand(batch, KV_HEADS, n).contiguous()
+    scores = heads * n * GROUP * 12
+    wide = [CodedTable(slots, vectors)]
+
+    def attend(tables: list[CodedTable]) -> Any:
+        return attend_to_tables(queries, tables, tables, n)
+
+    name = f"attention to tables, {8 * e} bits"
+    yield Case(name, batch, n, lambda: attend(wide), 2 * heads * n * d * e + scores)
+    for bits in (8, 4, 2):
+        stored = heads * n * (d * bits // 8 + 4 * (d // QUANTISED_TOGETHER))
+
+        def quantised(bits: int = bits) -> Any:
+            return quantise(vectors, bits, QUANTISED_TOGETHER)
+
+        yield Case(f"quantise to {bits} bits", batch, n, quantised, heads * n * d * e + stored)
+        narrow = [CodedTable(slots, quantised())]
+
+        def coded(tables: list[CodedTable] = narrow) -> Any:
+            return attend(tables)
+
+        yield Case(f"attention to tables, {bits} bits", batch, n, coded, 2 * stored + scores)
 
 
 def seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
@@ -160,7 +201,8 @@ def main(
         task = bar.add_task("kernels", total=len(batches) * len(lengths))
         for size in batches:
             for n in lengths:
-                for case in cases(size, n, device, dtype):
+                both = cases(size, n, device, dtype), coded_cases(size, n, device, dtype)
+                for case in chain(*both):
                     took = seconds(case.run, device, repeats)
                     facts = {key: x for key, x in vars(case).items() if key != "run"}
                     share = case.bytes / took / bandwidth if case.bytes else None

@@ -22,6 +22,8 @@ class Run:
     """Tokens of the prompt."""
     tokens: int
     """Tokens to write."""
+    batch: int = 1
+    """Sequences."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,15 @@ def tiny_llama(device: str = "cpu") -> Any:
     return model
 
 
-def prompt(length: int, device: Any = "cpu") -> torch.Tensor:
+def prompt(length: int, device: Any = "cpu", batch: int = 1) -> torch.Tensor:
     """Return random token ids; none is the padding token."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(1, VOCABULARY, (1, length), generator=generator).to(device)
+    return torch.randint(1, VOCABULARY, (batch, length), generator=generator).to(device)
 
 
 def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
     """Write exactly ``run.tokens`` tokens, greedily; ``streamer`` learns of the prompt and each."""
-    ids = prompt(run.prompt, model.device)
+    ids = prompt(run.prompt, model.device, run.batch)
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -126,7 +128,7 @@ class Gauge:
 
 
 def tokens_per_second(model: Any, run: Run, cache: Any, with_prompt: bool) -> float:
-    """Measure one generation.
+    """Measure one generation, per sequence.
 
     Args:
         model: who writes.

@@ -6,7 +6,9 @@ from typing import Literal
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+Joining = Literal["sum", "mean", "max"]
 Reduction = Literal["none", "sum", "mean", "max"]
+"""How the query heads of a KV head are joined; ``none`` leaves them apart."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Literal
 
 import torch
@@ -11,8 +10,9 @@ from torch import Tensor
 
 from kvlab.fast.attention import softmax, visible
 from kvlab.fast.cache import State
+from kvlab.fast.kernels.prefill import received_attention
 from kvlab.fast.policy import Observation, Score, parts, twin_of
-from kvlab.fast.windows import among_candidates, mean_pool, remember_queries
+from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window
 from kvlab.reference.methods import ahakv as reference
 from kvlab.reference.policy import Clock
 from kvlab.reference.windows import Border
@@ -28,27 +28,30 @@ class StepGain:
     in_decode: Literal["absolute", "cache", "none"]
     floor: float
 
-    def attention(
+    def received(
         self,
         queries: Float[Tensor, "N G rho w d"],
         positions: Int[Tensor, "N w"],
         seen: Observation,
-    ) -> Float[Tensor, "N G rho w n"]:
-        """Sharpened attention of these queries over all present entries."""
-        raw = seen.logits(queries)
-        mask = visible(positions, seen.positions)
-        return softmax(raw * self.factors(raw, mask, positions, seen), mask)
+    ) -> Float[Tensor, "N G n"]:
+        """Sum the sharpened attention of these queries, mean over the heads of a KV head."""
+        crowd = self.crowd(positions, seen)
+        gains = torch.sqrt(2 * torch.log(crowd))
+        if self.gain == "measured":
+            return self.measured(queries, positions, seen, gains, crowd > 1).sum(dim=3).mean(dim=2)
+        gains = torch.where(crowd > 1, gains.clamp(min=self.floor), 1.0)
+        summed = received_attention(
+            queries,
+            seen.stored_keys,
+            positions,
+            seen.positions,
+            None if self.gain == "none" else gains,
+            seen.softcap,
+        )
+        return summed / queries.shape[2]
 
-    def factors(
-        self,
-        raw: Float[Tensor, "N G rho w n"],
-        mask: Bool[Tensor, "N G 1 w n"],
-        positions: Int[Tensor, "N w"],
-        seen: Observation,
-    ) -> Float[Tensor, "#N #G #rho w 1"]:
-        """Gain on the usual logits of each row; 1 where no more than k tokens compete."""
-        if self.gain == "none":
-            return raw.new_ones((1, 1, 1, raw.shape[3], 1))
+    def crowd(self, positions: Int[Tensor, "N w"], seen: Observation) -> Float[Tensor, "N w"]:
+        """Tokens that compete for each of the k places of a row, at least 1."""
         competing = (positions + 1).double()
         decoding = positions >= seen.clock.prompt[:, 0]
         if self.in_decode == "cache":
@@ -56,16 +59,24 @@ class StepGain:
             competing = torch.where(decoding, present.double(), competing)
         elif self.in_decode == "none":
             competing = torch.where(decoding, float(self.target), competing)
-        crowd = (competing / self.target).clamp(min=1.0)
-        d = seen.queries.shape[-1]
-        gain = torch.sqrt(2 * torch.log(crowd) / d) * sqrt(d)
-        gain = gain[:, None, None, :, None].to(raw.dtype)
-        if self.gain == "measured":
-            deviation = spread(raw, mask)
-            flat = deviation <= 1e-6 * (raw * mask).abs().amax(dim=-1, keepdim=True)
-            gain = torch.where(flat, 1.0, gain / deviation.masked_fill(flat, 1.0))
+        return (competing / self.target).clamp(min=1.0)
+
+    def measured(
+        self,
+        queries: Float[Tensor, "N G rho w d"],
+        positions: Int[Tensor, "N w"],
+        seen: Observation,
+        gains: Float[Tensor, "N w"],
+        crowded: Bool[Tensor, "N w"],
+    ) -> Float[Tensor, "N G rho w n"]:
+        """Sharpened attention where the gain is divided by the spread that each row has."""
+        raw, mask = seen.logits(queries), visible(positions, seen.positions)
+        deviation = spread(raw, mask)
+        flat = deviation <= 1e-6 * (raw * mask).abs().amax(dim=-1, keepdim=True)
+        gain = gains[:, None, None, :, None].to(raw.dtype)
+        gain = torch.where(flat, 1.0, gain / deviation.masked_fill(flat, 1.0))
         gain = gain.clamp(min=self.floor)
-        return torch.where((crowd > 1)[:, None, None, :, None], gain, 1.0)
+        return softmax(raw * torch.where(crowded[:, None, None, :, None], gain, 1.0), mask)
 
 
 def spread(
@@ -105,10 +116,8 @@ class SharpenedRecentAttention(Score):
             remember_queries(state, seen, self.rows)
             return
         for part in parts(seen.queries, len(seen.cache)):
-            rows = self.step_gain.attention(
-                seen.queries[:, :, :, part], seen.query_positions[:, part], seen
-            )
-            state.entries["accumulated"].add_(rows.sum(dim=3).mean(dim=2))
+            queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
+            state.entries["accumulated"].add_(self.step_gain.received(queries, positions, seen))
 
     def score(
         self,
@@ -124,8 +133,7 @@ class SharpenedRecentAttention(Score):
         """S: the same number of rows for every candidate."""
         if self.accumulation == "all":
             return state.entries["accumulated"]
-        queries, positions = state.stream["queries"], state.stream["query_positions"]
-        return self.step_gain.attention(queries, positions, seen).sum(dim=3).mean(dim=2)
+        return self.step_gain.received(*window(state, self.rows), seen)
 
     def prior(self, seen: Observation) -> Float[Tensor, "N G n"]:
         """Smoothed value norms, relative to the largest; 1 if all are zero."""

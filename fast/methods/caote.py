@@ -141,7 +141,7 @@ class EvictionError(Score):
         if present is not None:
             retention = torch.where(present[:, :, None], retention, 0.0)
         if self.several == "independent":
-            error = self.errors(retention, seen.values, present)
+            error = self.errors(retention, seen, present)
             if self.pool is None:
                 return error
             kernel = self.pool
@@ -174,15 +174,15 @@ class EvictionError(Score):
     def errors(
         self,
         retention: Float[Tensor, "N G k n"],
-        values: Float[Tensor, "N G n d"],
+        seen: Observation,
         present: Bool[Tensor, "N G n"] | None,
     ) -> Float[Tensor, "N #G n"]:
         """Error of each entry, for this score's norm, heads and reading of the output."""
         joins_by_norm = self.heads == "l2" or (retention.shape[2] == 1 and self.heads != "layer")
         plain = self.norm == 2 and joins_by_norm and not (self.fast and present is not None)
-        if plain and uses_triton(values):
-            return eviction_errors(normalize(retention, present), values, self.fast)
-        return group_errors(retention, values, present, self.fast, self.norm, self.heads)
+        if plain and uses_triton(seen.queries):
+            return eviction_errors(normalize(retention, present), seen.stored_values, self.fast)
+        return group_errors(retention, seen.values, present, self.fast, self.norm, self.heads)
 
     def elimination_orders(
         self,
@@ -205,7 +205,7 @@ class EvictionError(Score):
                 errors = joint_errors(h, seen.values, evicted)
             else:
                 left = h.masked_fill(evicted[:, :, None], 0.0)
-                errors = self.errors(left, seen.values, seen.present)
+                errors = self.errors(left, seen, seen.present)
             slot, _ = first_to_go(errors, ~candidates | evicted, seen.positions)
             goes = turn < leaving
             order.scatter_(-1, slot, torch.where(goes, turn, order.gather(-1, slot)))

@@ -19,7 +19,7 @@ from kvlab.fast.windows import (
     mean_pool,
     queries_remembered,
     remember_queries,
-    window_attention,
+    window_received,
 )
 from kvlab.reference.methods import desirekv as reference
 from kvlab.reference.policy import Clock
@@ -135,7 +135,7 @@ class Importance(Score):
             return random_scores(seen, self.random_seed)
         over = members if self.normalize_over == "candidates" else None
         selector = self.window.selector
-        attention = window_attention(state, seen, selector, over).sum(dim=3).mean(dim=(1, 2))
+        attention = window_received(state, seen, selector, over).mean(dim=1)
         raw = attention[:, None] / queries_remembered(state, selector)
         return among_candidates(
             raw,

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from kvlab.fast.attention import reduce_group
 from kvlab.fast.cache import State
 from kvlab.fast.policy import Observation, Score, twin_of
 from kvlab.reference.methods import h2o as reference
@@ -21,15 +20,21 @@ class AccumulatedAttention(Score):
     reduce: GroupReduction
 
     can_wait = True
+    adds_rows = True
 
     @property
     def fills(self) -> dict[str, float]:
         """A new entry has received nothing."""
         return {"accumulated": 0.0}
 
+    @property
+    def reduces(self) -> GroupReduction:
+        """Mean or maximum over the query heads of a KV head."""
+        return self.reduce
+
     def observe(self, state: State, seen: Observation) -> None:
         """Add the attention of the block's queries."""
-        received = reduce_group(seen.attention, self.reduce)
+        received = seen.received(self.reduce)
         rows = received.shape[2]
         state.entries["accumulated"].add_(received[:, :, 0] if rows == 1 else received.sum(dim=2))
 

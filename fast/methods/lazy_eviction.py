@@ -9,9 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from kvlab.fast.attention import reduce_group
 from kvlab.fast.cache import State
-from kvlab.fast.kernels.tracking import track
+from kvlab.fast.kernels.tracking import Tracking, track
 from kvlab.fast.policy import Observation, Score, twin_of
 from kvlab.reference.methods import lazy_eviction as reference
 from kvlab.reference.methods.lazy_eviction import Form
@@ -55,11 +54,22 @@ class Recurrence(Score):
         """All, but none of the prompt's."""
         return "none" if clock.prefilling else "all"
 
+    @property
+    def reduces(self) -> GroupReduction:
+        """Mean or maximum over the query heads of a KV head."""
+        return self.reduce
+
+    def tracking(self, column: Callable[[str], Tensor]) -> Tracking | None:
+        """Both counters, where every activation counts."""
+        if not self.first_activation_counts:
+            return None
+        return Tracking(column("elapsed"), column("interval"), self.threshold)
+
     def observe(self, state: State, seen: Observation) -> None:
         """Track the recurrence of what generated tokens look at; prefill is not observed."""
-        if seen.clock.rows[0].prefilling:
+        if seen.clock.rows[0].prefilling or seen.tracked:
             return
-        active = reduce_group(seen.attention, self.reduce) >= self.threshold
+        active = seen.received(self.reduce) >= self.threshold
         elapsed = state.entries["elapsed"]
         tokens = seen.query_positions.shape[1]
         if tokens > 1:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.cache import State, in_ascending_position
+from kvlab.fast.kernels.tracking import Joining
 from kvlab.fast.policy import Budget, Observation, Protect, Score, twin_of
 from kvlab.fast.selection import rank
 from kvlab.reference.methods import raas as reference
@@ -31,31 +32,35 @@ class LastUse(Score):
         """All, but none of the prompt's."""
         return "none" if clock.prefilling else "all"
 
+    @property
+    def reduces(self) -> Joining:
+        """Maximum over the query heads for a threshold, mean for a share."""
+        return "max" if self.share is None else "mean"
+
     def observe(self, state: State, seen: Observation) -> None:
         """Stamp what each generated token looks at; the prompt's attention is not used."""
         if seen.clock.rows[0].prefilling:
             return
-        stamp = state.entries["stamp"]
+        stamp, received = state.entries["stamp"], seen.received(self.reduces)
         for row in range(seen.query_positions.shape[1]):
             position = seen.query_positions[:, row, None, None]
-            used = self.used(seen.attention[:, :, :, row], position, seen)
+            used = self.used(received[:, :, row], position, seen)
             used |= seen.positions == position
             stamp.clamp_(min=used * (position + 1 - seen.clock.prompt))
 
     def used(
         self,
-        attention: Float[Tensor, "N G rho n"],
+        looked_at: Float[Tensor, "N G n"],
         position: Int[Tensor, "N 1 1"],
         seen: Observation,
     ) -> Bool[Tensor, "N G n"]:
         """Mark what counts as used: above the threshold, or the top share of the group's mean."""
         if self.share is None:
-            looked_at = attention[:, :, 0] if attention.shape[2] == 1 else attention.amax(dim=2)
             used = looked_at >= self.threshold
             return used if self.threshold > 0 else used & (seen.positions <= position)
         present = seen.present & (seen.positions <= position)
         stamped = torch.ceil(self.share * present.sum(dim=-1, keepdim=True).double())
-        looked_at = torch.where(present, attention.mean(dim=2), -1.0)
+        looked_at = torch.where(present, looked_at, -1.0)
         looked_at, into_slots = in_ascending_position(looked_at, seen.positions, seen.cache.ordered)
         ranks = into_slots(rank(looked_at))
         return (ranks >= present.shape[-1] - stamped) & present

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvlab.fast.cache import State
 from kvlab.fast.policy import Budget, Observation, Score, twin_of
-from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window_attention
+from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window_received
 from kvlab.reference.methods import rpc as reference
 from kvlab.reference.policy import Clock
 
@@ -38,8 +38,7 @@ class SelectorAttention(Score):
         room: Sequence[int],
     ) -> Float[Tensor, "N G n"]:
         """Pool what the selector looks at."""
-        attention = window_attention(state, seen, self.selector, over=candidates).sum(dim=3)
-        looked_at = attention.mean(dim=2)
+        looked_at = window_received(state, seen, self.selector, over=candidates)
         if self.heads == "all":
             looked_at = looked_at.mean(dim=1, keepdim=True)
         return among_candidates(

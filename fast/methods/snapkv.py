@@ -14,7 +14,7 @@ from kvlab.fast.windows import (
     max_pool,
     mean_pool,
     remember_queries,
-    window_attention,
+    window_received,
 )
 from kvlab.reference.methods import snapkv as reference
 from kvlab.reference.policy import Clock
@@ -47,8 +47,7 @@ class WindowAttention(Score):
         room: Sequence[int],
     ) -> Float[Tensor, "N G n"]:
         """Pool what the window's queries look at."""
-        attention = window_attention(state, seen, self.window)
-        looked_at = attention.sum(dim=3).mean(dim=2)
+        looked_at = window_received(state, seen, self.window)
         return among_candidates(looked_at, candidates, seen, self.pool)
 
     def pool(

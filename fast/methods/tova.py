@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kvlab.fast.cache import State
+from kvlab.fast.kernels.tracking import Reduction
 from kvlab.fast.policy import Observation, Score, twin_of
 from kvlab.reference.methods import tova as reference
 from kvlab.reference.policy import Clock
@@ -23,6 +24,11 @@ class LastRowAttention(Score):
         """The newest token's."""
         return "last"
 
+    @property
+    def reduces(self) -> Reduction:
+        """Mean over the query heads of a KV head."""
+        return "mean"
+
     def score(
         self,
         state: State,
@@ -31,8 +37,8 @@ class LastRowAttention(Score):
         room: Sequence[int],
     ) -> Float[Tensor, "N #G n"]:
         """Average the last row over the heads that decide together."""
-        last_row = self.retention(state, seen, candidates)
-        return last_row.mean(dim=2) if self.per_head else last_row.mean(dim=(1, 2))[:, None]
+        last_row = seen.received("mean")[:, :, -1]
+        return last_row if self.per_head else last_row.mean(dim=1, keepdim=True)
 
     def retention(
         self, state: State, seen: Observation, candidates: Bool[Tensor, "N G n"] | None

@@ -9,6 +9,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.autotuner import Autotuner
 
 from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill
 
@@ -21,6 +22,8 @@ POINTERS = {
                      "others", "mass", "errors", "output", "scores", "gains", "lse", "sums"],
                     "*fp32"),
 }  # fmt: skip
+MOST_SHARED = 227 * 1024
+"""Bytes of shared memory that a block of an H100 or H200 can have."""
 NUMBERS = dict.fromkeys(["scale", "softcap", "threshold", "safe_mass", "most"], "fp32")
 
 
@@ -32,13 +35,13 @@ def kernels(stored):
         yield (
             decode.attend_to_a_part,
             {**SIZES, "PARTS": 64, "BLOCK_RHO": 16, "SOFTCAP": ragged,
-             "RAGGED": ragged, **wide},
+             "RAGGED": ragged, "SCORES": ragged, **wide},
             {**vectors, "queries": "*fp32"} if ragged else vectors,
         )  # fmt: skip
-    large = {"RHO": 2, "D": 256, "BLOCK_D": 256, "BLOCK_N": 16 if stored == "fp32" else 32,
-             "PARTS": 64, "BLOCK_RHO": 16, "SOFTCAP": True, "RAGGED": True, **wide}  # fmt: skip
+    large = {"RHO": 2, "D": 256, "BLOCK_D": 256, "PARTS": 64, "BLOCK_RHO": 16,
+             "SOFTCAP": True, "RAGGED": True, "SCORES": True, **wide}  # fmt: skip
     yield decode.attend_to_a_part, large, vectors
-    for reduce, track in (("none", False), ("max", True), ("mean", False)):
+    for reduce, track in (("none", False), ("max", True), ("mean", False), ("skip", False)):
         yield (
             decode.combine,
             {**SIZES, "PARTS": 64, "BLOCK_PARTS": 64, "BLOCK_RHO": 16, "REDUCE": reduce,
@@ -50,15 +53,15 @@ def kernels(stored):
         {"ROWS": 4, "D": 128, "BLOCK_N": 64, "BLOCK_D": 128},
         vectors,
     )
+    constants = {"ROWS": 4, "D": 128, "PARTS": 64, "BLOCK_ROWS": 16, "BLOCK_D": 128}
+    yield caote.weighted_sums, constants, {**vectors, "weights": "*fp32"}
     for fast in (False, True):
-        constants = {"ROWS": 4, "D": 128, "BLOCK_N": 64, "BLOCK_D": 128, "FAST": fast}
+        constants = {"ROWS": 4, "D": 128, "BLOCK_D": 128, "FAST": fast}
         yield caote.errors_of_entries, constants, vectors
-    block = 32 if stored == "fp32" else 64
-    rows = {"D": 128, "BLOCK_M": block, "BLOCK_N": block, "BLOCK_D": 128,
-            "SOFTCAP": True, "GAIN": True, **wide}  # fmt: skip
+    rows = {"D": 128, "BLOCK_D": 128, "SOFTCAP": True, "GAIN": True, **wide}  # fmt: skip
     yield prefill.log_sums, rows, vectors
     yield prefill.column_sums, {**rows, "RHO": 4}, vectors
-    gemma = {**rows, "D": 256, "BLOCK_D": 256, "BLOCK_M": 32, "BLOCK_N": 32}
+    gemma = {**rows, "D": 256, "BLOCK_D": 256}
     yield prefill.log_sums, gemma, vectors
     yield prefill.column_sums, {**gemma, "RHO": 2}, vectors
     table = {"RHO": 4, "D": 128, "GROUP": 64, "BLOCK_RHO": 16, "BLOCK_D": 128, "BLOCK_N": 64}
@@ -70,7 +73,7 @@ def kernels(stored):
         yield coded.logits_of_table, {**constants, "SOFTCAP": False}, {**scales, "keys": plain}
         yield coded.values_of_table, constants, {**scales, "values": plain}
     for bits in (8, 4, 2):
-        constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits, "BLOCK": 32}
+        constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits}
         kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
         yield coded.quantise_groups, constants, kinds
     constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "OF_OUTLIERS": True, "BLOCK": 16}
@@ -82,23 +85,41 @@ def kernels(stored):
         yield move.move_survivors, constants, {}
 
 
-def main() -> None:
-    """Compile for sm_90; an error ends the program."""
+def variants(kernel, constants):
+    """Yield a tuned kernel's function and constants for each of its configurations."""
+    if not isinstance(kernel, Autotuner):
+        yield kernel, constants, {}
+        return
+    for tried in kernel.configs:
+        options = {"num_warps": tried.num_warps, "num_stages": tried.num_stages}
+        yield kernel.fn, {**constants, **tried.kwargs}, options
+
+
+def shared_memory(kernel, constants, options, types) -> int:
+    """Compile for sm_90, and return the bytes of shared memory that a program takes."""
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     target = GPUTarget("cuda", 90, 32)
+    return triton.compile(source, target=target, options=options).metadata.shared
+
+
+def main(every: bool) -> None:
+    """Compile each kernel's first configuration that fits, or every one; errors end the program."""
     for stored in ("bf16", "fp16", "fp32"):
         for kernel, constants, types in kernels(stored):
-            types = {**POINTERS, **NUMBERS, **types}
-            names = kernel.arg_names
-            signature = {
-                name: "constexpr" if name in constants else types.get(name, "i32") for name in names
-            }
-            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-            compiled = triton.compile(source, target=target)
-            shared = compiled.metadata.shared
-            assert shared <= 227 * 1024, (kernel, shared)
-            print(f"{kernel.__name__} {stored}: {shared} bytes shared")
+            types, fits = {**POINTERS, **NUMBERS, **types}, 0
+            for function, sizes, options in variants(kernel, constants):
+                shared = shared_memory(function, sizes, options, types)
+                fits += shared <= MOST_SHARED
+                print(f"{function.__name__} {stored} {options}: {shared} bytes shared")
+                if fits and not every:
+                    break
+            assert fits, f"no configuration of {kernel} fits"
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main()
+    main("--every" in sys.argv)

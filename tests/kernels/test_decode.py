@@ -51,6 +51,16 @@ def test_head_dimensions_and_number_formats(d, dtype):
     agrees(example(d=d, dtype=dtype), dtype)
 
 
+def test_the_output_is_the_same_without_scores():
+    from kvlab.fast.kernels.triton.decode_launch import decode_attention_triton
+
+    arguments = *example(rho=4, n=150), None, None, "none", None
+    output, _ = decode_attention_triton(*arguments)
+    alone, scores = decode_attention_triton(*arguments, False)
+    torch.testing.assert_close(alone, output, rtol=0, atol=0)
+    assert not scores.numel()
+
+
 @pytest.mark.parametrize("rho", GROUPS)
 def test_query_groups(rho):
     agrees(example(N=1, rho=rho, n=40))

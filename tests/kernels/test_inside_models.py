@@ -11,6 +11,13 @@ from kvlab.fast.kernels.choice import VARIABLE, uses_triton
 
 SPECS = (
     "h2o",
+    "h2o@reduce=max",
+    "tova",
+    "raas@pin_prompt=false,threshold=0.05",
+    "snapkv@window=3,schedule=every_block",
+    "rpc@interval=6,selector=3",
+    "ahakv@recent=3",
+    "lazy_eviction@window=4,threshold=0.05,first_activation_counts=false",
     "caote:tova",
     "fast_caote:h2o",
     "lazy_eviction@window=4,threshold=0.05",
@@ -18,7 +25,7 @@ SPECS = (
     "desirekv@interval=6,selector=3,group=8",
     "ddks@interval=6,selector=3,group=8",
 )
-SELF_SIZED = ("kivi", "desirekv", "ddks")
+SELF_SIZED = ("kivi", "desirekv", "ddks", "rpc")
 
 
 def generation(spec, model, inputs, steps=10):

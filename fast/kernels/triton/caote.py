@@ -1,7 +1,42 @@
-"""CAOTE's errors in one pass over the values."""
+"""CAOTE's errors in one pass over the values, after one for their sum where nobody has it."""
 
 import triton
 import triton.language as tl
+
+from kvlab.fast.kernels.triton.tuning import blocks, tuned
+
+
+@tuned(
+    blocks(4, 3, BLOCK_N=32),
+    blocks(4, 3, BLOCK_N=64),
+    blocks(8, 3, BLOCK_N=128),
+    key=["ROWS", "D", "PARTS"],
+)
+@triton.jit
+def weighted_sums(
+    weights, values, sums,
+    n, w_head, w_row, v_head, v_row,
+    ROWS: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Sum of values, weighted by every row of a head, over one part of the entries.
+
+    Sums are of float32, as are products. Grid: (heads, PARTS).
+    """
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, column = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_D)
+    total = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
+    rounds = tl.cdiv(tl.cdiv(n, BLOCK_N), PARTS)
+    for turn in range(0, rounds):
+        entry = (part * rounds + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = entry < n
+        at = head * w_head + row[:, None] * w_row + entry[None, :]
+        w = tl.load(weights + at, mask=(row < ROWS)[:, None] & there[None, :], other=0.0)
+        at = head * v_head + entry[:, None].to(tl.int64) * v_row + column
+        v = tl.load(values + at, mask=there[:, None] & (column < D)[None, :], other=0.0)
+        total += tl.dot(w, v.to(tl.float32), input_precision="ieee")
+    to = sums + ((head * PARTS + part) * ROWS + row[:, None]) * D + column
+    tl.store(to, total, mask=(row < ROWS)[:, None] & (column < D)[None, :])
 
 
 @triton.jit
@@ -53,6 +88,13 @@ def find_heaviest(
     tl.store(mass + line, left)
 
 
+@tuned(
+    blocks(4, 3, BLOCK_N=64),
+    blocks(4, 3, BLOCK_N=32),
+    blocks(8, 3, BLOCK_N=64),
+    blocks(8, 3, BLOCK_N=128),
+    key=["ROWS", "D", "FAST"],
+)
 @triton.jit
 def errors_of_entries(
     retention, values, points, others, heaviest, mass, errors,

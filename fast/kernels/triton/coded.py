@@ -6,8 +6,16 @@ import triton
 import triton.language as tl
 
 from kvlab.fast.kernels.triton.blocks import read_vectors, squeezed
+from kvlab.fast.kernels.triton.tuning import blocks, tuned
 
 
+@tuned(
+    blocks(4, 3, BLOCK=32),
+    blocks(4, 3, BLOCK=16),
+    blocks(4, 3, BLOCK=64),
+    blocks(8, 3, BLOCK=64),
+    key=["LENGTH", "GROUP", "BITS"],
+)
 @triton.jit
 def quantise_groups(
     vectors, codes, scales, zeros, rows,
@@ -83,6 +91,12 @@ def outliers_of_groups(
     tl.store(scores + row * GROUPS + group, total / count, mask=row < rows)
 
 
+@tuned(
+    blocks(4, 3, BLOCK_N=64),
+    blocks(4, 3, BLOCK_N=128),
+    blocks(8, 3, BLOCK_N=128),
+    key=["RHO", "D", "BITS", "GROUP"],
+)
 @triton.jit
 @no_type_check
 def logits_of_table(
@@ -115,6 +129,7 @@ def logits_of_table(
     tl.store(to, logits, mask=(row < RHO)[:, None] & (slot >= 0)[None, :])
 
 
+@tuned(blocks(4, 3), blocks(4, 4), blocks(8, 3), key=["RHO", "D", "BITS", "GROUP"])
 @triton.jit
 @no_type_check
 def values_of_table(

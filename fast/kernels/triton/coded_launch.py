@@ -3,7 +3,7 @@
 # pyright: reportArgumentType=false
 # Triton makes constexpr of plain numbers.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
@@ -32,11 +32,10 @@ def quantise_triton(x: Tensor, bits: int, group: int) -> Quantized:
     scales, zeros = (
         torch.empty((rows, groups), dtype=torch.float16, device=x.device) for _ in range(2)
     )
-    block = 32
     if rows:
-        quantise_groups[(triton.cdiv(rows, block), groups)](
+        quantise_groups[lambda sizes: (triton.cdiv(rows, sizes["BLOCK"]), groups)](
             flat, codes, scales, zeros, rows,
-            LENGTH=length, GROUP=group, GROUPS=groups, BITS=bits, BLOCK=block,
+            LENGTH=length, GROUP=group, GROUPS=groups, BITS=bits,
         )  # fmt: skip
     leading = x.shape[:-1]
     return Quantized(
@@ -83,14 +82,13 @@ def attend_to_tables_triton(
         "D": d,
         "BLOCK_RHO": max(16, triton.next_power_of_2(rho)),
         "BLOCK_D": max(16, triton.next_power_of_2(d)),
-        "BLOCK_N": BLOCK_N,
     }
     for table in keys:
         count = table.slots.shape[2]
         if not count:
             continue
         vectors, scales, zeros, group = parts_of(table)
-        logits_of_table[(heads, triton.cdiv(count, BLOCK_N))](
+        logits_of_table[blocks_of(heads, count)](
             flat, vectors, scales, zeros, table.slots.contiguous(), raw,
             entries, count, d**-0.5, softcap or 0.0,
             count * vectors.shape[-1], vectors.shape[-1], count * scales.shape[-1],
@@ -112,11 +110,16 @@ def attend_to_tables_triton(
             weights, vectors, scales, zeros, table.slots.contiguous(), part,
             entries, count,
             count * vectors.shape[-1], vectors.shape[-1], count * scales.shape[-1],
-            BITS=table.bits, GROUP=group, **sizes,
+            BITS=table.bits, GROUP=group, BLOCK_N=BLOCK_N, **sizes,
         )  # fmt: skip
         output += part.sum(dim=1)
     shape = N, G, rho, 1
     return output.to(queries.dtype).view(*shape, d), weights.view(*shape, entries)
+
+
+def blocks_of(heads: int, count: int) -> Callable[[dict[str, int]], tuple[int, int]]:
+    """Return the grid (heads, blocks of rows) for any size of a block."""
+    return lambda sizes: (heads, -(-count // sizes["BLOCK_N"]))
 
 
 def parts_of(table: CodedTable) -> tuple[Tensor, Tensor, Tensor, int]:

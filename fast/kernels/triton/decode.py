@@ -6,23 +6,34 @@ import triton
 import triton.language as tl
 
 from kvlab.fast.kernels.triton.blocks import squeezed
+from kvlab.fast.kernels.triton.tuning import blocks, tuned
 
 
+@tuned(
+    blocks(4, 3, BLOCK_N=32),
+    blocks(4, 2, BLOCK_N=64),
+    blocks(4, 3, BLOCK_N=64),
+    blocks(8, 3, BLOCK_N=64),
+    blocks(4, 2, BLOCK_N=128),
+    blocks(8, 2, BLOCK_N=128),
+    blocks(8, 3, BLOCK_N=128),
+    key=["RHO", "D", "PARTS", "WIDE"],
+)
 @triton.jit
 @no_type_check
 def attend_to_a_part(
     queries, keys, values, positions, raw, largest, total, part_output,
-    n, rounds, scale, softcap,
+    n, scale, softcap,
     q_head, q_row, k_head, k_row, v_head, v_row, p_head,
     RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr, RAGGED: tl.constexpr, WIDE: tl.constexpr,
+    SOFTCAP: tl.constexpr, RAGGED: tl.constexpr, WIDE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """Attention of a head's queries to one part of its entries.
 
     With WIDE products are of float32, without of the stored numbers; sums always are float32.
-    Writes the raw logits, and of this part the largest logit, the sum of exponentials below it and
-    the unnormalised output. Grid: (heads, PARTS); each program walks some blocks of entries.
+    Writes, with SCORES, the raw logits, and of this part the largest logit, the sum of exponentials
+    below it and the unnormalised output. Grid: (heads, PARTS); a program walks some blocks.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, column = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
@@ -32,6 +43,7 @@ def attend_to_a_part(
     best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_RHO], tl.float32)
     output = tl.zeros([BLOCK_RHO, BLOCK_D], tl.float32)
+    rounds = tl.cdiv(tl.cdiv(n, BLOCK_N), PARTS)
     for turn in range(0, rounds):
         entry = (part * rounds + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
         there = entry < n
@@ -47,8 +59,9 @@ def attend_to_a_part(
         if SOFTCAP:
             logits = squeezed(logits, softcap)
         logits = tl.where(held[None, :], logits, float("-inf"))
-        to = raw + (head * RHO + row[:, None]) * n + entry
-        tl.store(to, logits, mask=(row < RHO)[:, None] & there[None, :])
+        if SCORES:
+            to = raw + (head * RHO + row[:, None]) * n + entry
+            tl.store(to, logits, mask=(row < RHO)[:, None] & there[None, :])
         now = tl.maximum(best, tl.max(logits, axis=1))
         anchor = tl.where(now == float("-inf"), 0.0, now)
         weights = tl.exp(logits - anchor[:, None])
@@ -78,8 +91,8 @@ def combine(
     """Turn raw logits into probabilities, and the parts' outputs into one.
 
     REDUCE is ``none`` (probabilities replace the logits), ``sum``, ``mean`` or ``max`` over the
-    query heads of a KV head. With TRACK, LazyEviction's counters are updated in place by what was
-    received. Grid: (heads, blocks of entries); the first program of a head writes its output.
+    query heads of a KV head, or ``skip``. With TRACK, LazyEviction's counters are updated in place
+    by what was received. Grid: (heads, blocks of entries); the first block writes the output.
     """
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, part = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_PARTS)
@@ -93,28 +106,32 @@ def combine(
     mass = tl.sum(masses * shares, axis=0)
     inverse = tl.where(mass > 0, 1.0 / tl.where(mass > 0, mass, 1.0), 0.0)
 
-    entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = entry < n
-    inside = (row < RHO)[:, None] & there[None, :]
-    at = (head * RHO + row[:, None]) * n + entry
-    logits = tl.load(raw + at, mask=inside, other=float("-inf"))
-    probability = tl.exp(logits - anchor[:, None]) * inverse[:, None]
-    if REDUCE == "none":
-        tl.store(raw + at, probability, mask=inside)
-    else:
-        reduced = tl.max(probability, axis=0) if REDUCE == "max" else tl.sum(probability, axis=0)
-        if REDUCE == "mean":
-            reduced = reduced / RHO
-        tl.store(received + head * n + entry, reduced, mask=there)
-        if TRACK:
-            at = head * s_head + entry
-            since = tl.load(elapsed + at, mask=there, other=0) + 1
-            longest = tl.load(interval + at, mask=there, other=0)
-            active = reduced >= threshold
-            tl.store(
-                interval + at, tl.where(active, tl.maximum(longest, since), longest), mask=there
-            )
-            tl.store(elapsed + at, tl.where(active, 0, since), mask=there)
+    if REDUCE != "skip":
+        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = entry < n
+        inside = (row < RHO)[:, None] & there[None, :]
+        at = (head * RHO + row[:, None]) * n + entry
+        logits = tl.load(raw + at, mask=inside, other=float("-inf"))
+        probability = tl.exp(logits - anchor[:, None]) * inverse[:, None]
+        if REDUCE == "none":
+            tl.store(raw + at, probability, mask=inside)
+        else:
+            if REDUCE == "max":
+                reduced = tl.max(probability, axis=0)
+            else:
+                reduced = tl.sum(probability, axis=0)
+            if REDUCE == "mean":
+                reduced = reduced / RHO
+            tl.store(received + head * n + entry, reduced, mask=there)
+            if TRACK:
+                at = head * s_head + entry
+                since = tl.load(elapsed + at, mask=there, other=0) + 1
+                longest = tl.load(interval + at, mask=there, other=0)
+                active = reduced >= threshold
+                tl.store(
+                    interval + at, tl.where(active, tl.maximum(longest, since), longest), mask=there
+                )
+                tl.store(elapsed + at, tl.where(active, 0, since), mask=there)
 
     if block == 0:
         column = tl.arange(0, BLOCK_D)

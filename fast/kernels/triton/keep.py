@@ -1,4 +1,4 @@
-"""Keep sets by bisection.
+"""Keep sets by radix selection: the threshold is found eight bits at a time.
 
 No run-time type checker must wrap these functions: they call each other inside a kernel.
 """
@@ -12,10 +12,10 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def ascending(scores):
-    """Map float32 to int64 in the same order; both zeros are one, NaN lies above all."""
+    """Map float32 to 32 bits of int64 in the same order; zeros are one, NaN lies above all."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     keys = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-    return tl.where(scores != scores, 0x7FFFFFFF, keys).to(tl.int64)
+    return tl.where(scores != scores, 0x7FFFFFFF, keys).to(tl.int64) + 2147483648
 
 
 @triton.jit
@@ -45,7 +45,8 @@ def keep_sets(
     """Write the ``width`` slots of each head that stay, ascending.
 
     The safe ones and the best candidates; of equal scores the later slot stays. The threshold is
-    found bit by bit: the largest number that enough candidates reach. Grid: (heads,).
+    the largest number that enough candidates reach: four passes count the candidates that share
+    its upper bits, by the next eight. Grid: (heads,).
     """
     head = tl.program_id(0).to(tl.int64)
     score_row = ((head // heads_of_one) if SCORE_HEADS == 1 else head) * s_head
@@ -57,29 +58,26 @@ def keep_sets(
             scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
         )
         secure += tl.sum(marked.to(tl.int32), axis=0)
+    digits = tl.arange(0, 512)
     wanted = width - secure
-    low = tl.full([], -2147483648, tl.int64)
-    high = tl.full([], 2147483647, tl.int64)
-    for _turn in range(32):
-        middle = (low + high + 1) >> 1
-        reach = tl.full([], 0, tl.int32)
+    low = tl.full([], 0, tl.int64)
+    equal = tl.full([], 0, tl.int32)
+    for turn in tl.static_range(4):
+        counts = tl.zeros([512], tl.int32)
         for block in range(0, blocks):
             _slot, keys, candidate, _marked = read_block(
                 scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
             )
-            reach += tl.sum((candidate & (keys >= middle)).to(tl.int32), axis=0)
-        enough = reach >= wanted
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
-    above = tl.full([], 0, tl.int32)
-    equal = tl.full([], 0, tl.int32)
-    for block in range(0, blocks):
-        _slot, keys, candidate, _marked = read_block(
-            scores, safe, positions, score_row, place_row, safe_row, block, n, BLOCK_N, SAFE
-        )
-        above += tl.sum((candidate & (keys > low)).to(tl.int32), axis=0)
-        equal += tl.sum((candidate & (keys == low)).to(tl.int32), axis=0)
-    passed_over = equal - (wanted - above)
+            upper = keys >> (24 - 8 * turn)
+            digit = tl.where(candidate & ((upper >> 8) == low), upper & 255, 256).to(tl.int32)
+            counts += tl.histogram(digit, 512)
+        counts = tl.where(digits < 256, counts, 0)
+        reach = tl.cumsum(counts, axis=0, reverse=True)
+        found = tl.max(tl.where((digits < 256) & (reach >= wanted), digits, 0), axis=0)
+        equal = tl.sum(tl.where(digits == found, counts, 0), axis=0)
+        wanted -= tl.sum(tl.where(digits > found, counts, 0), axis=0)
+        low = low * 256 + found
+    passed_over = equal - wanted
     place = tl.full([], 0, tl.int32)
     seen_equal = tl.full([], 0, tl.int32)
     for block in range(0, blocks):

@@ -6,8 +6,16 @@ import triton
 import triton.language as tl
 
 from kvlab.fast.kernels.triton.blocks import squeezed
+from kvlab.fast.kernels.triton.tuning import blocks, tuned
 
 
+@tuned(
+    blocks(4, 3, BLOCK_M=32, BLOCK_N=32),
+    blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
+    blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
+    blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
+    key=["D", "WIDE", "SOFTCAP"],
+)
 @triton.jit
 @no_type_check
 def log_sums(
@@ -56,6 +64,13 @@ def log_sums(
     tl.store(lse + (head * tl.num_programs(1) + group) * m + row, found, mask=inside)
 
 
+@tuned(
+    blocks(4, 3, BLOCK_M=32, BLOCK_N=32),
+    blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
+    blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
+    blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
+    key=["D", "WIDE", "SOFTCAP"],
+)
 @triton.jit
 @no_type_check
 def column_sums(

@@ -32,13 +32,10 @@ def received_attention_triton(
     lse = torch.empty((heads, rho, m), dtype=torch.float32, device=keys.device)
     sums = torch.empty((heads, n), dtype=torch.float32, device=keys.device)
     wide = keys.dtype == torch.float32 or keys.device.type == "cpu"
-    block_m = block_n = 32 if wide or d > 128 else 64
     q_head, q_group, q_row, _ = flat_queries.stride()
     strides = q_head, q_group, q_row, flat_keys.stride(0), flat_keys.stride(1)
     shared = {
         "D": d,
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
         "BLOCK_D": max(16, triton.next_power_of_2(d)),
         "SOFTCAP": softcap is not None,
         "GAIN": gains is not None,
@@ -46,6 +43,10 @@ def received_attention_triton(
     }
     inputs = flat_queries, flat_keys, rows_at, entries_at, row_gains
     sizes = m, n, d**-0.5, softcap or 0.0, *strides, entries_at.stride(0), G
-    log_sums[(heads, rho, triton.cdiv(m, block_m))](*inputs, lse, *sizes, **shared)
-    column_sums[(heads, triton.cdiv(n, block_n))](*inputs, lse, sums, *sizes, RHO=rho, **shared)
+    log_sums[lambda blocks: (heads, rho, triton.cdiv(m, blocks["BLOCK_M"]))](
+        *inputs, lse, *sizes, **shared
+    )
+    column_sums[lambda blocks: (heads, triton.cdiv(n, blocks["BLOCK_N"]))](
+        *inputs, lse, sums, *sizes, RHO=rho, **shared
+    )
     return sums.view(N, G, n)
