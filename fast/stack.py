@@ -100,7 +100,7 @@ class Stack:
         repeats = self.layers
         if self.prompt is None:
             self.prompt = clock.prompt.repeat(repeats, 1, 1)
-        positions = clock.positions.repeat(repeats, 1)
+        positions = clock.positions.expand(repeats, *clock.positions.shape).flatten(0, 1)
         self.clock = BatchClock(clock.rows * repeats, positions, self.prompt)
         self.due = [self.policy.schedule.due(row) for row in clock.rows]
         self.reads = rows_to_read(self.policy, clock)
