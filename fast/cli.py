@@ -14,6 +14,7 @@ from kvlab.fast.commands.options import ModelName, prepare_output
 from kvlab.fast.commands.plan import plan
 from kvlab.fast.commands.prove import prove
 from kvlab.fast.commands.simulate import simulate
+from kvlab.fast.commands.sweep import sweep
 from kvlab.fast.commands.terminal import AsJson, console, errors, progress
 from kvlab.fast.commands.trace import trace
 from kvlab.fast.evaluate import compare as comparing
@@ -29,9 +30,16 @@ app.command()(trace)
 app.command()(prove)
 app.command()(simulate)
 app.command()(plan)
+app.command()(sweep)
 
-EXTRA = ("torch", "transformers")
-"""What `pip install 'kvlab[fast]'` brings."""
+EXTRAS = {
+    "torch": "fast",
+    "transformers": "fast",
+    "filelock": "sweep",
+    "pyarrow": "sweep",
+    "ray": "sweep",
+}
+"""What the extras in `pip install 'kvlab[fast,sweep]'` bring."""
 
 Model = Annotated[
     Path | None, typer.Option(help="Hugging Face directory; default: the embedded reasoner.")
@@ -47,9 +55,9 @@ def main() -> None:
     except (ValueError, TypeError, OSError) as error:
         refuse(str(error))
     except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
+        if error.name not in EXTRAS:
             raise
-        refuse(f"this command needs {error.name}: pip install 'kvlab[fast]'")
+        refuse(f"this command needs {error.name}: pip install 'kvlab[{EXTRAS[error.name]}]'")
 
 
 def refuse(reason: str) -> NoReturn:

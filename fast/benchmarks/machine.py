@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 
 def machine(device: str) -> dict[str, Any]:
-    """Return processor, cores, memory, threads and GPU."""
+    """Return processor, cores, memory, threads of PyTorch, and GPU."""
+    import torch  # `versions` works without
+
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -21,10 +21,13 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that matter, and kvlab's commit."""
+PACKAGES = ("kvlab", "torch", "transformers", "triton")
+
+
+def versions(*packages: str) -> dict[str, str | None]:
+    """Return the versions of Python and of packages, `PACKAGES` by default, and kvlab's commit."""
     found: dict[str, str | None] = {"python": platform.python_version(), "commit": _commit()}
-    for name in ("kvlab", "torch", "transformers", "triton"):
+    for name in packages or PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,22 @@ def load_backend(name: str, model: str | Path) -> "Backend":
     if name not in NAMES:
         raise ValueError(f"backend = {name!r} must be one of {', '.join(map(repr, NAMES))}")
     return FastBackend(model) if name == "fast" else ReferenceBackend(model)
+
+
+def load_encoder(model: str | Path) -> Callable[[str], list[int]]:
+    """Return what turns text into token ids, without loading the model.
+
+    Raises:
+        FileNotFoundError: if the model directory has no tokenizer.
+        ValueError: if the tokenizer cannot be loaded.
+    """
+    if Path(model).is_dir():
+        tokenizer = load_tokenizer(model)
+        return lambda text: tokenizer.encode(text).ids
+    from kvlab.fast.models.loading import load_tokenizer_of
+
+    found = load_tokenizer_of(model)
+    return lambda text: found(text)["input_ids"]
 
 
 class Backend(ABC):

@@ -15,8 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from kvlab.fast.evaluate.attempts import (
+    Answered,
+    answer_fully,
+    ask,
+    attempt,
+    measure,
+    together_or_alone,
+)
 from kvlab.fast.evaluate.backends import Backend, load_backend
 from kvlab.fast.evaluate.statistics import wilson
+from kvlab.fast.evaluate.tasks import Reasoning
 from kvlab.reference import methods
 from kvlab.reference.measure import Measurement
 from kvlab.reference.selection import budget_entries
@@ -82,7 +91,8 @@ class Run:
     budget: int | None
     problem: int
     answer_correct: bool
-    solution_correct: bool
+    solved: bool
+    """The whole solution is right."""
     seconds_per_token: float
     measurement: Measurement
 
@@ -134,21 +144,6 @@ class Comparison:
             "memory": self.memory,
             "seconds": self.seconds,
         }
-
-
-@dataclass(frozen=True)
-class Task:
-    """A problem as token ids, and what the full cache makes of it."""
-
-    number: int
-    problem: reasoning.Problem
-    prompt: list[int]
-    answer: list[int]
-    stop: int
-    """Token that ends a solution."""
-    limit: int
-    """Tokens after which an answer is cut: a quarter more than the solution has."""
-    logits: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -204,19 +199,19 @@ def run_all(settings: Settings, progress: Callable[[int, int, str], None] | None
     numbered = list(enumerate(reasoning.held_out(settings.problems, settings.seed)))
     report = progress or (lambda done, total, what: None)
     with _pool(settings) as pool:
-        tasks = _collect(
+        answered: list[Answered] = _collect(
             [pool.submit(_prepare, several) for several in batched(numbered, backend.batch)],
             lambda done, total: report(done, total, "full cache"),
         )
-        tasks.sort(key=lambda task: task.number)
-        lengths = tuple(len(task.prompt) + len(task.answer) for task in tasks)
+        answered.sort(key=lambda each: each.question.number)
+        lengths = tuple(len(each.question.prompt) + len(each.answer) for each in answered)
         mean_length = round(float(np.mean(lengths)))
         budgets = {text: budget_entries(text, mean_length) for text in settings.budgets}
         pairs = list(_pairs(settings.specs, sorted(set(budgets.values()))))
         runs = _collect(
             [
                 pool.submit(_run, several, *pair)
-                for several in batched(tasks, backend.batch)
+                for several in batched(answered, backend.batch)
                 for pair in pairs
             ],
             lambda done, total: report(done, total, "methods"),
@@ -276,48 +271,34 @@ def _load(backend: str, model: str | Path) -> None:
     _worker["backend"] = load_backend(backend, model)
 
 
-def _prepare(numbered: Sequence[tuple[int, reasoning.Problem]]) -> list[Task]:
-    backend = _worker["backend"]
-    prompts = [backend.encode(problem.prompt) for _, problem in numbered]
-    solutions = [backend.encode(problem.solution) for _, problem in numbered]
-    stop, limits = solutions[0][-1], [len(tokens) * 5 // 4 for tokens in solutions]
-    answers, _ = backend.write("full", None, prompts, max(limits), stop)
-    answers = [answer[:limit] for answer, limit in zip(answers, limits, strict=True)]
-    measured = backend.measure("full", None, prompts, answers)
-    return [
-        Task(number, problem, prompt, answer, stop, limit, logits)
-        for (number, problem), prompt, answer, limit, (_, logits) in zip(
-            numbered, prompts, answers, limits, measured, strict=True
-        )
-    ]
+def _prepare(numbered: Sequence[tuple[int, reasoning.Problem]]) -> list[Answered]:
+    return answer_fully(_worker["backend"], ask(_worker["backend"], numbered))
 
 
 def _run(
-    tasks: Sequence[Task], spec: str, budget: int | None
+    answered: Sequence[Answered], spec: str, budget: int | None
 ) -> list[Run | tuple[str, int | None, str]]:
-    """Run problems together, or one by one if they do not fit together."""
-    try:
-        return [*_run_together(tasks, spec, budget)]
-    except ValueError as error:
-        if len(tasks) == 1:
-            return [(spec, budget, str(error))]
-        return [found for task in tasks for found in _run([task], spec, budget)]
+    found = together_or_alone(answered, lambda several: _run_together(several, spec, budget))
+    return [run if isinstance(run, Run) else (spec, budget, str(run)) for run in found]
 
 
-def _run_together(tasks: Sequence[Task], spec: str, budget: int | None) -> list[Run]:
+def _run_together(answered: Sequence[Answered], spec: str, budget: int | None) -> list[Run]:
     backend = _worker["backend"]
-    prompts = [task.prompt for task in tasks]
-    limit, stop = max(task.limit for task in tasks), tasks[0].stop
-    written, seconds = backend.write(spec, budget, prompts, limit, stop)
-    measured = backend.measure(
-        spec, budget, prompts, [task.answer for task in tasks], [task.logits for task in tasks]
-    )
-    runs = []
-    for task, tokens, (measurement, _) in zip(tasks, written, measured, strict=True):
-        grade = reasoning.grade(task.problem, backend.decode(tokens[: task.limit]))
-        right = grade.answer_correct, grade.solution_correct
-        runs.append(Run(spec, budget, task.number, *right, seconds, measurement))
-    return runs
+    questions = [each.question for each in answered]
+    attempts = attempt(backend, Reasoning(), questions, spec, budget)
+    measured = measure(backend, answered, spec, budget)
+    return [
+        Run(
+            spec,
+            budget,
+            question.number,
+            made.answer_correct,
+            made.solved,
+            made.seconds_per_token,
+            measurement,
+        )
+        for question, made, measurement in zip(questions, attempts, measured, strict=True)
+    ]
 
 
 # --- summary -------------------------------------------------------------------------------------
@@ -336,7 +317,7 @@ def _row(spec: str, budget: int | None, results: Sequence[Any], problems: int) -
     if refusals:
         return Row(spec, budget, problems, f"{len(refusals)} of {problems}: {refusals[0]}")
     runs = [r for r in results if isinstance(r, Run) and (r.spec, r.budget) == (spec, budget)]
-    right = sum(run.answer_correct and run.solution_correct for run in runs)
+    right = sum(run.solved for run in runs)
     low, high = wilson(right, len(runs))
 
     def mean(column: Callable[[Run], float]) -> float:

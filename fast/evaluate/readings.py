@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from kvlab.fast.benchmarks.machine import versions
 from kvlab.fast.commands.terminal import console, progress
 from kvlab.fast.evaluate.backends import default_backend
 from kvlab.fast.evaluate.compare import Run, Settings, run_all, takes_budget
@@ -93,7 +94,7 @@ def differences(
 
 
 FIGURES: tuple[Callable[[Run], float], ...] = (
-    lambda run: float(run.answer_correct and run.solution_correct),
+    lambda run: float(run.solved),
     lambda run: float(run.measurement.output_error.mean()),
     lambda run: float(run.measurement.kl.mean()),
 )
@@ -136,8 +137,6 @@ def main(
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
     """Measure what the other readings change."""
-    from kvlab.fast.benchmarks.machine import versions  # needs PyTorch
-
     compared = list(pairs())
     specs = dict.fromkeys(spec for each in compared for spec in (each.default_run, each.option_run))
     settings = Settings(

@@ -44,6 +44,13 @@ def load(
     return network.eval().to(place), tokenizer
 
 
+def load_tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer alone; models and errors are those of `load`."""
+    local = _is_directory(model)
+    with _quietly(local):
+        return _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
+
+
 def _device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

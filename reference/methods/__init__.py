@@ -128,7 +128,7 @@ def parse(spec: str, **options: Any) -> Method:
     """
     spec = variants().get(spec, spec)
     composition, _, written = spec.partition("@")
-    options = {**_read_options(spec, written), **options}
+    options = {**read_options(spec, written), **options}
     name, _, base = composition.partition(":")
     if name not in WRAPPERS:
         if base:
@@ -144,6 +144,22 @@ def parse(spec: str, **options: Any) -> Method:
     wrapped = _build(base, base_class, options)
     _check_types(name, Caote, own)
     return WRAPPERS[name](base=wrapped, **own)
+
+
+def with_seed(spec: str, seed: int) -> str:
+    """Give a method that draws at random a seed, unless ``spec`` states one; others stay as is.
+
+    Raises:
+        ValueError: if the method, an option or a value is not allowed.
+        TypeError: if an option has the wrong type.
+    """
+    method = parse(spec)
+    spec = variants().get(spec, spec)
+    written = spec.partition("@")[2]
+    drawing = "seed" in _options(type(getattr(method, "base", method)))
+    if not drawing or "seed" in read_options(spec, written):
+        return spec
+    return f"{spec}{',' if written else '@'}seed={seed}"
 
 
 def _lookup(name: str) -> type[Method]:
@@ -168,7 +184,12 @@ def _unknown_option(name: str, option: str, allowed: list[str]) -> str:
     return f"unknown option {option!r} of {name}; allowed are {choices}"
 
 
-def _read_options(spec: str, written: str) -> dict[str, Any]:
+def read_options(spec: str, written: str) -> dict[str, Any]:
+    """Return the options in ``written``, the part of ``spec`` behind the ``@``.
+
+    Raises:
+        ValueError: if one has not the form ``option=value``.
+    """
     pairs = [pair for pair in written.split(",") if pair]
     if malformed := [pair for pair in pairs if "=" not in pair]:
         raise ValueError(f"{malformed[0]!r} in {spec!r} must have the form option=value")

@@ -68,16 +68,24 @@ def vocabulary() -> tuple[str, ...]:
     return (END, ";", "?", "#", "=", ".", *OPERATORS, *digits, *NAMES, *facts)
 
 
-def held_out(count: int, seed: int = 0) -> list[Problem]:
+def held_out(count: int, seed: int = 0, variables: int | None = None) -> list[Problem]:
     """Return evaluation problems; training never draws from these random streams.
 
+    Args:
+        count: number of problems.
+        seed: of the draw; the first problems are the same for every ``count``.
+        variables: of every problem; None: drawn from `HELD_OUT_VARIABLES`.
+
     Raises:
-        ValueError: if ``count`` or ``seed`` is negative.
+        ValueError: if ``count`` or ``seed`` is negative, or there cannot be so many variables.
     """
     if count < 0 or seed < 0:
         raise ValueError(f"count = {count} and seed = {seed} must not be negative")
     rng = np.random.default_rng([_HELD_OUT, seed])
-    return [chain(rng, int(rng.choice(HELD_OUT_VARIABLES)), FACTS) for _ in range(count)]
+    return [
+        chain(rng, int(rng.choice(HELD_OUT_VARIABLES)) if variables is None else variables, FACTS)
+        for _ in range(count)
+    ]
 
 
 def training_stream(seed: int) -> np.random.Generator:

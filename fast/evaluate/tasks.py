@@ -1,0 +1,100 @@
+"""What can be asked of a model: problems that are drawn by seed, and graded.
+
+A task is written in registry syntax, ``reasoning@variables=16``. A new kind of task is a class with
+the two methods of `Task`, and its line in `TASKS`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from kvlab.reference.methods import read_options
+from kvlab.reference.tasks import reasoning
+
+
+class Problem(Protocol):
+    """A text to continue, and a right continuation."""
+
+    @property
+    def prompt(self) -> str:
+        """What the model is given."""
+        ...
+
+    @property
+    def solution(self) -> str:
+        """A right answer.
+
+        Its last token ends an answer; a written answer may be a quarter longer than it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an answer was graded."""
+
+    solved: bool
+    """What accuracy counts."""
+    answer_correct: bool
+    """Whether the final answer is right, however it was reached."""
+
+
+class Task(ABC):
+    """A source of problems; a frozen dataclass whose fields are its options."""
+
+    @abstractmethod
+    def problems(self, count: int, seed: int) -> Sequence[Problem]:
+        """Draw problems; the first ones are the same for every ``count``.
+
+        Raises:
+            ValueError: if there cannot be so many, or an option is not allowed.
+        """
+
+    @abstractmethod
+    def grade(self, problem: Any, text: str) -> Outcome:
+        """Grade what was written after the prompt of one of the problems."""
+
+
+@dataclass(frozen=True)
+class Reasoning(Task):
+    """Chained arithmetic that the embedded reasoner solves (`kvlab.reference.tasks.reasoning`)."""
+
+    variables: int | None = None
+    """Of every problem; None: the mixture of `reasoning.HELD_OUT_VARIABLES`."""
+
+    def problems(self, count: int, seed: int) -> Sequence[reasoning.Problem]:
+        """Return held-out problems."""
+        return reasoning.held_out(count, seed, self.variables)
+
+    def grade(self, problem: reasoning.Problem, text: str) -> Outcome:
+        """Count a problem as solved if its whole solution was written."""
+        grade = reasoning.grade(problem, text)
+        return Outcome(grade.answer_correct and grade.solution_correct, grade.answer_correct)
+
+
+TASKS: Mapping[str, type[Task]] = {"reasoning": Reasoning}
+"""Kinds of tasks by name."""
+
+
+def find_task(spec: str) -> Task:
+    """Return the task that ``spec`` names.
+
+    Raises:
+        ValueError: if the task, an option or its value is not allowed.
+    """
+    name, _, written = spec.partition("@")
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}; known are {', '.join(TASKS)}")
+    kind, options = TASKS[name], read_options(spec, written)
+    allowed = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    if unknown := options.keys() - allowed:
+        raise ValueError(
+            f"unknown option {min(unknown)!r} of task {name}; allowed are {', '.join(allowed)}"
+        )
+    task = kind(**options)
+    try:
+        task.problems(1, seed=0)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"task {spec!r} cannot be drawn: {error}") from None
+    return task
