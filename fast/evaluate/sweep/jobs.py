@@ -118,9 +118,8 @@ def make_plan(sweep: Sweep) -> Plan:
         fingerprints[model] = fingerprint(location)
         lengths[model] = {}
         for task in sweep.tasks:
-            drawn = [
-                p for seed in sweep.seeds for p in find_task(task).problems(sweep.problems, seed)
-            ]
+            kind = find_task(task)
+            drawn = [each for seed in sweep.seeds for each in kind.problems(sweep.problems, seed)]
             tokens = [len(encode(each.prompt)) + len(encode(each.solution)) for each in drawn]
             lengths[model][task] = sum(tokens) / len(tokens)
         entries[model] = {
