@@ -13,6 +13,7 @@ from kvlab.fast.commands.generate import generate
 from kvlab.fast.commands.options import ModelName, prepare_output
 from kvlab.fast.commands.plan import plan
 from kvlab.fast.commands.prove import prove
+from kvlab.fast.commands.report import report
 from kvlab.fast.commands.simulate import simulate
 from kvlab.fast.commands.sweep import sweep
 from kvlab.fast.commands.terminal import AsJson, console, errors, progress
@@ -31,6 +32,7 @@ app.command()(prove)
 app.command()(simulate)
 app.command()(plan)
 app.command()(sweep)
+app.command()(report)
 
 EXTRAS = {
     "torch": "fast",

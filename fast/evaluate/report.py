@@ -1,5 +1,6 @@
 """A comparison as one HTML file that needs no network."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,35 +40,48 @@ def sections(comparison: Comparison) -> list[tuple[str, list[Row]]]:
 
 def accuracy_over_memory(comparison: Comparison) -> str:
     """Accuracy over the budget in bytes, one line per method, as SVG (LazyEviction Fig. 5)."""
+    curves = {
+        spec: [
+            (
+                100 * (row.average_bits or 0) / FULL_BITS,
+                row.accuracy or 0,
+                row.accuracy_low or 0,
+                row.accuracy_high or 0,
+            )
+            for row in comparison.rows
+            if row.spec == spec and row.refusal is None
+        ]
+        for spec in comparison.settings.specs
+    }
+    return accuracy_curves(curves, "memory at the last token, % of the full cache")
+
+
+def accuracy_curves(
+    curves: Mapping[str, Sequence[tuple[float, float, float, float]]], horizontal: str
+) -> str:
+    """Draw shares of problems solved, as SVG.
+
+    Args:
+        curves: per method, points of x, share, and the ends of its interval.
+        horizontal: what x is.
+    """
     figure, axes = plot()
-    for number, spec in enumerate(comparison.settings.specs):
-        points = np.array(
-            [
-                (row.average_bits, row.accuracy, row.accuracy_low, row.accuracy_high)
-                for row in comparison.rows
-                if row.spec == spec and row.refusal is None
-            ],
-            dtype=float,
-        )
-        if not len(points):
+    for number, (spec, points) in enumerate(curves.items()):
+        if not points:
             continue
-        bits, accuracy, low, high = points.T
+        x, accuracy, low, high = np.array(points, dtype=float).T
         axes.errorbar(
-            100 * bits / FULL_BITS,
+            x,
             accuracy,
             yerr=[accuracy - low, high - accuracy],
             label=spec,
             marker="os^vD<>p*h"[number % 10],
-            color=color(number, len(comparison.settings.specs)),
+            color=color(number, len(curves)),
             elinewidth=0.6,
             capsize=2,
             linewidth=1.4,
         )
-    axes.set(
-        xlabel="memory at the last token, % of the full cache",
-        ylabel="problems solved",
-        ylim=(-0.05, 1.05),
-    )
+    axes.set(xlabel=horizontal, ylabel="problems solved", ylim=(-0.05, 1.05))
     return svg(figure)
 
 

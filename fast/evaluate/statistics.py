@@ -1,10 +1,11 @@
-"""Intervals for shares and for paired differences."""
+"""Intervals for shares and differences, and tests of differences."""
 
 from collections.abc import Sequence
 from math import sqrt
 from statistics import NormalDist
 
 import numpy as np
+from scipy.stats import binom
 
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
@@ -37,3 +38,49 @@ def paired_difference(
     chosen = np.random.default_rng(0).integers(len(change), size=(resamples, len(change)))
     low, high = np.quantile(change[chosen].mean(axis=1), [0.5 - level / 2, 0.5 + level / 2])
     return float(change.mean()), float(low), float(high)
+
+
+def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """Return a mean and its percentile bootstrap interval.
+
+    Raises:
+        ValueError: unless there are two values at least.
+    """
+    return paired_difference([0.0] * len(values), values, level)
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test.
+
+    Of the problems that just one of two methods solved, each is as likely to be the one's as the
+    other's if the methods are equally good (McNemar 1947; exact by the binomial distribution).
+
+    Args:
+        only_first: problems that the first method alone solved.
+        only_second: problems that the second alone solved.
+
+    Raises:
+        ValueError: if a count is negative.
+    """
+    if min(only_first, only_second) < 0:
+        raise ValueError(f"counts {only_first} and {only_second} must not be negative")
+    both_sides = 2 * binom.cdf(min(only_first, only_second), only_first + only_second, 0.5)
+    return min(1.0, float(both_sides))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values of tests that are read together (Holm 1979).
+
+    Calling those below α significant makes a false one among them with probability α at most,
+    however the tests depend on each other.
+
+    Raises:
+        ValueError: if a value is not between 0 and 1.
+    """
+    if wrong := [p for p in p_values if not 0 <= p <= 1]:
+        raise ValueError(f"p = {wrong[0]} must be between 0 and 1")
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, number in enumerate(sorted(range(len(p_values)), key=lambda n: p_values[n])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[number]))
+        adjusted[number] = largest
+    return adjusted

@@ -1,8 +1,9 @@
 """What a sweep asks for: a TOML file."""
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class Sweep:
     backend: str = "fast"
     pairs: tuple[tuple[str, str], ...] = ()
     """Methods that the report tests against each other, settled before anything is run."""
+    curves: tuple[str, ...] = ()
+    """Methods that the report draws; none: all."""
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -83,6 +86,18 @@ def make_sweep(written: Mapping[str, Any]) -> Sweep:
     return sweep
 
 
+def to_toml(sweep: Sweep) -> str:
+    """Write a sweep as the file that `read_sweep` reads."""
+    lines = []
+    for name, value in asdict(sweep).items():
+        if isinstance(value, tuple) and value and not isinstance(value[0], int):
+            entries = "".join(f"  {json.dumps(each, ensure_ascii=False)},\n" for each in value)
+            lines.append(f"{name} = [\n{entries}]\n")
+        else:
+            lines.append(f"{name} = {json.dumps(value)}\n")
+    return "".join(lines)
+
+
 def model_location(model: str) -> str:
     """Return the directory or id that a sweep's name of a model stands for."""
     return str(reasoner_directory()) if model == EMBEDDED else model
@@ -100,7 +115,7 @@ def _check(sweep: Sweep) -> None:
     for name in ("methods", "models", "tasks", "seeds"):
         if not getattr(sweep, name):
             raise ValueError(f"{name} must name at least one")
-    for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs"):
+    for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):
         values = getattr(sweep, name)
         if twice := [value for value in values if values.count(value) > 1]:
             raise ValueError(f"{name} names {twice[0]!r} twice")
@@ -112,9 +127,9 @@ def _check(sweep: Sweep) -> None:
         raise ValueError(f"budgets must name at least one: {needing[0]} takes a budget")
     for spec in sweep.methods:
         methods.parse(spec)
-    for pair in sweep.pairs:
-        if unknown := [spec for spec in pair if spec not in sweep.methods]:
-            raise ValueError(f"pairs names {unknown[0]!r}, which is not among the methods")
+    for name, specs in (("pairs", sum(sweep.pairs, ())), ("curves", sweep.curves)):
+        if unknown := [spec for spec in specs if spec not in sweep.methods]:
+            raise ValueError(f"{name} names {unknown[0]!r}, which is not among the methods")
 
 
 def _word(name: str, value: Any) -> str:

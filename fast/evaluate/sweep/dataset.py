@@ -49,6 +49,10 @@ TIMING = ("seconds_per_token",)
 ORDER = ("model", "task", "seed", "method", "budget", "problem", "job")
 
 
+COMPACTED = "results.parquet"
+"""The file that takes the place of many."""
+
+
 class Dataset:
     """The results of a sweep, as far as there are any."""
 
@@ -86,19 +90,17 @@ class Dataset:
         tables = [self.read_file(path) for path in self.files()]
         table = pa.concat_tables([SCHEMA.empty_table(), *tables]).unify_dictionaries()
         if jobs is not None:
-            wanted = pa.array(sorted(set(jobs)), pa.string())
-            table = table.filter(pa.compute.is_in(table["job"].cast(pa.string()), wanted))
+            wanted = set(jobs)
+            table = table.filter(pa.array([job in wanted for job in table["job"].to_pylist()]))
         return in_order(table)
 
     def compact(self) -> None:
         """Put all rows into one file, and remove the others; loses nothing if it is killed."""
         old = self.files()
-        if len(old) < 2:
-            return
-        name = f"results-{uuid4().hex[:8]}.parquet"
-        self.write_file(name, self.read())
+        self.write_file(COMPACTED, self.read())
         for path in old:
-            path.unlink()
+            if path.name != COMPACTED:
+                path.unlink()
 
     def files(self) -> list[Path]:
         """Return the complete files."""

@@ -142,7 +142,7 @@ def _found(
     )
 
 
-def _figures(measured: Measurement | None) -> dict[str, float]:
+def _figures(measured: Measurement | None) -> dict[str, Any]:
     if measured is None:
         return {}
     return {
