@@ -48,7 +48,8 @@ def sweep(
     wanted = read_sweep(configuration)
     chosen = choose_engine(engine, workers, gpus)
     directory = out or Path("kvlab-sweep") / configuration.stem
-    prepare_output("out", directory / running.PLAN)
+    if not dry_run:
+        prepare_output("out", directory / running.PLAN)
     plan = make_plan(wanted)
     data = Dataset(directory / running.RESULTS)
     if dry_run:
@@ -66,16 +67,16 @@ def sweep(
                 lambda done, total, job: bar.update(
                     task, completed=done, total=total, description=job.label if job else "starting"
                 ),
+                compact,
             )
     except KeyboardInterrupt:
         errors.print("stopped; nothing that was done is lost: the same command goes on from here")
         raise typer.Exit(STOPPED) from None
     for job, failure in ran.failures:
-        errors.print(f"failed: {job.label}: {failure.reason}", style="red", markup=False)
+        where = f" ({directory / running.FAILURES / job.id}.txt)"
+        errors.print(f"failed: {job.label}: {failure.reason}{where}", style="red", markup=False)
     if ran.failures:
         raise typer.Exit(1)
-    if compact:
-        data.compact()
     _say({"jobs": ran.total, "done now": ran.done, "directory": str(directory)}, as_json)
 
 

@@ -7,12 +7,13 @@ the two methods of `Task`, and its line in `TASKS`.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kvlab.reference.methods import read_options
 from kvlab.reference.tasks import reasoning
 
 
+@runtime_checkable
 class Problem(Protocol):
     """A text to continue, and a right continuation."""
 

@@ -65,7 +65,7 @@ class RayEngine(Engine):
             ValueError: if no worker fits the cluster, or a node has another version of kvlab.
         """
         with connected():
-            gpus = self._gpus_per_worker()
+            gpus = self.gpus_per_worker()
             if not room(gpus):
                 raise ValueError(f"gpus = {gpus:g} per worker is more than the cluster has")
             crew = Crew(jobs, gpus, self.workers)
@@ -74,7 +74,8 @@ class RayEngine(Engine):
             finally:
                 crew.dismiss()
 
-    def _gpus_per_worker(self) -> float:
+    def gpus_per_worker(self) -> float:
+        """Return the GPUs that each worker asks for."""
         if self.gpus is not None:
             return self.gpus
         return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
@@ -219,7 +220,8 @@ def _devices(present: float, wanted: float) -> int:
 
 def what_counts() -> dict[str, str | None]:
     """Return the versions on which results depend."""
-    return versions("kvlab", "torch", "transformers", "numpy")
+    found = versions()
+    return {name: found[name] for name in ("python", "kvlab", "torch", "transformers")}
 
 
 def check_version(theirs: dict[str, str | None]) -> None:

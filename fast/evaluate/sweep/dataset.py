@@ -6,10 +6,11 @@ job it belongs to.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 import pyarrow as pa
@@ -53,30 +54,41 @@ COMPACTED = "results.parquet"
 """The file that takes the place of many."""
 
 
+UNFINISHED = ".unfinished"
+
+
+@contextmanager
+def completely(path: Path) -> Iterator[BinaryIO]:
+    """Write a file so that it is there completely or not at all, even after a power cut."""
+    unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
+    with unfinished.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def clear_unfinished(directory: Path) -> None:
+    """Make a directory if there is none, and remove what killed processes left in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.glob(f"*{UNFINISHED}"):
+        path.unlink()
+
+
 class Dataset:
     """The results of a sweep, as far as there are any."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def prepare(self) -> None:
-        """Make the directory, and clear away what a killed process left unfinished."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for path in self.directory.glob("*.unfinished"):
-            path.unlink()
-
     def write(self, job: Job, found: Sequence[Found]) -> None:
         """Add the rows of a job."""
         self.write_file(f"{job.id}.parquet", rows(job, found))
 
     def write_file(self, name: str, table: pa.Table) -> None:
-        """Write a file so that it is there completely or not at all, even after a power cut."""
-        unfinished = self.directory / f"{name}.{uuid4().hex[:8]}.unfinished"
-        with unfinished.open("wb") as file:
+        """Write a file of rows."""
+        with completely(self.directory / name) as file:
             pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self.directory / name)
 
     def done(self) -> set[str]:
         """Return the ids of the jobs whose rows are there."""

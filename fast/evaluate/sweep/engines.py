@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from traceback import format_exc
 
 from kvlab.fast.evaluate.sweep.jobs import Job
 from kvlab.fast.evaluate.sweep.worker import Found, Worker
@@ -15,6 +16,8 @@ class Failure:
     """Why a job was given up; it counts as missing, and the next run tries again."""
 
     reason: str
+    trace: str = ""
+    """Where it happened."""
 
 
 Result = tuple[Job, list[Found] | Failure]
@@ -46,4 +49,4 @@ def attempt_job(worker: Worker, job: Job) -> list[Found] | Failure:
     try:
         return worker.run(job)
     except Exception as error:
-        return Failure(f"{type(error).__name__}: {error}")
+        return Failure(f"{type(error).__name__}: {error}", format_exc())

@@ -131,8 +131,8 @@ def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator
         "entries: most per KV head, mean over layers. KiB: most of keys and values in all layers. "
         "bits: stored per element of the full cache at the last token, scales and zero points "
         "included. error: distance of the attention output from attention over everything seen, L2 "
-        "per head. KL: in nats from the full cache. Both along the full cache's answers, means over "
-        f"measured problems with their {LEVEL:.0%} bootstrap intervals. ms: per token, all "
+        "per head. KL: in nats from the full cache. Both along the full cache's answers: means of "
+        f"measured problems, with {LEVEL:.0%} bootstrap intervals. ms: per token, all "
         "problems of a job in one batch."
     )
     yield Text(spread_over_seeds(each))
@@ -286,9 +286,8 @@ def rerun_blocks(stored: Stored) -> Iterator[Block]:
     yield Heading("Run it again")
     yield Text("With this file as sweep.toml; what is already there is not done again.")
     yield Code(to_toml(stored.plan.sweep), "toml")
-    yield Code(
-        f"kvlab sweep sweep.toml --out DIR\nkvlab report DIR\n\n# last run: {run['command']}"
-    )
+    commands = ("kvlab sweep sweep.toml --out DIR", "kvlab report DIR")
+    yield Code("\n".join([*commands, f"# last run: {run['command']}"]))
     versions = {**run["versions"], "machine": run["machine"], **_fingerprints(stored)}
     yield Grid(("what", "was"), [(name, str(value)) for name, value in versions.items()], words=2)
 

@@ -6,7 +6,6 @@ entries, and where and with what it was run last.
 """
 
 import json
-import os
 import platform
 import shlex
 import sys
@@ -15,17 +14,16 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
 from kvlab.fast.benchmarks.machine import versions
 from kvlab.fast.evaluate.sweep.configuration import make_sweep
-from kvlab.fast.evaluate.sweep.dataset import Dataset
+from kvlab.fast.evaluate.sweep.dataset import Dataset, clear_unfinished, completely
 from kvlab.fast.evaluate.sweep.engines import Engine, Failure
 from kvlab.fast.evaluate.sweep.jobs import Job, Plan
 
-PLAN, RESULTS = "plan.json", "results"
+PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"
 PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "pyarrow", "ray")
 
 Progress = Callable[[int, int, Job | None], None]
@@ -58,7 +56,11 @@ class Stored:
 
 
 def run(
-    plan: Plan, directory: Path, engine: Engine, progress: Progress = lambda done, of, job: None
+    plan: Plan,
+    directory: Path,
+    engine: Engine,
+    progress: Progress = lambda done, of, job: None,
+    compact: bool = False,
 ) -> Ran:
     """Do the jobs that are missing; every result is kept as soon as it is there.
 
@@ -67,13 +69,15 @@ def run(
         directory: of the sweep; results of other jobs in it are left alone.
         engine: who does the jobs.
         progress: called before the first job and after each.
+        compact: when nothing is missing any more, put the results into one file.
 
     Raises:
         ValueError: if another process is at work on the directory, or a file in it is damaged.
     """
     data = Dataset(directory / RESULTS)
-    data.prepare()
     with alone_in(directory):
+        for each in (directory, data.directory):
+            clear_unfinished(each)
         write_plan(plan, directory)
         jobs = list(plan.jobs())
         done = data.done()
@@ -86,10 +90,13 @@ def run(
                 for job, found in results:
                     if isinstance(found, Failure):
                         failures.append((job, found))
+                        write_failure(directory, job, found)
                     else:
                         data.write(job, found)
                         finished += 1
                     progress(finished, len(jobs), job)
+        if compact and not failures:
+            data.compact()
     return Ran(len(missing) - len(failures), len(jobs), tuple(failures))
 
 
@@ -107,6 +114,14 @@ def alone_in(directory: Path) -> Iterator[None]:
         raise ValueError(f"out = {directory} is in use by another sweep") from None
 
 
+def write_failure(directory: Path, job: Job, failure: Failure) -> None:
+    """Write down where a job failed."""
+    place = directory / FAILURES
+    place.mkdir(exist_ok=True)
+    text = f"{job}\n\n{failure.trace}\n{failure.reason}\n"
+    (place / f"{job.id}.txt").write_text(text, encoding="utf-8")
+
+
 def write_plan(plan: Plan, directory: Path) -> None:
     """Write the plan and the circumstances of this run."""
     content = {
@@ -117,9 +132,8 @@ def write_plan(plan: Plan, directory: Path) -> None:
             "machine": platform.platform(),
         },
     }
-    unfinished = directory / f"{PLAN}.{uuid4().hex[:8]}.unfinished"
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, directory / PLAN)
+    with completely(directory / PLAN) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_stored(directory: Path) -> Stored:
