@@ -182,6 +182,24 @@ def test_a_job_that_kills_its_workers_is_given_up(undisturbed):
     assert list(crew.waiting) == jobs[1:]
 
 
+def test_workers_that_never_start_end_the_sweep():
+    crew = cluster.Crew([], gpus=0.0, most=None)
+    error = cluster.RayActorError("it died\nModuleNotFoundError: No module named 'kvlab'")
+    for _ in range(cluster.MOST_DEATHS - 1):
+        crew.count_stillborn(error)
+    with pytest.raises(ConnectionError, match=r"do not start: .*No module named 'kvlab'"):
+        crew.count_stillborn(error)
+
+
+def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv(cluster.ADDRESS, "127.0.0.1:1")
+    with (
+        pytest.raises(ConnectionError, match=r"RAY_ADDRESS = 127\.0\.0\.1:1 cannot be reached"),
+        cluster.connected(),
+    ):
+        pass
+
+
 def test_room_is_counted_node_by_node(monkeypatch):
     resources = [
         {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}},

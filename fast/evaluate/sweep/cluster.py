@@ -7,6 +7,7 @@ workers, and those that leave are not waited for. If the driver dies, Ray ends i
 
 import logging
 import os
+import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ ADDRESS = "RAY_ADDRESS"
 
 PATIENCE = 1.0
 """Seconds between two looks at the cluster's size."""
+
+PATIENCE_FOR_CLUSTER = 10.0
+"""Seconds until a cluster that does not answer counts as not there."""
 
 MOST_DEATHS = 5
 """Workers that a job may take with it until it is given up: enough for bad luck, and an end if the
@@ -89,6 +93,8 @@ class Crew:
         self.gpus, self.most = gpus, most
         self.places: list[Place] = []
         self.deaths: dict[str, int] = {}
+        self.stillborn = 0
+        """Workers in a row that died before they had a job."""
 
     def work(self) -> Iterator[Result]:
         """Yield every job once."""
@@ -115,15 +121,24 @@ class Crew:
         except RayActorError as error:
             self.places.remove(place)
             if job is not None:
-                yield from self.mourn(job, str(error).splitlines()[0])
+                yield from self.mourn(job, one_line(error))
+            else:
+                self.count_stillborn(error)
             return
         except RayError as error:  # the answer was lost on its way
-            answer = Failure(str(error).splitlines()[0])
+            answer = Failure(one_line(error))
         if job is None:
             check_version(answer)
+            self.stillborn = 0
         else:
             yield job, answer
         self.hand_out(place)
+
+    def count_stillborn(self, error: RayError) -> None:
+        """Raise ConnectionError if workers do not even start, as where kvlab is not installed."""
+        self.stillborn += 1
+        if self.stillborn >= MOST_DEATHS:
+            raise ConnectionError(f"the cluster's workers do not start: {one_line(error)}")
 
     def mourn(self, job: Job, reason: str) -> Iterator[Result]:
         """Put the job of a dead worker back, or give it up."""
@@ -181,6 +196,7 @@ def connected() -> Iterator[None]:
         ConnectionError: if it cannot be reached.
     """
     address = os.environ.get(ADDRESS) or "local"
+    check_reachable(address)
     own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     already = ray.is_initialized()
     try:
@@ -193,13 +209,32 @@ def connected() -> Iterator[None]:
             **own,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConnectionError(f"{ADDRESS} = {address} cannot be reached: {reason}") from None
+        raise ConnectionError(
+            f"{ADDRESS} = {address} cannot be reached: {one_line(error)}"
+        ) from None
     try:
         yield
     finally:
         if not already:
             ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Raise ConnectionError if nobody answers at ``host:port``; Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE_FOR_CLUSTER).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"{ADDRESS} = {address} cannot be reached: {error}") from None
+
+
+def one_line(error: Exception) -> str:
+    """Return the line of Ray's report that says most."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if "Error: " in line]
+    return (causes or lines or [type(error).__name__])[-1 if causes else 0].strip()
 
 
 def room(gpus: float) -> int:

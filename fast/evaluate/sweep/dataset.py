@@ -103,7 +103,8 @@ class Dataset:
         table = pa.concat_tables([SCHEMA.empty_table(), *tables]).unify_dictionaries()
         if jobs is not None:
             wanted = set(jobs)
-            table = table.filter(pa.array([job in wanted for job in table["job"].to_pylist()]))
+            belongs = [job in wanted for job in table["job"].to_pylist()]
+            table = table.filter(pa.array(belongs, pa.bool_()))
         return in_order(table)
 
     def compact(self) -> None:
