@@ -184,7 +184,7 @@ def test_a_job_that_kills_its_workers_is_given_up(undisturbed):
 
 def test_workers_that_never_start_end_the_sweep():
     crew = cluster.Crew([], gpus=0.0, most=None)
-    error = cluster.RayActorError("it died\nModuleNotFoundError: No module named 'kvlab'")
+    error = cluster.RayError("it died\nModuleNotFoundError: No module named 'kvlab'")
     for _ in range(cluster.MOST_DEATHS - 1):
         crew.count_stillborn(error)
     with pytest.raises(ConnectionError, match=r"do not start: .*No module named 'kvlab'"):

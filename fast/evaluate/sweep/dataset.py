@@ -155,7 +155,7 @@ def in_order(table: pa.Table) -> pa.Table:
     plain = plain.sort_by([(name, "ascending") for name in ORDER])
     keys = list(zip(plain["job"].to_pylist(), plain["problem"].to_pylist(), strict=True))
     first = [number for number, key in enumerate(keys) if number == 0 or key != keys[number - 1]]
-    return plain.take(first).cast(SCHEMA)
+    return plain.take(pa.array(first, pa.int64())).cast(SCHEMA)
 
 
 def without_timing(table: pa.Table) -> pa.Table:
