@@ -166,12 +166,19 @@ def test_a_method_that_is_worse_is_no_leader(stored, monkeypatch):
     assert summary.leaders == {50: {"h2o", "tova"}, 60: {"h2o"}}
 
 
-def test_an_incomplete_point_has_no_figures(stored):
+def test_a_seed_counts_when_it_is_complete(stored):
     job = next(j for j in stored.plan.jobs() if j.method == "tova" and j.seed == 1)
     (stored.data.directory / f"{job.id}.parquet").unlink()
     (summary,) = summarise(stored)
-    assert summary.point("tova", job.budget).refusal == "20 of 40 problems run"
+    assert summary.seeds == (0,)
+    assert summary.point("tova", job.budget).problems == 20
     assert stored.missing() == [job]
+    other = next(j for j in stored.plan.jobs() if j.method == "h2o" and j.seed == 0)
+    (stored.data.directory / f"{other.id}.parquet").unlink()
+    (summary,) = summarise(stored)
+    assert summary.seeds == (0, 1)
+    assert summary.point("tova", job.budget).refusal == "20 of 40 problems run"
+    assert summary.point("tova", 60).solved == 0.5
 
 
 # --- the report ----------------------------------------------------------------------------------

@@ -84,15 +84,16 @@ def _state(stored: Stored) -> str:
     missing, total = len(stored.missing()), sum(1 for _ in stored.plan.jobs())
     if not missing:
         return f"All {total} jobs are done."
-    return f"{missing} of {total} jobs are missing: points that need them have no figures."
+    return f"{missing} of {total} jobs are missing; a seed counts once all its jobs are done."
 
 
 def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator[Block]:
     """Yield what one model did on one task."""
     stated = ", ".join(f"{text} = {entries}" for text, entries in each.budgets.items())
+    seeds = ", ".join(map(str, each.seeds))
     yield Text(
-        f"Prompt and solution have {each.mean_length:.0f} tokens on average. Budgets in entries "
-        f"per KV head and layer: {stated or 'none'}."
+        f"Seeds counted: {seeds}. Prompt and solution have {each.mean_length:.0f} tokens on "
+        f"average. Budgets in entries per KV head and layer: {stated or 'none'}."
     )
     budgeted = any(point.budget is not None for point in each.points)
     if budgeted:

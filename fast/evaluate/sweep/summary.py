@@ -87,6 +87,8 @@ class TaskSummary:
     """As the sweep states them, and in entries."""
     mean_length: float
     """Tokens of prompt and solution."""
+    seeds: tuple[int, ...]
+    """That are counted."""
     points: tuple[Point, ...]
     tests: tuple[Test, ...]
     """The pairs that the sweep names."""
@@ -109,21 +111,31 @@ class TaskSummary:
 def summarise(stored: Stored) -> list[TaskSummary]:
     """Sum a sweep up, also one that is not complete.
 
+    A seed counts once all its jobs on the model and task are done, so that all methods answer for
+    the same problems; where no seed is complete, points that are not have no figures.
+
     Raises:
         ValueError: if a file of results is damaged.
     """
     plan = stored.plan
     jobs = {job.id: job for job in plan.jobs()}
     rows = _rows_by_point(stored, jobs)
+    missing = {(job.model, job.task, job.seed) for job in stored.missing()}
     found = []
     for model in plan.sweep.models:
         for task in plan.sweep.tasks:
+            complete = [each for each in plan.sweep.seeds if (model, task, each) not in missing]
+            seeds = tuple(complete or plan.sweep.seeds)
             points = tuple(
                 _point(
                     method,
                     budget,
-                    rows.get((model, task, method, budget), []),
-                    plan.sweep.problems * len(plan.sweep.seeds),
+                    [
+                        row
+                        for row in rows.get((model, task, method, budget), [])
+                        if row["seed"] in seeds
+                    ],
+                    plan.sweep.problems * len(seeds),
                 )
                 for method, budget in plan.points(model, task)
             )
@@ -134,6 +146,7 @@ def summarise(stored: Stored) -> list[TaskSummary]:
                     task=task,
                     budgets=budgets,
                     mean_length=plan.lengths[model][task],
+                    seeds=seeds,
                     points=points,
                     tests=tuple(named_tests(points, plan.sweep.pairs)),
                     leaders=leaders(points),
