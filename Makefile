@@ -23,7 +23,8 @@ check: .venv/dev lint types unit  ## everything but notebooks and docs
 
 gpu:  ## on a GPU, with PYTHON=... that has kvlab and CUDA: kernels tested, sanitized, timed
 	$(PYTHON) -m pytest tests/kernels tests/fast/test_cuda.py tests/benchmarks
-	compute-sanitizer --error-exitcode 1 $(PYTHON) -m kvlab.fast.benchmarks.kernels --small
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 \
+	  $(PYTHON) -m kvlab.fast.benchmarks.kernels --small
 	$(PYTHON) -m kvlab.fast.benchmarks.kernels --out kernels-gpu.json
 	$(PYTHON) -m kvlab.fast.benchmarks.end_to_end --out end-to-end-gpu.json
 

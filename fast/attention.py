@@ -82,11 +82,16 @@ def attend_without_weights(
     values: Float[Tensor, "N G n d"],
     mask: Bool[Tensor, "N G _ m n"] | None,
 ) -> Float[Tensor, "N G rho m d"]:
-    """Return the attention output alone, by PyTorch's fused kernels."""
+    """Return the attention output alone, by PyTorch's fused kernels, in the keys' number format."""
     N, G, rho, m, d = queries.shape
     heads = None if mask is None else mask.expand(N, G, rho, m, -1).flatten(1, 2)
+    every = queries.flatten(1, 2).to(keys.dtype)
+    grouped = rho > 1
+    if grouped and mask is not None and keys.is_cuda:  # no fused kernel takes both
+        keys, values = (x.repeat_interleave(rho, dim=1) for x in (keys, values))
+        grouped = False
     output = scaled_dot_product_attention(
-        queries.flatten(1, 2), keys, values, attn_mask=heads, enable_gqa=rho > 1
+        every, keys, values, attn_mask=heads, enable_gqa=grouped
     ).view(N, G, rho, m, d)
     return output if mask is None else torch.where(mask.any(-1, keepdim=True), output, 0.0)
 

@@ -108,6 +108,8 @@ class Observation:
     """Probabilities joined as `Score.reduces` asks, in place of ``weights``."""
     tracked: bool = False
     """Whether attention has updated the score's counters."""
+    repositioned: bool = False
+    """Whether ``keys`` were rotated to other positions than those that they are stored for."""
 
     def received(self, how: Joining) -> Float[Tensor, "N G _ n"]:
         """What every entry received from each row; ``how`` is what `Score.reduces` says.
@@ -131,7 +133,7 @@ class Observation:
     @property
     def tables(self) -> tuple[list[CodedTable], list[CodedTable]] | None:
         """Keys and values by precision, where attention can read them so."""
-        if self.cache.mixed is None or "keys" in vars(self):
+        if self.cache.mixed is None or self.repositioned:
             return None
         keys, values = (storage.coded() for storage in self.cache.mixed)
         return None if keys is None or values is None else (keys, values)
@@ -139,7 +141,7 @@ class Observation:
     @property
     def stored_keys(self) -> Float[Tensor, "N G n d"]:
         """Keys as they are stored, where attention can read them so."""
-        as_read = self.cache.mixed is not None or "keys" in vars(self)
+        as_read = self.cache.mixed is not None or self.repositioned
         return self.keys if as_read else self.cache.table["keys"]
 
     @property
@@ -388,7 +390,7 @@ def compress(policy: Policy, seen: Observation, due: Sequence[bool], result: Ste
         result.scores = scores.clone() if result.watched else scores
         result.safe = safe
     else:
-        scores = seen.positions.to(seen.keys.dtype)
+        scores = seen.positions.to(seen.queries.dtype)
     if one_each:
         evict_first(cache, *first_to_go(scores, safe, seen.positions))
         return
@@ -454,14 +456,17 @@ def observe_attention(
     )
     if policy.specification.reposition:
         seen.queries, seen.keys = repositioned(block, seen)
+        seen.repositioned = True
     reads = rows_to_read(policy, clock)
     output: Tensor
     if seen.queries.shape[3] == 1:
-        if reads != "none" and uses_triton(seen.queries) and cache.mixed is None:
+        if uses_triton(seen.queries) and cache.mixed is None:
             places = seen.positions if seen.ragged else None
             keys, values = seen.stored_keys, seen.stored_values
             column = cache.table.__getitem__
-            output, found = look(policy, seen.queries, keys, values, places, seen.softcap, column)
+            output, found = look(
+                policy, reads, seen.queries, keys, values, places, seen.softcap, column
+            )
             seen.weights, seen.joined, seen.tracked = found.weights, found.joined, found.tracked
         else:
             output, seen.weights = attend_to(seen, slice(0, 1), reads != "none")
@@ -504,6 +509,7 @@ class Looked:
 
 def look(
     policy: Policy,
+    reads: str,
     queries: Float[Tensor, "N G rho 1 d"],
     keys: Float[Tensor, "N G n d"],
     values: Float[Tensor, "N G n d"],
@@ -514,8 +520,12 @@ def look(
     """Attend from one token, and find out in the same pass what the score needs."""
     score = policy.score
     how: Reduction = "none" if policy.specification.evict_before_attend else score.reduces
-    tracking = None if how == "none" else score.tracking(column)
+    if reads == "none":
+        how = "skip"
+    tracking = None if how in ("none", "skip") else score.tracking(column)
     output, found = decode_attention(queries, keys, values, places, softcap, how, tracking)
+    if how == "skip":
+        return output, Looked(None, None, False)
     if how == "none":
         return output, Looked(found, None, False)
     return output, Looked(None, found, tracking is not None)
@@ -567,7 +577,10 @@ def attend_to(
     mask = None if single and not seen.ragged else visible(positions, seen.positions)
     if weights or seen.softcap is not None:
         return attend(queries, seen.keys, seen.values, mask, seen.softcap)
-    return attend_without_weights(queries, seen.keys, seen.values, mask), None
+    keys, values = seen.stored_keys, seen.stored_values
+    if not queries.is_cuda:
+        keys, values = seen.keys, seen.values
+    return attend_without_weights(queries, keys, values, mask), None
 
 
 def repositioned(

@@ -139,13 +139,15 @@ class Stack:
         queries = block.queries.to(dtype)
         self.queries.append(queries)
         self.softcap, self.confidence = block.softcap, block.confidence
-        if self.triton and self.reads != "none":
+        if self.triton:
             places = table.of_sequences("positions", *rows) if self.cache.ragged else None
 
             def column(name: str) -> Tensor:
                 return table.of_sequences(name, *rows)
 
-            output, found = look(self.policy, queries, keys, values, places, block.softcap, column)
+            output, found = look(
+                self.policy, self.reads, queries, keys, values, places, block.softcap, column
+            )
             self.looked.append(found)
             return output.to(block.keys.dtype)
         keys, values = keys.to(dtype), values.to(dtype)

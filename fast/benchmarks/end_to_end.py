@@ -4,12 +4,13 @@
 
 The model has the shape of Llama-3-8B and random weights: speed does not depend on them, as long as
 what a method keeps does not; of DesireKV the bytes that its cache holds are reported, too.
-``latency`` writes 4k, 8k and 16k tokens with the budgets of the paper. ``capacity`` doubles the
-batch until it no longer fits under a memory cap, and notes what the last one writes.
+``latency`` writes 4k, 8k and 16k tokens with the budgets of the paper. ``capacity`` finds the
+largest batch that fits under a memory cap, and notes what it writes.
 ``--small`` runs both on a tiny model on any device: its times mean nothing.
 """
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ TABLE_8 = {
 }
 """Milliseconds per token that LazyEviction prints; the budget is half of the tokens."""
 PROMPT = 64
+WARM_UP = 512
+"""Tokens written before anything is timed, so that kernels are compiled and tuned."""
 CAP = 96e9
 """Bytes: the GPU of DesireKV's figure 5 b."""
 
@@ -122,20 +125,36 @@ def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Itera
 
 
 def capacities(model: Any, methods: list[str], tokens: int, most: int) -> Iterator[Capacity]:
-    """Yield the largest batch of each method, at most ``most``."""
+    """Yield the largest batch of each method, at most ``most``, to an eighth of it."""
     for method in methods:
+        speed(model, method, None, Run(PROMPT, min(tokens, WARM_UP)))
         best: Capacity | None = None
-        batch = 1
-        while batch <= most:
+        batch, too_many = 1, most + 1
+        while batch < too_many:
             try:
                 rate, held = speed(model, method, None, Run(PROMPT, tokens, batch))
+                best = Capacity(method, tokens, batch, batch * rate, held)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-                break
-            best = Capacity(method, tokens, batch, batch * rate, held)
-            batch *= 2
+                too_many = batch
+            batch = next_batch(best.batch if best else 0, too_many, most)
         if best is not None:
             yield best
+
+
+def next_batch(fits: int, too_many: int, most: int) -> int:
+    """Double until it does not fit, then halve the gap down to an eighth of what fits."""
+    if too_many > most:
+        return min(2 * fits, most) if fits < most else too_many
+    gap = too_many - fits
+    return fits + gap // 2 if gap > max(1, fits // 8) else too_many
+
+
+def memory_of(device: str) -> float:
+    """Bytes of the GPU; infinity elsewhere."""
+    if device != "cuda":
+        return math.inf
+    return torch.cuda.get_device_properties(0).total_memory
 
 
 @contextmanager
@@ -144,8 +163,7 @@ def at_most(memory: float, device: str) -> Iterator[None]:
     if device != "cuda":
         yield
         return
-    whole = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / whole))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / memory_of(device)))
     try:
         yield
     finally:
@@ -193,7 +211,7 @@ def main(
         "schema": SCHEMA,
         "machine": machine(device),
         "versions": versions(),
-        "cap_bytes": cap,
+        "cap_bytes": min(cap, memory_of(device)),
         "latency": [asdict(each) for each in slow],
         "capacity": [asdict(found) for found in fitted],
     }

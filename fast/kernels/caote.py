@@ -2,7 +2,7 @@
 
 Bytes, for N·G heads with k rows of retention, n entries of d channels of e bytes: values once,
 n·d·e, retention three times, 12·k·n, scores written, 4·n. Without ``output``, and for the mean of
-FastCAOTE, a float32 copy of the values is written and read before, 8·n·d. Operations: 3·k·n·d, and
+FastCAOTE, values and weights are read once more before, n·d·e + 4·k·n. Operations: 3·k·n·d, and
 2·k·n·d for the weighted sum.
 """
 

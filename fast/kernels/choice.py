@@ -47,17 +47,17 @@ def kernels_for(device: torch.device) -> Kernels:
     return chosen
 
 
-def uses_triton(x: torch.Tensor) -> bool:
+def uses_triton(x: torch.Tensor, doubles: bool = False) -> bool:
     """Say whether a tensor takes Triton kernels, and make sure that it can.
 
-    Float64 always takes PyTorch: Triton's kernels compute in float32.
+    Float64 takes PyTorch, but for kernels of ``doubles``: the others compute in float32.
 
     Raises:
         ValueError: as `kernels_for`.
         RuntimeError: if Triton is not installed, or was loaded before it was set to interpret.
     """
     chosen = kernels_for(x.device)
-    if chosen is Kernels.TORCH or x.dtype == torch.float64:
+    if chosen is Kernels.TORCH or (x.dtype == torch.float64 and not doubles):
         return False
     _check_installed(chosen)
     return True

@@ -2,7 +2,7 @@
 
 Bytes of `quantise`, for vectors of d channels of e bytes: read d·e, written d·bits/8 and 4 per
 group. Bytes of `attend_to_tables`: every table's codes, scales and zero points once for keys and
-once for values; logits and probabilities in float32, about 44·ρ per entry in all passes.
+once for values, and slots, 16; logits and probabilities in float32, 20·ρ per entry in all passes.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantiz
     """
     fills_bytes = bits in (2, 4, 8) and group * bits % 8 == 0
     whole = group & (group - 1) == 0 and x.shape[-1] % group == 0
-    if uses_triton(x) and fills_bytes and whole:
+    if uses_triton(x, doubles=True) and fills_bytes and whole:
         from kvlab.fast.kernels.triton.coded_launch import quantise_triton
 
         return quantise_triton(x, bits, group)

@@ -30,17 +30,18 @@ def decode_attention(
         values: likewise.
         positions: -1 marks empty slots; None where there is none.
         softcap: bound into which logits are squeezed.
-        reduce: how to join the query heads of a KV head.
+        reduce: how to join the query heads of a KV head; ``skip``: only the output is wanted.
         tracking: counters to update; needs a reduction.
 
     Returns:
-        The output, and the probabilities ``[N, G, rho, 1, n]`` or, reduced, ``[N, G, n]``; float32.
+        The output, and the probabilities ``[N, G, rho, 1, n]`` or, reduced, ``[N, G, n]``, float32;
+        with ``skip`` an empty tensor.
 
     Raises:
         ValueError: if there is tracking without a reduction.
     """
-    if tracking is not None and reduce == "none":
-        raise ValueError("tracking needs reduce = 'sum', 'mean' or 'max', not 'none'")
+    if tracking is not None and reduce in ("none", "skip"):
+        raise ValueError(f"tracking needs reduce = 'sum', 'mean' or 'max', not {reduce!r}")
     arguments = queries, keys, values, positions, softcap, reduce, tracking
     if uses_triton(queries):
         from kvlab.fast.kernels.triton.decode_launch import decode_attention_triton
@@ -69,6 +70,8 @@ def decode_attention_torch(
     output = output.to(queries.dtype)
     if reduce == "none":
         return output, weights
+    if reduce == "skip":
+        return output, weights.new_empty(0)
     received = attention.reduce_group(weights[:, :, :, 0], reduce)
     if tracking is not None:
         active = received >= tracking.threshold

@@ -1,8 +1,8 @@
 """What every entry received from a block of queries, without their attention matrix.
 
 Bytes, for N·G heads with ρ query heads, m rows, n entries, d channels of e bytes: keys once for the
-log-sum-exp of every block of rows, queries once for every block of entries, sums 4·n. Operations:
-4·ρ·m·n·d, twice the logits; nothing of size m·n is ever stored.
+log-sum-exp of every query head and block of rows, queries once for every block of entries, 4·n.
+Operations: 4·ρ·m·n·d, twice the logits; nothing of size m·n is ever stored.
 """
 
 import torch

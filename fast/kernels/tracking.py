@@ -7,8 +7,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 Joining = Literal["sum", "mean", "max"]
-Reduction = Literal["none", "sum", "mean", "max"]
-"""How the query heads of a KV head are joined; ``none`` leaves them apart."""
+Reduction = Literal["none", "sum", "mean", "max", "skip"]
+"""How the query heads of a KV head are joined; ``none`` leaves them apart, ``skip`` out."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def measure_balance(keys: Storage, seen: Observation, which: Sequence[int]) -> N
     if keys.balance is None:
         keys.balance = torch.ones_like(seen.keys[:, :, 0], dtype=torch.float64)
     if any(which):
-        now = to_device(which, seen.keys.device)[:, None, None]
+        now = to_device(which, seen.positions.device)[:, None, None]
         keys.balance = torch.where(now > 0, balance(seen), keys.balance)
 
 

@@ -52,7 +52,7 @@ class DecisionWindow:
             before, passed = self.events(clock)
             first = before if self.scope == "window" or before == passed else 0
             borders.append([clock.prompt + count * self.interval for count in (first, passed)])
-        first, last = torch.tensor(borders, device=seen.keys.device).T[:, :, None, None]
+        first, last = torch.tensor(borders, device=seen.positions.device).T[:, :, None, None]
         return (seen.positions >= first) & (seen.positions < last)
 
 
@@ -154,7 +154,7 @@ def random_scores(seen: Observation, seed: int) -> Float[Tensor, "N G n"]:
         rng = np.random.default_rng([seed, seen.layer, clock.seen])
         count = seen.cache.counts[number]
         drawn[number, 0, n - count :] = rng.random(count)
-    values = torch.from_numpy(drawn).to(seen.keys).expand_as(seen.positions)
+    values = torch.from_numpy(drawn).to(seen.queries).expand_as(seen.positions)
     return torch.empty_like(values, memory_format=torch.contiguous_format).scatter_(
         -1, order, values
     )

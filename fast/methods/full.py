@@ -29,4 +29,4 @@ class Recency(Score):
         room: Sequence[int],
     ) -> Float[Tensor, "N G n"]:
         """Rate an entry by its position."""
-        return seen.positions.to(seen.keys.dtype)
+        return seen.positions.to(seen.queries.dtype)

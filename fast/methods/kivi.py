@@ -33,7 +33,7 @@ class KeysPerChannelValuesPerToken(Precision):
         kept: Sequence[int],
     ) -> tuple[Int[Tensor, "N G kept"], Sequence[int]]:
         """Quantise what has left the residual."""
-        d = seen.keys.shape[-1]
+        d = seen.queries.shape[-1]
         if d % self.group:
             raise ValueError(f"group = {self.group} must divide the head dimension {d}")
         assert cache.mixed is not None

@@ -98,7 +98,7 @@ class Recurrence(Score):
         room: Sequence[int],
     ) -> Float[Tensor, "N G n"]:
         """Add both heuristics; an entry without any recurrence is worth nothing."""
-        dtype = seen.keys.dtype
+        dtype = seen.queries.dtype
         elapsed, interval = state.entries["elapsed"], state.entries["interval"]
         at_least_one = interval.clamp(min=1).to(dtype)
         h1 = self.elapsed_score(elapsed.to(dtype), at_least_one)

@@ -73,7 +73,7 @@ class ProxyAndSample(Score):
         for number, count in enumerate(seen.cache.counts):
             drawn = np.random.default_rng([self.seed, seen.layer]).gumbel(size=(G, count))
             noise[number, :, n - count :] = drawn
-        return torch.from_numpy(noise).to(seen.keys)
+        return torch.from_numpy(noise).to(seen.queries)
 
     def proxy_attention(self, state: State, seen: Observation) -> Float[Tensor, "N G n"]:
         """Sum the proxies' attention, mean over the group."""

@@ -73,7 +73,7 @@ class LastUse(Score):
         room: Sequence[int],
     ) -> Float[Tensor, "N G n"]:
         """The older the last use, the sooner an entry goes."""
-        return state.entries["stamp"].to(seen.keys.dtype)
+        return state.entries["stamp"].to(seen.queries.dtype)
 
 
 @twin_of(reference.PageUse)
@@ -144,7 +144,7 @@ class PageUse(Score):
         room: Sequence[int],
     ) -> Float[Tensor, "N G n"]:
         """The older the last use, the sooner a page goes."""
-        return state.entries["stamp"].to(seen.keys.dtype)
+        return state.entries["stamp"].to(seen.queries.dtype)
 
 
 @twin_of(reference.OpenPage)

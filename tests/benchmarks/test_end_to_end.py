@@ -31,6 +31,17 @@ def test_a_tiny_model_runs_everywhere(command, tmp_path):
     assert 0 < desirekv["cache_bytes"] < whole
 
 
+@pytest.mark.parametrize("limit", [1, 2, 7, 13, 64, 100, 300])
+def test_the_largest_batch_is_found_to_an_eighth(limit):
+    most, fits, too_many, batch, tried = 256, 0, 257, 1, 0
+    while batch < too_many:
+        fits, too_many = (batch, too_many) if batch <= limit else (fits, batch)
+        batch, tried = end_to_end.next_batch(fits, too_many, most), tried + 1
+    assert fits <= min(limit, most)
+    assert min(limit, most) - fits <= max(1, fits // 8)
+    assert tried < 16
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_is_asked_for(command):
     result = CliRunner().invoke(command, [])

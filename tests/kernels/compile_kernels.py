@@ -50,7 +50,7 @@ def kernels(stored):
         )  # fmt: skip
     yield (
         caote.find_heaviest,
-        {"ROWS": 4, "D": 128, "BLOCK_N": 64, "BLOCK_D": 128},
+        {"ROWS": 4, "D": 128, "BLOCK_H": 4096, "BLOCK_N": 64, "BLOCK_D": 128},
         vectors,
     )
     constants = {"ROWS": 4, "D": 128, "PARTS": 64, "BLOCK_ROWS": 16, "BLOCK_D": 128}
@@ -101,7 +101,12 @@ def shared_memory(kernel, constants, options, types) -> int:
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names
     }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    aligned = {
+        (number,): [["tt.divisibility", 16]]
+        for number, (name, kind) in enumerate(signature.items())
+        if kind.startswith("*") or name.endswith(("_head", "_row"))
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     target = GPUTarget("cuda", 90, 32)
     return triton.compile(source, target=target, options=options).metadata.shared
 

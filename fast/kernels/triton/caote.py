@@ -10,12 +10,12 @@ from kvlab.fast.kernels.triton.tuning import blocks, tuned
     blocks(4, 3, BLOCK_N=32),
     blocks(4, 3, BLOCK_N=64),
     blocks(8, 3, BLOCK_N=128),
-    key=["ROWS", "D", "PARTS"],
+    key=["magnitude", "ROWS", "D", "PARTS"],
 )
 @triton.jit
 def weighted_sums(
     weights, values, sums,
-    n, w_head, w_row, v_head, v_row,
+    n, magnitude, w_head, w_row, v_head, v_row,
     ROWS: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -44,7 +44,7 @@ def find_heaviest(
     retention, values, output, others, heaviest, mass,
     n, v_head, v_row, safe_mass,
     ROWS: tl.constexpr, D: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Find a row's heaviest entry, the mass of all others, and their part of the output.
 
@@ -55,16 +55,16 @@ def find_heaviest(
     line = head * ROWS + row
     best = tl.full([], -1.0, tl.float32)
     where = tl.full([], 0, tl.int32)
-    for block in range(0, tl.cdiv(n, BLOCK_N)):
-        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    for block in range(0, tl.cdiv(n, BLOCK_H)):
+        entry = block * BLOCK_H + tl.arange(0, BLOCK_H)
         h = tl.load(retention + line * n + entry, mask=entry < n, other=-1.0)
         largest = tl.max(h, axis=0)
-        place = (block * BLOCK_N + tl.argmax(h, axis=0)).to(tl.int32)
+        place = (block * BLOCK_H + tl.argmax(h, axis=0)).to(tl.int32)
         where = tl.where(largest > best, place, where)
         best = tl.maximum(best, largest)
     left = tl.full([], 0.0, tl.float32)
-    for block in range(0, tl.cdiv(n, BLOCK_N)):
-        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    for block in range(0, tl.cdiv(n, BLOCK_H)):
+        entry = block * BLOCK_H + tl.arange(0, BLOCK_H)
         h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
         left += tl.sum(tl.where(entry == where, 0.0, h), axis=0)
     column = tl.arange(0, BLOCK_D)
@@ -93,12 +93,12 @@ def find_heaviest(
     blocks(4, 3, BLOCK_N=32),
     blocks(8, 3, BLOCK_N=64),
     blocks(8, 3, BLOCK_N=128),
-    key=["ROWS", "D", "FAST"],
+    key=["magnitude", "ROWS", "D", "FAST"],
 )
 @triton.jit
 def errors_of_entries(
     retention, values, points, others, heaviest, mass, errors,
-    n, v_head, v_row, most,
+    n, magnitude, v_head, v_row, most,
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     FAST: tl.constexpr,
 ):  # fmt: skip

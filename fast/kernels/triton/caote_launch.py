@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvlab.fast.kernels.caote import SAFE_MASS
 from kvlab.fast.kernels.triton.caote import errors_of_entries, find_heaviest, weighted_sums
-from kvlab.fast.kernels.triton.parts import split
+from kvlab.fast.kernels.triton.parts import magnitude, split
 from kvlab.fast.kernels.triton.strides import on_its_device, per_head
 
 ENTRIES = 64
@@ -37,11 +37,11 @@ def eviction_errors_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor
     find_heaviest[(heads, rows)](
         h, flat, output, others, heaviest, mass,
         n, flat.stride(0), flat.stride(1), 0.0 if fast else SAFE_MASS,
-        ROWS=rows, D=d, BLOCK_N=ENTRIES, BLOCK_D=wide,
+        ROWS=rows, D=d, BLOCK_H=min(4096, magnitude(n)), BLOCK_N=ENTRIES, BLOCK_D=wide,
     )  # fmt: skip
     errors_of_entries[lambda sizes: (heads, triton.cdiv(n, sizes["BLOCK_N"]))](
         h, flat, points, others, heaviest, mass, errors,
-        n, flat.stride(0), flat.stride(1), torch.finfo(torch.float32).max,
+        n, magnitude(n), flat.stride(0), flat.stride(1), torch.finfo(torch.float32).max,
         ROWS=rows, D=d, BLOCK_D=wide, FAST=fast,
     )  # fmt: skip
     return errors.view(N, G, n)
@@ -55,7 +55,7 @@ def sums_of_values(weights: Tensor, values: Tensor) -> Tensor:
     sums = torch.empty((heads, parts, rows, d), dtype=torch.float32, device=values.device)
     weighted_sums[(heads, parts)](
         weights, values, sums,
-        n, weights.stride(0), weights.stride(1), values.stride(0), values.stride(1),
+        n, magnitude(n), weights.stride(0), weights.stride(1), values.stride(0), values.stride(1),
         ROWS=rows, D=d, PARTS=parts, BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
         BLOCK_D=max(16, triton.next_power_of_2(d)),
     )  # fmt: skip

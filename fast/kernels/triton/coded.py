@@ -33,8 +33,9 @@ def quantise_groups(
     inside = (row < rows)[:, None] & (channel >= 0)[None, :]
     at = row[:, None] * LENGTH + group * GROUP + channel
     x = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float64)
+    poison = tl.sum(tl.where(x != x, x, 0.0), axis=1)
     x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
-    low, high = tl.min(x, axis=1), tl.max(x, axis=1)
+    low, high = tl.min(x, axis=1) + poison, tl.max(x, axis=1) + poison
     scale = tl.minimum((high - low) / LARGEST, 65504.0).to(tl.float16)
     zero = low.to(tl.float16)
     step = scale.to(tl.float64)
@@ -95,13 +96,13 @@ def outliers_of_groups(
     blocks(4, 3, BLOCK_N=64),
     blocks(4, 3, BLOCK_N=128),
     blocks(8, 3, BLOCK_N=128),
-    key=["RHO", "D", "BITS", "GROUP"],
+    key=["magnitude", "RHO", "D", "BITS", "GROUP"],
 )
 @triton.jit
 @no_type_check
 def logits_of_table(
     queries, keys, scales, zeros, slots, raw,
-    n, count, scale, softcap, k_head, k_row, s_head,
+    n, count, magnitude, scale, softcap, k_head, k_row, s_head,
     RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -121,7 +122,7 @@ def logits_of_table(
     k = read_vectors(
         keys, scales, zeros, head, line, inside, channel, k_head, k_row, s_head, D, BITS, GROUP
     )
-    logits = tl.dot(q.to(tl.float32), tl.trans(k), input_precision="ieee") * scale
+    logits = tl.dot(q.to(tl.float32), tl.trans(k), input_precision="tf32x3") * scale
     if SOFTCAP:
         logits = squeezed(logits, softcap)
     slot = tl.load(slots + head * count + line, mask=there, other=-1)
@@ -129,12 +130,12 @@ def logits_of_table(
     tl.store(to, logits, mask=(row < RHO)[:, None] & (slot >= 0)[None, :])
 
 
-@tuned(blocks(4, 3), blocks(4, 4), blocks(8, 3), key=["RHO", "D", "BITS", "GROUP"])
+@tuned(blocks(4, 3), blocks(4, 4), blocks(8, 3), key=["magnitude", "RHO", "D", "BITS", "GROUP"])
 @triton.jit
 @no_type_check
 def values_of_table(
     weights, values, scales, zeros, slots, output,
-    n, count, v_head, v_row, s_head,
+    n, count, magnitude, v_head, v_row, s_head,
     RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -150,7 +151,7 @@ def values_of_table(
     v = read_vectors(
         values, scales, zeros, head, line, inside, channel, v_head, v_row, s_head, D, BITS, GROUP
     )
-    part = tl.dot(p, v, input_precision="ieee")
+    part = tl.dot(p, v, input_precision="tf32x3")
     real = (row < RHO)[:, None] & (channel < D)[None, :]
     to = (head * tl.num_programs(1) + block) * RHO + row
     tl.store(output + to[:, None] * D + channel, part, mask=real)

@@ -16,6 +16,7 @@ from kvlab.fast.kernels.triton.coded import (
     quantise_groups,
     values_of_table,
 )
+from kvlab.fast.kernels.triton.parts import magnitude
 from kvlab.fast.kernels.triton.strides import on_its_device
 from kvlab.fast.quantization import Quantized
 
@@ -90,14 +91,11 @@ def attend_to_tables_triton(
         vectors, scales, zeros, group = parts_of(table)
         logits_of_table[blocks_of(heads, count)](
             flat, vectors, scales, zeros, table.slots.contiguous(), raw,
-            entries, count, d**-0.5, softcap or 0.0,
+            entries, count, magnitude(count), d**-0.5, softcap or 0.0,
             count * vectors.shape[-1], vectors.shape[-1], count * scales.shape[-1],
             BITS=table.bits, GROUP=group, SOFTCAP=softcap is not None, **sizes,
         )  # fmt: skip
-    largest = raw.amax(dim=-1, keepdim=True)
-    weights = torch.exp(raw - torch.where(largest == -torch.inf, 0.0, largest))
-    total = weights.sum(dim=-1, keepdim=True)
-    weights = weights / torch.where(total > 0, total, 1.0)
+    weights = torch.softmax(raw, dim=-1)
     output = torch.zeros((heads, rho, d), dtype=torch.float32, device=device)
     for table in values:
         count = table.slots.shape[2]
@@ -108,7 +106,7 @@ def attend_to_tables_triton(
         part = torch.empty((heads, blocks, rho, d), dtype=torch.float32, device=device)
         values_of_table[(heads, blocks)](
             weights, vectors, scales, zeros, table.slots.contiguous(), part,
-            entries, count,
+            entries, count, magnitude(count),
             count * vectors.shape[-1], vectors.shape[-1], count * scales.shape[-1],
             BITS=table.bits, GROUP=group, BLOCK_N=BLOCK_N, **sizes,
         )  # fmt: skip

@@ -17,13 +17,13 @@ from kvlab.fast.kernels.triton.tuning import blocks, tuned
     blocks(4, 2, BLOCK_N=128),
     blocks(8, 2, BLOCK_N=128),
     blocks(8, 3, BLOCK_N=128),
-    key=["RHO", "D", "PARTS", "WIDE"],
+    key=["magnitude", "RHO", "D", "PARTS", "WIDE", "SCORES"],
 )
 @triton.jit
 @no_type_check
 def attend_to_a_part(
     queries, keys, values, positions, raw, largest, total, part_output,
-    n, scale, softcap,
+    n, magnitude, scale, softcap,
     q_head, q_row, k_head, k_row, v_head, v_row, p_head,
     RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -104,7 +104,7 @@ def combine(
     anchor = tl.where(best == float("-inf"), 0.0, best)
     shares = tl.exp(bests - anchor[None, :])
     mass = tl.sum(masses * shares, axis=0)
-    inverse = tl.where(mass > 0, 1.0 / tl.where(mass > 0, mass, 1.0), 0.0)
+    inverse = tl.where(mass == 0, 0.0, 1.0 / tl.where(mass == 0, 1.0, mass))
 
     if REDUCE != "skip":
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -117,7 +117,8 @@ def combine(
             tl.store(raw + at, probability, mask=inside)
         else:
             if REDUCE == "max":
-                reduced = tl.max(probability, axis=0)
+                nothing_or_nan = tl.sum(probability, axis=0) * 0.0
+                reduced = tl.max(probability, axis=0) + nothing_or_nan
             else:
                 reduced = tl.sum(probability, axis=0)
             if REDUCE == "mean":

@@ -9,6 +9,11 @@ WAVES = 2
 """Programs per multiprocessor that a split kernel aims at."""
 
 
+def magnitude(n: int) -> int:
+    """Return the power of two at or above n: what configurations are chosen for."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 def split(n: int, block: int, heads: int, device: torch.device) -> int:
     """Return into how many parts n entries are cut; a power of two: each is compiled anew."""
     blocks = max(1, -(-n // block))

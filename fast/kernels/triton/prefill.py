@@ -14,13 +14,13 @@ from kvlab.fast.kernels.triton.tuning import blocks, tuned
     blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
     blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
     blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
-    key=["D", "WIDE", "SOFTCAP"],
+    key=["magnitude", "D", "WIDE", "SOFTCAP"],
 )
 @triton.jit
 @no_type_check
 def log_sums(
     queries, keys, rows_at, entries_at, gains, lse,
-    m, n, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
+    m, n, magnitude, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -69,13 +69,13 @@ def log_sums(
     blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
     blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
     blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
-    key=["D", "WIDE", "SOFTCAP"],
+    key=["magnitude", "D", "WIDE", "SOFTCAP"],
 )
 @triton.jit
 @no_type_check
 def column_sums(
     queries, keys, rows_at, entries_at, gains, lse, sums,
-    m, n, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
+    m, n, magnitude, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
     RHO: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr,
     WIDE: tl.constexpr,

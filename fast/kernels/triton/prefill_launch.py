@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kvlab.fast.kernels.triton.parts import magnitude
 from kvlab.fast.kernels.triton.prefill import column_sums, log_sums
 from kvlab.fast.kernels.triton.strides import on_its_device, per_head
 
@@ -42,7 +43,7 @@ def received_attention_triton(
         "WIDE": wide,
     }
     inputs = flat_queries, flat_keys, rows_at, entries_at, row_gains
-    sizes = m, n, d**-0.5, softcap or 0.0, *strides, entries_at.stride(0), G
+    sizes = m, n, magnitude(n), d**-0.5, softcap or 0.0, *strides, entries_at.stride(0), G
     log_sums[lambda blocks: (heads, rho, triton.cdiv(m, blocks["BLOCK_M"]))](
         *inputs, lse, *sizes, **shared
     )
