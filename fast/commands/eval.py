@@ -73,12 +73,12 @@ def evaluate(
         dtype=dtype,
         parallel=parallel,
     )
-    found = run.evaluate(
-        settings,
-        lambda done, total, what: errors.print(
-            f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False
-        ),
-    )
+
+    def report(done: int, total: int, what: str) -> None:
+        if is_first_process():
+            errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
+
+    found = run.evaluate(settings, report)
     if not is_first_process():
         return
     if as_json:
