@@ -57,7 +57,9 @@ def test_a_secret_number_is_hidden_at_every_depth_and_length(reader):
     for haystack in grid.haystacks:
         prompt, answer = (tokenizer.decode(ids) for ids in (haystack.prompt, haystack.written))
         ((depth, place),) = haystack.needles
-        city, number = re.search(r"The secret number of (\w+) is (\d{6})\.", prompt).groups()
+        stated = re.search(r"The secret number of (\w+) is (\d{6})\.", prompt)
+        assert stated is not None
+        city, number = stated.groups()
         assert answer == f" {number}"
         assert prompt.endswith(f"of {city}? The secret number of {city} is")
         assert place == slice(0, len(haystack.written))
@@ -101,7 +103,7 @@ def test_what_the_model_writes_itself_is_found_with_room_and_lost_without(reader
     assert found.hidden == [[2, 2], [2, 2]]
     assert full.found == found.hidden
     assert full.accuracy == 1
-    assert small.accuracy < 0.5
+    assert small.accuracy is not None and small.accuracy < 0.5
 
 
 def test_the_reasoner_finds_its_definitions_with_the_full_cache(reasoner):
@@ -112,7 +114,8 @@ def test_the_reasoner_finds_its_definitions_with_the_full_cache(reasoner):
     full, small = found.rows
     assert sum(map(sum, found.hidden)) == 2 * (12 + 14 + 16)
     assert full.accuracy == 1.0
-    assert small.accuracy < 0.6
+    assert small.accuracy is not None and small.accuracy < 0.6
+    assert small.found is not None
     first, *_, last = small.found
     share = [sum(row) / sum(of) for row, of in zip((first, last), found.hidden[::2], strict=True)]
     assert share[0] > share[1]  # the end of the problem is gone when its turn comes
@@ -122,7 +125,7 @@ def test_a_method_that_cannot_run_says_why(reasoner):
     model, tokenizer = reasoner
     grid = problems(tokenizer, (0.5,), trials=1)
     found = search(model, grid, Settings(("full", "raas"), ("20",), 64, 3))
-    assert "budget = 20" in found.rows[1].refusal
+    assert "budget = 20" in str(found.rows[1].refusal)
     assert heat_map(found).count("QuadMesh") == 1
     with pytest.raises(ValueError, match="no method could run; raas"):
         search(model, grid, Settings(("raas",), ("20",), 64, 3))
