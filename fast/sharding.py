@@ -24,19 +24,27 @@ class Shard:
         return self.rank * held if held < self.heads else 0
 
 
+WHOLE = Shard(rank=0, processes=1, heads=0)
+"""All heads in one process, however many there are."""
+
+
+def kv_heads(config: Any) -> int:
+    """Return the KV heads of every layer of a model of transformers."""
+    text = config.get_text_config(decoder=True)
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+
+
 def shard_of(model: Any) -> Shard:
     """Return what of the model's KV heads this process holds.
 
     Raises:
         ValueError: if the heads cannot be shared out evenly.
     """
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    processes = getattr(model, "_tp_size", None) or 1
+    processes, mesh = getattr(model, "_tp_size", None), getattr(model, "_device_mesh", None)
+    if processes is None or processes == 1 or mesh is None:
+        return WHOLE
+    heads = kv_heads(model.config)
     check_divisible(heads, processes)
-    mesh = getattr(model, "_device_mesh", None)
-    if mesh is None or processes == 1:
-        return Shard(0, 1, heads)
     return Shard((mesh["tp"] if mesh.ndim > 1 else mesh).get_local_rank(), processes, heads)
 
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from kvlab.fast.sharding import check_divisible
+from kvlab.fast.sharding import check_divisible, kv_heads
 from kvlab.reference.windows import check_choice
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -76,9 +76,7 @@ def _spread(model: str, local: bool, parallel: str | None) -> dict[str, Any]:
     if "WORLD_SIZE" not in os.environ:
         raise ValueError("parallel = 'tensor' needs the processes of torchrun")
     config = _attempt(model, local, AutoConfig, trust_remote_code=False)
-    text = config.get_text_config(decoder=True)
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    check_divisible(heads, int(os.environ["WORLD_SIZE"]))
+    check_divisible(kv_heads(config), int(os.environ["WORLD_SIZE"]))
     return _tensor_parallel()
 
 

@@ -86,9 +86,8 @@ def test_a_process_knows_its_heads():
 
 def test_heads_that_cannot_be_shared_evenly_are_refused():
     config = SimpleNamespace(num_key_value_heads=2, num_attention_heads=8)
-    model = SimpleNamespace(
-        config=SimpleNamespace(get_text_config=lambda decoder: config), _tp_size=4
-    )
+    whole = SimpleNamespace(get_text_config=lambda decoder: config)
+    model = SimpleNamespace(config=whole, _tp_size=4, _device_mesh=object())
     with pytest.raises(ValueError, match="4 processes cannot share 2 KV heads"):
         shard_of(model)
 

@@ -209,7 +209,7 @@ def _figures(spec: str, budget: str | None, results: Mapping[str, Any]) -> Itera
         problems = results["n-samples"].get(task, {}).get("effective", 0)
         for key, value in found.items():
             metric, comma, filtered = key.partition(",")
-            if not comma or metric.endswith("_stderr"):
+            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = found.get(f"{metric}_stderr,{filtered}")
             yield Figure(
