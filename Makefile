@@ -61,5 +61,5 @@ clean:  ## remove the environment and everything built
 	@touch $@
 
 .venv/dev: $(SETUP) | .venv/bin/python
-	$(INSTALL) -e '.[fast,sweep,dev,docs,notebooks]'
+	$(INSTALL) -e '.[fast,sweep,eval,dev,docs,notebooks]'
 	@touch $@ .venv/demo

@@ -9,8 +9,11 @@ import typer
 from rich import box
 from rich.table import Table
 
+from kvlab.fast.commands.eval import evaluate
 from kvlab.fast.commands.generate import generate
+from kvlab.fast.commands.needle import needle
 from kvlab.fast.commands.options import ModelName, prepare_output
+from kvlab.fast.commands.perplexity import perplexity
 from kvlab.fast.commands.plan import plan
 from kvlab.fast.commands.prove import prove
 from kvlab.fast.commands.report import report
@@ -33,6 +36,9 @@ app.command()(simulate)
 app.command()(plan)
 app.command()(sweep)
 app.command()(report)
+app.command(name="eval")(evaluate)
+app.command()(perplexity)
+app.command()(needle)
 
 EXTRAS = {
     "torch": "fast",
@@ -40,8 +46,10 @@ EXTRAS = {
     "filelock": "sweep",
     "pyarrow": "sweep",
     "ray": "sweep",
+    "lm_eval": "eval",
+    "accelerate": "eval",
 }
-"""What the extras in `pip install 'kvlab[fast,sweep]'` bring."""
+"""What the extras in `pip install 'kvlab[fast,sweep,eval]'` bring."""
 
 Model = Annotated[
     Path | None, typer.Option(help="Hugging Face directory; default: the embedded reasoner.")

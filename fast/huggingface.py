@@ -28,6 +28,7 @@ from kvlab.fast.cache import LayerCache, LayerMemory
 from kvlab.fast.fusion import fusing
 from kvlab.fast.policy import BatchClock, Block, Policy, StepResult, step
 from kvlab.fast.rotary import rotation_of
+from kvlab.fast.sharding import check_heads, shard_of
 from kvlab.fast.stack import Stack, can_stack
 from kvlab.reference import policy as reference
 from kvlab.reference.policy import Clock
@@ -134,6 +135,7 @@ class CompressedCache(Cache):
         self.watch = watch
         self.fuse = fuse
         self.rotate = rotation_of(model) if policy.specification.reposition else None
+        self.shard = shard_of(model)
         layers = DynamicCache(config=model.config).layers
         replaced = [
             CompressedLayer(self, number) if type(layer) is DynamicLayer else layer
@@ -314,7 +316,8 @@ class CompressedCache(Cache):
         self.columns += m
         self.block = None
         if self.uses_confidence:
-            self._next_confidence = logits[:, -1].float().softmax(dim=-1).amax(dim=-1)
+            confidence = logits[:, -1].float().softmax(dim=-1).amax(dim=-1)
+            self._next_confidence = confidence.to(self._confidence.device)
 
     def _stack_or_split(self, m: int) -> None:
         """Let all layers decide together while single tokens come, where they can."""
@@ -329,7 +332,7 @@ class CompressedCache(Cache):
                 layer.entries = entries
             self.stack = None
         if self.stack is not None:
-            self.stack.begin(self.block)
+            self.stack.begin(self.block.to(self.stack.cache.positions.device))
 
     def expect_step(self) -> BatchClock:
         """Return the clock of the running block.
@@ -452,9 +455,10 @@ def attention(
         query.view(N, G, H // G, m, d),
         key,
         value,
-        owner.confidence_so_far,
+        owner.confidence_so_far.to(query.device),
         owner.rotate,
         softcap,
+        owner.shard.first_head(G),
     )
     layer.waiting = None
     if owner.stack is not None:
@@ -558,6 +562,7 @@ def compress(
     if isinstance(policy, reference.Policy):
         policy = methods.port(policy)
     configs = _configurations(model)
+    check_heads(policy, shard_of(model))
     cache = CompressedCache(model, policy, watch, fuse)
     before = [config._attn_implementation for config in configs]
     own_forward = model.__dict__.get("forward")

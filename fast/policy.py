@@ -110,6 +110,8 @@ class Observation:
     """Whether attention has updated the score's counters."""
     repositioned: bool = False
     """Whether ``keys`` were rotated to other positions than those that they are stored for."""
+    first_head: int = 0
+    """Number of the first of these KV heads in the model's layer."""
 
     def received(self, how: Joining) -> Float[Tensor, "N G _ n"]:
         """What every entry received from each row; ``how`` is what `Score.reduces` says.
@@ -185,6 +187,8 @@ class Score(ABC):
     """Whether it may observe several tokens together, as one block, once a decision is due."""
     adds_rows = False
     """Whether of a block's attention it observes nothing but the sum over the tokens."""
+    couples_heads = False
+    """Whether the score of an entry depends on other KV heads of its layer."""
 
     @property
     def fills(self) -> Mapping[str, float]:
@@ -281,6 +285,8 @@ class Precision(ABC):
     quantises = True
     uses_confidence = False
     """Whether the confidence of the model at each token has to be recorded."""
+    couples_heads = False
+    """Whether the precision of an entry depends on other KV heads of its layer."""
 
     @abstractmethod
     def store(
@@ -320,6 +326,11 @@ class Policy:
         """Whether the confidence of the model at each token has to be recorded."""
         return self.precision.uses_confidence
 
+    @property
+    def couples_heads(self) -> bool:
+        """Whether the KV heads of a layer cannot decide apart from each other."""
+        return self.score.couples_heads or self.precision.couples_heads
+
     def empty_cache(self) -> LayerCache:
         """Return the empty cache of one layer."""
         return LayerCache(self.score.fills, self.precision.quantises)
@@ -337,6 +348,8 @@ class Block:
     confidence: Float[Tensor, "N t"]
     rotate: Callable[[Tensor, Tensor], Tensor] | None = None
     softcap: float | None = None
+    first_head: int = 0
+    """Number of the first of these KV heads in the model's layer."""
 
 
 @dataclass(eq=False)
@@ -453,6 +466,7 @@ def observe_attention(
         cache=cache,
         confidence=block.confidence,
         softcap=block.softcap,
+        first_head=block.first_head,
     )
     if policy.specification.reposition:
         seen.queries, seen.keys = repositioned(block, seen)

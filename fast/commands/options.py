@@ -1,5 +1,6 @@
 """Options that the commands share."""
 
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -7,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
 
 ModelName = Annotated[
@@ -27,6 +29,44 @@ Device = Annotated[
     str | None, typer.Option(help="As PyTorch names it; default: a GPU if there is one.")
 ]
 
+Dtype = Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")]
+BlockSize = Annotated[
+    int | None, typer.Option(help="Read prompts in blocks of so many tokens; default: at once.")
+]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budgets", "--budget", help="Entries or percent, separated by commas; may be repeated."
+    ),
+]
+Parallel = Annotated[
+    str | None,
+    typer.Option(help="layers: over all devices; tensor: over the processes of torchrun."),
+]
+Feed = Annotated[
+    str,
+    typer.Option(
+        help="How tokens are rated: fed one by one as if written (steps), or as a prompt (blocks)."
+    ),
+]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return what commas and blanks separate, without repetitions."""
+    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def read_budgets(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the budgets of a repeated option, each checked.
+
+    Raises:
+        ValueError: if one is no number of entries and no percentage.
+    """
+    found = words(" ".join(texts or ()))
+    for text in found:
+        budget_entries(text, 100)
+    return found
+
 
 def read_prompt(text: str | None, file: Path | None, model: str | None) -> str:
     """Return the text to continue, unchanged: nothing is stripped, no chat template is applied.
@@ -44,14 +84,24 @@ def read_prompt(text: str | None, file: Path | None, model: str | None) -> str:
         if model is not None:
             raise ValueError("--prompt or --prompt-file must be given with --model")
         return reasoning.held_out(1)[0].prompt
+    return read_text("prompt_file", file)
+
+
+def read_text(name: str, file: Path) -> str:
+    """Return the text of a file, unchanged.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: if it is no UTF-8 text.
+    """
     if not file.exists():
-        raise FileNotFoundError(f"prompt_file = {file} does not exist")
+        raise FileNotFoundError(f"{name} = {file} does not exist")
     if not file.is_file():
-        raise ValueError(f"prompt_file = {file} must be a file")
+        raise ValueError(f"{name} = {file} must be a file")
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"prompt_file = {file} must be UTF-8 text") from None
+        raise ValueError(f"{name} = {file} must be UTF-8 text") from None
 
 
 def read_methods(text: str) -> list[str]:

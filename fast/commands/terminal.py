@@ -1,5 +1,6 @@
 """What all commands print with."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -15,6 +16,11 @@ console = Console(width=None if sys.stdout.isatty() else 100)
 errors = Console(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def is_first_process() -> bool:
+    """Say whether this process may print: of those that torchrun started, one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def progress(transient: bool = False) -> Progress:

@@ -112,6 +112,12 @@ class EvictionError(Score):
             raise ValueError("CAOTE needs retention scores that are at least 0")
 
     @property
+    def couples_heads(self) -> bool:
+        """If errors are joined over the layer, or already the wrapped retention is."""
+        own = type(self.base).retention is not Score.retention
+        return self.heads == "layer" or (self.base.couples_heads and not own)
+
+    @property
     def fills(self) -> Mapping[str, float]:
         """What the wrapped score remembers; nothing of its own."""
         return self.base.fills

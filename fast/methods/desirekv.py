@@ -114,6 +114,11 @@ class Importance(Score):
     normalize_over: Literal["candidates", "present"]
     random_seed: int | None
 
+    @property
+    def couples_heads(self) -> bool:
+        """Unless importance is drawn: it is a mean over all heads."""
+        return self.random_seed is None
+
     def reads(self, clock: Clock) -> str:
         """None: the selector is looked at when it decides."""
         return "none"
@@ -201,6 +206,11 @@ class BitsBySensitivity(Precision):
     random_seed: int | None
 
     uses_confidence = True
+
+    @property
+    def couples_heads(self) -> bool:
+        """Unless sensitivity is drawn: it is a mean over all heads."""
+        return self.random_seed is None
 
     def store(
         self,

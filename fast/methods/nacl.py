@@ -71,8 +71,9 @@ class ProxyAndSample(Score):
         N, G, n = seen.positions.shape
         noise = np.zeros((N, G, n))
         for number, count in enumerate(seen.cache.counts):
-            drawn = np.random.default_rng([self.seed, seen.layer]).gumbel(size=(G, count))
-            noise[number, :, n - count :] = drawn
+            rng = np.random.default_rng([self.seed, seen.layer])
+            drawn = rng.gumbel(size=(seen.first_head + G, count))
+            noise[number, :, n - count :] = drawn[seen.first_head :]
         return torch.from_numpy(noise).to(seen.queries)
 
     def proxy_attention(self, state: State, seen: Observation) -> Float[Tensor, "N G n"]:

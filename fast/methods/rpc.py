@@ -22,6 +22,11 @@ class SelectorAttention(Score):
     kernel: int
     heads: str
 
+    @property
+    def couples_heads(self) -> bool:
+        """If all heads share one keep set."""
+        return self.heads == "all"
+
     def reads(self, clock: Clock) -> str:
         """None: the selector is looked at when it decides."""
         return "none"

@@ -20,6 +20,11 @@ class LastRowAttention(Score):
 
     per_head: bool
 
+    @property
+    def couples_heads(self) -> bool:
+        """Unless every head decides for itself."""
+        return not self.per_head
+
     def reads(self, clock: Clock) -> str:
         """The newest token's."""
         return "last"

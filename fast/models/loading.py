@@ -1,26 +1,40 @@
 """Loads a model and its tokenizer from a directory or from the Hugging Face hub."""
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from kvlab.fast.sharding import check_divisible, kv_heads
+from kvlab.reference.windows import check_choice
+
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 """``auto`` is what the checkpoint is stored in."""
+
+PARALLEL = (None, "layers", "tensor")
+"""How a model is spread: not at all; whole layers over all devices, and over main memory and disk
+where those are full (``device_map="auto"``); or its KV heads over the processes of ``torchrun``
+(``tp_plan="auto"``)."""
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def load(
-    model: str | Path, dtype: str = "auto", device: str | None = None
+    model: str | Path,
+    dtype: str = "auto",
+    device: str | None = None,
+    parallel: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a decoder for inference, from safetensors alone and without running its own code.
 
@@ -28,20 +42,51 @@ def load(
         model: a Hugging Face directory or, if there is none of that name, an id on the hub.
         dtype: one of `DTYPES`.
         device: as PyTorch names it; None for the first GPU, if there is one, and the CPU if not.
+        parallel: one of `PARALLEL`; then there is no ``device`` to choose.
 
     Raises:
         FileNotFoundError: if there is no such directory, a file is missing in it, or the hub does
             not hand the model out.
-        ValueError: if the type or the device is not allowed, or the checkpoint is broken.
+        ValueError: if the type or the device is not allowed, the checkpoint is broken, or the model
+            cannot be spread so.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
-    place = _device(device)
+    check_choice(PARALLEL, parallel=parallel)
+    if parallel is not None and device is not None:
+        raise ValueError(f"device = {device!r} cannot be chosen with parallel = {parallel!r}")
+    place = _device(device) if parallel is None else None
     local = _is_directory(model)
     with _quietly(local):
-        network = _load_network(str(model), dtype, local)
+        spread = _spread(str(model), local, parallel)
+        network = _load_network(str(model), dtype, local, spread)
         tokenizer = _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
-    return network.eval().to(place), tokenizer
+    network.eval()
+    return network if place is None else network.to(place), tokenizer
+
+
+def _spread(model: str, local: bool, parallel: str | None) -> dict[str, Any]:
+    """Return what ``from_pretrained`` is to be told, after checking what can be checked."""
+    if parallel is None:
+        return {}
+    if parallel == "layers":
+        if find_spec("accelerate") is None:
+            raise ValueError("parallel = 'layers' needs accelerate: pip install 'kvlab[eval]'")
+        return {"device_map": "auto"}
+    if "WORLD_SIZE" not in os.environ:
+        raise ValueError("parallel = 'tensor' needs the processes of torchrun")
+    config = _attempt(model, local, AutoConfig, trust_remote_code=False)
+    check_divisible(kv_heads(config), int(os.environ["WORLD_SIZE"]))
+    return _tensor_parallel()
+
+
+def _tensor_parallel() -> dict[str, Any]:
+    """Ask for tensor parallelism in the words of the installed transformers."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    if "tp_plan" in {field.name for field in fields(DistributedConfig)}:
+        return {"distributed_config": DistributedConfig(tp_plan="auto")}
+    return {"tp_plan": "auto"}
 
 
 def load_tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
@@ -84,7 +129,7 @@ def _is_directory(model: str | Path) -> bool:
     return True
 
 
-def _load_network(model: str, dtype: str, local: bool) -> Any:
+def _load_network(model: str, dtype: str, local: bool, spread: dict[str, Any]) -> Any:
     """Load the weights; transformers would make up those that are missing or do not fit."""
     network, report = _attempt(
         model,
@@ -95,6 +140,7 @@ def _load_network(model: str, dtype: str, local: bool) -> Any:
         trust_remote_code=False,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
+        **spread,
     )
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"tensor {missing[0]!r} is missing in {model}")
