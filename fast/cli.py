@@ -9,6 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from kvlab.fast.commands import conformance
 from kvlab.fast.commands.eval import evaluate
 from kvlab.fast.commands.generate import generate
 from kvlab.fast.commands.needle import needle
@@ -39,6 +40,7 @@ app.command()(report)
 app.command(name="eval")(evaluate)
 app.command()(perplexity)
 app.command()(needle)
+app.add_typer(conformance.app, name="conformance")
 
 EXTRAS = {
     "torch": "fast",

@@ -212,6 +212,19 @@ class Score(ABC):
         """
         return None
 
+    def from_reference(self, entries: Mapping[str, Tensor], generated: int) -> Mapping[str, Tensor]:
+        """Return the state of the entries, of what the reference calls it after a block.
+
+        Args:
+            entries: ``[..., G, n]``, by the names of the reference; others are left out.
+            generated: tokens seen after the prompt.
+        """
+        return {name: entries[name] for name in self.fills}
+
+    def as_reference(self, entries: Mapping[str, Tensor], generated: int) -> Mapping[str, Tensor]:
+        """Invert `from_reference`, as far as the state goes."""
+        return entries
+
     def observe(self, state: State, seen: Observation) -> None:
         """Update the state in place; called on every block, in parts if it is long."""
         return

@@ -94,6 +94,15 @@ class Score(ABC):
         """Names of the per-entry state and the value that a new entry starts with."""
         return {}
 
+    @property
+    def ordinal(self) -> bool:
+        """Whether scores are an order, in which distances mean nothing."""
+        return False
+
+    def drawn(self, seen: "Observation") -> Mapping[str, Array]:
+        """Return the random numbers that `score` uses: what another implementation is given."""
+        return {}
+
     def observe(self, state: State, seen: Observation) -> State:
         """Update the state with one block; called on every block, due or not."""
         return state

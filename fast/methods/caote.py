@@ -122,6 +122,14 @@ class EvictionError(Score):
         """What the wrapped score remembers; nothing of its own."""
         return self.base.fills
 
+    def from_reference(self, entries: Mapping[str, Tensor], generated: int):
+        """As the wrapped score does."""
+        return self.base.from_reference(entries, generated)
+
+    def as_reference(self, entries: Mapping[str, Tensor], generated: int):
+        """As the wrapped score does."""
+        return self.base.as_reference(entries, generated)
+
     def reads(self, clock: Clock) -> str:
         """What the wrapped score reads."""
         return self.base.reads(clock)

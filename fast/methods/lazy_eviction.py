@@ -1,6 +1,6 @@
 """LazyEviction: tokens become important again; wait and see (arXiv 2506.15969)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +49,16 @@ class Recurrence(Score):
         """Tokens since the latest activation (the reference keeps its step), longest interval."""
         fills: dict[str, float] = {"elapsed": 0, "interval": 0}
         return fills if self.first_activation_counts else {**fills, "activated": 0}
+
+    def from_reference(self, entries: Mapping[str, Tensor], generated: int) -> dict[str, Tensor]:
+        """Count from the latest activation, of which the reference keeps the step."""
+        known = {**entries, "elapsed": generated - entries["stamp"]}
+        return {name: known[name] for name in self.fills}
+
+    def as_reference(self, entries: Mapping[str, Tensor], generated: int) -> dict[str, Tensor]:
+        """Name the step of the latest activation."""
+        found = {name: x for name, x in entries.items() if name != "elapsed"}
+        return {**found, "stamp": generated - entries["elapsed"]}
 
     def reads(self, clock: Clock) -> str:
         """All, but none of the prompt's."""

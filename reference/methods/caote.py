@@ -51,10 +51,9 @@ def eviction_error(
     printed formula loses its digits as h_j → 1; an entry with all the mass has infinite error.
     """
     output = (h[..., None] * values).sum(axis=-2, keepdims=True)
-    rest = remaining_mass(h)
-    ratio = np.divide(h, rest, out=np.zeros_like(h), where=rest > 0)
-    error = ratio * np.linalg.norm(output - values, ord=norm, axis=-1)  # [CAOTE 21]
     dominant = h > 0.5
+    ratio = np.divide(h, remaining_mass(h), out=np.zeros_like(h), where=~dominant)
+    error = ratio * np.linalg.norm(output - values, ord=norm, axis=-1)  # [CAOTE 21]
     if dominant.any():
         others = np.where(dominant, 0.0, h)
         mass = others.sum(axis=-1, keepdims=True)
@@ -101,6 +100,15 @@ class EvictionError(Score):
     def fills(self):
         """What the wrapped score remembers; nothing of its own."""
         return self.base.fills
+
+    @property
+    def ordinal(self) -> bool:
+        """Several victims that are chosen together are given an order."""
+        return self.several != "independent"
+
+    def drawn(self, seen: Observation):
+        """Return what the wrapped score draws."""
+        return self.base.drawn(seen)
 
     def observe(self, state: State, seen: Observation) -> State:
         """Let the wrapped score observe."""

@@ -50,6 +50,15 @@ class ProxyAndSample(Score):
     causal: bool
     seed: int
 
+    @property
+    def ordinal(self) -> bool:
+        """Scores are ranks."""
+        return True
+
+    def drawn(self, seen: Observation) -> dict[str, Array]:
+        """Return the Gumbel noise that decides the random part."""
+        return {"noise": gumbel_noise(self.seed, seen.layer, seen.positions.shape)}
+
     def observe(self, state: State, seen: Observation) -> State:
         """Remember the last queries of the prompt."""
         if not seen.clock.prefilling:
@@ -64,8 +73,7 @@ class ProxyAndSample(Score):
         drawn = int(room * self.random_part)
         by_proxy = rank(np.where(candidates, proxy, -np.inf))
         top = by_proxy >= proxy.shape[1] - (room - drawn)
-        noise = gumbel_noise(self.seed, seen.layer, proxy.shape)
-        perturbed = proxy / self.temperature + noise
+        perturbed = proxy / self.temperature + self.drawn(seen)["noise"]
         keys = np.stack([np.where(candidates, perturbed, -np.inf), top])
         order = np.lexsort(keys, axis=-1)  # [NACL 2]
         ranks = np.empty(order.shape)

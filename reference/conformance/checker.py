@@ -1,0 +1,267 @@
+"""Runs an implementation on test vectors, and reports."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+from kvlab.reference.conformance import vectors
+from kvlab.reference.conformance.case import Case
+from kvlab.reference.conformance.comparing import difference
+from kvlab.reference.conformance.implementation import Functions, Implementation, NotTestedError
+from kvlab.reference.conformance.minimise import Found, minimised
+from kvlab.reference.conformance.targets import OPERATIONS, operation_of
+
+
+class Status(StrEnum):
+    """How a case ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one case gave."""
+
+    case: Case
+    status: Status
+    reason: str = ""
+    """What is wrong, or why it was not tested."""
+    smallest: Found | None = None
+    """The same failure with the smallest inputs; of the first failure of a group alone."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """What the cases of a target in one group gave."""
+
+    target: str
+    group: str
+    outcomes: tuple[Outcome, ...]
+
+    def count(self, status: Status) -> int:
+        """Number of cases that ended so."""
+        return sum(outcome.status == status for outcome in self.outcomes)
+
+    @property
+    def first_failure(self) -> Outcome | None:
+        """The first case that failed."""
+        failures = (each for each in self.outcomes if each.status is Status.FAILED)
+        return next(failures, None)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an implementation was found to be."""
+
+    groups: tuple[Group, ...]
+    not_offered: tuple[str, ...]
+    """Targets that have vectors and that the implementation does not offer."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed and something was tested."""
+        return self.count(Status.FAILED) == 0 and self.count(Status.PASSED) > 0
+
+    def count(self, status: Status) -> int:
+        """Number of cases that ended so."""
+        return sum(group.count(status) for group in self.groups)
+
+    def failures(self) -> list[Outcome]:
+        """Return the first failure of every group that has one."""
+        return [found for group in self.groups if (found := group.first_failure) is not None]
+
+    def raise_for_failures(self) -> None:
+        """Raise AssertionError that shows the first failure of every group."""
+        failures = self.failures()
+        if failures:
+            shown = "\n\n".join(describe(each) for each in failures)
+            raise AssertionError(f"{self.count(Status.FAILED)} cases failed\n\n{shown}")
+        if not self.count(Status.PASSED):
+            raise AssertionError("nothing was tested")
+
+
+def check(
+    method: str | None,
+    implementation: Implementation | Mapping[str, Callable[..., Any]] | Callable[..., Any],
+    *,
+    arrays: str = "numpy",
+    device: str | None = None,
+    precision: str = "float32",
+    groups: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
+    minimise: bool = True,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Report:
+    """Check an implementation against the published vectors.
+
+    Args:
+        method: what is implemented: a building block (``"attend"``), a step of a method
+            (``"h2o.score"``), a method (``"h2o"``: all its steps), or None for everything.
+        implementation: a function for one target; functions by target; or for a method, functions
+            by step (``{"score": ..., "keep": ...}``). A function is given the inputs and
+            parameters that it names (``kvlab conformance show h2o.score`` lists them) and returns
+            an array, a tuple in the order of the outputs, or a dictionary. It raises
+            NotImplementedError for what it does not do.
+        arrays: module whose arrays the functions take: numpy, torch, cupy or jax.numpy.
+        device: where they lie, as that module names it.
+        precision: number format of queries, keys and values: float32, float16 or bfloat16; it
+            sets the tolerance, too.
+        groups: groups to run; None: all.
+        exclude: groups to leave out.
+        minimise: whether to look for the smallest inputs on which a group fails.
+        progress: is told the number of cases done, of all cases, and the current target.
+
+    Raises:
+        ValueError: if a target, group or precision is unknown.
+        TypeError: if an implementation is no function, or asks for what there is not.
+    """
+    under_test = as_implementation(method, implementation, arrays, device, precision)
+    chosen = selected(published(), method, groups, exclude)
+    offered = [case for case in chosen if under_test.offers(case.target)]
+    if not offered:
+        raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
+    by_group: dict[tuple[str, str], list[Outcome]] = {}
+    for number, case in enumerate(offered):
+        if progress is not None:
+            progress(number, len(offered), case.target)
+        outcomes = by_group.setdefault((case.target, case.group), [])
+        first = not any(each.status == Status.FAILED for each in outcomes)
+        outcomes.append(run_case(under_test, case, minimise and first))
+    if progress is not None:
+        progress(len(offered), len(offered), "done")
+    return Report(
+        tuple(Group(*key, tuple(outcomes)) for key, outcomes in by_group.items()),
+        tuple(target for target in targets(chosen) if not under_test.offers(target)),
+    )
+
+
+@lru_cache(maxsize=1)
+def published() -> tuple[Case, ...]:
+    """Return the cases that come with the package."""
+    return tuple(vectors.read())
+
+
+def as_implementation(
+    method: str | None,
+    implementation: Any,
+    arrays: str,
+    device: str | None,
+    precision: str,
+) -> Implementation:
+    """Return what answers cases, of anything that `check` takes."""
+    if hasattr(implementation, "offers") and hasattr(implementation, "answer"):
+        return implementation
+    if isinstance(implementation, Mapping):
+        functions = {full_target(method, name): f for name, f in implementation.items()}
+    elif callable(implementation):
+        if method is None or not is_target(method):
+            raise TypeError(
+                f"a function alone needs a target, as in check('h2o.score', f), got {method!r}"
+            )
+        functions = {method: implementation}
+    else:
+        raise TypeError(
+            f"implementation must be a function or functions by target, got {implementation!r}"
+        )
+    return Functions(functions, arrays, device, precision)
+
+
+def is_target(name: str) -> bool:
+    """Whether a name is a building block or a step of a method, not a method."""
+    return name.rpartition(".")[2] in OPERATIONS
+
+
+def full_target(method: str | None, name: str) -> str:
+    """Return the target of a function that is given by its step."""
+    operation = OPERATIONS.get(name)
+    if operation is not None and operation.of_method:
+        if method is None or is_target(method):
+            raise ValueError(f"target = {name!r} needs a method, as in 'h2o.{name}' or '*.{name}'")
+        return f"{method}.{name}"
+    return name
+
+
+def selected(
+    cases: Iterable[Case],
+    method: str | None,
+    groups: Iterable[str] | None,
+    exclude: Iterable[str],
+) -> list[Case]:
+    """Return the cases of a target or method, in these groups.
+
+    Raises:
+        ValueError: if a target has no cases, or a group is unknown.
+    """
+    everything = list(cases)
+    chosen = [case for case in everything if method is None or belongs(case, method)]
+    if not chosen:
+        operation_of(method or "")
+        raise ValueError(f"there are no vectors for {method!r}")
+    known = {case.group for case in everything}
+    wanted, unwanted = None if groups is None else set(groups), set(exclude)
+    for group in (*(wanted or ()), *unwanted):
+        if group not in known:
+            raise ValueError(f"group = {group!r} must be one of {', '.join(sorted(known))}")
+    return [
+        case
+        for case in chosen
+        if (wanted is None or case.group in wanted) and case.group not in unwanted
+    ]
+
+
+def belongs(case: Case, method: str) -> bool:
+    """Whether a case is about a target, or about a step of a method."""
+    return case.target == method or case.target.rpartition(".")[0] == method
+
+
+def targets(cases: Iterable[Case]) -> list[str]:
+    """Return the targets of cases, each once, in order."""
+    return list(dict.fromkeys(case.target for case in cases))
+
+
+def run_case(under_test: Implementation, case: Case, minimise: bool) -> Outcome:
+    """Let an implementation answer one case."""
+    try:
+        reason = wrong(under_test, case)
+    except NotTestedError as why:
+        return Outcome(case, Status.NOT_TESTED, str(why))
+    if reason is None:
+        return Outcome(case, Status.PASSED)
+    smallest = minimised(case, lambda smaller: wrong(under_test, smaller)) if minimise else None
+    return Outcome(case, Status.FAILED, reason, smallest)
+
+
+def wrong(under_test: Implementation, case: Case) -> str | None:
+    """Return what is wrong with an implementation's answer, None if it is right.
+
+    Raises:
+        NotTestedError: if it does not do what the case asks for.
+    """
+    try:
+        found = under_test.answer(case)
+    except NotTestedError:
+        raise
+    except Exception as error:  # whatever a kernel does is a finding
+        return f"{type(error).__name__}: {error}"
+    described = OPERATIONS[case.operation].outputs
+    for name, expected in case.expected.items():
+        if name not in found:
+            if described[name].optional:
+                continue
+            return f"{name} was not returned"
+        reason = difference(expected, found[name], under_test.precision)
+        if reason is not None:
+            return f"{name} {reason}"
+    return None
+
+
+def describe(outcome: Outcome) -> str:
+    """Say what failed, with the smallest inputs that still fail."""
+    lines = [f"{outcome.case.name}: {outcome.reason}"]
+    if outcome.smallest is not None:
+        lines.append(outcome.smallest.describe())
+    return "\n".join(lines)

@@ -1,0 +1,188 @@
+"""What is under test: Python functions, by target."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import numpy as np
+
+from kvlab.reference.conformance.arrays import cast, converter, to_numpy
+from kvlab.reference.conformance.case import PRECISIONS, Case
+from kvlab.reference.conformance.operation import DTYPES, Field, Operation
+from kvlab.reference.conformance.targets import OPERATIONS, operation_of
+from kvlab.reference.notation import Array
+from kvlab.reference.windows import check_choice
+
+CHANNELS = ("d", "length")
+"""Axes of vectors: arrays that have one come in the implementation's number format."""
+
+
+class NotTestedError(Exception):
+    """The implementation does not offer what a case asks for."""
+
+
+class Implementation(Protocol):
+    """Anything that answers cases."""
+
+    precision: str
+    """Number format in which it works."""
+
+    def offers(self, target: str) -> bool:
+        """Whether it has something for a target."""
+        ...
+
+    def answer(self, case: Case) -> dict[str, Array]:
+        """Return the outputs of a case.
+
+        Raises:
+            NotTestedError: if it does not do what the case asks for.
+        """
+        ...
+
+
+@dataclass
+class Functions:
+    """Python functions that take the inputs and parameters that they name."""
+
+    functions: Mapping[str, Callable[..., Any]]
+    """By target; ``*.score`` stands for that step of every method."""
+    arrays: str = "numpy"
+    """Module whose arrays they take: numpy, torch, cupy, jax.numpy."""
+    device: str | None = None
+    precision: str = "float32"
+    """Number format of vectors that they are given."""
+    _convert: Callable[[Array], Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked before a case runs."""
+        check_choice(PRECISIONS, precision=self.precision)
+        if self.precision != "float32" and self.arrays == "numpy" and self.precision[0] == "b":
+            raise ValueError("precision = 'bfloat16' needs arrays that have it, as torch has")
+        for target, function in self.functions.items():
+            check_function(target, function)
+        self._convert = converter(self.arrays, self.device)
+
+    def offers(self, target: str) -> bool:
+        """Whether there is a function for a target."""
+        return self._function(target) is not None
+
+    def answer(self, case: Case) -> dict[str, Array]:
+        """Call the function with what it names, and return its outputs as NumPy arrays.
+
+        Raises:
+            NotTestedError: if there is no function, or it raises NotImplementedError.
+            TypeError: if it returns something else than arrays.
+        """
+        function = self._function(case.target)
+        if function is None:
+            raise NotTestedError("no function")
+        operation = OPERATIONS[case.operation]
+        available = {
+            **dict.fromkeys(operation.inputs),
+            **dict.fromkeys(operation.parameters),
+            **case.parameters,
+            **{name: self._given(x, operation.inputs[name]) for name, x in case.inputs.items()},
+            "method": case.method,
+        }
+        try:
+            returned = function(**named(function, available, case.target))
+        except NotImplementedError as reason:
+            raise NotTestedError(str(reason) or "not implemented") from None
+        return outputs_of(returned, case)
+
+    def _function(self, target: str) -> Callable[..., Any] | None:
+        if target in self.functions:
+            return self.functions[target]
+        fitting = [f for pattern, f in self.functions.items() if fnmatchcase(target, pattern)]
+        return fitting[0] if fitting else None
+
+    def _given(self, x: Array, described: Field) -> Any:
+        stored = x.astype(DTYPES[described.kind])
+        if not is_vector(described) or self.precision == "float32":
+            return self._convert(stored)
+        if not exact_in_16_bits(x):
+            raise NotTestedError(f"inputs are not exact in {self.precision}")
+        if self.arrays == "numpy":
+            return stored.astype(np.float16)
+        return cast(self._convert(stored), self.arrays, self.precision)
+
+
+def is_vector(described: Field) -> bool:
+    """Whether an input holds queries, keys, values or the like."""
+    return described.kind == "float" and any(axis in described.axes for axis in CHANNELS)
+
+
+def exact_in_16_bits(x: Array) -> bool:
+    """Whether float16 and bfloat16 both hold an array without rounding."""
+    finite = x[np.isfinite(x)].astype(np.float32)
+    short = (finite.view(np.uint32) & np.uint32(0xFFFF)) == 0
+    return bool(short.all()) and np.array_equal(finite.astype(np.float16), finite)
+
+
+def check_function(target: str, function: Any) -> None:
+    """Raise ValueError or TypeError unless a function can be called for a target."""
+    if not callable(function):
+        raise TypeError(f"implementation of {target!r} must be a function, got {function!r}")
+    if "*" in target or "?" in target:
+        name = target.rpartition(".")[2]
+        if name not in OPERATIONS and not any(letter in name for letter in "*?["):
+            operation_of(target)
+        return
+    operation = operation_of(target)
+    allowed = known_names(operation)
+    for name, parameter in inspect.signature(function).parameters.items():
+        required = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
+        if required and not operation.of_method and name not in allowed:
+            raise TypeError(
+                f"implementation of {target!r} asks for {name!r}; {target} offers "
+                f"{', '.join(sorted(allowed))}"
+            )
+
+
+def known_names(operation: Operation) -> set[str]:
+    """Return the names that a function of a building block may ask for."""
+    return {*operation.inputs, *operation.parameters, "method"}
+
+
+def named(
+    function: Callable[..., Any], available: Mapping[str, Any], target: str
+) -> dict[str, Any]:
+    """Return the arguments that a function names."""
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return dict(available)
+    missing = [
+        name
+        for name, each in parameters.items()
+        if name not in available and each.default is each.empty
+    ]
+    if missing:
+        raise TypeError(
+            f"implementation of {target!r} asks for {missing[0]!r}; {target} offers "
+            f"{', '.join(sorted(available))}"
+        )
+    return {name: available[name] for name in parameters if name in available}
+
+
+def outputs_of(returned: Any, case: Case) -> dict[str, Array]:
+    """Return outputs by name: of a dictionary, of a tuple in order, or of one array.
+
+    Raises:
+        TypeError: if there are too many or too few, or one is no array.
+    """
+    names = [*case.expected]
+    if isinstance(returned, Mapping):
+        unknown = set(returned) - {*OPERATIONS[case.operation].outputs}
+        if unknown:
+            raise TypeError(f"{min(unknown)!r} is no output of {case.target}; they are {names}")
+        return {name: to_numpy(x) for name, x in returned.items() if name in case.expected}
+    if not isinstance(returned, tuple):
+        returned = (returned,)
+    if len(returned) > len(names):
+        raise TypeError(f"{len(returned)} outputs for {case.target}; they are {names}")
+    return {name: to_numpy(x) for name, x in zip(names, returned, strict=False)}

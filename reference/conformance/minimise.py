@@ -1,0 +1,185 @@
+"""Makes a failing case small: fewer heads, entries, channels, tokens, and simpler numbers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from kvlab.reference.conformance.building import is_decisive
+from kvlab.reference.conformance.case import Case, Inputs, Parameters
+from kvlab.reference.conformance.implementation import NotTestedError
+from kvlab.reference.conformance.operation import AXES, Operation
+from kvlab.reference.conformance.targets import OPERATIONS
+from kvlab.reference.notation import Array
+
+SECONDS = 5.0
+"""Time that is spent on one failure."""
+
+TRIALS = 400
+"""Smaller cases that are tried at most."""
+
+Wrong = Callable[[Case], str | None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The smallest case that still fails."""
+
+    case: Case
+    reason: str
+
+    def describe(self) -> str:
+        """Show shapes and numbers."""
+        with np.printoptions(precision=6, suppress=True, threshold=64, linewidth=100):
+            inputs = [f"  {name} {list(x.shape)} = {x}" for name, x in self.case.inputs.items()]
+        given = {k: v for k, v in self.case.parameters.items() if v is not None}
+        parameters = ", ".join(f"{name} = {value}" for name, value in given.items())
+        return "\n".join(
+            ["smallest: " + self.reason, *inputs, "  " + (parameters or "no parameters")]
+        )
+
+
+def minimised(case: Case, wrong: Wrong) -> Found:
+    """Return the smallest case that still fails, with the reference's answer computed anew."""
+    deadline = monotonic() + SECONDS
+    found, trials = Found(case, wrong(case) or ""), 0
+    again = True
+    while again:
+        again = False
+        for smaller in reductions(found.case):
+            if trials >= TRIALS or monotonic() > deadline:
+                return found
+            trials += 1
+            reason = fails(smaller, wrong)
+            if reason is not None:
+                found, again = Found(smaller, reason), True
+                break
+    return found
+
+
+def fails(case: Case, wrong: Wrong) -> str | None:
+    """Return why a case fails; None if it passes, cannot be tested, or leaves doubt."""
+    if not is_decisive(case):
+        return None
+    try:
+        return wrong(case)
+    except NotTestedError:
+        return None
+
+
+def reductions(case: Case) -> Iterator[Case]:
+    """Return smaller cases, the boldest first; those that the reference refuses are left out."""
+    operation = OPERATIONS[case.operation]
+    for inputs, parameters in (*shorter(case, operation), *simpler(case, operation)):
+        smaller = answered(case, operation, inputs, parameters)
+        if smaller is not None:
+            yield smaller
+
+
+def answered(
+    case: Case, operation: Operation, inputs: Inputs, parameters: Parameters
+) -> Case | None:
+    """Return a case with other inputs; None if they are not valid."""
+    try:
+        with np.errstate(all="ignore"):
+            whole = operation.derive(inputs, parameters, case.method)
+            stored = {
+                name: x.astype(np.float32).astype(np.float64) if x.dtype.kind == "f" else x
+                for name, x in whole.items()
+            }
+            expected = operation.compute(stored, parameters, case.method)
+    except (ValueError, IndexError):
+        return None
+    return replace(case, name="", inputs=stored, parameters=parameters, expected=expected)
+
+
+# --- shorter axes --------------------------------------------------------------------------------
+
+
+def shorter(case: Case, operation: Operation) -> Iterator[tuple[Inputs, Parameters]]:
+    """Cut every axis to its half, then by one; and lower the budget."""
+    for axis in AXES:
+        length = axis_length(case, operation, axis)
+        for wanted in dict.fromkeys((1, length // 2, length - 1)):
+            if 0 < wanted < length:
+                cut = with_axis(case, operation, axis, wanted)
+                if cut is not None:
+                    yield cut
+    for name in ("budget", "room", "group", "kernel"):
+        value = case.parameters.get(name)
+        if isinstance(value, int):
+            for less in dict.fromkeys((value // 2, value - 1)):
+                if less >= 0:
+                    yield case.inputs, {**case.parameters, name: less}
+
+
+def axis_length(case: Case, operation: Operation, axis: str) -> int:
+    """Return the length of an axis, 0 where the case has none; codes follow their vectors."""
+    if axis in ("kept", "groups", "bytes", "blocks"):
+        return 0
+    for name, x in case.inputs.items():
+        axes = operation.inputs[name].axes
+        if axis in axes:
+            return x.shape[axes.index(axis)]
+    return 0
+
+
+def with_axis(
+    case: Case, operation: Operation, axis: str, wanted: int
+) -> tuple[Inputs, Parameters] | None:
+    """Return inputs with the last ``wanted`` along an axis; the first ones of a stream."""
+    inputs, parameters = dict(case.inputs), dict(case.parameters)
+    chosen = slice(0, wanted) if axis in ("t", "G", "rho") else slice(-wanted, None)
+    length = axis_length(case, operation, axis)
+    for name, x in case.inputs.items():
+        axes = operation.inputs[name].axes
+        if axis in axes:
+            where = [slice(None)] * x.ndim
+            where[axes.index(axis)] = chosen
+            inputs[name] = x[tuple(where)]
+    if axis == "n" and "keep" in inputs:
+        moved = shifted(inputs["keep"], length - wanted)
+        if moved is None:
+            return None
+        inputs["keep"] = moved
+    if axis == "m" and "block" in parameters:
+        parameters["block"] = wanted
+    if axis == "t" and "blocks" in inputs:
+        inputs["blocks"] = first_tokens(inputs["blocks"], wanted)
+        parameters["prompt"] = min(parameters["prompt"], wanted)
+    return inputs, parameters
+
+
+def shifted(keep: Array, gone: int) -> Array | None:
+    """Return a keep set after the first entries were cut off; None if heads would differ."""
+    rows = [row[row >= gone] - gone for row in keep]
+    same = len({len(row) for row in rows}) == 1 and len(rows[0]) > 0
+    return np.array(rows) if same else None
+
+
+def first_tokens(blocks: Array, wanted: int) -> Array:
+    """Return the blocks of the first tokens, the last one cut."""
+    ends = np.minimum(np.cumsum(blocks), wanted)
+    lengths = np.diff(ends, prepend=0)
+    return lengths[lengths > 0]
+
+
+# --- simpler numbers -----------------------------------------------------------------------------
+
+
+def simpler(case: Case, operation: Operation) -> Iterator[tuple[Inputs, Parameters]]:
+    """Replace numbers by zeros, ones of the same sign, whole numbers, or fewer digits."""
+    for name, x in case.inputs.items():
+        if operation.inputs[name].kind != "float" or name == "attention":
+            continue
+        for change in (np.zeros_like, np.sign, np.rint, quarters):
+            changed: Any = change(x)
+            if not np.array_equal(changed, x, equal_nan=True):
+                yield {**case.inputs, name: changed}, case.parameters
+
+
+def quarters(x: Array) -> Array:
+    """Round to quarters."""
+    return np.rint(x * 4) / 4

@@ -1,0 +1,120 @@
+"""Implementations in other languages: a program that reads and writes safetensors.
+
+For every case it is run as ``program TARGET INPUT OUTPUT``: TARGET such as ``h2o.score``, INPUT a
+safetensors file with the case's inputs, whose ``__metadata__`` holds every parameter as text, and
+OUTPUT the safetensors file that it has to write. It exits with 0, or with 77 for what it does not
+do.
+"""
+
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from kvlab.reference.conformance.case import PRECISIONS, Case
+from kvlab.reference.conformance.implementation import NotTestedError
+from kvlab.reference.conformance.operation import DTYPES
+from kvlab.reference.conformance.targets import OPERATIONS
+from kvlab.reference.notation import Array
+from kvlab.reference.windows import check_choice
+
+SKIPPED = 77
+"""Exit code of a program that does not do what a case asks for, as in Automake."""
+
+
+@dataclass
+class Program:
+    """A program that answers cases through files."""
+
+    command: str
+    """As typed in a shell, without the three arguments that are added."""
+    precision: str = "float32"
+    """Number format in which the program works: sets the tolerance; files hold float32."""
+    timeout: float = 60.0
+    """Seconds that one case may take."""
+    _skipped: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there is such a program."""
+        check_choice(PRECISIONS, precision=self.precision)
+        words = shlex.split(self.command)
+        if not words or shutil.which(words[0]) is None:
+            raise ValueError(f"exec = {self.command!r} must be a program that can be run")
+
+    def offers(self, target: str) -> bool:
+        """Whether the program may do a target: only running it tells."""
+        return True
+
+    def answer(self, case: Case) -> dict[str, Array]:
+        """Run the program on one case.
+
+        Raises:
+            NotTestedError: if it exits with 77.
+            RuntimeError: if it fails, or takes too long.
+            FileNotFoundError: if it writes no output.
+        """
+        if case.target in self._skipped and case.operation == case.target:
+            raise NotTestedError(self._skipped[case.target])
+        with TemporaryDirectory(prefix="kvlab-") as folder:
+            given, made = Path(folder, "input.safetensors"), Path(folder, "output.safetensors")
+            given.write_bytes(request(case))
+            self._run(case, given, made)
+            if not made.exists():
+                raise FileNotFoundError(f"the program wrote no {made.name}")
+            return read_outputs(made.read_bytes())
+
+    def _run(self, case: Case, given: Path, made: Path) -> None:
+        command = [*shlex.split(self.command), case.target, str(given), str(made)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=self.timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"the program took longer than {self.timeout} s") from None
+        if done.returncode == SKIPPED:
+            self._skipped[case.target] = done.stderr.strip() or f"exit code {SKIPPED}"
+            raise NotTestedError(self._skipped[case.target])
+        if done.returncode:
+            said = done.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
+            raise RuntimeError(f"the program exited with {done.returncode}: {said[0]}")
+
+
+def request(case: Case) -> bytes:
+    """Return a case's inputs and parameters as a safetensors file."""
+    described = OPERATIONS[case.operation].inputs
+    tensors = {
+        name: np.ascontiguousarray(x, dtype=DTYPES[described[name].kind])
+        for name, x in case.inputs.items()
+    }
+    parameters = {name: as_text(value) for name, value in case.parameters.items()}
+    metadata = {**parameters, "method": case.method or "none"}
+    return save(tensors, metadata)
+
+
+def as_text(value: Any) -> str:
+    """Write a parameter: numbers as in JSON, true, false, none."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_outputs(content: bytes) -> dict[str, Array]:
+    """Read the arrays of a safetensors file; 16-bit formats become float32.
+
+    Raises:
+        ValueError: if it is no safetensors file.
+    """
+    try:
+        found = load(content)
+    except Exception as error:  # safetensors raises its own exception, without a public name
+        raise ValueError(f"the output is no safetensors file: {error}") from None
+    return {
+        name: x.astype(np.float32) if x.dtype.name in ("float16", "bfloat16") else x
+        for name, x in found.items()
+    }
