@@ -13,7 +13,7 @@ from rich.table import Table
 from kvlab.fast.commands.options import prepare_output
 from kvlab.fast.commands.terminal import AsJson, console, errors, progress, working
 from kvlab.reference.conformance import Report, Status, check, published, vectors
-from kvlab.reference.conformance.checker import describe, targets
+from kvlab.reference.conformance.checker import shown, targets
 from kvlab.reference.conformance.implementation import Implementation
 from kvlab.reference.conformance.loading import load
 from kvlab.reference.conformance.operation import Operation
@@ -24,6 +24,10 @@ from kvlab.reference.conformance.targets import operation_of
 app = typer.Typer(
     no_args_is_help=True, help="Test your own kernel against the reference, in any language."
 )
+
+
+MOST_NAMES = 12
+"""Targets that are named although the implementation does not offer them."""
 
 
 @app.command()
@@ -118,14 +122,16 @@ def show(report: Report) -> None:
         )
         last = group.target
     console.print(table)
-    for outcome in report.failures():
-        console.print(escape(describe(outcome)), style="red", highlight=False, soft_wrap=True)
+    if failures := report.failures():
+        console.print(escape(shown(failures)), style="red", highlight=False, soft_wrap=True)
         console.print()
     counts = ", ".join(f"{report.count(status)} {status}" for status in Status)
     console.print(counts, highlight=False)
     if report.not_offered:
-        names = ", ".join(report.not_offered)
-        console.print(f"not offered: {names}", style="dim", highlight=False, soft_wrap=True)
+        names = ", ".join(report.not_offered[:MOST_NAMES])
+        more = len(report.not_offered) - MOST_NAMES
+        ending = f" and {more} more" if more > 0 else ""
+        console.print(f"not offered: {names}{ending}", style="dim", highlight=False)
 
 
 @app.command("list")
@@ -162,7 +168,7 @@ def show_target(
         return
     console.print(f"[bold]{target}[/]: {escape(operation.summary)}", highlight=False)
     console.print(f"source: {escape(operation.source)}", highlight=False)
-    table = Table("", "name", "axes", "numbers", "meaning", box=box.SIMPLE_HEAD)
+    table = Table("", "name", "axes", "kind or values", "meaning", box=box.SIMPLE_HEAD)
     for title, fields, wanted in (
         ("input", operation.inputs, names),
         ("output", operation.outputs, outputs),
@@ -173,7 +179,8 @@ def show_target(
                 table.add_row(title, name, axes, field.kind, escape(field.meaning))
     for name in parameters:
         meaning = operation.parameters.get(name, "option of the method")
-        table.add_row("parameter", name, "", "", escape(meaning))
+        values = dict.fromkeys(str(c.parameters[name]) for c in cases if name in c.parameters)
+        table.add_row("parameter", name, "", ", ".join([*values][:4]), escape(meaning))
     console.print(table)
 
 
@@ -206,7 +213,7 @@ def generate(
 
 @app.command()
 def verify() -> None:
-    """Make the vectors anew and compare them with those of the package; exit code 1 if they differ."""
+    """Make the vectors anew and compare with the package's; exit code 1 if they differ."""
     vectors.check_sums(vectors.DIRECTORY)
     with TemporaryDirectory() as folder:
         with working("computing the vectors"):

@@ -64,11 +64,10 @@ def subject_cases(subject: Subject, group: str) -> tuple[Case, ...]:
         stream = stream_of(group, attempt)
         budget = stream.length if group == "budget_ge_length" else subject.budget
         policy = stages.policy_of(subject.spec, {"budget": budget})
-        events = recorded(policy, stream)
         tied = subject.tied or group in TIED
-        clear = all(is_clear(policy, event, tied) for event in events)
         whole = not tied or attempt < READY_TO_RUN
-        if whole and not clear:
+        events = clear_events(policy, stream, tied) if whole else recorded(policy, stream)
+        if events is None:
             continue
         try:
             cases = tuple(from_events(subject.spec, budget, policy, stream, events, group))
@@ -106,10 +105,25 @@ class Event:
         return self.keep is not None and self.keep.shape[1] < self.seen.positions.shape[1]
 
 
+def clear_events(policy: Policy, stream: Stream, tied: bool) -> list[Event] | None:
+    """Return every step of a stream; None as soon as one leaves doubt about who leaves."""
+    events = []
+    for event in recording(policy, stream):
+        if not is_clear(policy, event, tied):
+            return None
+        events.append(event)
+    return events
+
+
 def recorded(policy: Policy, stream: Stream) -> list[Event]:
+    """Return every step of a stream."""
+    return list(recording(policy, stream))
+
+
+def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
     """Feed a stream to a policy and note every step."""
     G, _, _, d = stream.queries.shape
-    cache, events, done = empty_cache(policy, G, d), [], 0
+    cache, done = empty_cache(policy, G, d), 0
     confidence = np.concatenate([np.full(stream.first, np.nan), stream.confidence])
     for m in stream.blocks:
         part = slice(done, done + m)
@@ -129,8 +143,7 @@ def recorded(policy: Policy, stream: Stream) -> list[Event]:
         fresh = bool((grown.keys.bits == FULL_BITS).all())
         cache = result.cache
         codes = bool((cache.keys.bits < FULL_BITS).any())
-        events.append(Event(result.seen, grown.state, after, result.keep, fresh, codes))
-    return events
+        yield Event(result.seen, grown.state, after, result.keep, fresh, codes)
 
 
 def is_clear(policy: Policy, event: Event, tied: bool) -> bool:
@@ -192,7 +205,7 @@ def is_decisive(case: Case) -> bool:
         softcap=parameters["softcap"],
     )
     policy = stages.policy_of(case.method, parameters)
-    return all(is_clear(policy, event, case.group in TIED) for event in recorded(policy, stream))
+    return clear_events(policy, stream, case.group in TIED) is not None
 
 
 # --- cases ---------------------------------------------------------------------------------------

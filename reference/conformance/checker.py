@@ -13,6 +13,9 @@ from kvlab.reference.conformance.implementation import Functions, Implementation
 from kvlab.reference.conformance.minimise import Found, minimised
 from kvlab.reference.conformance.targets import OPERATIONS, operation_of
 
+IN_FULL = 3
+"""Failures that are shown with their smallest inputs; of others only what is wrong."""
+
 
 class Status(StrEnum):
     """How a case ended."""
@@ -78,15 +81,14 @@ class Report:
         """Raise AssertionError that shows the first failure of every group."""
         failures = self.failures()
         if failures:
-            shown = "\n\n".join(describe(each) for each in failures)
-            raise AssertionError(f"{self.count(Status.FAILED)} cases failed\n\n{shown}")
+            raise AssertionError(f"{self.count(Status.FAILED)} cases failed\n\n{shown(failures)}")
         if not self.count(Status.PASSED):
             raise AssertionError("nothing was tested")
 
 
 def check(
     method: str | None,
-    implementation: Implementation | Mapping[str, Callable[..., Any]] | Callable[..., Any],
+    implementation: Any,
     *,
     arrays: str = "numpy",
     device: str | None = None,
@@ -105,7 +107,8 @@ def check(
             by step (``{"score": ..., "keep": ...}``). A function is given the inputs and
             parameters that it names (``kvlab conformance show h2o.score`` lists them) and returns
             an array, a tuple in the order of the outputs, or a dictionary. It raises
-            NotImplementedError for what it does not do.
+            NotImplementedError for what it does not do. Or any object that has ``precision``,
+            ``offers`` and ``answer``: see `Implementation`.
         arrays: module whose arrays the functions take: numpy, torch, cupy or jax.numpy.
         device: where they lie, as that module names it.
         precision: number format of queries, keys and values: float32, float16 or bfloat16; it
@@ -158,7 +161,7 @@ def as_implementation(
     if isinstance(implementation, Mapping):
         functions = {full_target(method, name): f for name, f in implementation.items()}
     elif callable(implementation):
-        if method is None or not is_target(method):
+        if method is None or is_method(method):
             raise TypeError(
                 f"a function alone needs a target, as in check('h2o.score', f), got {method!r}"
             )
@@ -168,6 +171,11 @@ def as_implementation(
             f"implementation must be a function or functions by target, got {implementation!r}"
         )
     return Functions(functions, arrays, device, precision)
+
+
+def is_method(name: str) -> bool:
+    """Whether a name is a method with vectors, not a building block or a step."""
+    return any(case.target.rpartition(".")[0] == name for case in published())
 
 
 def is_target(name: str) -> bool:
@@ -257,6 +265,13 @@ def wrong(under_test: Implementation, case: Case) -> str | None:
         if reason is not None:
             return f"{name} {reason}"
     return None
+
+
+def shown(failures: list[Outcome]) -> str:
+    """Describe failures, the first ones with their smallest inputs."""
+    described = [describe(each) for each in failures[:IN_FULL]]
+    others = [f"{each.case.name}: {each.reason}" for each in failures[IN_FULL:]]
+    return "\n\n".join([*described, "\n".join(others)]).strip()
 
 
 def describe(outcome: Outcome) -> str:

@@ -1,5 +1,7 @@
 """Expected values and their tolerances, from the size of what an implementation adds up."""
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -121,7 +123,7 @@ def near_threshold(
     return either
 
 
-def equal_enough(x: Array, y: Array, tolerance: Tolerance) -> Array:
+def equal_enough(x: Array | float, y: Array | float, tolerance: Tolerance) -> Any:
     """Whether two scores are the same within the error of both."""
     size = np.maximum(np.abs(x), np.abs(y))
     with np.errstate(invalid="ignore"):

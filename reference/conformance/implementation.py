@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class NotTestedError(Exception):
     """The implementation does not offer what a case asks for."""
 
 
+@runtime_checkable
 class Implementation(Protocol):
     """Anything that answers cases."""
 
@@ -46,7 +47,7 @@ class Implementation(Protocol):
 class Functions:
     """Python functions that take the inputs and parameters that they name."""
 
-    functions: Mapping[str, Callable[..., Any]]
+    functions: Mapping[str, Any]
     """By target; ``*.score`` stands for that step of every method."""
     arrays: str = "numpy"
     """Module whose arrays they take: numpy, torch, cupy, jax.numpy."""

@@ -20,6 +20,9 @@ SECONDS = 5.0
 TRIALS = 400
 """Smaller cases that are tried at most."""
 
+FORMAT: Any = {"precision": 6, "suppress_small": True, "threshold": 64, "max_line_width": 100}
+"""How the smallest inputs are printed."""
+
 Wrong = Callable[[Case], str | None]
 
 
@@ -32,8 +35,10 @@ class Found:
 
     def describe(self) -> str:
         """Show shapes and numbers."""
-        with np.printoptions(precision=6, suppress=True, threshold=64, linewidth=100):
-            inputs = [f"  {name} {list(x.shape)} = {x}" for name, x in self.case.inputs.items()]
+        inputs = [
+            f"  {name} {list(x.shape)} = {np.array2string(x, separator=', ', **FORMAT)}"
+            for name, x in self.case.inputs.items()
+        ]
         given = {k: v for k, v in self.case.parameters.items() if v is not None}
         parameters = ", ".join(f"{name} = {value}" for name, value in given.items())
         return "\n".join(
@@ -103,8 +108,8 @@ def shorter(case: Case, operation: Operation) -> Iterator[tuple[Inputs, Paramete
     for axis in AXES:
         length = axis_length(case, operation, axis)
         for wanted in dict.fromkeys((1, length // 2, length - 1)):
-            if 0 < wanted < length:
-                cut = with_axis(case, operation, axis, wanted)
+            for last in (True, False) if 0 < wanted < length else ():
+                cut = with_axis(case, operation, axis, wanted, last)
                 if cut is not None:
                     yield cut
     for name in ("budget", "room", "group", "kernel"):
@@ -127,11 +132,13 @@ def axis_length(case: Case, operation: Operation, axis: str) -> int:
 
 
 def with_axis(
-    case: Case, operation: Operation, axis: str, wanted: int
+    case: Case, operation: Operation, axis: str, wanted: int, last: bool
 ) -> tuple[Inputs, Parameters] | None:
-    """Return inputs with the last ``wanted`` along an axis; the first ones of a stream."""
+    """Return inputs with the first or last ``wanted`` along an axis; a stream keeps its start."""
+    if last and axis == "t":
+        return None
     inputs, parameters = dict(case.inputs), dict(case.parameters)
-    chosen = slice(0, wanted) if axis in ("t", "G", "rho") else slice(-wanted, None)
+    chosen = slice(-wanted, None) if last else slice(0, wanted)
     length = axis_length(case, operation, axis)
     for name, x in case.inputs.items():
         axes = operation.inputs[name].axes
@@ -140,7 +147,7 @@ def with_axis(
             where[axes.index(axis)] = chosen
             inputs[name] = x[tuple(where)]
     if axis == "n" and "keep" in inputs:
-        moved = shifted(inputs["keep"], length - wanted)
+        moved = within(inputs["keep"], range(length)[chosen])
         if moved is None:
             return None
         inputs["keep"] = moved
@@ -152,9 +159,9 @@ def with_axis(
     return inputs, parameters
 
 
-def shifted(keep: Array, gone: int) -> Array | None:
-    """Return a keep set after the first entries were cut off; None if heads would differ."""
-    rows = [row[row >= gone] - gone for row in keep]
+def within(keep: Array, entries: range) -> Array | None:
+    """Return a keep set when only some entries are left; None if heads would differ."""
+    rows = [row[(row >= entries.start) & (row < entries.stop)] - entries.start for row in keep]
     same = len({len(row) for row in rows}) == 1 and len(rows[0]) > 0
     return np.array(rows) if same else None
 
@@ -174,12 +181,22 @@ def simpler(case: Case, operation: Operation) -> Iterator[tuple[Inputs, Paramete
     for name, x in case.inputs.items():
         if operation.inputs[name].kind != "float" or name == "attention":
             continue
-        for change in (np.zeros_like, np.sign, np.rint, quarters):
+        for change in (np.zeros_like, signs, integers, quarters):
             changed: Any = change(x)
             if not np.array_equal(changed, x, equal_nan=True):
                 yield {**case.inputs, name: changed}, case.parameters
 
 
+def signs(x: Array) -> Array:
+    """Keep 1, 0 and −1."""
+    return np.sign(x) + 0.0
+
+
+def integers(x: Array) -> Array:
+    """Round to whole numbers."""
+    return np.rint(x) + 0.0
+
+
 def quarters(x: Array) -> Array:
     """Round to quarters."""
-    return np.rint(x * 4) / 4
+    return np.rint(x * 4) / 4 + 0.0

@@ -22,7 +22,8 @@ NOTHING = 1e-13
 
 def to_float32(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Round to float32 and return it in float64; what cancelled to almost nothing becomes 0."""
-    cleaned = np.where(np.abs(x) <= nothing(x), 0.0, x)
+    limit = nothing(x)
+    cleaned = np.where(np.abs(x) <= limit, 0.0, x) if limit else x
     return cleaned.astype(np.float32).astype(np.float64)
 
 

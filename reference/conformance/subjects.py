@@ -38,7 +38,7 @@ SUBJECTS = (
     Subject("snapkv@window=3,pooling=max,kernel=7", 12, VARIANT),
     Subject("snapkv@window=3,border=shrink", 12, VARIANT),
     Subject("raas@pin_prompt=false,threshold=0.05", 12, COUNTING, tied=True),
-    Subject("raas@pin_prompt=false,threshold=0.0625", 16, ("at_threshold",)),
+    Subject("raas@pin_prompt=false,threshold=0.0625", 15, ("at_threshold",)),
     Subject("raas@threshold=0.02", 26, ("equal_scores",)),
     Subject("raas@pin_prompt=false,share=0.5,every=5", 12, ("equal_scores",)),
     Subject("raas@page=4,pin_prompt=false,every=3", 16, VARIANT),

@@ -51,8 +51,8 @@ def eviction_error(
     printed formula loses its digits as h_j → 1; an entry with all the mass has infinite error.
     """
     output = (h[..., None] * values).sum(axis=-2, keepdims=True)
-    dominant = h > 0.5
-    ratio = np.divide(h, remaining_mass(h), out=np.zeros_like(h), where=~dominant)
+    dominant, rest = h > 0.5, remaining_mass(h)
+    ratio = np.divide(h, rest, out=np.zeros_like(h), where=~dominant & (rest > 0))
     error = ratio * np.linalg.norm(output - values, ord=norm, axis=-1)  # [CAOTE 21]
     if dominant.any():
         others = np.where(dominant, 0.0, h)

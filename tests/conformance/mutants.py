@@ -217,7 +217,7 @@ BUGS = (
     # what leaves
     Bug(
         "state not compacted",
-        "compact",
+        "h2o",
         CACHE,
         "name: np.take_along_axis(array, keep, axis=1)",
         "name: array[:, : keep.shape[1]]",
@@ -565,15 +565,15 @@ BUGS = (
         "printed formula where one entry has all the mass",
         "eviction_error",
         "methods/caote.py",
-        "dominant = h > 0.5",
-        "dominant = h > 2",
+        "dominant, rest = h > 0.5,",
+        "dominant, rest = h > 2,",
     ),
     Bug(
         "1 − α in float32",
         "eviction_error",
         "methods/caote.py",
-        "dominant = h > 0.5",
-        "dominant = h > 2",
+        "dominant, rest = h > 0.5,",
+        "dominant, rest = h > 2,",
         (
             (
                 "return sum_before(h) + sum_before(h[..., ::-1])[..., ::-1]",

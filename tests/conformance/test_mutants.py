@@ -3,8 +3,8 @@
 import re
 
 import pytest
-
 from mutants import BUGS, Copy
+
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
 

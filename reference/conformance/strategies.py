@@ -1,0 +1,175 @@
+"""Hypothesis strategies of valid inputs, for the test suites of others.
+
+Needs ``pip install hypothesis``. Numbers are exact in bfloat16 and float16, and no query is left
+without an entry, so that whatever an implementation does wrong on them is its own fault.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from kvlab.reference.conformance import stages
+from kvlab.reference.conformance.block_cases import GROUPS
+from kvlab.reference.conformance.building import clear_events, event_inputs, recorded, run_inputs
+from kvlab.reference.conformance.case import Case
+from kvlab.reference.conformance.drawing import Source
+from kvlab.reference.conformance.minimise import answered
+from kvlab.reference.conformance.operation import Operation
+from kvlab.reference.conformance.streams import Stream
+from kvlab.reference.conformance.targets import OPERATIONS, operation_of, target_of
+from kvlab.reference.notation import Array
+
+
+def vectors(*shape: int, largest: int = 4) -> st.SearchStrategy[Array]:
+    """Draw arrays of multiples of 1/32 between ±``largest``; they shrink to zeros."""
+    count, steps = int(np.prod(shape)), 32 * largest
+    numbers = st.lists(st.integers(-steps, steps), min_size=count, max_size=count)
+    return numbers.map(lambda drawn: np.array(drawn, dtype=np.float64).reshape(shape) / 32)
+
+
+@st.composite
+def attention_inputs(
+    draw: st.DrawFn, most_entries: int = 24, most_channels: int = 16
+) -> dict[str, Array]:
+    """Draw the inputs of ``attend``: queries, keys, values, and positions with gaps."""
+    G, rho = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    n, d = draw(st.integers(1, most_entries)), draw(st.integers(1, most_channels))
+    m = draw(st.integers(1, min(n, 4)))
+    gaps = draw(st.lists(st.integers(1, 4), min_size=n - m, max_size=n - m))
+    old = np.cumsum([0, *gaps])[:-1] if gaps else np.zeros(0)
+    start = int(old[-1]) + 1 if len(old) else 0
+    positions = np.concatenate([old, start + np.arange(m)]).astype(np.int64)
+    return {
+        "queries": draw(vectors(G, rho, m, d)),
+        "keys": draw(vectors(G, n, d)),
+        "values": draw(vectors(G, n, d)),
+        "positions": np.tile(positions, (G, 1)),
+        "query_positions": positions[n - m :],
+    }
+
+
+@st.composite
+def selections(draw: st.DrawFn, most_entries: int = 48) -> dict[str, Any]:
+    """Draw the inputs of ``keep_set``: scores with equal ones among them, safe marks, room."""
+    G, n = draw(st.integers(1, 3)), draw(st.integers(1, most_entries))
+    safe = draw(st.integers(0, n))
+    scores = draw(st.lists(st.integers(-4, 4), min_size=G * n, max_size=G * n))
+    orders = [draw(st.permutations(range(n))) for _ in range(G)]
+    return {
+        "scores": np.array(scores, dtype=np.float64).reshape(G, n) / 4,
+        "safe": np.array(orders) < safe,
+        "room": draw(st.integers(0, n)),
+    }
+
+
+@st.composite
+def streams(draw: st.DrawFn, most_prompt: int = 24, most_generated: int = 12) -> Stream:
+    """Draw what one layer is handed: a prompt in blocks of one length, then single tokens."""
+    G, rho = draw(st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 3)]))
+    d = draw(st.sampled_from([4, 8, 12]))
+    prompt, generated = draw(st.integers(1, most_prompt)), draw(st.integers(0, most_generated))
+    size = draw(st.integers(1, prompt))
+    blocks = [min(size, prompt - start) for start in range(0, prompt, size)]
+    source = Source("hypothesis", draw(st.integers(0, 2**31)))
+    t = prompt + generated
+    confidence = source.uniform(t)
+    confidence[:prompt] = np.nan
+    return Stream(
+        2 * source.normal(G, rho, t, d),
+        source.normal(G, t, d),
+        source.normal(G, t, d),
+        confidence,
+        prompt,
+        (*blocks, *[1] * generated),
+    )
+
+
+@st.composite
+def observations(
+    draw: st.DrawFn, method: str, budget: int | None = None, operation: str = "select"
+) -> Case:
+    """Draw a case of a step of a method, with the reference's answer, from a random stream.
+
+    Args:
+        draw: given by hypothesis.
+        method: in registry syntax.
+        budget: entries that may stay, where the method takes a budget.
+        operation: observe, score, select, keep or store.
+    """
+    policy = stages.policy_of(method, {"budget": budget})
+    stream = draw(streams().filter(lambda s: fits(policy, s)))
+    taken = [
+        (event, inputs, more)
+        for event in recorded(policy, stream)
+        if event.keep is not None
+        for name, inputs, more in event_inputs(policy, event, "plain")
+        if name == operation
+    ]
+    if not taken:
+        reject()
+    event, inputs, more = draw(st.sampled_from(taken))
+    parameters = {
+        **stages.options_of(method),
+        "budget": budget,
+        "softcap": stream.softcap,
+        **stages.clock_parameters(event.seen.clock),
+        **more,
+    }
+    return case_of(OPERATIONS[operation], method, inputs, parameters)
+
+
+@st.composite
+def runs(draw: st.DrawFn, method: str, budget: int | None = None) -> Case:
+    """Draw a whole stream in which nobody can doubt who leaves, with the reference's answer."""
+    policy = stages.policy_of(method, {"budget": budget})
+    stream = draw(streams().filter(lambda s: fits(policy, s)))
+    events = recorded(policy, stream)
+    parameters = {
+        **stages.options_of(method),
+        "budget": budget,
+        "softcap": stream.softcap,
+        "prompt": stream.prompt,
+    }
+    if clear_events(policy, stream, tied=False) is None:
+        reject()
+    return case_of(OPERATIONS["run"], method, run_inputs(policy, stream, events), parameters)
+
+
+@st.composite
+def cases(draw: st.DrawFn, target: str) -> Case:
+    """Draw a case of a building block like the published ones, with other numbers.
+
+    Raises:
+        ValueError: if the target is none, or a step of a method: see `observations`.
+    """
+    operation = operation_of(target)
+    if operation.of_method:
+        raise ValueError(f"target = {target!r} must be a building block; see observations")
+    group = draw(st.sampled_from(sorted(GROUPS[target])))
+    make = draw(st.sampled_from(GROUPS[target][group]))
+    inputs, parameters = make(Source(f"hypothesis {target}", draw(st.integers(0, 2**31))))
+    return case_of(operation, None, inputs, parameters)
+
+
+def fits(policy: Any, stream: Stream) -> bool:
+    """Whether a policy can work with the length of a stream's prompt."""
+    try:
+        policy.check(stream.prompt)
+        recorded(policy, stream)
+    except ValueError:
+        return False
+    return True
+
+
+def case_of(
+    operation: Operation, method: str | None, inputs: Mapping[str, Array], parameters: Any
+) -> Case:
+    """Let the reference answer."""
+    target = target_of(operation.name, method)
+    blank = Case("drawn", target, "drawn", method, parameters, inputs, {})
+    found = answered(blank, operation, inputs, parameters)
+    assert found is not None, "the reference refuses its own inputs"
+    return found

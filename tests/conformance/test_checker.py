@@ -1,0 +1,294 @@
+"""The checker: what it takes, what it refuses, and what it says."""
+
+import json
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from kvlab.reference.conformance import Status, check, published
+from kvlab.reference.conformance.case import Expected, Tolerance
+from kvlab.reference.conformance.comparing import difference
+from kvlab.reference.conformance.expecting import keep, near_threshold, numbers
+from kvlab.reference.conformance.minimise import minimised, reductions
+from kvlab.reference.conformance.reporting import to_junit, to_plain
+from kvlab.reference.selection import keep_set
+
+
+def right(scores, safe, room):
+    return keep_set(scores.astype(float), safe, room)
+
+
+def wrong_side(scores, safe, room):
+    n = scores.shape[1]
+    return np.sort(n - 1 - keep_set(scores[:, ::-1].astype(float), safe[:, ::-1], room), axis=-1)
+
+
+def test_a_right_function_passes():
+    report = check("keep_set", right)
+    assert report.passed
+    assert report.count(Status.FAILED) == report.count(Status.NOT_TESTED) == 0
+    report.raise_for_failures()
+
+
+def test_a_wrong_one_fails_where_it_is_wrong_and_is_made_small():
+    report = check("keep_set", wrong_side)
+    failed = {group.group for group in report.groups if group.count(Status.FAILED)}
+    assert failed == {"ties", "signed_zero"}
+    smallest = report.failures()[0].smallest
+    assert smallest is not None
+    assert smallest.case.inputs["scores"].shape == (1, 2)
+    with pytest.raises(AssertionError, match=r"(?s)4 cases failed.*smallest: keep"):
+        report.raise_for_failures()
+
+
+def test_only_what_is_offered_is_tested():
+    report = check(None, {"keep_set": right})
+    assert "h2o.run" in report.not_offered
+    assert {group.target for group in report.groups} == {"keep_set"}
+
+
+def test_steps_of_a_method_are_given_by_name_and_patterns_stand_for_all():
+    def score(accumulated):
+        return accumulated
+
+    assert check("h2o", {"score": score}).passed
+    assert check("h2o.score", score).passed
+    report = check(None, {"*.score": score}, groups=["plain"], minimise=False)
+    assert len(report.groups) > 8
+    assert not report.passed
+
+
+def test_what_is_not_implemented_is_not_tested():
+    def score(accumulated, reduce):
+        if reduce != "mean":
+            raise NotImplementedError("mean alone")
+        return accumulated
+
+    report = check("h2o.score", score)
+    assert report.passed
+    assert report.count(Status.NOT_TESTED) > 0
+
+
+def test_nothing_tested_is_no_success():
+    def score(accumulated):
+        raise NotImplementedError
+
+    report = check("h2o.score", score)
+    assert not report.passed
+    with pytest.raises(AssertionError, match="nothing was tested"):
+        report.raise_for_failures()
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda scores: None, "an array was expected, got NoneType"),
+        (lambda scores: scores[:, :6] + 0.3, "no whole numbers"),
+        (lambda scores: scores, "has the shape"),
+        (lambda scores: {"kept": scores}, "'kept' is no output"),
+        (lambda scores: 1 / 0, "ZeroDivisionError"),
+        (lambda scores: {}, "keep was not returned"),
+    ],
+)
+def test_whatever_a_kernel_does_is_reported(returned, said):
+    def function(scores, safe, room):
+        return returned(scores)
+
+    report = check("keep_set", function, groups=["no_room"], minimise=False)
+    assert said in report.failures()[0].reason
+
+
+def test_a_function_that_writes_into_its_inputs_spoils_nothing():
+    def function(scores, safe, room):
+        kept = right(scores.copy(), safe.copy(), room)
+        scores[:], safe[:] = 0, False
+        return kept
+
+    for _ in range(2):
+        assert check("keep_set", function).passed
+
+
+@pytest.mark.parametrize(
+    ("method", "implementation", "options", "said"),
+    [
+        ("keepset", right, {}, "target = 'keepset' must be one of attend"),
+        ("h2o", right, {}, "a function alone needs a target"),
+        (None, {"score": right}, {}, "target = 'score' needs a method"),
+        ("h2o", {"score": 3}, {}, "must be a function, got 3"),
+        ("h3o", {"score": right}, {}, "unknown method 'h3o'"),
+        ("keep_set", lambda scores, values: 0, {}, "asks for 'values'; keep_set offers"),
+        ("keep_set", 3, {}, "must be a function or functions by target"),
+        ("keep_set", right, {"groups": ["tie"]}, "group = 'tie' must be one of"),
+        ("keep_set", right, {"precision": "fp8"}, "precision = 'fp8' must be one of"),
+        ("keep_set", right, {"arrays": "no_such_library"}, "cannot be imported"),
+        ("keep_set", right, {"arrays": "json"}, "must be a module with asarray"),
+    ],
+)
+def test_bad_input_is_refused(method, implementation, options, said):
+    with pytest.raises((ValueError, TypeError), match=said.replace("(", r"\(")):
+        check(method, implementation, **options)
+
+
+def test_a_method_asks_for_what_it_is_not_given():
+    report = check("h2o.score", lambda gradients: gradients, groups=["plain"], minimise=False)
+    assert "asks for 'gradients'; h2o.score offers" in report.failures()[0].reason
+
+
+# --- other arrays --------------------------------------------------------------------------------
+
+
+def attend_with(library):
+    """Return attention in operations that NumPy and PyTorch share."""
+
+    def attend(queries, keys, values, positions, query_positions, softcap):
+        logits = queries @ keys[:, None].swapaxes(-1, -2) / queries.shape[-1] ** 0.5
+        if softcap is not None:
+            logits = softcap * library.tanh(logits / softcap)
+        visible = positions[:, None, None, :] <= query_positions[None, None, :, None]
+        logits = library.where(visible, logits, -1e30)
+        weights = library.exp(logits - library.amax(logits, -1)[..., None])
+        return (weights / weights.sum(-1)[..., None]) @ values[:, None]
+
+    return attend
+
+
+def test_numpy_and_torch_arrays():
+    torch = pytest.importorskip("torch")
+    assert check("attend", attend_with(np)).passed
+    assert check("attend", attend_with(torch), arrays="torch", device="cpu").passed
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_half_precision_has_its_own_tolerance_and_leaves_out_what_is_not_exact(precision):
+    torch = pytest.importorskip("torch")
+
+    def attend(queries, keys, values, **rest):
+        assert queries.dtype == getattr(torch, precision)
+        wide = attend_with(torch)(queries.float(), keys.float(), values.float(), **rest)
+        return wide.to(queries.dtype)
+
+    def given(queries, keys, values, positions, query_positions, softcap):
+        rest = {"positions": positions, "query_positions": query_positions, "softcap": softcap}
+        return attend(queries, keys, values, **rest)
+
+    report = check("attend", given, arrays="torch", precision=precision)
+    report.raise_for_failures()
+    untested = {group.group for group in report.groups if group.count(Status.NOT_TESTED)}
+    assert untested == {"float32_inputs"}
+    strict = check(
+        "attend",
+        lambda **all_of: given_with(given, torch, precision, all_of),
+        arrays="torch",
+        minimise=False,
+    )
+    assert not strict.passed
+
+
+def given_with(given, torch, precision, all_of):
+    names = ("queries", "keys", "values")
+    halves = {name: all_of[name].to(getattr(torch, precision)) for name in names}
+    rest = {name: all_of[name] for name in ("positions", "query_positions", "softcap")}
+    return given(**halves, **rest)
+
+
+# --- comparing -----------------------------------------------------------------------------------
+
+
+def test_numbers_within_and_beyond_the_tolerance():
+    expected = numbers(np.array([1.0, 2.0]))
+    allowed = expected.tolerance["float32"].relative * 2
+    assert difference(expected, np.array([1.0, 2.0 + 0.9 * allowed]), "float32") is None
+    said = difference(expected, np.array([1.0, 2.0 + 1.2 * allowed]), "float32")
+    assert said is not None and "1 of 2 elements, most at [1]" in said
+    assert difference(expected, np.array([1.0, 2.0 + 1.2 * allowed]), "bfloat16") is None
+    assert difference(expected, np.array([1.0, np.nan]), "bfloat16") is not None
+    assert difference(expected, np.array([1.0]), "float32") is not None
+
+
+def test_infinite_numbers():
+    expected = numbers(np.array([np.inf, 1.0]))
+    assert difference(expected, np.array([3.4e38, 1.0]), "float32") is None
+    assert difference(expected, np.array([1e20, 1.0]), "float32") is not None
+    assert difference(expected, np.array([np.inf, np.inf]), "float32") is not None
+
+
+def test_only_what_counts_is_compared():
+    where = np.array([True, False])
+    expected = numbers(np.array([1.0, 2.0]), where=where)
+    assert difference(expected, np.array([1.0, np.nan]), "float32") is None
+    assert difference(expected, np.array([1.5, np.nan]), "float32") is not None
+
+
+def test_either_of_two_near_ties_may_stay():
+    scores = np.array([[0.1, 0.5, 0.5 + 1e-12, 0.9]])
+    candidates = np.ones((1, 4), dtype=bool)
+    expected = keep(np.array([[1, 3]]), numbers(scores), candidates)
+    np.testing.assert_array_equal(expected.value, [[2, 3]])
+    for fine in ([[1, 3]], [[2, 3]]):
+        assert difference(expected, np.array(fine), "float32") is None
+    for bad in ([[0, 3]], [[1, 2]], [[3, 2]], [[2, 2]], [[2, 9]], [[-1, 3]]):
+        assert difference(expected, np.array(bad), "float32") is not None
+
+
+def test_scores_that_differ_leave_no_choice():
+    scores = np.array([[0.1, 0.5, 0.6, 0.9]])
+    kept = np.array([[False, False, True, True]])
+    near = near_threshold(scores, np.ones_like(kept), kept, Tolerance(0.0, 1e-6))
+    assert not near.any()
+    assert near_threshold(scores, np.ones_like(kept), kept, Tolerance(0.1, 0.0))[0, 1:3].all()
+
+
+def test_exact_outputs_may_have_other_number_formats():
+    expected = Expected("exact", np.array([1, 2]))
+    assert difference(expected, np.array([1.0, 2.0], dtype=np.float16), "float32") is None
+    assert difference(expected, np.array([1, 3]), "float32") is not None
+
+
+# --- making small --------------------------------------------------------------------------------
+
+
+def test_every_reduction_is_a_case_that_the_reference_passes():
+    from kvlab.reference.conformance.targets import OPERATIONS
+
+    chosen = {}
+    for case in published():
+        chosen.setdefault(case.operation, case)
+    for case in chosen.values():
+        for number, smaller in zip(range(12), reductions(case), strict=False):
+            operation = OPERATIONS[smaller.operation]
+            again = operation.compute(smaller.inputs, smaller.parameters, smaller.method)
+            for name, each in smaller.expected.items():
+                np.testing.assert_array_equal(again[name].value, each.value)
+            assert number < 12
+
+
+def test_a_stream_is_made_short():
+    from kvlab.reference.conformance.targets import OPERATIONS
+
+    case = next(case for case in published() if case.target == "tova.run")
+
+    def loses_the_newest(smaller):
+        expected = OPERATIONS["run"].compute(smaller.inputs, smaller.parameters, smaller.method)
+        found = expected["present"].value.copy()
+        found[-1, :, -1] = False
+        return difference(expected["present"], found, "float32")
+
+    found = minimised(case, loses_the_newest)
+    assert found.case.inputs["keys"].shape[1] < case.inputs["keys"].shape[1] / 2
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+def test_reports_as_json_and_junit():
+    report = check("keep_set", wrong_side)
+    plain = json.loads(json.dumps(to_plain(report), allow_nan=False))
+    assert plain["cases"]["failed"] == 4 and not plain["passed"]
+    groups = {group["group"]: group for group in plain["groups"]}
+    assert groups["plain"]["first_failure"] is None
+    assert groups["ties"]["first_failure"]["smallest"]["inputs"]["scores"] == [[0.0, 0.0]]
+    suite = ElementTree.fromstring(to_junit(report))[0]
+    assert suite.get("name") == "keep_set"
+    assert suite.get("failures") == "4" == str(len(suite.findall("testcase/failure")))
+    assert int(suite.get("tests", 0)) == len(suite.findall("testcase"))

@@ -1,0 +1,108 @@
+"""The published vectors: complete, as the schema says, and the same bits whenever they are made."""
+
+import json
+import shutil
+from collections import Counter
+from tempfile import TemporaryDirectory
+
+import jsonschema
+import numpy as np
+import pytest
+from shapes import shapes_checked
+
+from kvlab.reference import methods
+from kvlab.reference.conformance import published, vectors
+from kvlab.reference.conformance.case import PRECISIONS
+from kvlab.reference.conformance.implementation import exact_in_16_bits, is_vector
+from kvlab.reference.conformance.streams import PRECISE
+from kvlab.reference.conformance.targets import OPERATIONS, composition
+
+MOST_BYTES = 10 * 2**20
+NAMED = {
+    *("plain", "ties", "alpha_near_one", "mri_zero", "gqa", "block_not_dividing"),
+    *("budget_ge_length", "extreme_logits", "bf16_inputs"),
+}
+"""Groups that the project's plan names."""
+
+
+def test_the_files_fit_schema_and_sums():
+    vectors.check_sums(vectors.DIRECTORY)
+    index = json.loads((vectors.DIRECTORY / vectors.INDEX).read_text())
+    schema = json.loads((vectors.DIRECTORY / vectors.SCHEMA).read_text())
+    assert schema == vectors.schema()
+    jsonschema.validate(index, schema)
+    index["cases"][0]["tolerance"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(index, schema)
+
+
+def test_every_file_is_listed_and_they_are_small():
+    files = {file.name: file.stat().st_size for file in vectors.DIRECTORY.iterdir()}
+    listed = (vectors.DIRECTORY / vectors.SUMS).read_text().split()[1::2]
+    assert {*listed, vectors.SUMS} == {*files}
+    assert sum(files.values()) < MOST_BYTES
+
+
+def test_a_changed_file_is_refused(tmp_path):
+    copy = shutil.copytree(vectors.DIRECTORY, tmp_path / "vectors")
+    content = bytearray((copy / "h2o.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copy / "h2o.safetensors").write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"h2o.safetensors has SHA-256 .* says"):
+        vectors.read(copy)
+
+
+def test_every_method_and_operation_has_vectors():
+    by_operation = Counter(case.operation for case in published())
+    assert set(by_operation) == set(OPERATIONS)
+    run = {composition(case.method).partition(":")[0] for case in published() if case.method}
+    assert run == set(methods.names())
+    for name in run:
+        assert any(c.operation == "run" for c in published() if c.target.startswith(name))
+
+
+def test_groups_are_named_after_what_they_stress():
+    assert {case.group for case in published()} >= NAMED
+
+
+def test_names_are_unique_and_parameters_hide_no_input():
+    assert len({case.name for case in published()}) == len(published())
+    for case in published():
+        assert not set(case.parameters) & set(case.inputs), case.name
+
+
+def test_numbers_have_tolerances_and_some_selections_near_ties():
+    near = 0
+    for case in published():
+        for each in case.expected.values():
+            assert (each.kind == "numbers") == bool(each.tolerance)
+            assert not each.tolerance or set(each.tolerance) == set(PRECISIONS)
+            near += bool(each.either)
+    assert near > 20
+
+
+def test_either_choice_is_on_both_sides_of_the_threshold():
+    for case in published():
+        for each in case.expected.values():
+            for marks in each.either.values():
+                kept = np.zeros_like(marks)
+                np.put_along_axis(kept, each.value, True, axis=-1)
+                some = marks.any(axis=-1)
+                assert (marks & kept).any(axis=-1)[some].all(), case.name
+                assert (marks & ~kept).any(axis=-1)[some].all(), case.name
+
+
+def test_vectors_are_exact_in_16_bits_but_where_the_group_says_otherwise():
+    for case in published():
+        fields = OPERATIONS[case.operation].inputs
+        for name, x in case.inputs.items():
+            if is_vector(fields[name]) and case.operation in ("attend", "run"):
+                assert exact_in_16_bits(x) or case.group in PRECISE, (case.name, name)
+
+
+def test_the_reference_has_not_moved():
+    """Bit by bit: what `kvlab conformance verify` does."""
+    with TemporaryDirectory() as folder, shapes_checked(False):
+        vectors.write(vectors.all_cases(), vectors.Path(folder))
+        made = (vectors.Path(folder) / vectors.SUMS).read_text()
+    assert made == (vectors.DIRECTORY / vectors.SUMS).read_text()
