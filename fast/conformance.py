@@ -46,9 +46,11 @@ def attend_to(queries, keys, values, positions, query_positions, softcap):
             queries[None], keys[None], values[None], None, softcap, "none"
         )
         return output[0], weights[0]
+    dtype = compute_dtype(keys.dtype)
+    q, k, v = (x[None].to(dtype) for x in (queries, keys, values))
     mask = attention.visible(query_positions[None], positions[None])
-    output, weights = attention.attend(queries[None], keys[None], values[None], mask, softcap)
-    return output[0], weights[0]
+    output, weights = attention.attend(q, k, v, mask, softcap)
+    return output[0].to(queries.dtype), weights[0]
 
 
 def attend(queries, keys, values, positions, query_positions, softcap):

@@ -52,6 +52,9 @@ def run(
     precision: Annotated[
         str | None, typer.Option(help="float32, float16 or bfloat16: of inputs and tolerance.")
     ] = None,
+    minimise: Annotated[
+        bool, typer.Option(help="Look for the smallest inputs on which a group fails.")
+    ] = True,
     junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,6 +69,7 @@ def run(
             under_test,
             groups=group or None,
             exclude=exclude or (),
+            minimise=minimise,
             progress=lambda done, total, what: bar.update(
                 task, completed=done, total=total, description=what
             ),

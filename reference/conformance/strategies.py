@@ -4,7 +4,7 @@ Needs ``pip install hypothesis``. Numbers are exact in bfloat16 and float16, and
 without an entry, so that whatever an implementation does wrong on them is its own fault.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from kvlab.reference.conformance.streams import Stream
 from kvlab.reference.conformance.targets import OPERATIONS, operation_of, target_of
 from kvlab.reference.notation import Array
 
+Draw = Callable[..., Any]
+"""What hypothesis hands to a composite strategy: it draws from another."""
+
 
 def vectors(*shape: int, largest: int = 4) -> st.SearchStrategy[Array]:
     """Draw arrays of multiples of 1/32 between ±``largest``; they shrink to zeros."""
@@ -32,7 +35,7 @@ def vectors(*shape: int, largest: int = 4) -> st.SearchStrategy[Array]:
 
 @st.composite
 def attention_inputs(
-    draw: st.DrawFn, most_entries: int = 24, most_channels: int = 16
+    draw: Draw, most_entries: int = 24, most_channels: int = 16
 ) -> dict[str, Array]:
     """Draw the inputs of ``attend``: queries, keys, values, and positions with gaps."""
     G, rho = draw(st.integers(1, 3)), draw(st.integers(1, 4))
@@ -52,7 +55,7 @@ def attention_inputs(
 
 
 @st.composite
-def selections(draw: st.DrawFn, most_entries: int = 48) -> dict[str, Any]:
+def selections(draw: Draw, most_entries: int = 48) -> dict[str, Any]:
     """Draw the inputs of ``keep_set``: scores with equal ones among them, safe marks, room."""
     G, n = draw(st.integers(1, 3)), draw(st.integers(1, most_entries))
     safe = draw(st.integers(0, n))
@@ -66,7 +69,7 @@ def selections(draw: st.DrawFn, most_entries: int = 48) -> dict[str, Any]:
 
 
 @st.composite
-def streams(draw: st.DrawFn, most_prompt: int = 24, most_generated: int = 12) -> Stream:
+def streams(draw: Draw, most_prompt: int = 24, most_generated: int = 12) -> Stream:
     """Draw what one layer is handed: a prompt in blocks of one length, then single tokens."""
     G, rho = draw(st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 3)]))
     d = draw(st.sampled_from([4, 8, 12]))
@@ -89,7 +92,7 @@ def streams(draw: st.DrawFn, most_prompt: int = 24, most_generated: int = 12) ->
 
 @st.composite
 def observations(
-    draw: st.DrawFn, method: str, budget: int | None = None, operation: str = "select"
+    draw: Draw, method: str, budget: int | None = None, operation: str = "select"
 ) -> Case:
     """Draw a case of a step of a method, with the reference's answer, from a random stream.
 
@@ -122,7 +125,7 @@ def observations(
 
 
 @st.composite
-def runs(draw: st.DrawFn, method: str, budget: int | None = None) -> Case:
+def runs(draw: Draw, method: str, budget: int | None = None) -> Case:
     """Draw a whole stream in which nobody can doubt who leaves, with the reference's answer."""
     policy = stages.policy_of(method, {"budget": budget})
     stream = draw(streams().filter(lambda s: fits(policy, s)))
@@ -138,9 +141,8 @@ def runs(draw: st.DrawFn, method: str, budget: int | None = None) -> Case:
     return case_of(OPERATIONS["run"], method, run_inputs(policy, stream, events), parameters)
 
 
-@st.composite
-def cases(draw: st.DrawFn, target: str) -> Case:
-    """Draw a case of a building block like the published ones, with other numbers.
+def cases(target: str) -> st.SearchStrategy[Case]:
+    """Draw cases of a building block like the published ones, with other numbers.
 
     Raises:
         ValueError: if the target is none, or a step of a method: see `observations`.
@@ -148,6 +150,12 @@ def cases(draw: st.DrawFn, target: str) -> Case:
     operation = operation_of(target)
     if operation.of_method:
         raise ValueError(f"target = {target!r} must be a building block; see observations")
+    return block_cases(target, operation)
+
+
+@st.composite
+def block_cases(draw: Draw, target: str, operation: Operation) -> Case:
+    """Draw the numbers of one of a building block's groups anew."""
     group = draw(st.sampled_from(sorted(GROUPS[target])))
     make = draw(st.sampled_from(GROUPS[target][group]))
     inputs, parameters = make(Source(f"hypothesis {target}", draw(st.integers(0, 2**31))))

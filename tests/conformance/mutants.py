@@ -748,6 +748,24 @@ BUGS = (
 )
 
 
+def table() -> str:
+    """Return the list of bugs as the documentation shows it."""
+    lines = [
+        "# Bugs that the conformance kit finds",
+        "",
+        f"{len(BUGS)} plausible bugs, each a change of a line of the reference. Every one makes "
+        "the kit fail, and the",
+        "unchanged reference passes: `tests/conformance/test_mutants.py` plants them one by one. "
+        "The list is written by",
+        "`python tests/conformance/mutants.py > docs/conformance_bugs.md`.",
+        "",
+        "| bug | what notices | planted in |",
+        "|---|---|---|",
+        *(f"| {bug.name} | `{bug.target}` | `{bug.file}` |" for bug in BUGS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 class Planted(MetaPathFinder, Loader):
     """Loads one module of the package from changed source."""
 
@@ -821,3 +839,7 @@ class Copy:
             name: each.value.astype(np.float32) if each.kind == "numbers" else each.value
             for name, each in expected.items()
         }
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,9 +1,10 @@
 """The kit notices every one of a hundred plausible bugs."""
 
 import re
+from pathlib import Path
 
 import pytest
-from mutants import BUGS, Copy
+from mutants import BUGS, Copy, table
 
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
@@ -25,6 +26,10 @@ def test_the_kit_notices(bug):
 @pytest.mark.parametrize("target", sorted({bug.target for bug in BUGS}))
 def test_a_copy_without_a_bug_passes(target):
     assert first_failure(Copy(None), target) is None
+
+
+def test_the_list_in_the_documentation_is_this_one():
+    assert Path("docs/conformance_bugs.md").read_text(encoding="utf-8") == table()
 
 
 def test_there_are_enough_and_no_two_are_the_same():

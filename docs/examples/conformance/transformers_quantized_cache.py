@@ -1,4 +1,4 @@
-"""transformers' quantized cache under test: ``kvlab conformance run transformers_quantized_cache.py``.
+"""transformers' quantized cache: ``kvlab conformance run transformers_quantized_cache.py``.
 
 Install ``transformers`` and ``optimum-quanto`` yourself. The cache is said to be "similar to" KIVI.
 """

@@ -1,0 +1,106 @@
+"""Programs in other languages: files in, files out, exit code 77 for what they do not do."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from kvlab.reference.conformance import Status, check, published
+from kvlab.reference.conformance.program import Program, read_outputs, request
+
+CPLUSPLUS = Path("docs/examples/conformance/keep_set.cpp")
+
+SCRIPT = """
+import sys
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+target, given, made = sys.argv[1:]
+if target != "h2o.score":
+    print("h2o.score alone", file=sys.stderr)
+    raise SystemExit(77)
+with safe_open(given, "np") as file:
+    parameters = file.metadata()
+x = load_file(given)
+assert x["positions"].dtype == np.int64 and x["candidates"].dtype == bool
+assert parameters["budget"].isdigit() and parameters["softcap"] in ("none", "4.0")
+BODY
+save_file({"scores": x["accumulated"]}, made)
+"""
+
+
+def script(tmp_path, body=""):
+    file = tmp_path / "kernel.py"
+    file.write_text(SCRIPT.replace("BODY", body))
+    return f"{sys.executable} {file}"
+
+
+def test_a_program_passes_and_says_what_it_does_not_do(tmp_path):
+    program = Program(script(tmp_path))
+    report = check("h2o", program, groups=["mqa", "softcap"])
+    report.raise_for_failures()
+    assert report.count(Status.PASSED) == 4
+    reasons = {o.reason for g in report.groups for o in g.outcomes if o.status != Status.PASSED}
+    assert reasons == {"h2o.score alone"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("x['accumulated'] *= 2", "scores is wrong in"),
+        ("raise SystemExit(3)", "the program exited with 3: nothing on stderr"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit(0)", "the program wrote no output.safetensors"),
+        ("open(made, 'w').write('x'); raise SystemExit(0)", "is no safetensors file"),
+        ("import time; time.sleep(9)", "took longer than 0.5 s"),
+    ],
+)
+def test_whatever_goes_wrong_is_reported(tmp_path, body, said):
+    program = Program(script(tmp_path, body), timeout=0.5 if "sleep" in body else 60)
+    report = check("h2o.score", program, groups=["mqa"], minimise=False)
+    assert said in report.failures()[0].reason
+
+
+def test_a_command_that_cannot_be_run_is_refused():
+    for command in ("", "no-such-program"):
+        with pytest.raises(ValueError, match=r"exec = .* must be a program"):
+            Program(command)
+
+
+def test_requests_hold_inputs_and_parameters(tmp_path):
+    case = next(case for case in published() if case.target == "caote:h2o.select")
+    file = tmp_path / "request.safetensors"
+    file.write_bytes(request(case))
+    with safe_open(file, "np") as opened:
+        metadata = opened.metadata()
+        assert set(opened.keys()) == set(case.inputs)
+    assert metadata["method"] == case.method
+    assert set(metadata) == {"method", *case.parameters}
+    assert metadata["fast"] == "false" and metadata["softcap"] == "none"
+    found = read_outputs(file.read_bytes())
+    np.testing.assert_array_equal(found["queries"], case.inputs["queries"])
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
+def test_the_example_in_cplusplus(tmp_path):
+    binary = tmp_path / "keep_set"
+    subprocess.run(
+        ["c++", "-std=c++17", "-O1", "-Wall", "-Werror", str(CPLUSPLUS), "-o", str(binary)],
+        check=True,
+    )
+    report = check("keep_set", Program(str(binary)))
+    report.raise_for_failures()
+    assert report.count(Status.NOT_TESTED) == 0
+    wrong = tmp_path / "wrong.cpp"
+    source = CPLUSPLUS.read_text()
+    assert source.count("a > b") == 1
+    wrong.write_text(source.replace("a > b", "a < b"))
+    subprocess.run(["c++", "-std=c++17", str(wrong), "-o", str(binary)], check=True)
+    failed = check("keep_set", Program(str(binary)), minimise=False)
+    assert [o.case.group for o in failed.failures()] == ["ties", "signed_zero"]
+    assert json.dumps([o.reason for o in failed.failures()])
