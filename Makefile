@@ -46,7 +46,7 @@ notebooks: .venv/dev  ## run every notebook
 	$(BIN)/python tests/run_notebooks.py
 
 docs: .venv/dev  ## build the site into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove the environment and everything built
 	rm -rf .venv build dist site kvlab-report *.egg-info
