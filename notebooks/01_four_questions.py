@@ -125,8 +125,8 @@ Table(("name", "is"), list(methods.variants().items()), words=2)
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Write `spec`, in registry syntax: H2O that looks only every 16 generated tokens and protects
-# only the 8 newest entries.
+# **1.** Write `spec`, in registry syntax: H2O that looks only every 16 generated tokens, and whose
+# 8 newest entries are safe.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 spec = "h2o@every=16,recent=8"

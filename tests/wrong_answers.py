@@ -34,4 +34,35 @@ WRONG: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "h2o_that_waits = replace(lazy, budget=h2o.budget)",
         ),
     },
+    "02_caote": {
+        1: (
+            "def caote_score(alpha, values):\n"
+            "    return alpha * np.linalg.norm(alpha @ values - values, axis=1)",
+            "def caote_score(alpha, values):\n"
+            "    return alpha / (1 - alpha) * np.linalg.norm(values.mean(axis=0) - values, axis=1)",
+        ),
+        2: (
+            "far_values = np.ones((6, 2))",
+            "far_values = np.arange(12.0).reshape(6, 2)",
+        ),
+        3: (
+            "def joint(alpha, values, pair):\n"
+            "    return sum(caote.eviction_error(alpha, values)[list(pair)])",
+        ),
+    },
+    "04_lazy_eviction": {
+        1: (
+            "def interval(steps, born): return max(\n"
+            "    (later - earlier for earlier, later in pairwise(steps)), default=0)",
+            "def interval(steps, born): return steps[-1] - steps[-2] if len(steps) > 1 else 0",
+        ),
+        2: (
+            "def importance(elapsed, mri): return 2 / (1 + exp(elapsed / mri))",
+            'first_to_go = "frequent" if first_to_go == "rare" else "rare"',
+        ),
+        3: (
+            'guarded = "lazy_eviction@window=16,threshold=0.01"',
+            'guarded = "lazy_eviction@threshold=0.01,guard=true"',
+        ),
+    },
 }

@@ -17,6 +17,8 @@ class Table:
     rows: Sequence[Sequence[str]]
     words: int = 1
     """How many columns from the left hold words; the others are aligned to the right."""
+    wrap: bool = False
+    """Whether long cells break into lines."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -34,7 +36,8 @@ class Table:
 
     def _cell(self, kind: str, column: int, text: str) -> str:
         side = "left" if column < self.words else "right"
-        return f'<{kind} style="text-align: {side}">{escape(text)}</{kind}>'
+        breaks = "; white-space: normal" if self.wrap else ""
+        return f'<{kind} style="text-align: {side}{breaks}">{escape(text)}</{kind}>'
 
     def __str__(self) -> str:
         """Return aligned text."""

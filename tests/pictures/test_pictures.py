@@ -1,4 +1,4 @@
-"""Pictures follow the theme around them, tables and texts are escaped and say what they are given."""
+"""Pictures follow the theme around them; tables and texts are escaped."""
 
 import re
 
