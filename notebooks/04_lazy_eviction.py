@@ -77,9 +77,9 @@ interval_histogram(longest)
 # Two findings of the paper can be checked on this.
 #
 # *"Over 95 % of tokens exhibit recurrence (MRI > 1)."* The share depends on $\alpha$, for which the
-# paper takes $10^{-4}$ to $5 \cdot 10^{-4}$. At $10^{-4}$ the claim holds here, too. But then half of
-# the entries are activated every five tokens: what is counted is hardly importance. A larger
-# $\alpha$ tells important tokens apart, and fewer recur.
+# paper takes $10^{-4}$ to $5 \cdot 10^{-4}$. At $10^{-4}$ the claim holds here, too. But then half
+# of the entries are never out of sight for more than five tokens: what is counted is hardly
+# importance. A larger $\alpha$ tells important tokens apart, and fewer recur.
 
 # %%
 from kvlab.fast.pictures.recurring import intervals_by_threshold
@@ -142,8 +142,9 @@ judgements(list(budgets), list(judge(workload.trace, policies, threshold=0.05, e
 # %% [markdown]
 # Waiting alone (`h2o@every=64,recent=64`) does not do it. Nor does the score without waiting
 # (`window=1`): an entry that was seen once has no interval yet, and goes. Together they find nearly
-# everything that recurs. But this trace is made for LazyEviction. On the reasoner's own trace, at
-# 70 %:
+# everything that recurs. But so does RaaS, which waits for nothing and only remembers when an entry
+# was last activated: with as many entries as LazyEviction needs at its fullest, it does a little
+# better, on a trace that is made for LazyEviction. On the reasoner's own trace, at 70 %:
 
 # %%
 from kvlab.reference.selection import budget_entries
@@ -165,9 +166,9 @@ judgements(specs, list(judge(trace, policies, threshold=0.01)))
 # and not `mass`: who waits holds more entries in between, and each is judged at its own size.
 #
 # H2O is ahead here. The paper's own setting (last row: W = 25 and an $\alpha$ for models with
-# thousands of tokens) does worse than chance, and so does a window of 48: of 147 entries it leaves
-# 99 to the score, and a third of the cache is just recent. On texts of 200 tokens, waiting costs what
-# recurrence gains. Notebook 09 counts solved problems.
+# thousands of tokens) does worse than chance, and so does a window of 48: a third of the budget is
+# then just recent. On texts of 200 tokens, waiting costs what recurrence gains. Notebook 09 counts
+# solved problems.
 #
 # ## Exercises
 #

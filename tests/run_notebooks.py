@@ -40,7 +40,15 @@ warnings.simplefilter("error")
 warnings.filterwarnings("default", module="ipykernel")
 """
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-BLOCKED = "import sys; sys.modules['torch'] = sys.modules['triton'] = None"
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "triton", "transformers"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+del Blocker
+"""
 
 
 def main() -> None:

@@ -65,4 +65,27 @@ WRONG: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             'guarded = "lazy_eviction@threshold=0.01,guard=true"',
         ),
     },
+    "03_ahakv": {
+        1: (
+            "def expected_score(n, j): return Fraction(n - j + 1, n)",
+            "def expected_score(n, j):\n"
+            "    return sum((Fraction(1, i) for i in range(j + 1, n + 1)), Fraction(0))",
+        ),
+        2: (
+            "gone = True",
+            "means = [Fraction(1, 4)] * 4",
+        ),
+        3: ("ratio = 1.0", "ratio = np.e"),
+    },
+    "05_desirekv": {
+        1: (
+            "def average_bits(low, high): return (low + high) / 2",
+            "def average_bits(low, high): return 0.25 * low + 0.25 * high + 0.5 * 16",
+        ),
+        2: (
+            "def stored_bits(bits, group, channels): return bits",
+            "def stored_bits(bits, group, channels): return bits + 32 / group",
+        ),
+        3: ("blind = spiky", "blind = np.linspace(-0.01, 0.01, 32)"),
+    },
 }
