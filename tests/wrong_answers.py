@@ -88,4 +88,21 @@ WRONG: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         ),
         3: ("blind = spiky", "blind = np.linspace(-0.01, 0.01, 32)"),
     },
+    "06_simulate": {
+        1: (
+            "def mass(attention, left):\n"
+            "    return (attention * (left > np.arange(len(left))[:, None])).sum(axis=1)",
+            "def mass(attention, left): return np.ones(len(left))",
+        ),
+        2: (
+            'def forgetful(budget): return methods.get("streaming_llm", budget)',
+            'def forgetful(budget): return methods.get("h2o@recent=0", 32)',
+        ),
+        3: (
+            "def saved(plans, users, speed): return fleet(plans['full'], users, speed).devices",
+            "def saved(plans, users, speed):\n"
+            "    return users // plans['full'].largest_batch\\\n"
+            "        - users // plans['lazy_eviction'].largest_batch",
+        ),
+    },
 }

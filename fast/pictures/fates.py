@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int
 from matplotlib.collections import LineCollection
 
 from kvlab.fast.pictures.picture import Picture, canvas, finish
 from kvlab.fast.pictures.table import Table
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.judge import Judgement, skill
 from kvlab.reference.simulator.replay import Fate
@@ -35,22 +37,32 @@ def timelines(fates: Mapping[str, Fate], prompt: int, head: int = 0, columns: in
         head: KV head.
         columns: panels side by side.
     """
-    columns = min(columns, len(fates))
-    rows = -(-len(fates) // columns)
+    return lifetimes({name: fate.left[head] for name, fate in fates.items()}, prompt, columns)
+
+
+def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int, columns: int = 3) -> Picture:
+    """Draw every entry from its birth to the token after which it left; see `timelines`.
+
+    Args:
+        left: index of that token by entry; t if it stayed to the end.
+        prompt: tokens of the prompt.
+        columns: panels side by side.
+    """
+    columns = min(columns, len(left))
+    rows = -(-len(left) // columns)
     figure, panels = canvas(columns, rows, height=0.4 + 2.3 * rows, sharex=True, sharey=True)
-    for axes, (name, fate) in zip(panels, fates.items(), strict=False):
-        t = fate.left.shape[1]
-        left = np.minimum(fate.left[head], t - 1)
-        lines = [[(born, born), (gone, born)] for born, gone in enumerate(left)]
+    for axes, (name, last) in zip(panels, left.items(), strict=False):
+        t = len(last)
+        lines = [[(born, born), (min(gone, t - 1), born)] for born, gone in enumerate(last)]
         axes.add_collection(LineCollection(lines, linewidths=max(0.4, 130 / t), colors="C0"))
         axes.axvline(prompt - 0.5, color="tab:red", linewidth=0.8)
         axes.set(xlim=(0, t), ylim=(0, t))
         axes.set_title(name)
-    for axes in panels[len(fates) :]:
+    for axes in panels[len(left) :]:
         axes.set_visible(False)
     figure.supxlabel("token", fontsize=8.5)
     figure.supylabel("position of the entry", fontsize=8.5)
-    return finish(figure, f"When each entry left, under {', '.join(fates)}.")
+    return finish(figure, f"When each entry left, under {', '.join(left)}.")
 
 
 def judgements(names: Sequence[str], judged: Sequence[Sequence[Judgement]]) -> Table:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.patches import Patch
 
 from kvlab.fast.pictures.picture import Picture, canvas, finish
 from kvlab.fast.pictures.table import Table
@@ -81,13 +82,12 @@ def widths_of_entries(caches: Mapping[str, LayerCache], tokens: int, prompt: int
         bits, positions = cache.keys.bits[0], cache.positions[0]
         for width, shade in SHADES.items():
             places = positions[bits == width]
-            label = f"{width} bits" if row == 0 else None
-            axes.bar(places, 0.8, width=1.0, bottom=row - 0.4, color=shade, label=label)
+            axes.bar(places, 0.8, width=1.0, bottom=row - 0.4, color=shade)
     axes.axvline(prompt - 0.5, color="tab:red", linewidth=0.8)
     axes.set_yticks(range(len(caches)), list(caches))
     axes.set(xlabel="position", xlim=(0, tokens))
     axes.invert_yaxis()
-    handles = [axes.bar([-9], [0], color=shade) for shade in SHADES.values()]
+    handles = [Patch(color=shade) for shade in SHADES.values()]
     names = [f"{width} bits" for width in SHADES]
     figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize=7.5, frameon=False)
     return finish(figure, "Bits of the stored keys by position.", legend=False)

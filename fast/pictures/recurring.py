@@ -142,11 +142,11 @@ def intervals_by_threshold(
 def interval_scores(largest: int = 24) -> Picture:
     """Draw both heuristics: H2 as printed and as in the code over MRI, H1 over the time elapsed."""
     figure, (left, right) = canvas(2, width=8, height=3)
-    mri = np.arange(1, largest + 1)
+    mri = range(1, largest + 1)
     left.plot(mri, [code_h2(m) for m in mri], ".-", label="authors' code")
     left.plot(mri, [printed_h2(m) for m in mri], ".-", label="as printed")
     left.set(xlabel="MRI", ylabel="H2")
-    elapsed = np.arange(3 * largest)
+    elapsed = range(3 * largest)
     for interval in (4, 16, 32):
         h1 = [importance(interval, e) - code_h2(interval) for e in elapsed]
         right.plot(elapsed, h1, label=f"MRI = {interval}")
