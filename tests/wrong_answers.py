@@ -105,4 +105,23 @@ WRONG: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "        - users // plans['lazy_eviction'].largest_batch",
         ),
     },
+    "07_add_your_method": {
+        1: (
+            "class Newest(Score):\n"
+            "    def score(self, state, seen, candidates, room):\n"
+            "        return -seen.positions.astype(float)",
+            "class Newest(Score):\n"
+            "    def score(self, state, seen, candidates, room):\n"
+            "        return seen.attention[:, :, -1].mean(axis=1)",
+        ),
+        2: (
+            "class LongestLooked(Score):\n"
+            "    def score(self, state, seen, candidates, room):\n"
+            "        return (seen.attention.mean(axis=1) >= 0.05).sum(axis=1).astype(float)",
+        ),
+        3: (
+            "def partial(budget): return LoudValues(recent=3).policy(budget)",
+            "def partial(budget): return LoudValues(recent=3).policy(budget + 1)",
+        ),
+    },
 }

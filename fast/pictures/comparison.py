@@ -1,10 +1,14 @@
 """Tables and drawings of a comparison on the embedded reasoner."""
 
+from collections.abc import Mapping, Sequence
+
 from kvlab.fast.evaluate.compare import Comparison, Row
+from kvlab.fast.evaluate.statistics import wilson
 from kvlab.fast.pages import color
 from kvlab.fast.pictures.picture import Picture, canvas, finish
 from kvlab.fast.pictures.table import Table
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.tasks.reasoning import Grade
 
 
 def solved(row: Row) -> str:
@@ -33,6 +37,24 @@ def results(comparison: Comparison) -> Table:
     ]
     columns = ("method", "budget", "solved (95 %)", "error", "KL", "entries", "KiB", "bits")
     return Table(columns, rows)
+
+
+def solved_by(grades: Mapping[str, Sequence[Grade]]) -> Table:
+    """List the shares of problems solved, with 95 % intervals, and the steps that were right."""
+    rows = []
+    for name, own in grades.items():
+        right = sum(grade.solution_correct and grade.answer_correct for grade in own)
+        low, high = wilson(right, len(own))
+        steps = sum(grade.correct_steps for grade in own) / len(own)
+        rows.append(
+            (
+                name,
+                f"{right} of {len(own)}",
+                f"{100 * low:.0f}–{100 * high:.0f} %",
+                f"{steps:.1f}",
+            )
+        )
+    return Table(("method", "solved", "95 %", "right steps, mean"), rows)
 
 
 def accuracy_over_memory(comparison: Comparison) -> Picture:
