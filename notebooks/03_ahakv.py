@@ -25,7 +25,7 @@ from kvlab.fast.pictures.bias import accumulated
 from kvlab.reference.proofs.observed import observe
 from kvlab.reference.simulator import workloads
 
-fair = [workloads.exchangeable(tokens=210, prompt=150, seed=seed) for seed in range(16)]
+fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
 heads = observe(reasoner_directory())
 real = np.stack([head.attention() for head in heads])
 accumulated(
@@ -61,7 +61,7 @@ for each in fair:
     (found,) = replay(each.trace, [methods.get(spec, 75) for spec in specs])
     for spec, fate in zip(specs, found, strict=True):
         fates[spec].append(fate)
-kept_positions(fates, token=150)
+kept_positions(fates, token=143)
 
 # %% [markdown]
 # ## How flat is attention?

@@ -161,8 +161,8 @@ solved_by(
 #
 # Five steps make it part of kvlab (*Add a method*): its file in `reference/methods/`, its line in
 # the registry, a test with one example per equation worked out by hand, its row in the docs, and
-# its twin in `fast/methods/`. Then `kvlab compare --methods loud_values`, `caote:loud_values` and all shared
-# tests know it.
+# its twin in `fast/methods/`. Then `kvlab compare --methods loud_values`, `caote:loud_values` and
+# all shared tests know it.
 #
 # ## Exercises
 #

@@ -39,8 +39,8 @@ def accumulated(
         if recent is not None:
             last = attention[:, -recent:].sum(axis=1)
             axes.plot(last.mean(axis=0), linewidth=1, color="C2", label=f"last {recent} rows, mean")
-        axes.set(xlabel="position", yscale="symlog")
-        axes.set_ylim(0, None)
+        axes.set(xlabel="position", yscale="log")
+        axes.set_ylim(3e-3, None)
         axes.set_title(name)
     panels[0].set_ylabel("accumulated attention")
     return finish(
@@ -57,13 +57,14 @@ def kept_positions(fates: Mapping[str, Sequence[Fate]], token: int, bins: int = 
         bins: stretches.
     """
     figure, (axes,) = canvas(height=3)
-    edges = np.linspace(0, token + 1, bins + 1)
+    edges = np.arange(0, token + 2, max(1, (token + 1) // bins))
     for name, several in fates.items():
         present = np.concatenate([fate.present(token)[:, : token + 1] for fate in several])
         counts = np.histogram(np.nonzero(present)[1], bins=edges)[0]
         shares = counts / (len(present) * np.diff(edges))
-        axes.stairs(shares, edges, label=name, linewidth=1.5)
-    axes.set(xlabel="position", ylabel="share kept", ylim=(0, 1.05), xlim=(0, token + 1))
+        axes.stairs(shares, edges, label=name, linewidth=1.5, baseline=None)
+    axes.set(xlabel="position", ylabel="share kept", ylim=(-0.02, 1.05), xlim=(0, token + 1))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7.5, frameon=False)
     return finish(figure, "Share of the entries kept, by position.")
 
 

@@ -18,7 +18,7 @@ class Table:
     words: int = 1
     """How many columns from the left hold words; the others are aligned to the right."""
     wrap: bool = False
-    """Whether long cells break into lines."""
+    """Whether long cells break into lines, those of the first column excepted."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -36,7 +36,7 @@ class Table:
 
     def _cell(self, kind: str, column: int, text: str) -> str:
         side = "left" if column < self.words else "right"
-        breaks = "; white-space: normal" if self.wrap else ""
+        breaks = "; white-space: normal" if self.wrap and column else ""
         return f'<{kind} style="text-align: {side}{breaks}">{escape(text)}</{kind}>'
 
     def __str__(self) -> str:
