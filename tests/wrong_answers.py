@@ -124,4 +124,15 @@ WRONG: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "def partial(budget): return LoudValues(recent=3).policy(budget + 1)",
         ),
     },
+    "09_reproduce": {
+        1: (
+            "distinguishable = True",
+            "low, high = 88.25, 88.55",
+        ),
+        2: (
+            "only_caote, only_h2o = sum(caote_solved), sum(h2o_solved)",
+            "only_caote, only_h2o = only_h2o, only_caote",
+        ),
+        3: ("needed = 1319", "needed = 500_000"),
+    },
 }
