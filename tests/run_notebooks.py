@@ -20,9 +20,9 @@ from pathlib import Path
 
 import jupytext
 import nbformat
-from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
 from wrong_answers import WRONG
 
 ROOT = Path(__file__).parents[1]
@@ -109,8 +109,8 @@ def fingerprint(source: Path) -> str:
 def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
     """Run all cells in place, then every wrong answer against its check."""
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    kernel = AsyncKernelManager(transport="ipc")
-    client = NotebookClient(notebook, km=kernel, timeout=SECONDS)
+    ipc = Config({"KernelManager": {"transport": "ipc"}})
+    client = NotebookClient(notebook, timeout=SECONDS, config=ipc)
     client.resources["metadata"] = {"path": str(ROOT)}
     with client.setup_kernel(env=environment):
         blocked = "" if name in NEED_TORCH else BLOCKED

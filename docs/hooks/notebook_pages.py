@@ -12,21 +12,52 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
 
+MARK = "**Question:**"
+INTRODUCTION = """# Notebooks
+
+Each starts from a question and ends in exercises; solutions are folded, and each exercise has a check
+that tells right from wrong. They run on the small model in the package, most without PyTorch. After
+`make demo`, a script runs as it is:
+
+```
+.venv/bin/python notebooks/02_caote.py
+```
+
+As a notebook: download it from its page, or `pip install jupytext jupyterlab` into `.venv` and open
+the script in Jupyter. CI runs all of them (`make notebooks`), and these pages show what that run
+printed and drew.
+
+| notebook | question |
+|---|---|"""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page, the notebook with its outputs, and the script, for every notebook."""
+    """Add a page, the notebook with its outputs, and the script, for every notebook; and a list."""
+    questions = []
     for source in sorted(SOURCES.glob("[0-9][0-9]_*.py")):
         executed = EXECUTED / f"{source.stem}.ipynb"
         if not executed.exists():
             raise PluginError(f"{executed} does not exist: run `make notebooks` first")
         notebook = nbformat.read(executed, as_version=4)
+        questions.append(question(notebook, source.stem))
         name = f"notebooks/{source.stem}"
         page = File.generated(config, f"{name}.md", content=markdown(notebook, source.stem))
         page.edit_uri = None
         files.append(page)
         files.append(File.generated(config, f"{name}.ipynb", abs_src_path=str(executed)))
         files.append(File.generated(config, f"{name}.py", abs_src_path=str(source)))
+    content = "\n".join([INTRODUCTION, *questions, ""])
+    overview = File.generated(config, "notebooks/index.md", content=content)
+    overview.edit_uri = None
+    files.append(overview)
     return files
+
+
+def question(notebook: nbformat.NotebookNode, name: str) -> str:
+    """Return a notebook's row in the list: its title and the question that it starts from."""
+    title, *paragraphs = notebook.cells[0].source.split("\n\n")
+    asked = next(each for each in paragraphs if each.startswith(MARK)).removeprefix(MARK)
+    return f"| [{title.removeprefix('# ')}]({name}.md) | {' '.join(asked.split())} |"
 
 
 def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
