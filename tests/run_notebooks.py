@@ -16,6 +16,8 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import jupytext
@@ -28,6 +30,7 @@ from wrong_answers import WRONG
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build" / "notebooks"
+WORKERS = 2
 SECONDS = 180
 """What a notebook may take."""
 
@@ -62,7 +65,9 @@ def main() -> None:
         for source in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))
         if not arguments.numbers or source.name.startswith(tuple(arguments.numbers))
     ]
-    failures = [problem for source in sources for problem in run(source, arguments.force)]
+    with ProcessPoolExecutor(WORKERS) as pool:
+        found = pool.map(run, sources, repeat(arguments.force))
+        failures = [problem for problems in found for problem in problems]
     for problem in failures:
         print(problem, file=sys.stderr)
     sys.exit(bool(failures) or not sources)

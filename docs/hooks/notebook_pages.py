@@ -15,9 +15,9 @@ SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
 MARK = "**Question:**"
 INTRODUCTION = """# Notebooks
 
-Each starts from a question and ends in exercises; solutions are folded, and each exercise has a check
-that tells right from wrong. They run on the small model in the package, most without PyTorch. After
-`make demo`, a script runs as it is:
+Each starts from a question and ends in exercises; solutions are folded, and each exercise has a
+check that tells right from wrong. They run on the small model in the package; PyTorch is needed by
+two cells alone. After `make demo`, a script runs as it is:
 
 ```
 .venv/bin/python notebooks/02_caote.py
@@ -41,15 +41,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         notebook = nbformat.read(executed, as_version=4)
         questions.append(question(notebook, source.stem))
         name = f"notebooks/{source.stem}"
-        page = File.generated(config, f"{name}.md", content=markdown(notebook, source.stem))
-        page.edit_uri = None
-        files.append(page)
+        page = markdown(notebook, source.stem)
+        files.append(File.generated(config, f"{name}.md", content=page))
         files.append(File.generated(config, f"{name}.ipynb", abs_src_path=str(executed)))
         files.append(File.generated(config, f"{name}.py", abs_src_path=str(source)))
     content = "\n".join([INTRODUCTION, *questions, ""])
-    overview = File.generated(config, "notebooks/index.md", content=content)
-    overview.edit_uri = None
-    files.append(overview)
+    files.append(File.generated(config, "notebooks/index.md", content=content))
     return files
 
 

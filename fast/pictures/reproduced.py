@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from kvlab.fast.evaluate.compare import takes_budget
 from kvlab.fast.evaluate.experiments import UNTESTED
-from kvlab.fast.evaluate.reproduction import Judged, Verdict, counts, overall
+from kvlab.fast.evaluate.reproduction import BUDGETS, Judged, Reproduction, Verdict, counts
 from kvlab.fast.pictures.picture import Picture, canvas, finish
 from kvlab.fast.pictures.table import Table
 from kvlab.reference import methods
@@ -88,16 +89,21 @@ def tally(judged: Mapping[str, Sequence[Sequence[Judged]]]) -> Table:
     return Table(("paper", *columns), rows)
 
 
-def summary(judgements: Sequence[Sequence[Judged]]) -> Table:
-    """List one verdict per contrast, all budgets put together."""
+def shares(found: Reproduction, specs: Sequence[str]) -> Table:
+    """List the shares of problems solved with 95 % intervals, at every budget that was measured."""
     rows = []
-    for several in judgements:
-        contrast = several[0].contrast
-        differences = " · ".join(shown(each, each.difference, sign="+") for each in several)
-        verdict = overall([each.verdict for each in several])
-        rows.append((contrast.source, contrast.statement, differences, str(verdict)))
-    columns = ("where", "claim", "difference at each budget", "verdict")
-    return Table(columns, rows, words=4, wrap=True)
+    for spec in specs:
+        if takes_budget(spec):
+            cells = [percent(found.of(spec, budget).share) for budget in BUDGETS]
+        else:
+            cells = [percent(found.of(spec, None).share)] * len(BUDGETS)
+        rows.append((spec, *cells))
+    return Table(("method", *(f"solved at {budget}" for budget in BUDGETS)), rows)
+
+
+def percent(share: Interval) -> str:
+    """Format a share and its interval."""
+    return f"{100 * share.mean:.0f} % ({100 * share.low:.0f}–{100 * share.high:.0f})"
 
 
 def untested(paper: str) -> Table:
