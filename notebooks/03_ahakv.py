@@ -107,8 +107,9 @@ verdicts("ahakv", reasoner_directory(), (*tags, "AK-8", "AK-9"))
 #
 # ## Are real logits Gaussian?
 #
-# If they were, of variance 1, the entropy would be near $\ln i - \tfrac{1}{2}$, the dotted line. The heads of
-# the reasoner are far below: their attention is concentrated already, and needs no sharpening.
+# If they were, of variance 1, the entropy would be near $\ln i - \tfrac{1}{2}$, the dotted line.
+# The heads of the reasoner are far below: their attention is concentrated already, and needs no
+# sharpening.
 
 # %%
 entropy_of_heads(real)

@@ -83,8 +83,8 @@ budgets = [budget_entries(f"{percent}%", t) for percent in (30, 40, 50, 60, 70, 
 mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), budgets)
 
 # %% [markdown]
-# At 50 % (105 entries) the best keep sets still hold 97 % of the attention, while H2O holds 84 % and
-# every method of the README fails to solve problems at that budget. Half of the memory would be
+# At 50 % (105 entries) the best keep sets still hold 97 % of the attention, while H2O holds 84 %
+# and every method of the README fails to solve problems at that budget. Half of the memory would be
 # enough; what is missing is knowledge of the future.
 #
 # ## Which method for which text?
