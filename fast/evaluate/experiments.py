@@ -237,15 +237,15 @@ def desirekv() -> Iterator[Contrast]:
         ("sensitivity=random", "sensitivity", 0.8260),
         ("protection=none", "protection", 0.8545),
     ):
-        for base, source in ((DESIREKV, "Table 4"), (MILD, "Table 4, evicting a fifth")):
-            yield Contrast(
-                "desirekv",
-                source,
-                f"{label} is needed",
-                f"0.8595, {figure}: MATH, DS-Llama-8B",
-                base,
-                f"{base},{option}",
-            )
+        yield Contrast(
+            "desirekv",
+            "Table 4",
+            f"{label} is needed; here: the attention output stays closer to the full one",
+            f"0.8595, {figure} solved: MATH, DS-Llama-8B",
+            DESIREKV,
+            f"{DESIREKV},{option}",
+            "smaller error",
+        )
 
 
 def ahakv() -> Iterator[Contrast]:
