@@ -101,8 +101,8 @@ specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova
 shares(reproduction.load(), specs)
 
 # %% [markdown]
-# Around H2O it makes all the difference; around TOVA hardly any. Is the attention output closer to
-# the full cache's? Four problems, measured now:
+# Around H2O it makes all the difference; around TOVA none. Is the attention output closer to the
+# full cache's? Four problems, measured now:
 
 # %%
 from kvlab.fast.evaluate.compare import Settings, compare

@@ -123,9 +123,9 @@ from kvlab.fast.pictures.reproduced import shares
 shares(reproduction.load(), (*specs, MILD))
 
 # %% [markdown]
-# DesireKV as printed solves nothing here. Which half of it is to blame? Without eviction
-# (`importance_quantile=0`), only bits are lowered; with 16 bits everywhere, entries are only
-# evicted. Six problems, measured now:
+# DesireKV solves nothing here, not even if it evicts a fifth only; RPC, which evicts as well,
+# neither. Which half of it is to blame? Without eviction (`importance_quantile=0`), only bits are
+# lowered; with 16 bits everywhere, entries are only evicted. Six problems, measured now:
 
 # %%
 from kvlab.fast.evaluate.compare import Settings, compare

@@ -164,10 +164,10 @@ def judged(found: Reproduction, contrast: Contrast, budget: str | None, level: f
         return Judged(contrast, budget, means[0], means[1], difference, decided)
     marks = [[float(right) for right in each.solved] for each in (other, ours)]
     difference = Interval(*paired_difference(marks[0], marks[1], level, RESAMPLES))
-    if contrast.kind == "as many solved":
-        decided = closeness(difference)
-    elif not any((*ours.solved, *other.solved)):
+    if not any((*ours.solved, *other.solved)):
         decided = Verdict.FLOOR
+    elif contrast.kind == "as many solved":
+        decided = closeness(difference)
     else:
         decided = direction(difference.low, difference.high)
     return Judged(contrast, budget, ours.share, other.share, difference, decided)
