@@ -182,8 +182,8 @@ untested("ahakv")
 #
 # - The theorems hold where they are theorems; what is refuted are side remarks, readings and the
 #   arithmetic of tables.
-# - The two claims with the largest effects, CAOTE around H2O and SnapKV, hold in a place as different
-#   as this. The sweeping ones, "always improves", "consistently outperforms", do not.
+# - The two claims with the largest effects, CAOTE around H2O and SnapKV, hold in a place as
+#   different as this. The sweeping ones, "always improves", "consistently outperforms", do not.
 # - That a claim does not hold *here* is no refutation of the paper: one task, one tiny model, short
 #   texts. But whoever relies on it for another task should measure first. `kvlab compare`, `kvlab
 #   sweep` and `kvlab eval` are made for that.

@@ -15,10 +15,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jupytext
 import nbformat
@@ -114,10 +116,7 @@ def fingerprint(source: Path) -> str:
 def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
     """Run all cells in place, then every wrong answer against its check."""
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    ipc = Config({"KernelManager": {"transport": "ipc"}})
-    client = NotebookClient(notebook, timeout=SECONDS, config=ipc)
-    client.resources["metadata"] = {"path": str(ROOT)}
-    with client.setup_kernel(env=environment):
+    with TemporaryDirectory() as sockets, kernel(notebook, Path(sockets), environment) as client:
         blocked = "" if name in NEED_TORCH else BLOCKED
         for code in (STRICT, blocked):
             run_hidden(client, code)
@@ -128,6 +127,18 @@ def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
                 yield f"{name}, cell {index}:\n{COLOURS.sub('', str(error))}"
                 return
         yield from check_wrong_answers(client, notebook, name)
+
+
+@contextmanager
+def kernel(
+    notebook: nbformat.NotebookNode, sockets: Path, environment: Mapping[str, str]
+) -> Iterator[NotebookClient]:
+    """Start a kernel for a notebook; it talks through sockets in a folder of its own."""
+    ipc = Config({"KernelManager": {"transport": "ipc", "ip": str(sockets / "kernel")}})
+    client = NotebookClient(notebook, timeout=SECONDS, config=ipc)
+    client.resources["metadata"] = {"path": str(ROOT)}
+    with client.setup_kernel(env=environment):
+        yield client
 
 
 def check_wrong_answers(
