@@ -42,10 +42,10 @@ types: .venv/dev  ## check the types
 unit: .venv/dev  ## the fast tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
-notebooks: .venv/dev  ## run every notebook
+notebooks: .venv/dev  ## run the notebooks that changed; the site shows their outputs
 	$(BIN)/python tests/run_notebooks.py
 
-docs: .venv/dev  ## build the site into site/
+docs: .venv/dev notebooks  ## build the site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove the environment and everything built

@@ -4,17 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvlab.reference import invariants
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.policy import (
-    Block,
-    Clock,
-    Observation,
-    Policy,
-    Score,
-    empty_cache,
-    select,
-    step,
-)
+from kvlab.reference.invariants import Stream
+from kvlab.reference.policy import Clock, Observation, Policy, Score, select
 
 Array = np.ndarray
 
@@ -79,30 +72,4 @@ def stream(rng: np.random.Generator, G: int, rho: int, d: int, tokens: int):
 
 def run(policy: Policy, queries, keys, values, prompt: int, block: int | None = None, layer=0):
     """Run one layer over a stream: prefill in blocks, then token by token; return all results."""
-    G, _, tokens, d = queries.shape
-    cache = empty_cache(policy, G, d)
-    policy.check(prompt)
-    confidence = np.random.default_rng(0).random(tokens)
-    confidence[:prompt] = np.nan
-    results = []
-    for first, last in blocks(prompt, tokens, block):
-        piece = Block(
-            Clock(last, last - first, prompt),
-            layer,
-            queries[:, :, first:last],
-            keys[:, first:last],
-            values[:, first:last],
-            confidence[:last],
-        )
-        results.append(step(policy, cache, piece))
-        cache = results[-1].cache
-    return results
-
-
-def blocks(prompt: int, tokens: int, block: int | None):
-    """Yield the borders of the blocks."""
-    size = block or max(prompt, 1)
-    for first in range(0, prompt, size):
-        yield first, min(first + size, prompt)
-    for position in range(prompt, tokens):
-        yield position, position + 1
+    return invariants.run(policy, Stream(queries, keys, values, prompt, block, layer))

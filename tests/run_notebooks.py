@@ -1,26 +1,178 @@
-"""Run every notebook of ``notebooks/`` as a script; the first failure ends the run."""
+"""Run the notebooks, check their exercises, and leave them with their outputs in ``build/``.
 
-import subprocess
+    python tests/run_notebooks.py            # all that changed, or whose package changed
+    python tests/run_notebooks.py 02 04      # these
+    python tests/run_notebooks.py --force    # all
+
+The site shows what this leaves (``docs/hooks/notebook_pages.py``): one run serves both. A cell that
+fails, a warning, a solution that its check refuses and a wrong answer (``wrong_answers.py``) that
+its check accepts end the run with code 1.
+"""
+
+import argparse
+import hashlib
+import os
+import re
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
+from wrong_answers import WRONG
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+BUILD = ROOT / "build" / "notebooks"
+WORKERS = 2
+SECONDS = 180
+"""What a notebook may take."""
+
+NEED_TORCH = ("02_caote", "08_test_your_kernel")
+"""Notebooks that also show what PyTorch does; all others run with PyTorch blocked."""
+
+STRICT = """
+import warnings
+warnings.simplefilter("error")
+warnings.filterwarnings("default", module="ipykernel")
+"""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "triton", "transformers"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+del Blocker
+"""
 
 
 def main() -> None:
-    """Run the notebooks in the order of their names."""
-    notebooks = sorted(NOTEBOOKS.glob("*.py"))
-    if not notebooks:
-        print(f"no notebooks in {NOTEBOOKS}")
-    for notebook in notebooks:
-        started = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-W", "error", str(notebook)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        print(f"{notebook.name}: ran in {time.perf_counter() - started:.1f} s")
+    """Run what is asked for; report every failure before ending."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("numbers", nargs="*", help="first digits of the notebooks to run")
+    parser.add_argument("--force", action="store_true", help="run also what has not changed")
+    arguments = parser.parse_args()
+    sources = [
+        source
+        for source in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))
+        if not arguments.numbers or source.name.startswith(tuple(arguments.numbers))
+    ]
+    with ProcessPoolExecutor(WORKERS) as pool:
+        found = pool.map(run, sources, repeat(arguments.force))
+        failures = [problem for problems in found for problem in problems]
+    for problem in failures:
+        print(problem, file=sys.stderr)
+    sys.exit(bool(failures) or not sources)
+
+
+def run(source: Path, force: bool) -> list[str]:
+    """Run one notebook unless its last run still holds; return what is wrong."""
+    target, stamp = BUILD / f"{source.stem}.ipynb", BUILD / f"{source.stem}.sha256"
+    now = fingerprint(source)
+    if not force and target.exists() and stamp.exists() and stamp.read_text() == now:
+        print(f"{source.name}: nothing changed since it ran")
+        return []
+    stamp.unlink(missing_ok=True)
+    started = time.perf_counter()
+    notebook = jupytext.read(source)
+    failures = list(execute(notebook, source.stem))
+    seconds = time.perf_counter() - started
+    if seconds > SECONDS:
+        failures.append(f"{source.name}: {seconds:.0f} s, it may take {SECONDS}")
+    if not failures:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, target)
+        stamp.write_text(now)
+    print(f"{source.name}: {len(failures)} failures, {seconds:.1f} s", flush=True)
+    return failures
+
+
+def fingerprint(source: Path) -> str:
+    """Return a hash of all that a run depends on."""
+    digest = hashlib.sha256()
+    package = sorted(
+        path
+        for folder in ("reference", "fast")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    )
+    own = Path(__file__)
+    for path in (source, own, own.with_name("wrong_answers.py"), *package):
+        digest.update(str(path.relative_to(ROOT)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
+    """Run all cells in place, then every wrong answer against its check."""
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    with TemporaryDirectory() as sockets, kernel(notebook, Path(sockets), environment) as client:
+        blocked = "" if name in NEED_TORCH else BLOCKED
+        for code in (STRICT, blocked):
+            run_hidden(client, code)
+        for index, cell in enumerate(notebook.cells):
+            try:
+                client.execute_cell(cell, index)
+            except CellExecutionError as error:
+                yield f"{name}, cell {index}:\n{COLOURS.sub('', str(error))}"
+                return
+        yield from check_wrong_answers(client, notebook, name)
+
+
+@contextmanager
+def kernel(
+    notebook: nbformat.NotebookNode, sockets: Path, environment: Mapping[str, str]
+) -> Iterator[NotebookClient]:
+    """Start a kernel for a notebook; it talks through sockets in a folder of its own."""
+    ipc = Config({"KernelManager": {"transport": "ipc", "ip": str(sockets / "kernel")}})
+    client = NotebookClient(notebook, timeout=SECONDS, config=ipc)
+    client.resources["metadata"] = {"path": str(ROOT)}
+    with client.setup_kernel(env=environment):
+        yield client
+
+
+def check_wrong_answers(
+    client: NotebookClient, notebook: nbformat.NotebookNode, name: str
+) -> Iterator[str]:
+    """Put wrong answers in the place of the solutions; each check must refuse them."""
+    checks = [cell.source for cell in notebook.cells if "check" in cell.metadata.get("tags", [])]
+    given = WRONG.get(name, {})
+    if not checks or set(given) != set(range(1, len(checks) + 1)):
+        yield f"{name}: {len(checks)} checks, wrong answers for exercises {sorted(given)}"
+        return
+    for number, check in enumerate(checks, start=1):
+        for answer in given[number]:
+            if why := refusal(client, f"{answer}\n\n{check}"):
+                yield f"{name}, exercise {number}, wrong answer:\n{answer}\n{why}"
+
+
+def refusal(client: NotebookClient, code: str) -> str:
+    """Return why a wrong answer was not refused by an assertion; empty if it was."""
+    try:
+        run_hidden(client, code)
+    except CellExecutionError as error:
+        return "" if error.ename == "AssertionError" else f"no assertion, but {error.ename}"
+    return "the check accepted it"
+
+
+def run_hidden(client: NotebookClient, code: str) -> None:
+    """Run code in the notebook's kernel without a trace in the notebook."""
+    cells = client.nb.cells
+    cells.append(nbformat.v4.new_code_cell(code))
+    try:
+        client.execute_cell(cells[-1], len(cells) - 1, store_history=False)
+    finally:
+        cells.pop()
 
 
 if __name__ == "__main__":

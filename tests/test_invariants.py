@@ -1,5 +1,7 @@
 """What the design promises of every method, as properties over random streams."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,11 +10,14 @@ from build import run, stream
 from cases import BUDGETED, HOLDS_BUDGET_ALWAYS, QUANTIZING, RANDOM, SELF_SIZED
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import EXACT, FLOAT64
+from tolerances import FLOAT64
 
+from kvlab.reference import invariants as promised
 from kvlab.reference import methods
-from kvlab.reference.attention import attend, visible
+from kvlab.reference.invariants import Stream, random_stream
+from kvlab.reference.policy import Entries, Observation, Precision, Score
 
+SEEDS = st.integers(0, 2**32 - 1)
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 8]))
 QUICK = settings(max_examples=8, deadline=None)
 
@@ -21,34 +26,31 @@ def policy_for(spec: str, budget: int = 9):
     return methods.get(spec, budget if spec in BUDGETED else None)
 
 
-def dense_output(queries, keys, values, present, first, last):
-    """Attention of a block over everything seen, with the entries that are gone masked out."""
-    G = len(keys)
-    seen = np.tile(np.arange(last), (G, 1))
-    mask = visible(np.arange(first, last), seen)
-    for g in range(G):
-        mask[g] &= np.isin(np.arange(last), present[g])
-    return attend(queries[:, :, first:last], keys[:, :last], values[:, :last], mask)[0]
+def make(spec: str):
+    """How the promises build the policy; methods of their own size take no budget."""
+    return lambda budget: policy_for(spec, budget)
+
+
+def drawn(seed, shape=(2, 2, 4), prompt=12, generated=16, block=None) -> Stream:
+    G, rho, d = shape
+    return random_stream(seed, G, rho, d, prompt, generated, block)
 
 
 @pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED)
 @QUICK
 @given(
     shape=SHAPES,
-    seed=st.integers(0, 2**32 - 1),
+    seed=SEEDS,
     prompt=st.integers(0, 14),
     block=st.sampled_from([None, 1, 4]),
 )
 def test_output_equals_dense_attention_with_evicted_entries_masked(
     spec, shape, seed, prompt, block
 ):
-    G, rho, d = shape
-    queries, keys, values = stream(np.random.default_rng(seed), G, rho, d, prompt + 16)
-    for result in run(policy_for(spec), queries, keys, values, prompt, block):
-        seen, clock = result.seen, result.seen.clock
-        first, last = clock.seen - clock.block, clock.seen
-        dense = dense_output(queries, keys, values, seen.positions, first, last)
-        np.testing.assert_allclose(result.output, dense, rtol=0, atol=FLOAT64)
+    given_stream = drawn(seed, shape, prompt, block=block)
+    assert not promised.output_is_dense_attention_without_the_evicted(
+        make(spec), 9, given_stream, FLOAT64
+    )
 
 
 @pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED[1:])
@@ -60,43 +62,32 @@ def test_the_streams_of_these_tests_do_evict(spec):
 
 @pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED + QUANTIZING)
 @QUICK
-@given(shape=SHAPES, seed=st.integers(0, 2**32 - 1), prompt=st.integers(0, 14))
+@given(shape=SHAPES, seed=SEEDS, prompt=st.integers(0, 14))
 def test_keep_sets_are_ascending_in_range_and_positions_survive(spec, shape, seed, prompt):
-    G, rho, d = shape
-    queries, keys, values = stream(np.random.default_rng(seed), G, rho, d, prompt + 16)
-    for result in run(policy_for(spec), queries, keys, values, prompt, block=5):
-        n = result.seen.positions.shape[1]
-        if result.keep is not None:
-            assert (np.diff(result.keep, axis=1) > 0).all()
-            assert result.keep.min(initial=0) >= 0 and result.keep.max(initial=0) < n
-            survivors = np.take_along_axis(result.seen.positions, result.keep, axis=1)
-            np.testing.assert_array_equal(result.cache.positions, survivors)
-        assert (np.diff(result.cache.positions, axis=1) > 0).all()
-        for name, array in result.cache.state.entries.items():
-            assert array.shape[:2] == result.cache.positions.shape, name
+    assert not promised.keep_sets_are_ascending_and_entries_keep_their_positions(
+        make(spec), 9, drawn(seed, shape, prompt, block=5)
+    )
 
 
 @pytest.mark.parametrize("spec", BUDGETED)
 @QUICK
-@given(seed=st.integers(0, 2**32 - 1), prompt=st.integers(0, 20), budget=st.integers(6, 18))
+@given(seed=SEEDS, prompt=st.integers(0, 20), budget=st.integers(6, 18))
 def test_a_due_step_leaves_at_most_the_budget(spec, seed, prompt, budget):
-    queries, keys, values = stream(np.random.default_rng(seed), 2, 2, 4, prompt + 20)
-    for result in run(policy_for(spec, budget), queries, keys, values, prompt, block=7):
-        n = result.seen.positions.shape[1]
-        if result.keep is not None:
-            assert len(result.cache) == min(n, budget)
-        elif spec in HOLDS_BUDGET_ALWAYS:
-            pytest.fail("a method that holds its budget always was not due")
+    given_stream = drawn(seed, prompt=prompt, generated=20, block=7)
+    assert not promised.due_steps_leave_at_most_the_budget(make(spec), budget, given_stream)
+    if spec in HOLDS_BUDGET_ALWAYS:
+        results = promised.run(policy_for(spec, budget), given_stream)
+        assert all(result.keep is not None for result in results)
 
 
 @pytest.mark.parametrize("spec", BUDGETED)
 @QUICK
-@given(shape=SHAPES, seed=st.integers(0, 2**32 - 1), prompt=st.integers(0, 12))
+@given(shape=SHAPES, seed=SEEDS, prompt=st.integers(0, 12))
 def test_a_budget_of_the_whole_length_changes_nothing(spec, shape, seed, prompt):
-    G, rho, d = shape
-    queries, keys, values = stream(np.random.default_rng(seed), G, rho, d, prompt + 12)
-    full = run(methods.get("full"), queries, keys, values, prompt)
-    same = run(policy_for(spec, budget=prompt + 12), queries, keys, values, prompt)
+    given_stream = drawn(seed, shape, prompt, generated=12)
+    assert not promised.whole_length_changes_nothing(make(spec), 9, given_stream)
+    full = promised.run(methods.get("full"), given_stream)
+    same = promised.run(policy_for(spec, given_stream.tokens), given_stream)
     for one, other in zip(full, same, strict=True):
         np.testing.assert_array_equal(one.output, other.output)
         np.testing.assert_array_equal(one.cache.positions, other.cache.positions)
@@ -104,36 +95,16 @@ def test_a_budget_of_the_whole_length_changes_nothing(spec, shape, seed, prompt)
 
 @pytest.mark.parametrize("spec", [s for s in BUDGETED + SELF_SIZED if s not in RANDOM])
 @QUICK
-@given(seed=st.integers(0, 2**32 - 1))
+@given(seed=SEEDS)
 def test_reordering_heads_commutes(spec, seed):
-    rng = np.random.default_rng(seed)
-    queries, keys, values = stream(rng, 3, 2, 4, 26)
-    order = rng.permutation(3)
-    plain = run(policy_for(spec), queries, keys, values, prompt=12, block=4)
-    turned = run(policy_for(spec), queries[order], keys[order], values[order], 12, 4)
-    for one, other in zip(plain, turned, strict=True):
-        np.testing.assert_array_equal(one.cache.positions[order], other.cache.positions)
-        np.testing.assert_allclose(one.output[order], other.output, rtol=0, atol=FLOAT64)
+    given_stream = drawn(seed, (3, 2, 4), generated=14, block=4)
+    assert not promised.heads_do_not_know_their_number(make(spec), 9, given_stream, FLOAT64)
 
 
 @pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED + QUANTIZING)
 def test_a_failing_step_leaves_the_cache_as_it_was(spec):
-    from dataclasses import replace
-
-    from kvlab.reference.policy import Block, Clock, step
-
-    queries, keys, values = stream(np.random.default_rng(3), 2, 2, 4, 21)
-    last = run(policy_for(spec), queries[:, :, :20], keys[:, :20], values[:, :20], 8)[-1]
-    before = [last.cache.keys.read().copy(), last.cache.positions.copy()]
-    block = Block(
-        Clock(21, 1, 8), 0, queries[:, :, 20:], keys[:, 20:], values[:, 20:], np.full(21, 0.5)
-    )
-    broken = replace(block, values=np.full_like(block.values, np.nan))
-    with pytest.raises(ValueError, match="values must be finite"):
-        step(policy_for(spec), last.cache, broken)
-    np.testing.assert_array_equal(last.cache.keys.read(), before[0])
-    np.testing.assert_array_equal(last.cache.positions, before[1])
-    assert len(step(policy_for(spec), last.cache, block).cache) >= 1
+    given_stream = drawn(3, prompt=8, generated=13)
+    assert not promised.failed_steps_change_nothing(make(spec), 9, given_stream)
 
 
 @pytest.mark.parametrize("spec", QUANTIZING)
@@ -178,9 +149,75 @@ def test_results_do_not_share_memory_with_their_past():
         )
 
 
-def test_the_comparison_can_fail():
-    queries, keys, values = stream(np.random.default_rng(9), 1, 1, 4, 12)
-    result = run(methods.get("tova", 4), queries, keys, values, 0)[-1]
-    everything = np.arange(12)[None]
-    dense = dense_output(queries, keys, values, everything, 11, 12)
-    assert np.abs(dense - result.output).max() > EXACT + 1e-3
+# --- the promises can be broken ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Broken(Score):
+    """TOVA's score with a mistake."""
+
+    mistake: Callable[[np.ndarray, Observation], np.ndarray]
+
+    def score(self, state, seen, candidates, room):
+        return self.mistake(seen.attention[:, :, -1].mean(axis=1), seen)
+
+
+@dataclass(frozen=True)
+class OneMore(Entries):
+    """A budget that is off by one."""
+
+    def room(self, seen, safe):
+        return super().room(seen, safe) + 1
+
+
+class Ahead(Precision):
+    """Keeps an entry twice and forgets the last."""
+
+    def store(self, cache, seen, candidates, keep):
+        return cache, np.concatenate([keep[:, :1], keep[:, :-1]], axis=1)
+
+
+def tova(**changes):
+    return lambda budget: replace(methods.get("tova", budget), **changes)
+
+
+def one_more(budget):
+    return replace(methods.get("tova", budget), budget=OneMore(budget))
+
+
+def leaves_early(budget):
+    return methods.get("tova", min(budget, 20))
+
+
+class Loud(Score):
+    """Needs finite values nowhere, and forgets to refuse them."""
+
+    def score(self, state, seen, candidates, room):
+        raise KeyError("nothing")
+
+
+BROKEN = {
+    "output is dense attention without the evicted": tova(evict_before_attend=True),
+    "keep sets are ascending and entries keep their positions": tova(precision=Ahead()),
+    "due steps leave at most the budget": one_more,
+    "whole length changes nothing": leaves_early,
+    "heads do not know their number": tova(
+        score=Broken(lambda x, seen: x * (1 + np.arange(len(x))[:, None] * seen.positions))
+    ),
+    "failed steps change nothing": tova(score=Loud()),
+}
+
+
+@pytest.mark.parametrize("promise", promised.PROMISES)
+def test_every_promise_can_be_broken(promise):
+    kept = {each.promise: each.objection for each in promised.check(BROKEN[promise])}
+    assert kept[promise]
+
+
+def test_every_promise_is_kept_by_a_method():
+    assert not [each for each in promised.check(tova()) if each.objection]
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="streams = 0 and budget = 9 must be at least 1"):
+        promised.check(tova(), streams=0)

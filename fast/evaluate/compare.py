@@ -7,7 +7,7 @@ with one thread, so that times are comparable.
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +24,7 @@ from kvlab.fast.evaluate.attempts import (
     together_or_alone,
 )
 from kvlab.fast.evaluate.backends import Backend, load_backend
+from kvlab.fast.evaluate.here import Here
 from kvlab.fast.evaluate.statistics import wilson
 from kvlab.fast.evaluate.tasks import Reasoning
 from kvlab.reference import methods
@@ -80,6 +81,7 @@ class Settings:
     problems: int
     seed: int
     workers: int
+    """Processes; 0: none but this one."""
     backend: str = "reference"
 
 
@@ -256,7 +258,10 @@ def _pairs(specs: Sequence[str], budgets: Sequence[int]) -> Iterator[tuple[str, 
 _worker: dict[str, Backend] = {}
 
 
-def _pool(settings: Settings) -> ProcessPoolExecutor:
+def _pool(settings: Settings) -> Executor:
+    if settings.workers == 0:
+        _load(settings.backend, settings.model)
+        return Here()
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     return ProcessPoolExecutor(

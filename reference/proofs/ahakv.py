@@ -77,6 +77,16 @@ def step_gain(i: int, k: int) -> float:
     return sqrt(2 * log(i / k))
 
 
+def frozen_exponent(i: int, s: float) -> float:
+    """Exponent μ of the Poisson-Dirichlet weights of i Gaussian logits of deviation s."""
+    return NormalDist().inv_cdf(1 - 1 / i) / s
+
+
+def frozen_mean(mu: float) -> float:
+    """Mean entropy ψ(1) − ψ(1 − μ) of Poisson-Dirichlet weights; infinite from μ = 1 on."""
+    return float(mpmath.digamma(1) - mpmath.digamma(1 - mu)) if mu < 1 else np.inf
+
+
 def harmonic(n: int) -> Fraction:
     """1 + 1/2 + … + 1/n."""
     return sum((Fraction(1, i) for i in range(1, n + 1)), Fraction(0))
@@ -288,7 +298,7 @@ def entropy_of_gaussian_logits(
 @PAPER.claim("AK-3b", "§4.2, the other phase", Verdict.ASYMPTOTIC)
 def frozen_entropy(
     *,
-    exponent: Callable[[int, float], float] = lambda i, s: NormalDist().inv_cdf(1 - 1 / i) / s,
+    exponent: Callable[[int, float], float] = frozen_exponent,
     draws: int = 400,
 ) -> Finding:
     """Beyond s² = 2 ln i few logits share all attention: the weights are Poisson-Dirichlet, and
@@ -301,8 +311,7 @@ def frozen_entropy(
         for part in (6, 10):
             s = sqrt(part * log(i))
             mean, error = mean_entropy(i, s, draws)
-            mu = exponent(i, s)
-            claimed = float(mpmath.digamma(1) - mpmath.digamma(1 - mu)) if mu < 1 else np.inf
+            claimed = frozen_mean(exponent(i, s))
             worst = max(worst, abs(claimed - mean) / mean)
             if abs(claimed - mean) > 0.08 * mean + STANDARD_ERRORS * error:
                 return refuted(f"i = {i}, s² = {part} ln i: {mean:.3f}, formula {claimed:.3f}")

@@ -187,8 +187,8 @@ def _change(weights: Sequence[int], values: Sequence[int]) -> Float[Array, " 1"]
 @PAPER.claim("CA-3", "Eq. 8", Verdict.REFUTED, ("α → 1",))
 def printed_formula_in_float32(
     *,
-    formula: Callable[[Array, Array], np.floating] = lambda e, v: _printed_float32(e, v),
-    stable: Callable[[Array, Array], np.floating] = lambda e, v: _stable_float32(e, v),
+    formula: Callable[[Array, Array], np.floating] = lambda e, v: printed_float32(e, v),
+    stable: Callable[[Array, Array], np.floating] = lambda e, v: stable_float32(e, v),
     largest_gap: int = 40,
 ) -> Finding:
     """The score can be computed as printed, α_j/(1 − α_j)·‖X − v_j‖, in float32.
@@ -196,10 +196,9 @@ def printed_formula_in_float32(
     Five entries, one of whose logits exceeds the others' by a growing gap; its score against the
     exact one.
     """
-    values = np.array([[3.0, 1], [1, 2], [0, 1], [2, 0], [1, 1]])
     errors = {}
     for name, compute in (("printed", formula), ("stable", stable)):
-        errors[name] = [_relative_error(compute, gap, values) for gap in range(1, largest_gap + 1)]
+        errors[name] = [relative_error(compute, gap) for gap in range(1, largest_gap + 1)]
     broken = [gap for gap, error in enumerate(errors["printed"], 1) if not error < 1e-3]
     evidence = (
         f"logit gaps 1 to {largest_gap}: largest relative error of α_j·‖X' − v_j‖ "
@@ -220,9 +219,15 @@ def printed_formula_in_float32(
     )
 
 
-def _relative_error(
-    compute: Callable[[Array, Array], np.floating], gap: int, values: Float[Array, "n d"]
-) -> float:
+FIVE_VALUES = np.array([[3.0, 1], [1, 2], [0, 1], [2, 0], [1, 1]])
+
+
+def relative_error(compute: Callable[[Array, Array], np.floating], gap: int) -> float:
+    """Return the relative error of a float32 score of the first of five entries.
+
+    Its logit stands ``gap`` above the others', which are equal.
+    """
+    values = FIVE_VALUES
     logits = np.array([float(gap), 0, 0, 0, 0])
     others = values[1:].mean(axis=0)
     mass = 4 * np.exp(-float(gap))
@@ -232,12 +237,14 @@ def _relative_error(
     return float(abs(found - exact) / exact)
 
 
-def _printed_float32(logits: Array, values: Array) -> np.floating:
+def printed_float32(logits: Array, values: Array) -> np.floating:
+    """Eq. 8 of the first entry, in the inputs' number format."""
     alpha = softmax(logits)
     return alpha[0] / (1 - alpha[0]) * np.linalg.norm(alpha @ values - values[0])
 
 
-def _stable_float32(logits: Array, values: Array) -> np.floating:
+def stable_float32(logits: Array, values: Array) -> np.floating:
+    """The same through the output of the others, without a difference that cancels."""
     alpha, others = softmax(logits), softmax(logits[1:])
     return alpha[0] * np.linalg.norm(others @ values[1:] - values[0])
 

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +149,11 @@ def test_recurrence_reports_the_distribution():
     figures = json.loads(found.stdout)
     assert 0 < figures["share_recurring"] < 1
     assert list(figures["quantiles"]) == ["50 %", "80 %", "90 %", "99 %"]
+
+
+def test_comparing_in_this_process_gives_the_same():
+    settings = Settings(reasoner_directory(), ("h2o",), ("70%",), problems=2, seed=0, workers=0)
+    here, elsewhere = (compare(replace(settings, workers=workers)) for workers in (0, 1))
+    assert [replace(row, milliseconds_per_token=None) for row in here.rows] == [
+        replace(row, milliseconds_per_token=None) for row in elsewhere.rows
+    ]

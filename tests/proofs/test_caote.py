@@ -35,8 +35,8 @@ PERTURBATIONS: Perturbations = {
         {"same_order": lambda x: float(-np.linalg.norm(x))},
     ],
     "printed_formula_in_float32": [
-        {"formula": proofs._stable_float32},
-        {"stable": proofs._printed_float32},
+        {"formula": proofs.stable_float32},
+        {"stable": proofs.printed_float32},
     ],
     "score_rises_with_attention": [{"factor": lambda h: h * (1 - h)}],
     "attention_and_caote_disagree": [{"score": lambda alpha, distance: alpha}],

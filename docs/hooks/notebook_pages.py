@@ -1,0 +1,118 @@
+"""Pages of the site from the executed notebooks in ``build/notebooks`` (``make notebooks``)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
+
+MARK = "**Question:**"
+INTRODUCTION = """# Notebooks
+
+Each starts from a question and ends in exercises; solutions are folded, and each exercise has a
+check that tells right from wrong. They run on the small model in the package; PyTorch is needed by
+two cells alone. After `make demo`, a script runs as it is:
+
+```
+.venv/bin/python notebooks/02_caote.py
+```
+
+As a notebook: download it from its page, or `pip install jupytext jupyterlab` into `.venv` and open
+the script in Jupyter. CI runs all of them (`make notebooks`), and these pages show what that run
+printed and drew.
+
+| notebook | question |
+|---|---|"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page, the notebook with its outputs, and the script, for every notebook; and a list."""
+    questions = []
+    for source in sorted(SOURCES.glob("[0-9][0-9]_*.py")):
+        executed = EXECUTED / f"{source.stem}.ipynb"
+        if not executed.exists():
+            raise PluginError(f"{executed} does not exist: run `make notebooks` first")
+        notebook = nbformat.read(executed, as_version=4)
+        questions.append(question(notebook, source.stem))
+        name = f"notebooks/{source.stem}"
+        page = markdown(notebook, source.stem)
+        files.append(File.generated(config, f"{name}.md", content=page))
+        files.append(File.generated(config, f"{name}.ipynb", abs_src_path=str(executed)))
+        files.append(File.generated(config, f"{name}.py", abs_src_path=str(source)))
+    content = "\n".join([INTRODUCTION, *questions, ""])
+    files.append(File.generated(config, "notebooks/index.md", content=content))
+    return files
+
+
+def question(notebook: nbformat.NotebookNode, name: str) -> str:
+    """Return a notebook's row in the list: its title and the question that it starts from."""
+    title, *paragraphs = notebook.cells[0].source.split("\n\n")
+    asked = next(each for each in paragraphs if each.startswith(MARK)).removeprefix(MARK)
+    return f"| [{title.removeprefix('# ')}]({name}.md) | {' '.join(asked.split())} |"
+
+
+def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
+    """Write a page; a solution is folded and stands behind its check."""
+    title, *cells = notebook.cells
+    heading, _, introduction = title.source.partition("\n")
+    parts = [
+        heading,
+        f'<p class="kvlab-downloads">Run it yourself: <a href="../{name}.ipynb">notebook</a> · '
+        f'<a href="../{name}.py">script</a></p>',
+        introduction.strip(),
+    ]
+    solution = None
+    for cell in cells:
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type == "markdown":
+            parts.append(cell.source)
+        elif "solution" in tags:
+            solution = cell
+        else:
+            heading = "the check" if "check" in tags else ""
+            parts += [fence(cell.source, "python", heading), *outputs(cell)]
+            if "check" in tags and solution is not None:
+                parts.append(folded("A solution", [fence(solution.source), *outputs(solution)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def fence(text: str, language: str = "python", heading: str = "", kind: str = "") -> str:
+    """Write a block of code."""
+    options = f".{language}" + (f" .{kind}" if kind else "")
+    options += f' title="{heading}"' if heading else ""
+    ticks = "`" * max(3, longest_run(text) + 1)
+    return f"{ticks} {{{options}}}\n{text.rstrip()}\n{ticks}"
+
+
+def longest_run(text: str) -> int:
+    """Return how many backticks follow each other at most."""
+    return max(
+        (len(run) for run in "".join(c if c == "`" else " " for c in text).split()), default=0
+    )
+
+
+def folded(heading: str, parts: list[str]) -> str:
+    """Write a block that opens on a click."""
+    inside = "\n\n".join(parts)
+    indented = "\n".join(f"    {line}" if line else "" for line in inside.splitlines())
+    return f'??? success "{heading}"\n\n{indented}'
+
+
+def outputs(cell: Any) -> Iterator[str]:
+    """Write what a cell printed, then what it showed."""
+    found = cell.get("outputs", [])
+    printed = "".join(output.text for output in found if output.output_type == "stream")
+    if printed:
+        yield fence(printed, "text", kind="kvlab-output")
+    for output in found:
+        shown = output.get("data", {})
+        if "text/html" in shown:
+            yield f'<div class="kvlab-shown">{shown["text/html"]}</div>'
+        elif "text/plain" in shown:
+            yield fence(shown["text/plain"], "text", kind="kvlab-output")

@@ -1,0 +1,247 @@
+# %% [markdown]
+# # 07 Add your own method in twenty lines, and watch it be tested
+#
+# **Question:** you have an idea what a token is worth. How long until you know whether it is any
+# good, and whether your code does what you think?
+#
+# ## The idea
+#
+# TOVA keeps the entries that the current token looks at most. But a look at an entry with a tiny
+# value moves nothing (notebook 02). So: attention times the length of the value. (Relatives: VATP,
+# arXiv 2406.12335, and AhaKV's value prior.)
+#
+# ## Twenty lines
+#
+# A `Score` rates the entries; `seen` holds what the block of queries saw: attention
+# `[G, rho, m, n]` for $G$ KV heads with $\rho$ query heads each, $m$ queries and $n$ entries; keys
+# and values `[G, n, d]`. Higher is kept. The `Method` puts the four answers together; its fields
+# are its options.
+
+# %%
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlab.reference.method import Method
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy, Score
+
+
+@dataclass(frozen=True)
+class ValueWeightedAttention(Score):
+    """Attention of the last query times the length of the value."""
+
+    def score(self, state, seen, candidates, room):
+        attention = seen.attention[:, :, -1].mean(axis=1)
+        return attention * np.linalg.norm(seen.values, axis=-1)
+
+
+@dataclass(frozen=True)
+class LoudValues(Method):
+    """Keep what moves the output most, and the newest entries."""
+
+    recent: int = 16
+
+    name = "loud_values"
+    source = "this notebook"
+    equations = ()
+
+    def policy(self, budget):
+        protect = Edges(recent=self.recent)
+        return Policy(
+            self.name, ValueWeightedAttention(), EveryBlock(), protect, Entries(budget), Full()
+        )
+
+
+# %% [markdown]
+# ## Watch it be tested
+#
+# Every policy promises a few things, whatever its idea is: the output is what attention over the
+# entries that are left gives; no entry changes its position; a due step leaves at most the budget;
+# with room for all, nothing is lost; heads are not told apart by their number; a refused step
+# changes nothing. `check` tries them on random streams of several shapes.
+
+# %%
+from kvlab.fast.pictures.promises import promises
+from kvlab.reference.invariants import check
+
+promises(check(lambda budget: LoudValues(recent=3).policy(budget)))
+
+# %% [markdown]
+# Would it have noticed a mistake? Two classics. A budget that is off by one:
+
+# %%
+promises(check(lambda budget: LoudValues(recent=3).policy(budget + 1)))
+
+
+# %% [markdown]
+# And a score that lets the number of the KV head in, as a stray reshape does:
+
+
+# %%
+@dataclass(frozen=True)
+class Reshaped(Score):
+    def score(self, state, seen, candidates, room):
+        G, rho, _, n = seen.attention.shape
+        mixed = seen.attention[:, :, -1].reshape(rho, G, n).mean(axis=0)  # should be (G, rho, n)
+        return mixed * np.linalg.norm(seen.values, axis=-1)
+
+
+def broken(budget):
+    return Policy("broken", Reshaped(), EveryBlock(), Edges(recent=3), Entries(budget), Full())
+
+
+promises(check(broken))
+
+# %% [markdown]
+# The same promises, on many more streams, hold every method of the registry in CI
+# (`tests/test_invariants.py`).
+#
+# ## Is it any good?
+#
+# First on a trace, which takes a second: the same entries for all, so `mass` and `error` can be
+# compared.
+
+# %%
+from kvlab.fast.models import reasoner_directory
+from kvlab.fast.pictures.fates import judgements
+from kvlab.reference import Transformer, methods
+from kvlab.reference.selection import budget_entries
+from kvlab.reference.simulator.judge import judge
+from kvlab.reference.simulator.record import record
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+
+model = Transformer.from_directory(reasoner_directory())
+tokenizer = load_tokenizer(reasoner_directory())
+problem = reasoning.held_out(1, seed=1)[0]
+stop = tokenizer.encode(reasoning.END).ids[0]
+trace = record(model, tokenizer.encode(problem.prompt).ids, 160, stop, name="reasoner")
+budget = budget_entries("80%", len(trace.tokens))
+policies = {
+    "h2o": methods.get("h2o", budget),
+    "tova@per_head=true": methods.get("tova@per_head=true", budget),
+    "loud_values": LoudValues().policy(budget),
+    "loud_values, 60 recent": LoudValues(recent=60).policy(budget),
+    "caote:h2o": methods.get("caote:h2o", budget),
+}
+judgements(list(policies), list(judge(trace, list(policies.values()))))
+
+# %% [markdown]
+# Then on problems. `solve` lets the model write them under any policy.
+
+# %%
+from kvlab.fast.pictures.comparison import solved_by
+from kvlab.reference.tasks.solving import solve
+
+problems = reasoning.held_out(12)
+
+
+def at(percent, method):
+    return lambda problem: method.policy(budget_entries(percent, problem.tokens))
+
+
+solved_by(
+    {
+        name: list(solve(reasoner_directory(), problems, at("80%", method)))
+        for name, method in {
+            "h2o": methods.parse("h2o"),
+            "tova@per_head=true": methods.parse("tova@per_head=true"),
+            "loud_values": LoudValues(),
+            "loud_values, 60 recent": LoudValues(recent=60),
+        }.items()
+    }
+)
+
+# %% [markdown]
+# No. In this task a look at the current token alone is a poor guide, weighted by values or not, and
+# more recent entries do not save it. An idea is cheap; this is how one finds out before writing a
+# kernel.
+#
+# ## To stay
+#
+# Five steps make it part of kvlab (*Add a method*): its file in `reference/methods/`, its line in
+# the registry, a test with one example per equation worked out by hand, its row in the docs, and
+# its twin in `fast/methods/`. Then `kvlab compare --methods loud_values`, `caote:loud_values` and
+# all shared tests know it.
+#
+# ## Exercises
+#
+# **1.** Write a score `Newest` that makes the policy below keep exactly the newest entries.
+# (Positions are in `seen.positions` `[G, n]`.)
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+@dataclass(frozen=True)
+class Newest(Score):
+    def score(self, state, seen, candidates, room):
+        return seen.positions.astype(float)
+
+
+# %% tags=["check"]
+from kvlab.reference.simulator.replay import replay
+
+
+def newest(budget):
+    return Policy("newest", Newest(), EveryBlock(), Edges(), Entries(budget), Full())
+
+
+(kept,) = next(iter(replay(trace, [newest(60)])))
+t = len(trace.tokens)
+assert kept.kept(t - 1).tolist() == [list(range(t - 60, t))] * 2
+assert not [each for each in check(newest) if each.objection]
+
+# %% [markdown]
+# **2.** A score that remembers: write `LongestLooked`, which counts for every entry how many
+# queries gave it at least 5 % of their attention (mean over the query heads), and keeps those with
+# the largest counts. State that belongs to an entry is announced in `fills` and leaves with it.
+
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+@dataclass(frozen=True)
+class LongestLooked(Score):
+    @property
+    def fills(self):
+        return {"looks": 0.0}
+
+    def observe(self, state, seen):
+        looked = (seen.attention.mean(axis=1) >= 0.05).sum(axis=1)
+        return state.with_entries(looks=state.entries["looks"] + looked)
+
+    def score(self, state, seen, candidates, room):
+        return state.entries["looks"]
+
+
+# %% tags=["check"]
+from kvlab.reference.invariants import random_stream, run
+
+
+def looking(budget):
+    return Policy("looks", LongestLooked(), EveryBlock(), Edges(), Entries(budget), Full())
+
+
+assert not [each for each in check(looking) if each.objection]
+stream = random_stream(0, prompt=0, generated=24)
+results = run(looking(100), stream)
+counted = sum(
+    np.pad((each.seen.attention.mean(axis=1) >= 0.05).sum(axis=1), ((0, 0), (0, 24 - n)))
+    for n, each in enumerate(results, start=1)
+)
+scores = looking(100).score.score(results[-1].cache.state, results[-1].seen, None, 0)
+assert np.array_equal(scores, counted)
+
+# %% [markdown]
+# **3.** Break a promise on purpose: write `partial(budget)`, a policy of which `check` says that
+# the output is not dense attention without the evicted entries, and nothing else. (One field of
+# `Policy` does it.)
+
+# %% tags=["solution"] jupyter={"source_hidden": true}
+from dataclasses import replace
+
+
+def partial(budget):
+    return replace(LoudValues(recent=3).policy(budget), evict_before_attend=True)
+
+
+# %% tags=["check"]
+broken_promises = [each.promise for each in check(partial) if each.objection]
+assert broken_promises == ["output is dense attention without the evicted"]

@@ -1,0 +1,249 @@
+"""What the design promises of every policy, checked on random streams.
+
+A promise is a function that returns what is wrong, or nothing. `check` runs them all; the tests run
+them over many more streams and every method of the registry.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from kvlab.reference.attention import attend, visible
+from kvlab.reference.notation import Array
+from kvlab.reference.policy import Block, Clock, Policy, StepResult, empty_cache, step
+
+Make = Callable[[int], Policy]
+"""Builds the policy for a budget of entries."""
+
+ROUNDING = 1e-9
+"""Two float64 computations of one output in another order, for values of size 1."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one layer is handed: a prompt in blocks, then token by token."""
+
+    queries: Float[Array, "G rho t d"]
+    keys: Float[Array, "G t d"]
+    values: Float[Array, "G t d"]
+    prompt: int
+    block: int | None = None
+    """Tokens per block of the prompt; None for the whole prompt at once."""
+    layer: int = 0
+    """Number of the layer, which policies that draw at random look at."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens t of the stream."""
+        return self.keys.shape[1]
+
+    def heads(self, order: Sequence[int] | Int[Array, " G"]) -> "Stream":
+        """Return the stream with its KV heads in another order."""
+        chosen = np.asarray(order)
+        return replace(
+            self, queries=self.queries[chosen], keys=self.keys[chosen], values=self.values[chosen]
+        )
+
+    def piece(self, first: int, last: int) -> Block:
+        """Return the tokens from ``first`` up to ``last`` as a block."""
+        confidence = np.random.default_rng(0).random(self.tokens)
+        confidence[: self.prompt] = np.nan
+        return Block(
+            Clock(last, last - first, self.prompt),
+            self.layer,
+            self.queries[:, :, first:last],
+            self.keys[:, first:last],
+            self.values[:, first:last],
+            confidence[:last],
+        )
+
+    def pieces(self) -> Iterator[Block]:
+        """Yield all blocks."""
+        size = self.block or max(self.prompt, 1)
+        for first in range(0, self.prompt, size):
+            yield self.piece(first, min(first + size, self.prompt))
+        for position in range(self.prompt, self.tokens):
+            yield self.piece(position, position + 1)
+
+
+def random_stream(
+    seed: int,
+    G: int = 2,
+    rho: int = 2,
+    d: int = 4,
+    prompt: int = 12,
+    generated: int = 20,
+    block: int | None = None,
+) -> Stream:
+    """Draw Gaussian queries, keys and values."""
+    rng, t = np.random.default_rng(seed), prompt + generated
+    queries = 2 * rng.normal(size=(G, rho, t, d))
+    return Stream(queries, rng.normal(size=(G, t, d)), rng.normal(size=(G, t, d)), prompt, block)
+
+
+def run(policy: Policy, stream: Stream) -> list[StepResult]:
+    """Run one layer over a stream; return the result of every step."""
+    policy.check(stream.prompt)
+    cache, results = empty_cache(policy, len(stream.keys), stream.keys.shape[2]), []
+    for piece in stream.pieces():
+        results.append(step(policy, cache, piece))
+        cache = results[-1].cache
+    return results
+
+
+# --- promises ------------------------------------------------------------------------------------
+
+
+def output_is_dense_attention_without_the_evicted(
+    make: Make, budget: int, stream: Stream, tolerance: float = ROUNDING
+) -> str:
+    """The output equals attention over everything seen, the evicted entries masked out."""
+    for result in run(make(budget), stream):
+        clock = result.seen.clock
+        first, last = clock.seen - clock.block, clock.seen
+        mask = visible(clock.positions, np.tile(np.arange(last), (len(stream.keys), 1)))
+        for head, positions in enumerate(result.seen.positions):
+            mask[head] &= np.isin(np.arange(last), positions)
+        queries = stream.queries[:, :, first:last]
+        dense, _ = attend(queries, stream.keys[:, :last], stream.values[:, :last], mask)
+        if (off := np.abs(dense - result.output).max()) > tolerance:
+            return f"token {last - 1}: the output is off by {off:.2g}"
+    return ""
+
+
+def keep_sets_are_ascending_and_entries_keep_their_positions(
+    make: Make, budget: int, stream: Stream
+) -> str:
+    """Keep sets ascend strictly inside the cache; positions and state leave with their entries."""
+    for result in run(make(budget), stream):
+        token, cache = result.seen.clock.seen - 1, result.cache
+        if result.keep is not None:
+            n = result.seen.positions.shape[1]
+            inside = result.keep.min(initial=0) >= 0 and result.keep.max(initial=0) < n
+            if not inside or not (np.diff(result.keep, axis=1) > 0).all():
+                return f"token {token}: keep set {result.keep.tolist()}"
+            survivors = np.take_along_axis(result.seen.positions, result.keep, axis=1)
+            if not np.array_equal(cache.positions, survivors):
+                return f"token {token}: positions are not those of the survivors"
+        if not (np.diff(cache.positions, axis=1) > 0).all():
+            return f"token {token}: positions {cache.positions.tolist()} do not ascend"
+        for name, array in cache.state.entries.items():
+            if array.shape[:2] != cache.positions.shape:
+                return f"token {token}: state {name!r} of shape {array.shape}"
+    return ""
+
+
+def due_steps_leave_at_most_the_budget(make: Make, budget: int, stream: Stream) -> str:
+    """After a step that selects, min(n, budget) entries are left."""
+    for result in run(make(budget), stream):
+        n, left = result.seen.positions.shape[1], len(result.cache)
+        if result.keep is not None and left != min(n, budget):
+            return f"token {result.seen.clock.seen - 1}: {left} of {n} entries, budget {budget}"
+    return ""
+
+
+def whole_length_changes_nothing(make: Make, budget: int, stream: Stream) -> str:
+    """With a budget of the whole length, every entry stays."""
+    for result in run(make(stream.tokens), stream):
+        if len(result.cache) != result.seen.clock.seen:
+            return f"token {result.seen.clock.seen - 1}: {len(result.cache)} entries are left"
+    return ""
+
+
+def heads_do_not_know_their_number(
+    make: Make, budget: int, stream: Stream, tolerance: float = ROUNDING
+) -> str:
+    """Reordering the KV heads reorders outputs and keep sets, and nothing else."""
+    order = np.roll(np.arange(len(stream.keys)), 1)
+    plain, turned = run(make(budget), stream), run(make(budget), stream.heads(order))
+    for one, other in zip(plain, turned, strict=True):
+        token = one.seen.clock.seen - 1
+        if not np.array_equal(one.cache.positions[order], other.cache.positions):
+            return f"token {token}: other entries stay"
+        if np.abs(one.output[order] - other.output).max() > tolerance:
+            return f"token {token}: other outputs"
+    return ""
+
+
+def failed_steps_change_nothing(make: Make, budget: int, stream: Stream) -> str:
+    """A step that is refused leaves the cache as it was, ready for the next."""
+    policy = make(budget)
+    shorter = replace(
+        stream,
+        queries=stream.queries[:, :, :-1],
+        keys=stream.keys[:, :-1],
+        values=stream.values[:, :-1],
+    )
+    cache = run(policy, shorter)[-1].cache
+    keys, positions = cache.keys.read().copy(), cache.positions.copy()
+    block = stream.piece(stream.tokens - 1, stream.tokens)
+    try:
+        step(policy, cache, replace(block, values=np.full_like(block.values, np.nan)))
+    except ValueError:
+        pass
+    else:
+        return "NaN among the values was accepted"
+    if not (np.array_equal(cache.keys.read(), keys) and np.array_equal(cache.positions, positions)):
+        return "the cache changed"
+    step(policy, cache, block)
+    return ""
+
+
+PROMISES: Mapping[str, Callable[[Make, int, Stream], str]] = {
+    function.__name__.replace("_", " "): function
+    for function in (
+        output_is_dense_attention_without_the_evicted,
+        keep_sets_are_ascending_and_entries_keep_their_positions,
+        due_steps_leave_at_most_the_budget,
+        whole_length_changes_nothing,
+        heads_do_not_know_their_number,
+        failed_steps_change_nothing,
+    )
+}
+"""By name; each takes how to build the policy, a budget and a stream."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A promise, and what was found wrong with it."""
+
+    promise: str
+    streams: int
+    objection: str
+    """Empty if the promise held on all streams."""
+
+
+def check(make: Make, budget: int = 9, streams: int = 12) -> list[Kept]:
+    """Hold a policy that evicts down to a budget to every promise.
+
+    Args:
+        make: builds the policy for a budget of entries.
+        budget: entries.
+        streams: random streams of several shapes to try.
+
+    Raises:
+        ValueError: if ``streams`` or ``budget`` is below 1.
+    """
+    if streams < 1 or budget < 1:
+        raise ValueError(f"streams = {streams} and budget = {budget} must be at least 1")
+    tried = [
+        random_stream(seed, G=1 + seed % 3, rho=1 + seed % 2, prompt=seed % 15, block=block)
+        for seed, block in zip(range(streams), [None, 1, 4] * streams, strict=False)
+    ]
+    found = []
+    for name, promise in PROMISES.items():
+        objections = (objection(promise, make, budget, stream) for stream in tried)
+        found.append(Kept(name, streams, next(filter(None, objections), "")))
+    return found
+
+
+def objection(
+    promise: Callable[[Make, int, Stream], str], make: Make, budget: int, stream: Stream
+) -> str:
+    """Return what is wrong; an error of the policy is wrong as well."""
+    try:
+        return promise(make, budget, stream)
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,144 @@
+"""Notebooks have the shape that the site and the runner rely on, and the runner can fail."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+import run_notebooks
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from wrong_answers import WRONG
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
+
+
+def hook():
+    path = ROOT / "docs" / "hooks" / "notebook_pages.py"
+    spec = importlib.util.spec_from_file_location("notebook_pages", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tagged(notebook, tag):
+    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_notebook_starts_from_a_question_and_ends_in_checked_exercises(source):
+    notebook = jupytext.read(source)
+    assert notebook.cells[0].source.startswith(f"# {source.name[:2]} ")
+    assert "**Question:**" in notebook.cells[0].source
+    checks = tagged(notebook, "check")
+    assert len(checks) == len(tagged(notebook, "solution")) == len(WRONG[source.stem]) >= 3
+    for check in checks:
+        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(check.source)))
+    assert all(WRONG[source.stem].values())
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_notebook_runs_without_torch_unless_it_asks(source):
+    imports = [
+        line
+        for line in source.read_text().splitlines()
+        if line.startswith(("import torch", "from torch"))
+    ]
+    assert not imports, "import PyTorch behind find_spec('torch')"
+
+
+def test_the_site_lists_every_notebook():
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)
+    (listed,) = [section["Notebooks"] for section in config["nav"] if "Notebooks" in section]
+    pages = [path for each in listed for path in each.values()]
+    assert pages == ["notebooks/index.md", *(f"notebooks/{path.stem}.md" for path in SOURCES)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        SOURCES[0],
+        *(pytest.param(source, marks=pytest.mark.slow) for source in SOURCES[1:]),
+    ],
+    ids=lambda path: path.stem,
+)
+def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
+    blocked = BLOCK.format(modules=("torch", "triton", "transformers", "IPython", "jupytext"))
+    run = f"{blocked}\nimport runpy; runpy.run_path({str(source)!r}, run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", run], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
+BLOCK = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {modules}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def small(check="assert answer == 2"):
+    return new_notebook(
+        cells=[
+            new_markdown_cell("# 00 A test\n\n**Question:** does it run?"),
+            new_code_cell("answer = 2", metadata={"tags": ["solution"]}),
+            new_code_cell(check, metadata={"tags": ["check"]}),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong", "message"),
+    [
+        ("assert answer == 2", {1: ("answer = 3",)}, None),
+        ("assert answer == 2", {1: ("answer = 2.0",)}, "the check accepted it"),
+        ("assert answer == 2", {1: ("answer = unknown",)}, "no assertion, but NameError"),
+        ("assert answer == 2", {}, "1 checks, wrong answers for exercises"),
+        ("assert answer == 3", {1: ("answer = 2",)}, "AssertionError"),
+        ("import warnings; warnings.warn('w'); assert answer == 2", {1: ("answer = 3",)}, "UserW"),
+        ("import torch; assert answer == 2", {1: ("answer = 3",)}, "ModuleNotFoundError"),
+    ],
+)
+def test_the_runner_refuses_what_is_wrong(check, wrong, message, monkeypatch):
+    monkeypatch.setitem(run_notebooks.WRONG, "00_test", wrong)
+    notebook = small(check)
+    problems = list(run_notebooks.execute(notebook, "00_test"))
+    assert len(notebook.cells) == 3, "hidden code stays hidden"
+    if message is None:
+        assert not problems
+    else:
+        assert len(problems) == 1 and message in problems[0]
+
+
+def test_a_page_shows_the_check_folds_the_solution_and_keeps_outputs_as_text():
+    notebook = small()
+    notebook.cells[0].source += " <not html>"
+    cell = new_code_cell("print('a```b')")
+    cell.outputs = [
+        new_output("stream", text="a```b\n"),
+        new_output("stream", text="second\n"),
+        new_output("display_data", data={"text/html": "<b>shown</b>", "text/plain": "shown"}),
+    ]
+    notebook.cells.insert(1, cell)
+    nbformat.validate(notebook)
+    page = hook().markdown(notebook, "00_test")
+    assert page.index("# 00 A test") < page.index("../00_test.ipynb") < page.index("**Question:**")
+    assert page.index('title="the check"') < page.index('??? success "A solution"')
+    assert "    answer = 2" in page
+    assert "````" in page and "a```b\nsecond" in page
+    assert '<div class="kvlab-shown"><b>shown</b></div>' in page
+
+
+def test_a_question_becomes_a_row_of_the_list():
+    notebook = small()
+    notebook.cells[0].source = "# 00 A test\n\n**Question:** does it\nrun?\n\nMore."
+    assert hook().question(notebook, "00_test") == "| [00 A test](00_test.md) | does it run? |"
