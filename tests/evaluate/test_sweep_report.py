@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,3 +273,19 @@ def test_the_study_asks_for_every_method():
     named = {methods.base_name(spec) for spec in sweep.methods}
     assert named == set(methods.names())
     assert (sweep.problems, len(sweep.seeds), len(sweep.budgets)) == (500, 3, 6)
+
+
+def test_the_study_is_of_the_model_in_the_package():
+    stored = read_stored(study_directory())
+    plan = make_plan(read_sweep(study_directory() / "sweep.toml"))
+    assert plan == stored.plan
+    assert {job.seed for job in plan.jobs()} - {job.seed for job in stored.missing()}
+
+
+def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
+    page = Path(__file__).resolve().parents[2] / "docs" / "study"
+    (summary,) = write_report(read_stored(study_directory()), tmp_path)
+    for name in ("report.md", "report.json"):
+        assert (tmp_path / name).read_text() == (page / name).read_text()
+    assert summary.point("full", None).solved == 1.0
+    assert summary.point("streaming_llm", min(summary.budgets.values())).solved == 0.0
