@@ -101,10 +101,10 @@ def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator
         yield accuracy_table(each)
         yield Text(
             f"In brackets: Wilson's {LEVEL:.0%} interval. {EXCEEDED}: held more entries than the "
-            "budget at some time, because it looks only now and then, or evicts only after the "
-            "prompt. Bold, among the others: not shown to be worse than the best of the column "
-            f"(McNemar's exact test of all pairs on the same problems, p < {1 - LEVEL:.2f} after "
-            "Holm's correction over all pairs and budgets)."
+            "budget at some time, because it looks only now and then, evicts only after the "
+            "prompt, or protects more. Bold, among the others: not shown to be worse than the best "
+            "of the column (McNemar's exact test of all pairs on the same problems, p < "
+            f"{1 - LEVEL:.2f} after Holm's correction over all pairs and budgets)."
         )
         yield Drawing(
             f"{name}-budget", "Problems solved over the budget", over_budget(each, curves)
