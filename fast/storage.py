@@ -218,17 +218,20 @@ class Storage:
     def coded(self) -> list[CodedTable] | None:
         """Return the tables as attention kernels read them; None if some have to be rewritten.
 
-        Those are balanced keys, blocks that are quantised per channel, and codes of 3 bits.
+        Those are balanced keys, and codes that do not fill bytes.
         """
-        if self.balance is not None:
+        if self.balance is not None or any(FULL_BITS % table.bits for table in self.tables):
             return None
-        if any(type(t) is ChannelRows or FULL_BITS % t.bits for t in self.tables):
-            return None
-        return [
-            CodedTable(t.slots, t.vectors if isinstance(t, FullRows) else t.quantized)
-            for t in self.tables
-            if isinstance(t, FullRows | TokenRows) and t.slots.shape[2]
-        ]
+        found = []
+        for table in self.tables:
+            if isinstance(table, FullRows):
+                found.append(CodedTable(table.slots, table.vectors))
+            elif isinstance(table, TokenRows):
+                coded, by_channel = table.quantized, isinstance(table, ChannelRows)
+                if by_channel and coded.group * coded.bits % 8:
+                    return None
+                found.append(CodedTable(table.slots, coded, by_channel))
+        return [table for table in found if table.slots.shape[2]]
 
     def append(self, vectors: Float[Tensor, "N G m d"], present: Sequence[int]) -> None:
         """Add slots at full precision; of the new ones each sequence fills the last ``present``."""

@@ -18,6 +18,8 @@ class CodedTable:
     """−1 for rows that belong to no entry."""
     vectors: Float[Tensor, "N G rows d"] | Quantized
     """As they are, or codes in groups of consecutive channels."""
+    by_channel: bool = False
+    """Whether codes are in groups of consecutive rows instead: ``[N, G, blocks, d, bytes]``."""
 
     @property
     def bits(self) -> int:
@@ -27,5 +29,6 @@ class CodedTable:
     def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
         """Dequantise."""
         if isinstance(self.vectors, Quantized):
-            return self.vectors.dequantize(dtype)
+            read = self.vectors.dequantize(dtype)
+            return read.transpose(-1, -2).flatten(2, 3) if self.by_channel else read
         return self.vectors.to(dtype)

@@ -69,8 +69,9 @@ def kernels(stored):
         plain = f"*{stored}" if bits == 16 else "*u8"
         scales = {"scales": plain if bits == 16 else "*fp16", "zeros": "*fp16", "weights": "*fp32",
                   "slots": "*i64", "queries": f"*{stored}"}  # fmt: skip
-        constants = {**table, "BITS": bits}
+        constants = {**table, "BITS": bits, "BY_CHANNEL": bits < 16}
         yield coded.logits_of_table, {**constants, "SOFTCAP": False}, {**scales, "keys": plain}
+        constants = {**constants, "BY_CHANNEL": False}
         yield coded.values_of_table, constants, {**scales, "values": plain}
     for bits in (8, 4, 2):
         constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits}

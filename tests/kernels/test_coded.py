@@ -116,3 +116,23 @@ def test_outlier_scores(length, group, dtype, over):
     wanted = np.stack([outlier_score(block, over) for block in blocks], axis=-1)
     np.testing.assert_allclose(found, wanted, atol=FLOAT64)
     assert group < 32 or wanted.max() > 0.1
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("n", "group"), [(64, 32), (72, 8)])
+def test_attention_to_keys_quantised_by_channel(n, group, bits):
+    queries, keys, values = (drawn((N, G, m, D), i) for i, m in enumerate((RHO, n, n)))
+    blocks = quantise(keys.unflatten(2, (-1, group)).transpose(-1, -2), bits, group)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    table = CodedTable(order.expand(N, G, n), blocks, by_channel=True)
+    plain = [CodedTable(torch.arange(n, device=DEVICE).expand(N, G, n), values)]
+    output, weights = attend_to_tables(queries[:, :, :, None], [table], plain, n)
+    read = np.zeros((N, G, n, D))
+    read[:, :, order.cpu()] = as_numpy(table.read(torch.float64))
+    assert np.abs(read - as_numpy(keys)).max() > 0
+    for one in range(N):
+        mask = np.ones((G, 1, 1, n), dtype=bool)
+        asked = as_numpy(queries[one])[:, :, None]
+        wanted, attention = attend(asked, read[one], as_numpy(values[one]), mask, None)
+        np.testing.assert_allclose(as_numpy(weights[one]), attention, atol=FLOAT32_SCORES)
+        np.testing.assert_allclose(as_numpy(output[one]), wanted, atol=FLOAT32_SCORES * 3)

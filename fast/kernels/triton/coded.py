@@ -105,12 +105,12 @@ def logits_of_table(
     n, count, magnitude, scale, softcap, k_head, k_row, s_head,
     RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr,
+    SOFTCAP: tl.constexpr, BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Logits of a head's queries over the keys of one table, written to the slots of the entries.
 
-    BITS 16 are plain numbers, fewer are codes of BITS bits in groups of GROUP channels. Grid:
-    (heads, blocks of the table's rows).
+    BITS 16 are plain numbers, fewer are codes of BITS bits in groups of GROUP channels, or rows
+    BY_CHANNEL. Grid: (heads, blocks of the table's rows).
     """
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, channel = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
@@ -120,8 +120,9 @@ def logits_of_table(
     there = line < count
     inside = there[:, None] & (channel < D)[None, :]
     k = read_vectors(
-        keys, scales, zeros, head, line, inside, channel, k_head, k_row, s_head, D, BITS, GROUP
-    )
+        keys, scales, zeros, head, line, inside, channel, k_head, k_row, s_head,
+        D, BITS, GROUP, BY_CHANNEL,
+    )  # fmt: skip
     logits = tl.dot(q.to(tl.float32), tl.trans(k), input_precision="tf32x3") * scale
     if SOFTCAP:
         logits = squeezed(logits, softcap)
@@ -138,6 +139,7 @@ def values_of_table(
     n, count, magnitude, v_head, v_row, s_head,
     RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """Weighted sum of some values of one table; a part of the output. Grid: (heads, blocks)."""
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -149,8 +151,9 @@ def values_of_table(
     p = tl.load(at, mask=(row < RHO)[:, None] & (slot >= 0)[None, :], other=0.0)
     inside = there[:, None] & (channel < D)[None, :]
     v = read_vectors(
-        values, scales, zeros, head, line, inside, channel, v_head, v_row, s_head, D, BITS, GROUP
-    )
+        values, scales, zeros, head, line, inside, channel, v_head, v_row, s_head,
+        D, BITS, GROUP, BY_CHANNEL,
+    )  # fmt: skip
     part = tl.dot(p, v, input_precision="tf32x3")
     real = (row < RHO)[:, None] & (channel < D)[None, :]
     to = (head * tl.num_programs(1) + block) * RHO + row

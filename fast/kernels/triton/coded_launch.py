@@ -92,8 +92,9 @@ def attend_to_tables_triton(
         logits_of_table[blocks_of(heads, count)](
             flat, vectors, scales, zeros, table.slots.contiguous(), raw,
             entries, count, magnitude(count), d**-0.5, softcap or 0.0,
-            count * vectors.shape[-1], vectors.shape[-1], count * scales.shape[-1],
-            BITS=table.bits, GROUP=group, SOFTCAP=softcap is not None, **sizes,
+            vectors[0, 0].numel(), vectors.shape[-1], scales[0, 0].numel(),
+            BITS=table.bits, GROUP=group, SOFTCAP=softcap is not None,
+            BY_CHANNEL=table.by_channel, **sizes,
         )  # fmt: skip
     weights = torch.softmax(raw, dim=-1)
     output = torch.zeros((heads, rho, d), dtype=torch.float32, device=device)
@@ -107,8 +108,8 @@ def attend_to_tables_triton(
         values_of_table[(heads, blocks)](
             weights, vectors, scales, zeros, table.slots.contiguous(), part,
             entries, count, magnitude(count),
-            count * vectors.shape[-1], vectors.shape[-1], count * scales.shape[-1],
-            BITS=table.bits, GROUP=group, BLOCK_N=BLOCK_N, **sizes,
+            vectors[0, 0].numel(), vectors.shape[-1], scales[0, 0].numel(),
+            BITS=table.bits, GROUP=group, BLOCK_N=BLOCK_N, BY_CHANNEL=table.by_channel, **sizes,
         )  # fmt: skip
         output += part.sum(dim=1)
     shape = N, G, rho, 1
@@ -121,7 +122,7 @@ def blocks_of(heads: int, count: int) -> Callable[[dict[str, int]], tuple[int, i
 
 
 def parts_of(table: CodedTable) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return the numbers or codes of a table, scales, zero points, and channels of a group."""
+    """Return the numbers or codes of a table, scales, zero points, and the size of a group."""
     if isinstance(table.vectors, Quantized):
         coded = table.vectors
         return (
