@@ -51,7 +51,10 @@ def needle(
     block_size: Annotated[
         int, typer.Option(help="Read prompts in blocks of so many tokens.")
     ] = 128,
-    batch_size: Annotated[int, typer.Option(help="Haystacks that are read together.")] = 8,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Haystacks that are read together; default: 1, of the problems 8."),
+    ] = None,
     heat_map: Annotated[Path, typer.Option(help="SVG to write.")] = Path("kvlab-report/needle.svg"),
     model: ModelName = None,
     device: Device = None,
@@ -75,7 +78,8 @@ def needle(
         from kvlab.fast.evaluate import needle as searching
         from kvlab.fast.models.loading import load
 
-        settings = searching.Settings(specs, asked, block_size, batch_size)
+        together = (8 if hay is None else 1) if batch_size is None else batch_size
+        settings = searching.Settings(specs, asked, block_size, together)
         searching.check(settings)
         searching.check_grid(shares, trials)
         network, tokenizer = load(model or reasoner_directory(), dtype, device, parallel)

@@ -52,7 +52,10 @@ def perplexity(
         typer.Option(help="Tokens of a block; default: 128, for the problems 16."),
     ] = None,
     feed: Feed = "blocks",
-    batch_size: Annotated[int, typer.Option(help="Windows that are read together.")] = 8,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Windows that are read together; default: 1, for the problems 8."),
+    ] = None,
     model: ModelName = None,
     device: Device = None,
     dtype: Dtype = "auto",
@@ -71,8 +74,10 @@ def perplexity(
         from kvlab.fast.evaluate import perplexity as measuring
         from kvlab.fast.models.loading import load
 
-        size = block_size or (16 if written is None else 128)
-        settings = measuring.Settings(specs, asked, size, feed, batch_size)
+        block, batch = (16, 8) if written is None else (128, 1)
+        block = block if block_size is None else block_size
+        batch = batch if batch_size is None else batch_size
+        settings = measuring.Settings(specs, asked, block, feed, batch)
         measuring.check(settings)
         cut = (4096 if window is None else window, 1 if prompt is None else prompt, windows)
         measuring.check_window(*cut)

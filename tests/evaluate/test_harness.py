@@ -331,12 +331,14 @@ def test_the_command_line_of_lm_eval_knows_the_model(model, tasks, tmp_path):
     (written,) = tmp_path.glob("out*.json")
     config = json.loads(written.read_text())["config"]
     assert config["model"] == "kvlab"
-    ours = CompressedLM(model, "h2o@every=4", "50%", recent=8)
-    assert ours.policy_for(10).protect == methods_of(model, "h2o@every=4,recent=8")
+    assert config["model_args"]["recent"] == 8
 
 
-def methods_of(model, spec):
-    return CompressedLM(model, spec, "50%").policy_for(10).protect
+def test_options_of_a_method_may_follow_as_arguments(model):
+    apart = CompressedLM(model, "h2o@every=4", "50%", recent=8).policy_for(10)
+    together = CompressedLM(model, "h2o@every=4,recent=8", "50%").policy_for(10)
+    assert (apart.protect, apart.schedule) == (together.protect, together.schedule)
+    assert apart.protect != CompressedLM(model, "h2o@every=4", "50%").policy_for(10).protect
 
 
 def test_lm_eval_is_told_of_the_model_by_an_entry_point():
