@@ -20,6 +20,7 @@ from kvlab.reference.conformance.operation import Operation
 from kvlab.reference.conformance.program import Program
 from kvlab.reference.conformance.reporting import to_junit, to_plain
 from kvlab.reference.conformance.targets import operation_of
+from kvlab.reference.methods import parse
 
 app = typer.Typer(
     no_args_is_help=True, help="Test your own kernel against the reference, in any language."
@@ -168,10 +169,13 @@ def show_target(
     outputs = {name for case in cases for name in case.expected}
     parameters = {name: value for case in cases for name, value in case.parameters.items()}
     if as_json:
-        print(json.dumps(plain(operation, names, outputs, parameters), indent=1))
+        source = source_of(operation, target)
+        print(json.dumps(plain(operation, source, names, outputs, parameters), indent=1))
         return
     console.print(f"[bold]{target}[/]: {escape(operation.summary)}", highlight=False)
-    console.print(f"source: {escape(operation.source)}", highlight=False)
+    console.print(
+        f"source: {escape(source_of(operation, target))}", highlight=False, soft_wrap=True
+    )
     table = Table("", "name", "axes", "kind or values", "meaning", box=box.SIMPLE_HEAD)
     for title, fields, wanted in (
         ("input", operation.inputs, names),
@@ -188,13 +192,31 @@ def show_target(
     console.print(table)
 
 
+def source_of(operation: Operation, target: str) -> str:
+    """Say where a target is defined: paper, equations, and the file of the reference to read."""
+    if not operation.of_method:
+        return operation.source
+    method = parse(target.rpartition(".")[0])
+    base = getattr(method, "base", None)
+    return "\n        ".join(
+        f"{each.source}; equations {', '.join(each.equations) or 'none'}; "
+        f"read {type(each).__module__.removeprefix('kvlab.').replace('.', '/')}.py"
+        for each in (method, base)
+        if each is not None
+    )
+
+
 def plain(
-    operation: Operation, names: set[str], outputs: set[str], parameters: dict[str, object]
+    operation: Operation,
+    source: str,
+    names: set[str],
+    outputs: set[str],
+    parameters: dict[str, object],
 ) -> dict[str, object]:
     """Return a target's description as what JSON can hold."""
     return {
         "summary": operation.summary,
-        "source": operation.source,
+        "source": source,
         "inputs": {k: vars(v) for k, v in operation.inputs.items() if k in names},
         "outputs": {k: vars(v) for k, v in operation.outputs.items() if k in outputs},
         "parameters": {

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -350,8 +349,3 @@ def rounded(x: Array) -> Array:
     if not is_safe(x):
         raise UncertainError
     return to_float32(x.astype(np.float64))
-
-
-def built(*parts: Iterator[Case]) -> list[Case]:
-    """Return cases of several builders, in order."""
-    return list(chain(*parts))

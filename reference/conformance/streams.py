@@ -173,16 +173,3 @@ def stream_of(group: str, attempt: int) -> Stream:
     """Return the stream of a group; another attempt draws other numbers."""
     name = SAME_STREAM.get(group, group)
     return STREAMS[name](Source(name, attempt))
-
-
-def described(group: str) -> str:
-    """Say in a line what a group of streams stresses."""
-    return DESCRIPTIONS.get(group) or (STREAMS[group].__doc__ or "").strip()
-
-
-DESCRIPTIONS = {
-    "budget_ge_length": "A budget as large as the stream: nothing may change.",
-    "equal_scores": "Scores that are whole steps, so that many entries are of equal worth.",
-    "mri_zero": "No entry is ever activated: all scores are zero, and the newest stay.",
-    "at_threshold": "Attention that equals the threshold to the last bit: ≥ is not >.",
-}

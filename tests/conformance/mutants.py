@@ -108,7 +108,7 @@ BUGS = (
         "return attention @ values[:1, None]",
     ),
     Bug(
-        "probabilities in bfloat16-like 8 bits before the sum",
+        "probabilities rounded to 8 bits before they are added up",
         "attend",
         ATTENTION,
         "weights = np.exp(",

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jsonschema
@@ -12,6 +13,7 @@ from shapes import shapes_checked
 
 from kvlab.reference import methods
 from kvlab.reference.conformance import published, vectors
+from kvlab.reference.conformance.blocks import OPERATIONS as BLOCKS
 from kvlab.reference.conformance.case import PRECISIONS
 from kvlab.reference.conformance.implementation import exact_in_16_bits, is_vector
 from kvlab.reference.conformance.streams import PRECISE
@@ -106,3 +108,11 @@ def test_the_reference_has_not_moved():
         vectors.write(vectors.all_cases(), vectors.Path(folder))
         made = (vectors.Path(folder) / vectors.SUMS).read_text()
     assert made == (vectors.DIRECTORY / vectors.SUMS).read_text()
+
+
+def test_the_page_names_every_group_and_counts_right():
+    page = Path("docs/conformance.md").read_text(encoding="utf-8")
+    groups = {case.group for case in published()}
+    assert not {group for group in groups if f"`{group}`" not in page}
+    assert f" {len(published())} test" in page.replace("\n", " ")
+    assert f"for {len(BLOCKS)} building blocks" in page
