@@ -28,7 +28,7 @@ app = typer.Typer(
 
 
 MOST_NAMES = 12
-"""Targets that are named although the implementation does not offer them."""
+"""Targets that are named although nothing of them was tested."""
 
 
 @app.command()
@@ -117,6 +117,8 @@ def show(report: Report) -> None:
         table.add_column(heading, justify="right")
     last = ""
     for group in report.groups:
+        if group.target in report.untested:
+            continue
         failed = group.count(Status.FAILED)
         table.add_row(
             group.target if group.target != last else "",
@@ -132,11 +134,11 @@ def show(report: Report) -> None:
         console.print()
     counts = ", ".join(f"{report.count(status)} {status}" for status in Status)
     console.print(counts, highlight=False)
-    if report.not_offered:
-        names = ", ".join(report.not_offered[:MOST_NAMES])
-        more = len(report.not_offered) - MOST_NAMES
+    if report.untested:
+        names = ", ".join(report.untested[:MOST_NAMES])
+        more = len(report.untested) - MOST_NAMES
         ending = f" and {more} more" if more > 0 else ""
-        console.print(f"not offered: {names}{ending}", style="dim", highlight=False)
+        console.print(f"nothing tested of: {names}{ending}", style="dim", highlight=False)
 
 
 @app.command("list")

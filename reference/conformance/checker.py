@@ -4,14 +4,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from time import monotonic
 from typing import Any
 
 from kvlab.reference.conformance import vectors
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.comparing import difference
 from kvlab.reference.conformance.implementation import Functions, Implementation, NotTestedError
-from kvlab.reference.conformance.minimise import Found, minimised
+from kvlab.reference.conformance.minimise import SECONDS, Found, minimised
 from kvlab.reference.conformance.targets import OPERATIONS, operation_of
+
+ALL_SECONDS = 40.0
+"""Time that is spent on making the failures of one check small."""
 
 IN_FULL = 3
 """Failures that are shown with their smallest inputs; of others only what is wrong."""
@@ -73,6 +77,17 @@ class Report:
         """Number of cases that ended so."""
         return sum(group.count(status) for group in self.groups)
 
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Targets of which no case was tested."""
+        tried = {
+            group.target
+            for group in self.groups
+            if group.count(Status.PASSED) or group.count(Status.FAILED)
+        }
+        found = (group.target for group in self.groups if group.target not in tried)
+        return (*dict.fromkeys(found), *self.not_offered)
+
     def failures(self) -> list[Outcome]:
         """Return the first failure of every group that has one."""
         return [found for group in self.groups if (found := group.first_failure) is not None]
@@ -128,12 +143,16 @@ def check(
     if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
     by_group: dict[tuple[str, str], list[Outcome]] = {}
+    seconds = ALL_SECONDS if minimise else 0.0
     for number, case in enumerate(offered):
         if progress is not None:
             progress(number, len(offered), case.target)
         outcomes = by_group.setdefault((case.target, case.group), [])
         first = not any(each.status == Status.FAILED for each in outcomes)
-        outcomes.append(run_case(under_test, case, minimise and first))
+        began = monotonic()
+        outcomes.append(run_case(under_test, case, seconds if first else 0.0))
+        if outcomes[-1].smallest is not None:
+            seconds -= min(seconds, monotonic() - began)
     if progress is not None:
         progress(len(offered), len(offered), "done")
     return Report(
@@ -231,15 +250,18 @@ def targets(cases: Iterable[Case]) -> list[str]:
     return list(dict.fromkeys(case.target for case in cases))
 
 
-def run_case(under_test: Implementation, case: Case, minimise: bool) -> Outcome:
-    """Let an implementation answer one case."""
+def run_case(under_test: Implementation, case: Case, seconds: float = 0.0) -> Outcome:
+    """Let an implementation answer one case, and take so long to make a failure small."""
     try:
         reason = wrong(under_test, case)
     except NotTestedError as why:
         return Outcome(case, Status.NOT_TESTED, str(why))
     if reason is None:
         return Outcome(case, Status.PASSED)
-    smallest = minimised(case, lambda smaller: wrong(under_test, smaller)) if minimise else None
+    if not seconds:
+        return Outcome(case, Status.FAILED, reason)
+    limit = min(seconds, SECONDS)
+    smallest = minimised(case, lambda smaller: wrong(under_test, smaller), limit)
     return Outcome(case, Status.FAILED, reason, smallest)
 
 

@@ -15,7 +15,7 @@ from kvlab.reference.conformance.targets import OPERATIONS
 from kvlab.reference.notation import Array
 
 SECONDS = 5.0
-"""Time that is spent on one failure."""
+"""Time that is spent on one failure at most."""
 
 TRIALS = 400
 """Smaller cases that are tried at most."""
@@ -46,9 +46,9 @@ class Found:
         )
 
 
-def minimised(case: Case, wrong: Wrong) -> Found:
+def minimised(case: Case, wrong: Wrong, seconds: float = SECONDS) -> Found:
     """Return the smallest case that still fails, with the reference's answer computed anew."""
-    deadline = monotonic() + SECONDS
+    deadline = monotonic() + seconds
     found, trials = Found(case, wrong(case) or ""), 0
     again = True
     while again:

@@ -13,7 +13,7 @@ from kvlab.reference.conformance.checker import belongs, run_case
 def first_failure(copy: Copy, target: str) -> str | None:
     """Return the first case of a target that fails."""
     for case in published():
-        if belongs(case, target) and run_case(copy, case, minimise=False).status == Status.FAILED:
+        if belongs(case, target) and run_case(copy, case).status == Status.FAILED:
             return case.name
     return None
 
