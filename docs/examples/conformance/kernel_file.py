@@ -11,7 +11,7 @@ def h2o_observe(attention, accumulated, reduce):
     return accumulated + attention.mean(axis=1).sum(axis=1)
 
 
-def keep_any_method(scores, safe, room):
+def keep_set(scores, safe, room):
     """Keep the safe entries and the best of the rest; of equal scores the later."""
     order = np.lexsort((scores, safe), axis=-1)
     candidates = scores.shape[1] - int(safe[0].sum())
@@ -22,5 +22,5 @@ def keep_any_method(scores, safe, room):
 IMPLEMENTATIONS = {
     "attend": flash_decode.attend,
     "h2o.observe": h2o_observe,
-    "keep_set": keep_any_method,
+    "keep_set": keep_set,
 }
