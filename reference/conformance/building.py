@@ -12,7 +12,13 @@ from kvlab.reference.conformance.drawing import Source
 from kvlab.reference.conformance.operation import DTYPES
 from kvlab.reference.conformance.rounding import is_safe, to_float32
 from kvlab.reference.conformance.streams import TIED, Stream, stream_of
-from kvlab.reference.conformance.subjects import SUBJECTS, Subject
+from kvlab.reference.conformance.subjects import (
+    OPTIONS,
+    SUBJECTS,
+    VARIANT,
+    Subject,
+    is_option,
+)
 from kvlab.reference.conformance.targets import OPERATIONS, target_of
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
@@ -69,7 +75,7 @@ def subject_cases(subject: Subject, group: str) -> tuple[Case, ...]:
         if events is None:
             continue
         try:
-            cases = tuple(from_events(subject.spec, budget, policy, stream, events, group))
+            cases = tuple(from_events(subject, budget, policy, stream, events, group))
         except UncertainError:
             continue
         runs = [case for case in cases if case.operation == "run"]
@@ -215,9 +221,17 @@ class UncertainError(Exception):
 
 
 def from_events(
-    spec: str, budget: int | None, policy: Policy, stream: Stream, events: list[Event], group: str
+    subject: Subject,
+    budget: int | None,
+    policy: Policy,
+    stream: Stream,
+    events: list[Event],
+    group: str,
 ) -> Iterator[Case]:
     """Take the whole stream as a case, and the steps of the blocks that decide."""
+    spec, prefix = subject.spec, ""
+    if is_option(subject) and group in VARIANT:
+        group, prefix = OPTIONS, f"{group}-"
     parameters = {
         **stages.options_of(spec),
         "budget": budget,
@@ -227,10 +241,12 @@ def from_events(
     for number, event in enumerate(chosen(events, group)):
         here = parameters | stages.clock_parameters(event.seen.clock)
         for operation, inputs, more in event_inputs(policy, event, group):
-            name = f"{number}"
+            name = f"{prefix}{number}"
             yield finished(operation, spec, group, name, {**here, **more}, inputs)
     if stream.first == 0:
-        yield finished("run", spec, group, "0", parameters, run_inputs(policy, stream, events))
+        yield finished(
+            "run", spec, group, f"{prefix}0", parameters, run_inputs(policy, stream, events)
+        )
 
 
 def chosen(events: list[Event], group: str) -> list[Event]:

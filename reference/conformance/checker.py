@@ -155,8 +155,10 @@ def check(
             seconds -= min(seconds, monotonic() - began)
     if progress is not None:
         progress(len(offered), len(offered), "done")
+    order = targets(offered)
+    found = [Group(*key, tuple(outcomes)) for key, outcomes in by_group.items()]
     return Report(
-        tuple(Group(*key, tuple(outcomes)) for key, outcomes in by_group.items()),
+        tuple(sorted(found, key=lambda group: order.index(group.target))),
         tuple(target for target in targets(chosen) if not under_test.offers(target)),
     )
 

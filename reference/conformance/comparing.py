@@ -84,7 +84,8 @@ def located(
             size = np.abs(found - expected) / np.broadcast_to(allowed, found.shape)
         size = np.where(wrong, np.nan_to_num(size, nan=np.inf, posinf=np.inf), -1.0)
         first = tuple(int(i) for i in np.unravel_index(int(np.argmax(size)), size.shape))
-        limit = f" ± {np.broadcast_to(allowed, found.shape)[first]:.1e}"
+        tolerance = np.broadcast_to(allowed, found.shape)[first]
+        limit = f" ± {tolerance:.1e}" if np.isfinite(tolerance) else ""
     return (
         f"is wrong in {int(wrong.sum())} of {wrong.size} elements, most at {list(first)}: "
         f"{shown(found[first])} instead of {shown(expected[first])}{limit}"

@@ -6,6 +6,10 @@ EVERY_METHOD = ("plain", "gqa", "mqa", "block_not_dividing", "extreme_logits", "
 FULL_PRECISION = (*EVERY_METHOD, "bf16_inputs", "float32_inputs")
 EVICTING = (*FULL_PRECISION, "budget_ge_length", "repeated_entries")
 VARIANT = ("plain", "gqa")
+
+OPTIONS = "options"
+"""Group of those methods' cases that are not the main reading of their kind."""
+
 COUNTING = (
     *("plain", "gqa", "mqa", "block_not_dividing", "softcap", "float32_inputs"),
     *("budget_ge_length", "equal_scores", "repeated_entries"),
@@ -84,3 +88,14 @@ SUBJECTS = (
     Subject("fast_caote:tova", 12, VARIANT),
 )
 """The main reading of every method in all groups that apply, its options in a few."""
+
+
+def is_option(subject: Subject) -> bool:
+    """Whether another subject is the main reading of the same method."""
+    main = next(each for each in SUBJECTS if composed(each) == composed(subject))
+    return main is not subject
+
+
+def composed(subject: Subject) -> str:
+    """Return the method without its options."""
+    return subject.spec.partition("@")[0]
