@@ -37,6 +37,9 @@ print(f"{found.problems} problems of {found.mean_length:.0f} tokens, {len(found.
 tally(judged)
 
 # %% [markdown]
+# Six budgets and 500 problems for all methods, without the ablations, are on the page *Study*,
+# which `kvlab sweep` and `kvlab report` made.
+#
 # ## What needs no model
 #
 # Theorems, equations, tables of differences and sentences about cost are checked by algebra,

@@ -18,6 +18,8 @@ from kvlab.reference.simulator.figures import paper_figures
 from kvlab.reference.simulator.replay import replay
 from kvlab.reference.simulator.trace import Recording
 
+NO_BREAK = "\u00a0"
+
 SHADES = {
     Verdict.HOLDS: "C2",
     Verdict.FAILS: "C3",
@@ -53,8 +55,11 @@ def shown(judged: Judged, interval: Interval, sign: str = "") -> str:
     """Format a share in percent, or a mean error."""
     share = judged.contrast.kind != "smaller error"
     factor, digits = (100, 0) if share else (1, 3)
-    mean, low, high = (factor * x for x in (interval.mean, interval.low, interval.high))
-    return f"{mean:{sign}.{digits}f} ({low:{sign}.{digits}f} to {high:{sign}.{digits}f})"
+    mean, low, high = (
+        round(factor * x, digits) + 0.0 for x in (interval.mean, interval.low, interval.high)
+    )
+    bounds = f"{low:{sign}.{digits}f} to {high:{sign}.{digits}f}"
+    return f"{mean:{sign}.{digits}f} ({bounds})".replace(" ", NO_BREAK)
 
 
 def forest(judgements: Sequence[Sequence[Judged]]) -> Picture:
@@ -86,7 +91,7 @@ def tally(judged: Mapping[str, Sequence[Sequence[Judged]]]) -> Table:
         numbers = [found[verdict] for verdict in Verdict]
         rows.append((paper, *map(str, numbers), str(own)))
     columns = (*(str(verdict) for verdict in Verdict), "needs other models")
-    return Table(("paper", *columns), rows)
+    return Table(("paper", *columns), rows, wrap=True)
 
 
 def shares(found: Reproduction, specs: Sequence[str]) -> Table:
@@ -126,7 +131,8 @@ def proofs(model: Path) -> Table:
     for paper in PAPERS:
         found = [claim.run(model).verdict for claim in claims(paper)]
         rows.append((paper, str(len(found)), *(str(found.count(verdict)) for verdict in Proved)))
-    return Table(("paper", "claims", *(str(verdict) for verdict in Proved)), rows)
+    columns = ("claims", *(str(verdict) for verdict in Proved))
+    return Table(("paper", *columns), rows, wrap=True)
 
 
 def modelled(paper: str) -> Table:
