@@ -22,6 +22,7 @@ from kvlab.fast.commands.simulate import simulate
 from kvlab.fast.commands.sweep import sweep
 from kvlab.fast.commands.terminal import AsJson, console, errors, progress
 from kvlab.fast.commands.trace import trace
+from kvlab.fast.commands.view import view
 from kvlab.fast.evaluate import compare as comparing
 from kvlab.fast.evaluate.backends import default_backend
 from kvlab.fast.evaluate.report import sections, write_report
@@ -35,6 +36,7 @@ app.command()(trace)
 app.command()(prove)
 app.command()(simulate)
 app.command()(plan)
+app.command()(view)
 app.command()(sweep)
 app.command()(report)
 app.command(name="eval")(evaluate)

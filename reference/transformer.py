@@ -251,6 +251,18 @@ class Transformer:
         return inverse_frequencies(self.config.rope, self.config.head_dim).astype(np.float32)
 
 
+def end_of_text(directory: str | Path) -> int | None:
+    """Return the token that ends a model's texts, the first if there are several.
+
+    Raises:
+        FileNotFoundError: if there is no ``config.json``.
+        ValueError: if it is corrupt.
+    """
+    found = _read_json(Path(directory) / "config.json").get("eos_token_id")
+    every = found if isinstance(found, list) else [found]
+    return every[0] if every else None
+
+
 def inverse_frequencies(rope: Mapping[str, Any], head_dim: int) -> Float[Array, " half"]:
     """Return RoPE's angle per position of each pair of channels."""
     plain = rope["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)

@@ -1,0 +1,139 @@
+"""The page of ``kvlab view`` in a real browser shows what its chronicle says."""
+
+import os
+import shutil
+
+import pytest
+from browser_synthetic import chronicle
+
+from kvlab.fast.viewer import write_viewer
+from kvlab.reference.chronicle.run import GONE
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+EVIL = '<img src=x onerror="document.title=1">&amp;'
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser):
+    opened = browser.new_page()
+    opened.problems = []
+    opened.on("console", lambda message: opened.problems.append(message.text))
+    opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+    opened.on("request", lambda request: opened.problems.append(request.url))
+    yield opened
+    opened.close()
+
+
+def opened(page, found, tmp_path):
+    path = tmp_path / "view.html"
+    write_viewer(found, path)
+    page.goto(path.as_uri())
+    asked = [each for each in page.problems if each != path.as_uri()]
+    assert not asked, asked
+    page.problems.clear()
+    return page
+
+
+def classes(page, pane, tokens):
+    spans = page.locator("#panes [role=listbox]").nth(pane).locator("[role=option]")
+    names = spans.evaluate_all("all => all.map(span => span.className.split(' '))")
+    return names[:tokens]
+
+
+def shows(page, run, pane, step, kept):
+    """Compare the colours of one pane with the share of heads that keep each token."""
+    page.evaluate(
+        "step => { const s = document.getElementById('step'); s.value = step;"
+        " s.dispatchEvent(new Event('input')); }",
+        step,
+    )
+    for position, names in enumerate(classes(page, pane, run.read)):
+        if position >= run.steps[step]:
+            assert "f" in names
+        else:
+            share = kept[position]
+            assert f"l{0 if share == 0 else max(1, round(8 * share))}" in names, (position, names)
+
+
+@pytest.mark.parametrize("step", [0, 5, 17, 30])
+def test_slider_and_selectors_show_what_the_chronicle_says(page, tmp_path, step):
+    found = chronicle()
+    opened(page, found, tmp_path)
+    for pane, run in enumerate(found.runs):
+        kept = run.stored(step) != GONE
+        page.select_option("#layer", "all")
+        page.select_option("#head", "all")
+        shows(page, run, pane, step, kept.mean(axis=(0, 1)))
+        page.select_option("#layer", "1")
+        page.select_option("#head", "0")
+        shows(page, run, pane, step, kept[1, 0].astype(float))
+    assert not page.problems
+
+
+def test_another_step_looks_different(page, tmp_path):
+    run = chronicle().runs[0]
+    opened(page, chronicle(), tmp_path)
+    with pytest.raises(AssertionError):
+        shows(page, run, 0, 25, (run.stored(12) != GONE).mean(axis=(0, 1)))
+
+
+def test_a_token_of_markup_is_shown_as_text(page, tmp_path):
+    texts = tuple(EVIL if position % 2 else "</script><b>" for position in range(41))
+    opened(page, chronicle(texts=texts), tmp_path)
+    spans = page.locator("#panes [role=option]")
+    assert spans.nth(1).inner_text().strip() == EVIL
+    assert page.locator("#panes img, #panes b, #panes script").count() == 0
+    assert page.title() != "1"
+    assert not page.problems
+
+
+def test_keys_move_and_play(page, tmp_path):
+    opened(page, chronicle(), tmp_path)
+    page.locator("body").press("Home")
+    assert page.input_value("#step") == "0"
+    page.locator("body").press("ArrowRight")
+    page.locator("body").press("ArrowRight")
+    assert page.input_value("#step") == "2"
+    page.locator("body").press("End")
+    assert page.input_value("#step") == str(len(chronicle().runs[0].steps) - 1)
+    page.locator("body").press("Home")
+    page.locator("body").press(" ")
+    assert page.get_attribute("#play", "aria-pressed") == "true"
+    for _ in range(100):
+        page.wait_for_timeout(50)
+        if int(page.input_value("#step")) > 1:
+            break
+    assert int(page.input_value("#step")) > 1
+    assert not page.problems
+
+
+def test_choosing_a_token_tells_its_state(page, tmp_path):
+    found = chronicle()
+    run = found.runs[0]
+    opened(page, found, tmp_path)
+    page.select_option("#layer", "0")
+    page.select_option("#head", "1")
+    last = len(run.steps) - 1
+    gone = int((run.stored(last)[0, 1] == GONE).nonzero()[0][0])
+    step = int(run.last_step[0, 1, gone])
+    page.locator(f"#panes [role=option][data-position='{gone}']").first.click()
+    assert f"evicted at step {step}" in page.locator("#panes").inner_text()
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="a promise about CI")
+def test_ci_has_a_browser():
+    assert CHROMIUM is not None

@@ -1,0 +1,87 @@
+"""Chronicles that no method made: of any size, drawn at random."""
+
+import numpy as np
+
+from kvlab.reference.chronicle import Chronicle, Events, Run, Snapshot
+from kvlab.reference.chronicle.run import GONE
+
+WORDS = ("the", " cache", " of", " keys", ",", " and", "\n", " values", ".", " 8", "")
+
+
+def chronicle(
+    methods: int = 2,
+    tokens: int = 40,
+    prompt: int = 10,
+    layers: int = 2,
+    kv_heads: int = 2,
+    budget: int = 16,
+    every: int = 4,
+    texts: tuple[str, ...] | None = None,
+    seed: int = 0,
+) -> Chronicle:
+    """Draw runs under which every head evicts down to a budget, some entries at 8 bits before."""
+    rng = np.random.default_rng(seed)
+    texts = texts or tuple(rng.choice(WORDS, tokens + 1).tolist())
+    shape = (layers, kv_heads)
+    runs = [
+        draw(f"random-{number}", tokens, prompt, shape, budget, every, texts, rng)
+        for number in range(methods)
+    ]
+    return Chronicle("random", 0.01, tuple(runs))
+
+
+def draw(
+    name: str,
+    tokens: int,
+    prompt: int,
+    shape: tuple[int, int],
+    budget: int,
+    every: int,
+    texts: tuple[str, ...],
+    rng: np.random.Generator,
+) -> Run:
+    steps = np.arange(prompt, tokens + 1)
+    parts, snapshots = [], []
+    for layer in range(shape[0]):
+        present = [list(range(prompt)) for _ in range(shape[1])]
+        for index, seen in enumerate(steps.tolist()):
+            if index > 0:
+                for head in present:
+                    head.append(seen - 1)
+            if index % every == 0:
+                snapshots.append(snapshot(index, layer, present, rng))
+            events = []
+            for number, head in enumerate(present):
+                coded = int(rng.choice(head))
+                while len(head) > budget:
+                    gone = int(rng.integers(len(head) - 1))
+                    events.append((number, head.pop(gone), GONE))
+                if coded in head and rng.random() < 0.1:
+                    events.append((number, coded, 2))
+            if events:
+                heads, positions, states = np.array(events).T
+                same = np.ones_like(heads)
+                parts.append(Events(layer * same, heads, positions, index * same, states))
+    return Run(
+        name,
+        budget,
+        prompt,
+        texts,
+        None,
+        tuple(range(shape[0])),
+        shape[1],
+        steps,
+        np.ones(len(steps), dtype=bool),
+        ((0, 0), (16, 16), (8, 8)),
+        Events.joined(parts),
+        tuple(snapshots),
+    )
+
+
+def snapshot(
+    index: int, layer: int, present: list[list[int]], rng: np.random.Generator
+) -> Snapshot:
+    shape = (len(present), len(present[0]))
+    score = np.where(rng.random(shape) < 0.2, -np.inf, rng.random(shape))
+    stamp, interval = (rng.integers(0, 1 + index, shape) for _ in range(2))
+    return Snapshot(index, layer, rng.random(shape) / shape[1], score, stamp, interval)
