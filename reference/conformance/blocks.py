@@ -142,6 +142,19 @@ def expect_coded_output(inputs: Inputs, parameters: Parameters, method: str | No
     return {"output": numbers(output, logit_size(queries, keys), float(np.abs(values).max()))}
 
 
+def normalised(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
+    """Make every row of retention add up to 1 again.
+
+    Raises:
+        ValueError: if a row is negative somewhere, or zero.
+    """
+    h = inputs["h"]
+    sums = h.sum(axis=-1, keepdims=True)
+    if (h < 0).any() or (sums <= 0).any():
+        raise ValueError("h must be positive, and each row must add up to 1")
+    return {**inputs, "h": h / sums}
+
+
 def expect_errors(inputs: Inputs, parameters: Parameters, method: str | None):
     """CAOTE's or FastCAOTE's error per row of retention."""
     measure = fast_eviction_error if parameters["fast"] else eviction_error
@@ -324,6 +337,7 @@ OPERATIONS: Mapping[str, Operation] = {
             },
             {"fast": "whether the plain mean of the values stands for the output", "norm": "of v"},
             expect_errors,
+            normalised,
         ),
         Operation(
             "pool",

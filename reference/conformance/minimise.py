@@ -1,6 +1,6 @@
 """Makes a failing case small: fewer heads, entries, channels, tokens, and simpler numbers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference.conformance.building import is_decisive
-from kvlab.reference.conformance.case import Case, Inputs, Parameters
+from kvlab.reference.conformance.case import Case, Expected, Inputs, Parameters
 from kvlab.reference.conformance.implementation import NotTestedError
 from kvlab.reference.conformance.operation import AXES, Operation
 from kvlab.reference.conformance.targets import OPERATIONS
@@ -97,7 +97,24 @@ def answered(
             expected = operation.compute(stored, parameters, case.method)
     except (ValueError, IndexError):
         return None
+    if not is_block_newest(stored) or (has_infinite(expected) and not has_infinite(case.expected)):
+        return None
     return replace(case, name="", inputs=stored, parameters=parameters, expected=expected)
+
+
+def is_block_newest(inputs: Inputs) -> bool:
+    """Whether the queries' own entries are the newest ones, where there are queries."""
+    queries, entries = inputs.get("query_positions"), inputs.get("positions")
+    if queries is None or entries is None:
+        return True
+    return len(queries) <= entries.shape[1] and bool(
+        (entries[:, entries.shape[1] - len(queries) :] == queries).all()
+    )
+
+
+def has_infinite(expected: Mapping[str, Expected]) -> bool:
+    """Whether a number that is asked for is infinite: another subject than finite ones."""
+    return any(np.isinf(each.value).any() for each in expected.values())
 
 
 # --- shorter axes --------------------------------------------------------------------------------
@@ -134,20 +151,30 @@ def axis_length(case: Case, operation: Operation, axis: str) -> int:
 def with_axis(
     case: Case, operation: Operation, axis: str, wanted: int, last: bool
 ) -> tuple[Inputs, Parameters] | None:
-    """Return inputs with the first or last ``wanted`` along an axis; a stream keeps its start."""
+    """Return inputs with the first or last ``wanted`` along an axis.
+
+    A stream keeps its start, and a block of queries its own entries, the newest ones: in a step of
+    a method with their state; in a building block, which has none, by their positions alone.
+    """
     if last and axis == "t":
         return None
     inputs, parameters = dict(case.inputs), dict(case.parameters)
-    chosen = slice(-wanted, None) if last else slice(0, wanted)
     length = axis_length(case, operation, axis)
+    own = len(inputs["query_positions"]) if axis == "n" and "query_positions" in inputs else 0
+    if wanted < own:
+        return None
+    everything = np.arange(length)
+    newest = everything[-wanted:]
+    stateful = own if operation.of_method else 0
+    chosen = newest if last else first_and_own(everything, wanted - stateful, stateful)
+    moves = own and not stateful
     for name, x in case.inputs.items():
         axes = operation.inputs[name].axes
         if axis in axes:
-            where = [slice(None)] * x.ndim
-            where[axes.index(axis)] = chosen
-            inputs[name] = x[tuple(where)]
+            places = newest if moves and name == "positions" else chosen
+            inputs[name] = np.take(x, places, axis=axes.index(axis))
     if axis == "n" and "keep" in inputs:
-        moved = within(inputs["keep"], range(length)[chosen])
+        moved = within(inputs["keep"], chosen)
         if moved is None:
             return None
         inputs["keep"] = moved
@@ -159,9 +186,14 @@ def with_axis(
     return inputs, parameters
 
 
-def within(keep: Array, entries: range) -> Array | None:
+def first_and_own(entries: Array, first: int, own: int) -> Array:
+    """Return the first entries and the last ones."""
+    return np.concatenate([entries[:first], entries[len(entries) - own :]])
+
+
+def within(keep: Array, entries: Array) -> Array | None:
     """Return a keep set when only some entries are left; None if heads would differ."""
-    rows = [row[(row >= entries.start) & (row < entries.stop)] - entries.start for row in keep]
+    rows = [np.flatnonzero(np.isin(entries, row)) for row in keep]
     same = len({len(row) for row in rows}) == 1 and len(rows[0]) > 0
     return np.array(rows) if same else None
 
