@@ -89,6 +89,17 @@ def low_logits(source: Source) -> Drawn:
     return inputs, parameters
 
 
+def rows_apart(source: Source) -> Drawn:
+    """Make rows of logits about 1448 and −1448 in turn; the newest entry's, twice as large.
+
+    Each row has to subtract its own largest logit, and that of a visible entry.
+    """
+    inputs, parameters = attention_inputs(source, (2, 2, 4, 24, 8))
+    inputs["queries"][..., 0] = 64.0 * (-1.0) ** np.add.outer(np.arange(2), np.arange(4))
+    inputs["keys"][..., 0], inputs["keys"][:, -1, 0] = 64.0, 128.0
+    return inputs, parameters
+
+
 def far_positions(source: Source) -> Drawn:
     """Put entries around 2^15 and the block's own beyond 2^16: more than 16 bits hold."""
     inputs, parameters = attention_inputs(source, (2, 2, 3, 20, 8), 2.0, gaps=True)
@@ -130,6 +141,7 @@ ATTENTION: Mapping[str, Callable[[Source], Drawn]] = {
     "ties": equal_logits,
     "extreme_logits": huge_logits,
     "low_logits": low_logits,
+    "rows_apart": rows_apart,
     "far_positions": far_positions,
     "alpha_near_one": one_heavy,
     "softcap": lambda s: attention_inputs(s, (2, 2, 2, 24, 8), 4.0, softcap=4.0),

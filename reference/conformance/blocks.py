@@ -107,6 +107,9 @@ def stored_vectors(inputs: Inputs, parameters: Parameters, prefix: str = "") -> 
     found = inputs[f"{prefix}codes"].astype(np.uint8)
     bits, group, length = parameters["bits"], parameters["group"], found.shape[-1]
     scale, zero = inputs[f"{prefix}scale"], inputs[f"{prefix}zero"]
+    groups = -(-length // group)
+    if scale.shape[-1] != groups:
+        raise ValueError(f"{prefix}scale must hold {groups} groups, got {scale.shape[-1]}")
     return Quantized(pack(found, bits), scale, zero, bits, group, length).dequantize()
 
 

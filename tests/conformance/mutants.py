@@ -130,6 +130,21 @@ BUGS = (
         "x.max(axis=-1, keepdims=True, initial=0.0)",
     ),
     Bug(
+        "largest logit of the whole block subtracted from every row",
+        "attend",
+        ATTENTION,
+        "x.max(axis=-1, keepdims=True)",
+        "x.max(axis=(-2, -1), keepdims=True)",
+    ),
+    Bug(
+        "largest logit sought among masked entries, too",
+        "attend",
+        ATTENTION,
+        "    if mask is not None:\n",
+        "    largest = x.max(axis=-1, keepdims=True)\n    if mask is not None:\n",
+        (("np.exp(x - x.max(axis=-1, keepdims=True))", "np.exp(x - largest)"),),
+    ),
+    Bug(
         "positions compared in 16 bits",
         "attend",
         ATTENTION,

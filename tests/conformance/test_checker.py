@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvlab.reference.conformance import Status, check, published
+from kvlab.reference.conformance.blocks import expect_channel_codes as expected_codes
 from kvlab.reference.conformance.case import Expected, Tolerance
 from kvlab.reference.conformance.comparing import difference
 from kvlab.reference.conformance.expecting import keep, near_threshold, numbers
@@ -303,6 +304,25 @@ def test_small_retention_still_adds_up_to_1_and_stays_finite():
         assert smallest.inputs["h"].size < failure.case.inputs["h"].size
         np.testing.assert_allclose(smallest.inputs["h"].sum(axis=-1), 1, rtol=1e-6)
         assert np.isfinite(smallest.expected["error"].value).all()
+
+
+def double(x, bits, group):
+    """Return codes twice as large."""
+    found = expected_codes({"x": x.astype(float)}, {"bits": bits, "group": group}, None)
+    return {name: 2 * each.value for name, each in found.items()}
+
+
+def test_groups_stay_whole_when_codes_are_made_small():
+    report = check("quantize_channels", {"quantize_channels": double}, groups=["plain"])
+    assert report.failures()[0].smallest.case.parameters["group"] >= 1
+
+    def read(codes, scale, zero, group):
+        return 0.0 * codes
+
+    smallest = check("dequantize", read).failures()[0].smallest.case
+    length, group = smallest.inputs["codes"].shape[-1], smallest.parameters["group"]
+    assert smallest.inputs["scale"].shape[-1] == -(-length // group)
+    assert length < 32
 
 
 def test_small_blocks_are_still_the_newest_entries():
