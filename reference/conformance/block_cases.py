@@ -82,6 +82,33 @@ def huge_logits(source: Source) -> Drawn:
     return inputs, parameters
 
 
+def low_logits(source: Source) -> Drawn:
+    """Make all logits about −1448: a masked entry must not count for more than a visible one."""
+    inputs, parameters = attention_inputs(source, (2, 2, 3, 24, 8))
+    inputs["queries"][..., 0], inputs["keys"][..., 0] = 64.0, -64.0
+    return inputs, parameters
+
+
+def rows_apart(source: Source) -> Drawn:
+    """Make rows of logits about 1448 and −1448 in turn; the newest entry's, twice as large.
+
+    Each row has to subtract its own largest logit, and that of a visible entry.
+    """
+    inputs, parameters = attention_inputs(source, (2, 2, 4, 24, 8))
+    inputs["queries"][..., 0] = 64.0 * (-1.0) ** np.add.outer(np.arange(2), np.arange(4))
+    inputs["keys"][..., 0], inputs["keys"][:, -1, 0] = 64.0, 128.0
+    return inputs, parameters
+
+
+def far_positions(source: Source) -> Drawn:
+    """Put entries around 2^15 and the block's own beyond 2^16: more than 16 bits hold."""
+    inputs, parameters = attention_inputs(source, (2, 2, 3, 20, 8), 2.0, gaps=True)
+    own = 70001 + np.arange(3)
+    positions = inputs["positions"] + 2**15 - 40
+    positions[:, -3:] = own
+    return {**inputs, "positions": positions, "query_positions": own}, parameters
+
+
 def equal_logits(source: Source) -> Drawn:
     """Make all logits zero."""
     inputs, parameters = attention_inputs(source, (2, 2, 2, 16, 8))
@@ -113,6 +140,9 @@ ATTENTION: Mapping[str, Callable[[Source], Drawn]] = {
     "single_entry": lambda s: attention_inputs(s, (2, 2, 1, 1, 8)),
     "ties": equal_logits,
     "extreme_logits": huge_logits,
+    "low_logits": low_logits,
+    "rows_apart": rows_apart,
+    "far_positions": far_positions,
     "alpha_near_one": one_heavy,
     "softcap": lambda s: attention_inputs(s, (2, 2, 2, 24, 8), 4.0, softcap=4.0),
     "bf16_inputs": flat_and_long,
@@ -145,6 +175,20 @@ def signed(source: Source, G: int, n: int) -> Array:
     return distinct(source, G, n) - n / 64
 
 
+def below_zero(source: Source, G: int, n: int) -> Array:
+    """Draw negative scores, all different."""
+    return -distinct(source, G, n)
+
+
+def above(power: int) -> Callable[[Source, int, int], Array]:
+    """Return what draws scores above 2^power, all different: above marks such as 10^4 or 10^30."""
+
+    def draw(source: Source, G: int, n: int) -> Array:
+        return 2.0**power * (1 + distinct(source, G, n))
+
+    return draw
+
+
 def few_values(source: Source, G: int, n: int) -> Array:
     """Draw scores of three values."""
     return source.integers(0, 3, G, n) / 2.0
@@ -170,9 +214,13 @@ def neighbours(source: Source, G: int, n: int) -> Array:
     return 1 + distinct(source, G, n) * 2.0**-18
 
 
-def some_infinite(source: Source, G: int, n: int) -> Array:
-    """Draw scores of which three are infinite."""
-    return np.where(source.marks(3, G, n), np.inf, distinct(source, G, n))
+def infinite(count: int) -> Callable[[Source, int, int], Array]:
+    """Return what draws scores of which so many are infinite."""
+
+    def draw(source: Source, G: int, n: int) -> Array:
+        return np.where(source.marks(count, G, n), np.inf, distinct(source, G, n))
+
+    return draw
 
 
 SELECTION = {
@@ -182,20 +230,26 @@ SELECTION = {
         selection(few_values, 2, 24, 4, 8),
         selection(all_equal, 2, 17, 3, 5),
         selection(few_values, 1, 200, 16, 100),
+        selection(infinite(18), 2, 24, 4, 8),
     ),
     "signed_zero": (selection(both_zeros, 2, 24, 4, 8),),
-    "negative_scores": (selection(signed, 2, 24, 4, 8),),
+    "negative_scores": (
+        selection(signed, 2, 24, 4, 8),
+        selection(signed, 2, 24, 4, 16),
+        selection(below_zero, 2, 24, 4, 8),
+    ),
+    "large_scores": (selection(above(17), 2, 24, 4, 8), selection(above(126), 2, 24, 4, 8)),
     "wide_range": (selection(wide_range, 2, 24, 4, 8),),
     "close_scores": (selection(neighbours, 2, 64, 4, 30),),
-    "infinite_scores": (selection(some_infinite, 2, 24, 4, 8),),
+    "infinite_scores": (selection(infinite(3), 2, 24, 4, 8),),
     "no_room": (selection(distinct, 2, 24, 6, 0),),
     "budget_ge_length": (selection(distinct, 2, 12, 4, 8), selection(distinct, 2, 12, 4, 50)),
     "one_leaves": (selection(distinct, 2, 33, 8, 24),),
 }
 
 
-def moving(G: int, n: int, d: int, kept: int) -> Callable[[Source], Drawn]:
-    """Return what draws entries, their state, and who stays."""
+def moving(G: int, n: int, d: int, kept: int, first: int = 0) -> Callable[[Source], Drawn]:
+    """Return what draws entries, their state, and who stays; all whole numbers from ``first``."""
 
     def make(source: Source) -> Drawn:
         keep = np.stack([np.sort(source.permutation(n)[:kept]) for _ in range(G)])
@@ -203,9 +257,9 @@ def moving(G: int, n: int, d: int, kept: int) -> Callable[[Source], Drawn]:
         return {
             "keys": source.normal(G, n, d),
             "values": source.normal(G, n, d),
-            "positions": gaps,
+            "positions": first + gaps,
             "accumulated": source.uniform(G, n),
-            "stamp": source.integers(0, 5000, G, n),
+            "stamp": first + source.integers(0, 5000, G, n),
             "keep": keep,
         }, {}
 
@@ -218,6 +272,7 @@ COMPACTION = {
     "one_leaves": (moving(2, 12, 4, 11),),
     "one_stays": (moving(2, 12, 4, 1),),
     "budget_ge_length": (moving(2, 7, 4, 7),),
+    "far_positions": (moving(2, 16, 8, 9, first=70000),),
 }
 
 

@@ -107,6 +107,9 @@ def stored_vectors(inputs: Inputs, parameters: Parameters, prefix: str = "") -> 
     found = inputs[f"{prefix}codes"].astype(np.uint8)
     bits, group, length = parameters["bits"], parameters["group"], found.shape[-1]
     scale, zero = inputs[f"{prefix}scale"], inputs[f"{prefix}zero"]
+    groups = -(-length // group)
+    if scale.shape[-1] != groups:
+        raise ValueError(f"{prefix}scale must hold {groups} groups, got {scale.shape[-1]}")
     return Quantized(pack(found, bits), scale, zero, bits, group, length).dequantize()
 
 
@@ -140,6 +143,19 @@ def expect_coded_output(inputs: Inputs, parameters: Parameters, method: str | No
     mask = np.ones((len(keys), 1, 1, keys.shape[1]), dtype=bool)
     output, _ = attend(queries, keys, values, mask, parameters.get("softcap"))
     return {"output": numbers(output, logit_size(queries, keys), float(np.abs(values).max()))}
+
+
+def normalised(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
+    """Make every row of retention add up to 1 again.
+
+    Raises:
+        ValueError: if a row is negative somewhere, or zero.
+    """
+    h = inputs["h"]
+    sums = h.sum(axis=-1, keepdims=True)
+    if (h < 0).any() or (sums <= 0).any():
+        raise ValueError("h must be positive, and each row must add up to 1")
+    return {**inputs, "h": h / sums}
 
 
 def expect_errors(inputs: Inputs, parameters: Parameters, method: str | None):
@@ -324,6 +340,7 @@ OPERATIONS: Mapping[str, Operation] = {
             },
             {"fast": "whether the plain mean of the values stands for the output", "norm": "of v"},
             expect_errors,
+            normalised,
         ),
         Operation(
             "pool",

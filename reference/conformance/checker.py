@@ -277,7 +277,7 @@ def wrong(under_test: Implementation, case: Case) -> str | None:
         found = under_test.answer(case)
     except NotTestedError:
         raise
-    except Exception as error:  # whatever a kernel does is a finding
+    except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
         return f"{type(error).__name__}: {error}"
     described = OPERATIONS[case.operation].outputs
     for name, expected in case.expected.items():

@@ -52,15 +52,16 @@ def number_difference(expected: Expected, found: Array, precision: str) -> str |
 
 def keep_difference(expected: Expected, found: Array, precision: str) -> str | None:
     """Compare sets; entries that are marked ``either`` may be exchanged for each other."""
-    if not np.array_equal(found, np.rint(found)):
+    if found.dtype.kind not in "iuf" or not (np.isfinite(found) & (found == np.rint(found))).all():
         return "holds indices that are no whole numbers"
+    found = found.astype(np.int64)  # differences of unsigned numbers would wrap around
     if (np.diff(found, axis=-1) <= 0).any():
         return f"must ascend without repetition, got {found.tolist()}"
     either = expected.either.get(precision)
     for g, (ours, theirs) in enumerate(zip(expected.value, found, strict=True)):
         apart = np.setxor1d(ours, theirs)
         if either is not None and len(apart) and apart.min() >= 0 and apart.max() < either.shape[1]:
-            apart = apart[~either[g, apart.astype(np.int64)]]
+            apart = apart[~either[g, apart]]
         if len(apart):
             missing, wrong = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)
             return (

@@ -1,7 +1,9 @@
 """What is under test: Python functions, by target."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
@@ -88,7 +90,8 @@ class Functions:
             "method": case.method,
         }
         try:
-            returned = function(**named(function, available, case.target))
+            with redirect_stdout(sys.stderr):  # stdout is for the report alone
+                returned = function(**named(function, available, case.target))
         except NotImplementedError as reason:
             raise NotTestedError(str(reason) or "not implemented") from None
         return outputs_of(returned, case)
@@ -130,19 +133,46 @@ def check_function(target: str, function: Any) -> None:
         name = target.rpartition(".")[2]
         if name not in OPERATIONS and not any(letter in name for letter in "*?["):
             operation_of(target)
+        parameters_of(target, function)
         return
     operation = operation_of(target)
     allowed = known_names(operation)
-    for name, parameter in inspect.signature(function).parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
+    for name, parameter in parameters_of(target, function).items():
+        catches_all = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        required = parameter.default is parameter.empty and not catches_all
         if required and not operation.of_method and name not in allowed:
             raise TypeError(
                 f"implementation of {target!r} asks for {name!r}; {target} offers "
                 f"{', '.join(sorted(allowed))}"
             )
+
+
+def parameters_of(target: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return a function's parameters by name.
+
+    Raises:
+        TypeError: if they cannot be read, or cannot be given by name.
+    """
+    advice = "wrap it in a function that names the inputs it wants"
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # builtins and compiled functions
+        raise TypeError(
+            f"implementation of {target!r} must have a signature, {function!r} has none; {advice}"
+        ) from None
+    kinds = {each.kind: name for name, each in parameters.items()}
+    kind = inspect.Parameter
+    if kind.POSITIONAL_ONLY in kinds:
+        raise TypeError(
+            f"implementation of {target!r} must take its inputs by name, got the positional "
+            f"{kinds[kind.POSITIONAL_ONLY]!r}; {advice}"
+        )
+    if kind.VAR_POSITIONAL in kinds and kind.VAR_KEYWORD not in kinds:
+        raise TypeError(
+            f"implementation of {target!r} must take its inputs by name, got "
+            f"*{kinds[kind.VAR_POSITIONAL]}; {advice}"
+        )
+    return parameters
 
 
 def known_names(operation: Operation) -> set[str]:

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,8 +61,9 @@ def run_file(file: Path) -> ModuleType:
     sys.modules[specification.name] = module
     sys.path.insert(0, str(file.resolve().parent))
     try:
-        specification.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file does wrong is bad input
+        with redirect_stdout(sys.stderr):  # stdout is for the report alone
+            specification.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever a user's file does wrong is bad input
         raise ValueError(f"file = {file} cannot be run: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(file.resolve().parent))

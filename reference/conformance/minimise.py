@@ -1,6 +1,6 @@
 """Makes a failing case small: fewer heads, entries, channels, tokens, and simpler numbers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference.conformance.building import is_decisive
-from kvlab.reference.conformance.case import Case, Inputs, Parameters
+from kvlab.reference.conformance.case import Case, Expected, Inputs, Parameters
 from kvlab.reference.conformance.implementation import NotTestedError
 from kvlab.reference.conformance.operation import AXES, Operation
 from kvlab.reference.conformance.targets import OPERATIONS
@@ -22,6 +22,9 @@ TRIALS = 400
 
 FORMAT: Any = {"precision": 6, "suppress_small": True, "threshold": 64, "max_line_width": 100}
 """How the smallest inputs are printed."""
+
+CODED = ("length", "d")
+"""Axes that are cut into groups with a scale each."""
 
 Wrong = Callable[[Case], str | None]
 
@@ -79,7 +82,9 @@ def reductions(case: Case) -> Iterator[Case]:
     operation = OPERATIONS[case.operation]
     for inputs, parameters in (*shorter(case, operation), *simpler(case, operation)):
         smaller = answered(case, operation, inputs, parameters)
-        if smaller is not None:
+        if smaller is None or not is_block_newest(smaller.inputs):
+            continue
+        if has_infinite(case.expected) or not has_infinite(smaller.expected):
             yield smaller
 
 
@@ -104,6 +109,21 @@ def answered(
     return replace(case, name="", inputs=stored, parameters=parameters, expected=expected)
 
 
+def is_block_newest(inputs: Inputs) -> bool:
+    """Whether the queries' own entries are the newest ones, where there are queries."""
+    queries, entries = inputs.get("query_positions"), inputs.get("positions")
+    if queries is None or entries is None:
+        return True
+    return len(queries) <= entries.shape[1] and bool(
+        (entries[:, entries.shape[1] - len(queries) :] == queries).all()
+    )
+
+
+def has_infinite(expected: Mapping[str, Expected]) -> bool:
+    """Whether a number that is asked for is infinite: another subject than finite ones."""
+    return any(np.isinf(each.value).any() for each in expected.values())
+
+
 # --- shorter axes --------------------------------------------------------------------------------
 
 
@@ -116,11 +136,11 @@ def shorter(case: Case, operation: Operation) -> Iterator[tuple[Inputs, Paramete
                 cut = with_axis(case, operation, axis, wanted, last)
                 if cut is not None:
                     yield cut
-    for name in ("budget", "room", "group", "kernel"):
+    for name, least in (("budget", 0), ("room", 0), ("group", 1), ("kernel", 1)):
         value = case.parameters.get(name)
         if isinstance(value, int):
             for less in dict.fromkeys((value // 2, value - 1)):
-                if less >= (1 if name in ("group", "kernel") else 0):
+                if less >= least:
                     yield case.inputs, {**case.parameters, name: less}
 
 
@@ -138,20 +158,35 @@ def axis_length(case: Case, operation: Operation, axis: str) -> int:
 def with_axis(
     case: Case, operation: Operation, axis: str, wanted: int, last: bool
 ) -> tuple[Inputs, Parameters] | None:
-    """Return inputs with the first or last ``wanted`` along an axis; a stream keeps its start."""
+    """Return inputs with the first or last ``wanted`` along an axis.
+
+    A stream keeps its start, and a block of queries its own entries, the newest ones: in a step of
+    a method with their state; in a building block, which has none, by their positions alone.
+    """
     if last and axis == "t":
         return None
     inputs, parameters = dict(case.inputs), dict(case.parameters)
-    chosen = slice(-wanted, None) if last else slice(0, wanted)
     length = axis_length(case, operation, axis)
+    own = len(inputs["query_positions"]) if axis == "n" and "query_positions" in inputs else 0
+    if wanted < own:
+        return None
+    everything = np.arange(length)
+    newest = everything[-wanted:]
+    stateful = own if operation.of_method else 0
+    chosen = newest if last else first_and_own(everything, wanted - stateful, stateful)
+    moves = own and not stateful
     for name, x in case.inputs.items():
         axes = operation.inputs[name].axes
         if axis in axes:
-            where = [slice(None)] * x.ndim
-            where[axes.index(axis)] = chosen
-            inputs[name] = x[tuple(where)]
+            places = newest if moves and name == "positions" else chosen
+            inputs[name] = np.take(x, places, axis=axes.index(axis))
+        elif "groups" in axes and axis in CODED:
+            group = parameters["group"]
+            if last and wanted % group != length % group:
+                return None
+            inputs[name] = x[..., np.unique(chosen // group)]
     if axis == "n" and "keep" in inputs:
-        moved = within(inputs["keep"], range(length)[chosen])
+        moved = within(inputs["keep"], chosen)
         if moved is None:
             return None
         inputs["keep"] = moved
@@ -163,9 +198,14 @@ def with_axis(
     return inputs, parameters
 
 
-def within(keep: Array, entries: range) -> Array | None:
+def first_and_own(entries: Array, first: int, own: int) -> Array:
+    """Return the first entries and the last ones."""
+    return np.concatenate([entries[:first], entries[len(entries) - own :]])
+
+
+def within(keep: Array, entries: Array) -> Array | None:
     """Return a keep set when only some entries are left; None if heads would differ."""
-    rows = [row[(row >= entries.start) & (row < entries.stop)] - entries.start for row in keep]
+    rows = [np.flatnonzero(np.isin(entries, row)) for row in keep]
     same = len({len(row) for row in rows}) == 1 and len(rows[0]) > 0
     return np.array(rows) if same else None
 

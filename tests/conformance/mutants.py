@@ -115,7 +115,73 @@ BUGS = (
         "weights = 2.0**-8 * np.rint(2.0**8 * np.exp(",
         (("keepdims=True))\n    return weights", "keepdims=True)))\n    return weights"),),
     ),
+    Bug(
+        "masked logits −100 instead of −∞",
+        "attend",
+        ATTENTION,
+        "x = np.where(mask, x, -np.inf)",
+        "x = np.where(mask, x, -100.0)",
+    ),
+    Bug(
+        "largest logit sought from 0 on: all weights vanish",
+        "attend",
+        ATTENTION,
+        "x.max(axis=-1, keepdims=True)",
+        "x.max(axis=-1, keepdims=True, initial=0.0)",
+    ),
+    Bug(
+        "largest logit of the whole block subtracted from every row",
+        "attend",
+        ATTENTION,
+        "x.max(axis=-1, keepdims=True)",
+        "x.max(axis=(-2, -1), keepdims=True)",
+    ),
+    Bug(
+        "largest logit sought among masked entries, too",
+        "attend",
+        ATTENTION,
+        "    if mask is not None:\n",
+        "    largest = x.max(axis=-1, keepdims=True)\n    if mask is not None:\n",
+        (("np.exp(x - x.max(axis=-1, keepdims=True))", "np.exp(x - largest)"),),
+    ),
+    Bug(
+        "positions compared in 16 bits",
+        "attend",
+        ATTENTION,
+        "return key_positions[:, None, None, :] <= query_positions[None, None, :, None]",
+        "return (key_positions[:, None, None, :].astype(np.int16)"
+        " <= query_positions[None, None, :, None].astype(np.int16))",
+    ),
+    Bug(
+        "positions compared in float16",
+        "attend",
+        ATTENTION,
+        "return key_positions[:, None, None, :] <= query_positions[None, None, :, None]",
+        "return (key_positions[:, None, None, :].astype(np.float16)"
+        " <= query_positions[None, None, :, None].astype(np.float16))",
+    ),
     # who stays
+    Bug(
+        "safe entries marked by the score 10⁴",
+        "keep_set",
+        SELECTION,
+        "np.lexsort((scores, safe), axis=-1)",
+        'np.argsort(np.where(safe, 1e4, scores), axis=-1, kind="stable")',
+    ),
+    Bug(
+        "safe entries marked by the largest float32",
+        "keep_set",
+        SELECTION,
+        "np.lexsort((scores, safe), axis=-1)",
+        'np.argsort(np.where(safe, 3.4e38, scores), axis=-1, kind="stable")',
+    ),
+    Bug(
+        "negative scores count as 0",
+        "keep_set",
+        SELECTION,
+        "np.lexsort((scores, safe)",
+        "np.lexsort((np.maximum(scores, 0), safe)",
+    ),
     Bug(
         "of equal scores the earlier stays",
         "keep_set",
@@ -242,6 +308,13 @@ BUGS = (
         CACHE,
         "            self.keys.take(keep),",
         "            self.keys.take(np.tile(keep[:1], (len(keep), 1))),",
+    ),
+    Bug(
+        "positions and stamps moved in 16 bits",
+        "compact",
+        "conformance/blocks.py",
+        "exact(np.take_along_axis(x, rows",
+        'exact(np.take_along_axis(x.astype(np.int16) if x.dtype.kind == "i" else x, rows',
     ),
     # quantisation
     Bug(

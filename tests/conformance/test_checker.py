@@ -1,12 +1,14 @@
 """The checker: what it takes, what it refuses, and what it says."""
 
 import json
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from kvlab.reference.conformance import Status, check, published
+from kvlab.reference.conformance.blocks import expect_channel_codes as expected_codes
 from kvlab.reference.conformance.case import Expected, Tolerance
 from kvlab.reference.conformance.comparing import difference
 from kvlab.reference.conformance.expecting import keep, near_threshold, numbers
@@ -38,7 +40,7 @@ def test_a_wrong_one_fails_where_it_is_wrong_and_is_made_small():
     smallest = report.failures()[0].smallest
     assert smallest is not None
     assert smallest.case.inputs["scores"].shape == (1, 2)
-    with pytest.raises(AssertionError, match=r"(?s)4 cases failed.*smallest: keep"):
+    with pytest.raises(AssertionError, match=r"(?s)5 cases failed.*smallest: keep"):
         report.raise_for_failures()
 
 
@@ -89,6 +91,8 @@ def test_nothing_tested_is_no_success():
         (lambda scores: {"kept": scores}, "'kept' is no output"),
         (lambda scores: 1 / 0, "ZeroDivisionError"),
         (lambda scores: {}, "keep was not returned"),
+        (lambda scores: sys.exit(0), "SystemExit: 0"),
+        (lambda scores: scores[:, :6] * np.inf, "no whole numbers"),
     ],
 )
 def test_whatever_a_kernel_does_is_reported(returned, said):
@@ -118,6 +122,10 @@ def test_a_function_that_writes_into_its_inputs_spoils_nothing():
         ("h2o", {"score": 3}, {}, "must be a function, got 3"),
         ("h3o", {"score": right}, {}, "unknown method 'h3o'"),
         ("keep_set", lambda scores, values: 0, {}, "asks for 'values'; keep_set offers"),
+        ("keep_set", lambda *inputs: 0, {}, "implementation of 'keep_set' must .* got .inputs"),
+        ("keep_set", max, {}, "implementation of 'keep_set' must have a signature"),
+        (None, {"*.score": max}, {}, "implementation of '.*score' must have a signature"),
+        ("keep_set", lambda scores, /: 0, {}, "got the positional 'scores'"),
         ("keep_set", 3, {}, "must be a function or functions by target"),
         ("keep_set", right, {"groups": ["tie"]}, "group = 'tie' must be one of"),
         ("keep_set", right, {"precision": "fp8"}, "precision = 'fp8' must be one of"),
@@ -231,6 +239,23 @@ def test_either_of_two_near_ties_may_stay():
         assert difference(expected, np.array(bad), "float32") is not None
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint32, np.uint64, np.float32])
+def test_indices_of_any_number_format_have_to_ascend(dtype):
+    expected = Expected("keep", np.array([[1, 3, 120]]))
+    right_order = np.array([[1, 3, 120]], dtype=dtype)
+    assert difference(expected, right_order, "float32") is None
+    said = difference(expected, right_order[:, ::-1], "float32")
+    assert said is not None and "must ascend" in said
+
+
+def test_positions_rounded_to_float16_are_wrong():
+    expected = Expected("exact", np.array([70001, 70003]))
+    assert difference(expected, np.array([70001.0, 70003.0], np.float32), "float32") is None
+    with np.errstate(over="ignore"):
+        rounded = np.array([70001, 70003]).astype(np.float16)
+    assert difference(expected, rounded, "float16") is not None
+
+
 def test_scores_that_differ_leave_no_choice():
     scores = np.array([[0.1, 0.5, 0.6, 0.9]])
     kept = np.array([[False, False, True, True]])
@@ -263,6 +288,53 @@ def test_every_reduction_is_a_case_that_the_reference_passes():
             assert number < 12
 
 
+def test_small_retention_still_adds_up_to_1_and_stays_finite():
+    def error(h, values, fast, norm):
+        if fast or norm != 2:
+            raise NotImplementedError
+        mean = h @ values
+        distance = np.linalg.norm(mean[:, :, None] - values[:, None], axis=-1)
+        return h / (1.01 - h) * distance
+
+    report = check("eviction_error", error, groups=["plain", "gqa"])
+    assert report.failures()
+    for failure in report.failures():
+        assert failure.smallest is not None
+        smallest = failure.smallest.case
+        assert smallest.inputs["h"].size < failure.case.inputs["h"].size
+        np.testing.assert_allclose(smallest.inputs["h"].sum(axis=-1), 1, rtol=1e-6)
+        assert np.isfinite(smallest.expected["error"].value).all()
+
+
+def double(x, bits, group):
+    """Return codes twice as large."""
+    found = expected_codes({"x": x.astype(float)}, {"bits": bits, "group": group}, None)
+    return {name: 2 * each.value for name, each in found.items()}
+
+
+def test_groups_stay_whole_when_codes_are_made_small():
+    report = check("quantize_channels", {"quantize_channels": double}, groups=["plain"])
+    assert report.failures()[0].smallest.case.parameters["group"] >= 1
+
+    def read(codes, scale, zero, group):
+        return 0.0 * codes
+
+    smallest = check("dequantize", read).failures()[0].smallest.case
+    length, group = smallest.inputs["codes"].shape[-1], smallest.parameters["group"]
+    assert smallest.inputs["scale"].shape[-1] == -(-length // group)
+    assert length < 32
+
+
+def test_small_blocks_are_still_the_newest_entries():
+    for case in published():
+        if case.target == "attend":
+            for smaller in reductions(case):
+                queries, entries = (smaller.inputs[k] for k in ("query_positions", "positions"))
+                np.testing.assert_array_equal(
+                    entries[:, -len(queries) :], np.tile(queries, (len(entries), 1))
+                )
+
+
 def test_a_stream_is_made_short():
     from kvlab.reference.conformance.targets import OPERATIONS
 
@@ -284,11 +356,11 @@ def test_a_stream_is_made_short():
 def test_reports_as_json_and_junit():
     report = check("keep_set", wrong_side)
     plain = json.loads(json.dumps(to_plain(report), allow_nan=False))
-    assert plain["cases"]["failed"] == 4 and not plain["passed"]
+    assert plain["cases"]["failed"] == 5 and not plain["passed"]
     groups = {group["group"]: group for group in plain["groups"]}
     assert groups["plain"]["first_failure"] is None
     assert groups["ties"]["first_failure"]["smallest"]["inputs"]["scores"] == [[0.0, 0.0]]
     suite = ElementTree.fromstring(to_junit(report))[0]
     assert suite.get("name") == "keep_set"
-    assert suite.get("failures") == "4" == str(len(suite.findall("testcase/failure")))
+    assert suite.get("failures") == "5" == str(len(suite.findall("testcase/failure")))
     assert int(suite.get("tests", 0)) == len(suite.findall("testcase"))

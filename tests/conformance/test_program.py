@@ -55,6 +55,7 @@ def test_a_program_passes_and_says_what_it_does_not_do(tmp_path):
         ("x['accumulated'] *= 2", "scores is wrong in"),
         ("raise SystemExit(3)", "the program exited with 3: nothing on stderr"),
         ("1 / 0", "ZeroDivisionError"),
+        ("import os; os.write(2, b'bad \\xff'); os._exit(4)", "exited with 4: bad \ufffd"),
         ("raise SystemExit(0)", "the program wrote no output.safetensors"),
         ("open(made, 'w').write('x'); raise SystemExit(0)", "is no safetensors file"),
         ("import time; time.sleep(9)", "took longer than 0.5 s"),
@@ -64,6 +65,22 @@ def test_whatever_goes_wrong_is_reported(tmp_path, body, said):
     program = Program(script(tmp_path, body), timeout=0.5 if "sleep" in body else 60)
     report = check("h2o.score", program, groups=["mqa"], minimise=False)
     assert said in report.failures()[0].reason
+
+
+def test_exit_code_77_counts_for_one_case(tmp_path):
+    file = tmp_path / "kernel.py"
+    file.write_text(
+        "import sys\nfrom safetensors import safe_open\n"
+        "with safe_open(sys.argv[2], 'np') as file:\n"
+        "    raise SystemExit(77 if file.metadata()['pooling'] == 'max' else 0)\n"
+    )
+    program = Program(f"{sys.executable} {file}")
+    report = check("pool", program, groups=["kernel_one", "plain"], minimise=False)
+    by_pooling = {"max": Status.NOT_TESTED, "mean": Status.FAILED}
+    for group in report.groups:
+        for each in group.outcomes:
+            assert each.status == by_pooling[each.case.parameters["pooling"]]
+    assert report.count(Status.FAILED) == 3
 
 
 def test_a_command_that_cannot_be_run_is_refused():

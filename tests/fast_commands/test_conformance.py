@@ -48,7 +48,7 @@ def test_run_prints_a_row_per_group(file):
     for shown in (
         "keep_set",
         "signed_zero",
-        "15 passed, 0 failed, 0 not tested",
+        "20 passed, 0 failed, 0 not tested",
         "nothing tested of:",
     ):
         assert shown in done.output
@@ -70,6 +70,21 @@ def test_json_and_junit(file, tmp_path):
     assert ElementTree.parse(junit).getroot()[0].get("failures") == "2"
 
 
+def test_what_a_kernel_prints_is_not_on_stdout(file):
+    loud = RIGHT.replace("    return", "    print('computing')\n    return") + "\nprint('loaded')\n"
+    done = invoke("run", file(loud), "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["passed"]
+    assert "computing" in done.stderr and "loaded" in done.stderr
+
+
+def test_a_kernel_that_exits_fails(file):
+    leaving = RIGHT.replace("    return", "    raise SystemExit(0)\n    return")
+    done = invoke("run", file(leaving), "--no-minimise")
+    assert done.exit_code == 1
+    assert "SystemExit: 0" in done.output
+
+
 def test_groups_and_targets_are_chosen(file):
     done = invoke("run", file(RIGHT), "--target", "keep_set", "--exclude", "ties", "--json")
     groups = {group["group"] for group in json.loads(done.stdout)["groups"]}
@@ -81,6 +96,7 @@ def test_groups_and_targets_are_chosen(file):
     [
         ("x = 1", [], "must define IMPLEMENTATIONS"),
         ("1 / 0", [], "cannot be run: ZeroDivisionError"),
+        ("import sys; sys.exit(0)", [], "cannot be run: SystemExit: 0"),
         ("IMPLEMENTATIONS = {'keep': print}", [], "target = 'keep' must be one of"),
         ("IMPLEMENTATIONS = {'h2o.score': 1}", [], "must be a function, got 1"),
         (RIGHT, ["--group", "no"], "group = 'no' must be one of"),
