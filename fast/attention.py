@@ -54,6 +54,19 @@ def softmax(
     return weights * mask
 
 
+def softmax_in_place(
+    x: Float[Tensor, "N G rho m n"], hidden: Bool[Tensor, "N #G 1 m last"]
+) -> Float[Tensor, "N G rho m n"]:
+    """Softmax over the last axis, but for entries that are ``hidden`` among the last ones.
+
+    New memory of this size costs more time than the softmax.
+    """
+    last = x[..., x.shape[-1] - hidden.shape[-1] :]
+    last.masked_fill_(hidden, torch.finfo(x.dtype).min)
+    x.sub_(x.amax(dim=-1, keepdim=True)).exp_()
+    return x.div_(x.sum(dim=-1, keepdim=True))
+
+
 def weighted_values(
     attention: Float[Tensor, "N G rho m n"], values: Float[Tensor, "N G n d"]
 ) -> Float[Tensor, "N G rho m d"]:

@@ -24,6 +24,7 @@ from kvlab.fast.attention import (
     compute_dtype,
     logits,
     softmax,
+    softmax_in_place,
     visible,
 )
 from kvlab.fast.cache import LayerCache, LayerMemory
@@ -52,8 +53,7 @@ MOST_WAITING = 32
 def can_stack(policy: Policy, caches: Sequence[LayerCache], clock: BatchClock) -> bool:
     """Say whether these layers can share a table.
 
-    They can once a policy that keeps 16 bit and looks often has evicted something: then the table
-    is small and all layers have equally many entries.
+    They can where a policy keeps 16 bit and looks often, and all layers have equally many entries.
     """
     specification = policy.specification
     if policy.precision.quantises or specification.evict_before_attend or specification.reposition:
@@ -63,9 +63,8 @@ def can_stack(policy: Policy, caches: Sequence[LayerCache], clock: BatchClock) -
         cache.counts == first.counts and cache.table.layout == first.table.layout
         for cache in caches
     )
-    evicted = any(n < row.seen - row.block for n, row in zip(first.counts, clock.rows, strict=True))
     later = (replace(now, seen=now.seen + ahead) for ahead in range(SOON))
-    return alike and evicted and any(policy.schedule.due(token) for token in later)
+    return alike and any(policy.schedule.due(token) for token in later)
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,11 @@ class Stack:
         self.sequences = len(caches[0].counts)
         self.cache = joined(caches)
         self.prompt: Int[Tensor, "N 1 1"] | None = None
-        self.triton = uses_triton(self.cache.table["keys"])
+        keys = self.cache.table["keys"]
+        self.heads, stored = keys.shape[1], keys.dtype
+        self.dtype = compute_dtype(stored)
+        self.converts = self.dtype != stored
+        self.triton = uses_triton(keys)
         self.waiting: list[Waiting] = []
 
     @property
@@ -110,10 +113,8 @@ class Stack:
             and not self.triton
             and not any(self.due)
         )
-        dtype = self.cache.table["keys"].dtype
-        G = self.cache.positions.shape[1]
-        columns = {"positions": positions[:, None].expand(-1, G, 1)}
-        reused = self.cache.open_slots(columns, self.clock.present, compute_dtype(dtype))
+        columns = {"positions": positions[:, None].expand(-1, self.heads, 1)}
+        reused = self.cache.open_slots(columns, self.clock.present, self.dtype)
         self.reused = None if reused is None else reused.view(repeats, -1)
         self.mask = None
         if self.cache.ragged:
@@ -131,34 +132,45 @@ class Stack:
             place: number of the layer among the stacked ones.
             block: what the model hands over; one token.
         """
+        rows = (place * self.sequences, self.sequences)
         self._write(place, "keys", block.keys)
         self._write(place, "values", block.values)
-        rows = (place * self.sequences, self.sequences)
-        table, dtype = self.cache.table, compute_dtype(block.keys.dtype)
-        keys, values = (table.of_sequences(name, *rows) for name in ("keys", "values"))
-        queries = block.queries.to(dtype)
+        queries = block.queries.to(self.dtype) if self.converts else block.queries
         self.queries.append(queries)
         self.softcap, self.confidence = block.softcap, block.confidence
-        if self.triton:
-            places = table.of_sequences("positions", *rows) if self.cache.ragged else None
+        attend_to = self._attend_by_triton if self.triton else self._attend_by_torch
+        output = attend_to(queries, *rows)
+        return output.to(block.keys.dtype) if self.converts else output
 
-            def column(name: str) -> Tensor:
-                return table.of_sequences(name, *rows)
+    def _attend_by_triton(
+        self, queries: Float[Tensor, "N G rho 1 d"], first: int, sequences: int
+    ) -> Float[Tensor, "N G rho 1 d"]:
+        def column(name: str) -> Tensor:
+            return self.cache.table.of_sequences(name, first, sequences)
 
-            output, found = look(
-                self.policy, self.reads, queries, keys, values, places, block.softcap, column
-            )
-            self.looked.append(found)
-            return output.to(block.keys.dtype)
-        keys, values = keys.to(dtype), values.to(dtype)
-        mask = None if self.mask is None else self.mask.narrow(0, *rows)
-        if (self.waits or self.reads == "none") and block.softcap is None:
-            output = attend_without_weights(queries, keys, values, mask)
-        else:
-            output, weights = attend(queries, keys, values, mask, block.softcap)
-            if not self.waits:
-                self.weights.append(weights)
-        return output.to(block.keys.dtype)
+        places = column("positions") if self.cache.ragged else None
+        keys, values = column("keys"), column("values")
+        output, found = look(
+            self.policy, self.reads, queries, keys, values, places, self.softcap, column
+        )
+        self.looked.append(found)
+        return output
+
+    def _attend_by_torch(
+        self, queries: Float[Tensor, "N G rho 1 d"], first: int, sequences: int
+    ) -> Float[Tensor, "N G rho 1 d"]:
+        table = self.cache.table
+        keys = table.of_sequences("keys", first, sequences)
+        values = table.of_sequences("values", first, sequences)
+        if self.converts:
+            keys, values = keys.to(self.dtype), values.to(self.dtype)
+        mask = None if self.mask is None else self.mask.narrow(0, first, sequences)
+        if (self.waits or self.reads == "none") and self.softcap is None:
+            return attend_without_weights(queries, keys, values, mask)
+        output, weights = attend(queries, keys, values, mask, self.softcap)
+        if not self.waits:
+            self.weights.append(weights)
+        return output
 
     def finish(self) -> None:
         """Let the score observe all layers and, if the step is due, evict in all of them."""
@@ -192,8 +204,13 @@ class Stack:
         clock = BatchClock(rows, positions, last.prompt)
         keys = self.cache.keys(queries.dtype)
         for part in parts(queries, len(self.cache)):
-            raw = logits(queries[:, :, :, part], keys, self.softcap)
-            weights = softmax(raw, visible(positions[:, part], self.cache.positions))
+            weights = logits(queries[:, :, :, part], keys, self.softcap)
+            if self.cache.ordered and not self.cache.ragged:
+                # the slot of the token that decides may be open already
+                newest = self.cache.positions[:, :, None, None, -tokens - 1 :]
+                softmax_in_place(weights, newest > positions[:, None, None, part, None])
+            else:
+                weights = softmax(weights, visible(positions[:, part], self.cache.positions))
             seen = self._observation(clock, queries[:, :, :, part], weights)
             seen.query_positions = positions[:, part]
             self.policy.score.observe(self.cache.state, seen)
@@ -242,8 +259,7 @@ class Stack:
         if self.reused is not None:
             table.flat(name).index_copy_(0, self.reused[place], new.flatten(0, 2))
         else:
-            rows = table.of_sequences(name, place * self.sequences, self.sequences)
-            rows.narrow(2, table.count - 1, 1).copy_(new)
+            table.newest_of(name, place * self.sequences, self.sequences).copy_(new)
 
 
 def _of_all(layers: Sequence[Tensor | None]) -> Tensor | None:

@@ -128,6 +128,15 @@ class Table:
             self._views[key] = view
         return view
 
+    def newest_of(self, name: str, first: int, sequences: int) -> Tensor:
+        """Return the last slot of a column of some consecutive sequences, to write to."""
+        key = (name, "newest", first, sequences, self.count)
+        view = self._views.get(key)
+        if view is None:
+            view = self.of_sequences(name, first, sequences).narrow(2, self.count - 1, 1)
+            self._views[key] = view
+        return view
+
     @property
     def layout(self) -> tuple[Any, ...]:
         """What tables must have in common to be joined: slots, kinds and the device."""

@@ -83,7 +83,8 @@ class Recurrence(Score):
         elapsed = state.entries["elapsed"]
         tokens = seen.query_positions.shape[1]
         if tokens > 1:
-            active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
+            if self.threshold == 0:
+                active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
             elapsed.sub_(tokens_before_birth(seen))
         for token in range(tokens):
             elapsed.add_(1)
