@@ -19,27 +19,30 @@
 #
 # ## How it was measured
 #
-# `python -m kvlab.fast.evaluate.reproduction` let every method solve the same held-out problems at
-# 70 % and 85 % of the memory (DesireKV and its rivals by their own rule) and wrote
-# `fast/evaluate/results/reproduction.json`. Differences are paired, problem by problem; their
-# bootstrap intervals are widened (Bonferroni), so that all of them hold together with 95 %. Windows
-# and thresholds are fitted to texts of 200 tokens: the papers' own are made for thousands.
+# Every method solved held-out problems at 70 % and 85 % of the memory (DesireKV and its rivals by
+# their own rule). Two methods are compared on the problems of the miniature study if both took part
+# in it (`kvlab sweep`, six budgets; see the page *Study*), otherwise, as all ablations are, on the
+# fewer ones of `python -m kvlab.fast.evaluate.reproduction`. Both lie in `fast/evaluate/results/`.
+# Differences are paired, problem by problem; their bootstrap intervals are widened (Bonferroni), so
+# that all of them hold together with 95 %. Windows and thresholds are fitted to texts of 200
+# tokens: the papers' own are made for thousands.
 
 # %%
-from kvlab.fast.evaluate import reproduction
+from kvlab.fast.evaluate import reproduction, study
 from kvlab.fast.models import reasoner_directory
 from kvlab.fast.pictures.reproduced import tally
 from kvlab.reference.proofs import PAPERS
 
-found = reproduction.load()
+found = [study.outcomes(), reproduction.load()]
+for name, each in zip(("study", "ablations"), found, strict=True):
+    print(
+        f"{name}: {each.problems} problems of {each.mean_length:.0f} tokens, "
+        f"{len(each.outcomes)} runs"
+    )
 judged = {paper: reproduction.judge(found, paper) for paper in PAPERS}
-print(f"{found.problems} problems of {found.mean_length:.0f} tokens, {len(found.outcomes)} runs")
 tally(judged)
 
 # %% [markdown]
-# Six budgets and 500 problems for all methods, without the ablations, are on the page *Study*,
-# which `kvlab sweep` and `kvlab report` made.
-#
 # ## What needs no model
 #
 # Theorems, equations, tables of differences and sentences about cost are checked by algebra,

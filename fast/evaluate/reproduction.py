@@ -3,7 +3,8 @@
     python -m kvlab.fast.evaluate.reproduction --problems 200
 
 Every method that a contrast names solves the same held-out problems. Results are written after
-every method; a run that is started again does what is missing.
+every method; a run that is started again does what is missing. Where both methods of a contrast are
+in the miniature study, whose problems are more, the study decides (`kvlab.fast.evaluate.study`).
 """
 
 import json
@@ -21,7 +22,7 @@ from kvlab.fast.commands.terminal import progress
 from kvlab.fast.evaluate.backends import ReferenceBackend, default_backend, load_backend
 from kvlab.fast.evaluate.compare import takes_budget
 from kvlab.fast.evaluate.experiments import Contrast, contrasts
-from kvlab.fast.evaluate.statistics import paired_difference, wilson
+from kvlab.fast.evaluate.statistics import paired_difference, paired_shares, wilson
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.proofs.errata import Interval
 from kvlab.reference.selection import budget_entries
@@ -71,7 +72,7 @@ class Reproduction:
     """All that was measured."""
 
     problems: int
-    seed: int
+    seeds: tuple[int, ...]
     mean_length: float
     backend: str
     measured: int
@@ -96,6 +97,8 @@ class Judged:
 
     contrast: Contrast
     budget: str | None
+    problems: int
+    """On which both methods were compared."""
     ours: Interval
     other: Interval
     """Shares solved, or mean errors, with 95 % intervals."""
@@ -123,7 +126,8 @@ def load(path: Path | None = None) -> Reproduction:
         )
         for each in stored.pop("outcomes")
     )
-    return Reproduction(**stored, outcomes=outcomes)
+    seeds = (stored.pop("seed"),)
+    return Reproduction(**stored, seeds=seeds, outcomes=outcomes)
 
 
 def default_path() -> Path:
@@ -134,13 +138,21 @@ def default_path() -> Path:
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def judge(found: Reproduction, paper: str | None = None) -> list[tuple[Judged, ...]]:
-    """Judge every contrast of a paper, or of all, at every budget that it has."""
+def judge(sources: Sequence[Reproduction], paper: str | None = None) -> list[tuple[Judged, ...]]:
+    """Judge every contrast of a paper, or of all, at every budget that it has.
+
+    Args:
+        sources: what was measured; the first that has both methods decides.
+        paper: one of `kvlab.reference.proofs.PAPERS`; None for all.
+
+    Raises:
+        KeyError: if a contrast was measured nowhere.
+    """
     everything = list(contrasts())
     tests = sum(len(list(points(each))) for each in everything)
     level = 1 - (1 - FAMILY) / tests
     return [
-        tuple(judged(found, contrast, budget, level) for budget in points(contrast))
+        tuple(judged(sources, contrast, budget, level) for budget in points(contrast))
         for contrast in everything
         if paper in (None, contrast.paper)
     ]
@@ -154,23 +166,49 @@ def points(contrast: Contrast) -> Iterator[str | None]:
         yield None
 
 
-def judged(found: Reproduction, contrast: Contrast, budget: str | None, level: float) -> Judged:
-    """Judge a contrast at one budget."""
-    ours, other = (found.of(spec, budget) for spec in (contrast.ours, contrast.other))
+def judged(
+    sources: Sequence[Reproduction], contrast: Contrast, budget: str | None, level: float
+) -> Judged:
+    """Judge a contrast at one budget.
+
+    Raises:
+        KeyError: if it was measured nowhere.
+    """
+    ours, other = paired(sources, contrast, budget)
     if contrast.kind == "smaller error":
         difference = Interval(*paired_difference(other.errors, ours.errors, level, RESAMPLES))
         decided = direction(-difference.high, -difference.low)
         means = mean_interval(ours.errors), mean_interval(other.errors)
-        return Judged(contrast, budget, means[0], means[1], difference, decided)
-    marks = [[float(right) for right in each.solved] for each in (other, ours)]
-    difference = Interval(*paired_difference(marks[0], marks[1], level, RESAMPLES))
+        return Judged(contrast, budget, len(ours.errors), *means, difference, decided)
+    pairs = list(zip(other.solved, ours.solved, strict=True))
+    only_other, only_ours = (pairs.count(each) for each in ((True, False), (False, True)))
+    counted = paired_shares(only_other, only_ours, len(pairs), level, RESAMPLES)
+    difference = Interval(*counted)
     if not any((*ours.solved, *other.solved)):
         decided = Verdict.FLOOR
     elif contrast.kind == "as many solved":
         decided = closeness(difference)
     else:
         decided = direction(difference.low, difference.high)
-    return Judged(contrast, budget, ours.share, other.share, difference, decided)
+    return Judged(contrast, budget, len(pairs), ours.share, other.share, difference, decided)
+
+
+def paired(
+    sources: Sequence[Reproduction], contrast: Contrast, budget: str | None
+) -> tuple[Outcomes, Outcomes]:
+    """Return what both methods of a contrast did on the same problems, from the first that knows.
+
+    Raises:
+        KeyError: if it was measured nowhere.
+    """
+    for source in sources:
+        try:
+            ours, other = (source.of(spec, budget) for spec in (contrast.ours, contrast.other))
+        except KeyError:
+            continue
+        if contrast.kind != "smaller error" or (ours.errors and other.errors):
+            return ours, other
+    raise KeyError((contrast.ours, contrast.other, budget))
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

@@ -41,14 +41,15 @@ def contrasts(judgements: Sequence[Sequence[Judged]]) -> Table:
                     contrast.statement,
                     contrast.printed,
                     each.budget or "own rule",
+                    f"{each.problems:,}",
                     shown(each, each.ours),
                     shown(each, each.other),
                     shown(each, each.difference, sign="+"),
                     str(each.verdict),
                 )
             )
-    columns = ("where", "claim", "printed: ours, other", "memory", "ours", "other", "difference")
-    return Table((*columns, "verdict"), rows, words=4, wrap=True)
+    columns = ("where", "claim", "printed: ours, other", "memory", "problems", "ours", "other")
+    return Table((*columns, "difference", "verdict"), rows, words=4, wrap=True)
 
 
 def shown(judged: Judged, interval: Interval, sign: str = "") -> str:

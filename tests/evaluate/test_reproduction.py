@@ -1,10 +1,11 @@
 """Verdicts follow from paired outcomes; every contrast names methods that can run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from kvlab.fast.evaluate import reproduction
+from kvlab.fast.evaluate import reproduction, study
 from kvlab.fast.evaluate.compare import takes_budget
 from kvlab.fast.evaluate.experiments import UNTESTED, Contrast, contrasts
 from kvlab.fast.evaluate.reproduction import (
@@ -29,7 +30,7 @@ def found(ours, other, errors=((), ())):
         Outcomes(spec, "70%", tuple(mark == "1" for mark in marks), own)
         for spec, marks, own in (("h2o", ours, errors[0]), ("tova", other, errors[1]))
     )
-    return Reproduction(len(ours), 0, 210.0, "reference", len(errors[0]), outcomes)
+    return Reproduction(len(ours), (0,), 210.0, "reference", len(errors[0]), outcomes)
 
 
 def contrast(kind="more solved"):
@@ -47,7 +48,7 @@ def contrast(kind="more solved"):
     ],
 )
 def test_more_solved(ours, other, verdict):
-    one = judged(found(ours, other), contrast(), "70%", level=0.99)
+    one = judged([found(ours, other)], contrast(), "70%", level=0.99)
     assert one.verdict is verdict
     assert one.ours.mean == pytest.approx(ours.count("1") / 60)
     assert one.difference.mean == pytest.approx((ours.count("1") - other.count("1")) / 60)
@@ -55,15 +56,15 @@ def test_more_solved(ours, other, verdict):
 
 def test_the_level_decides():
     ours, other = "1" * 60, "1" * 55 + "0" * 5
-    strict = judged(found(ours, other), contrast(), "70%", level=0.9999)
-    lenient = judged(found(ours, other), contrast(), "70%", level=0.95)
+    strict = judged([found(ours, other)], contrast(), "70%", level=0.9999)
+    lenient = judged([found(ours, other)], contrast(), "70%", level=0.95)
     assert strict.verdict is Verdict.UNDECIDED and lenient.verdict is Verdict.HOLDS
 
 
 def test_smaller_errors_are_better():
     errors = tuple(0.1 + 0.001 * i for i in range(20)), tuple(0.2 + 0.002 * i for i in range(20))
-    smaller = judged(found("1", "1", errors), contrast("smaller error"), "70%", 0.99)
-    larger = judged(found("1", "1", errors[::-1]), contrast("smaller error"), "70%", 0.99)
+    smaller = judged([found("1", "1", errors)], contrast("smaller error"), "70%", 0.99)
+    larger = judged([found("1", "1", errors[::-1])], contrast("smaller error"), "70%", 0.99)
     assert smaller.verdict is Verdict.HOLDS and larger.verdict is Verdict.FAILS
     assert smaller.difference.mean < 0 < larger.difference.mean
 
@@ -95,10 +96,30 @@ def test_the_committed_results_hold_everything_that_is_wanted():
     for spec, budget in wanted():
         assert len(stored.of(spec, budget).solved) == stored.problems
     assert all(stored.of("full", None).solved)
-    judgements = judge(stored)
+    judgements = judge([stored])
     assert len(judgements) == len(list(contrasts()))
     assert sum(reproduction.counts(judgements).values()) == len(judgements)
     assert [len(each) for each in judgements] == [len(list(points(c))) for c in contrasts()]
+
+
+def test_the_first_source_that_knows_both_methods_decides():
+    few, many = found("10" * 5, "01" * 5, ((0.1, 0.2), (0.3, 0.4))), found("1" * 60, "0" * 60)
+    lacking = replace(many, outcomes=many.outcomes[:1])
+    assert judged([lacking, many, few], contrast(), "70%", 0.99).problems == 60
+    assert judged([lacking, few, many], contrast(), "70%", 0.99).problems == 10
+    errors = judged([many, few], contrast("smaller error"), "70%", 0.99)
+    assert errors.problems == 2 and errors.ours.mean == pytest.approx(0.15)
+    with pytest.raises(KeyError):
+        judged([lacking], contrast(), "70%", 0.99)
+
+
+def test_the_study_decides_what_it_knows():
+    summary, stored = study.outcomes(), load()
+    assert len(summary.of("full", None).solved) == summary.problems > stored.problems
+    contrasted = [each for several in judge([summary, stored]) for each in several]
+    from_study = [each for each in contrasted if each.problems == summary.problems]
+    assert len(from_study) >= len(contrasted) / 4
+    assert {each.contrast.paper for each in from_study} == set(PAPERS)
 
 
 def test_a_missing_file_is_named(tmp_path):
