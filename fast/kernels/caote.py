@@ -64,8 +64,6 @@ def distances(
     point: Float[Tensor, "N G k d"], values: Float[Tensor, "N G n d"], norm: float
 ) -> Float[Tensor, "N G k n"]:
     """‖point − v_j‖ for every point of a head and every value."""
-    if point.shape[2] == 1:
-        return torch.linalg.vector_norm(values - point, norm, dim=-1)[:, :, None]
     return torch.cdist(point, values, p=norm, compute_mode="donot_use_mm_for_euclid_dist")
 
 

@@ -31,11 +31,11 @@ def normalize(
 ) -> Float[Tensor, "N G k n"]:
     """Divide by the sum; all zero becomes uniform over what is ``present``."""
     total = retention.sum(dim=-1, keepdim=True)
-    nothing = (total == 0).to(retention.dtype)
-    if present is None:
-        return (retention + nothing) / (total + nothing * retention.shape[-1])
-    entries = present.sum(dim=-1, keepdim=True)[:, :, None].clamp(min=1)
-    return (retention + nothing * present[:, :, None]) / (total + nothing * entries)
+    uniform: float | Tensor = 1 / retention.shape[-1]
+    if present is not None:
+        entries = present.sum(dim=-1, keepdim=True).clamp(min=1)
+        uniform = (present / entries)[:, :, None].to(retention.dtype)
+    return torch.where(total == 0, uniform, retention / total)
 
 
 def group_errors(
