@@ -1,0 +1,135 @@
+"""What a method's page shows of the package at work: the picture of what is kept, and the costs."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from kvlab.fast.models import reasoner_directory
+from kvlab.fast.pictures.decisions import columns, decisions, entry_bytes, memory
+from kvlab.fast.pictures.keeping import keeping
+from kvlab.fast.pictures.picture import Picture
+from kvlab.fast.pictures.table import Table
+from kvlab.reference import methods
+from kvlab.reference.chronicle import Run, record
+from kvlab.reference.policy import Policy
+from kvlab.reference.selection import budget_entries
+from kvlab.reference.simulator.cost import Plan
+from kvlab.reference.simulator.hardware import HARDWARE
+from kvlab.reference.simulator.shape import SHAPES
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.transformer import Transformer, end_of_text
+
+Meta = Mapping[str, Any]
+
+PROBLEM = 1
+"""Held-out problem of the embedded reasoner that the pictures show, as in ``kvlab view``."""
+SHARE = "50%"
+BUDGET, PROMPT, GENERATED = 1024, 2048, 2304
+"""Entries and tokens for which answers and costs are shown."""
+MODEL, GPU = "llama-3.1-8b", "h200"
+MOST_TOKENS = 128
+
+
+def policy(meta: Meta) -> Policy:
+    """Return the composition whose answers and costs a page shows."""
+    spec = meta.get("policy", meta["method"])
+    return methods.get(spec, BUDGET if takes_budget(spec) else None)
+
+
+def takes_budget(spec: str) -> bool:
+    """Say whether a method has to be told how many entries may stay."""
+    parsed = methods.parse(spec)
+    return getattr(parsed, "base", parsed).budgeted
+
+
+# --- picture -------------------------------------------------------------------------------------
+
+
+def pictures(meta: Meta) -> str:
+    """Return the pictures of a page, and what they show."""
+    return "\n\n".join([*(drawn(spec)._repr_html_() for spec in meta["picture"]), caption(meta)])
+
+
+@cache
+def drawn(spec: str) -> Picture:
+    """Draw what a method keeps while the embedded reasoner solves a problem at half the memory."""
+    return keeping(recorded(spec))
+
+
+def caption(meta: Meta) -> str:
+    """Say what the pictures show."""
+    specs = meta["picture"]
+    named = ", then ".join(f"`{spec}`" for spec in specs)
+    allowed = "memory as its own rule has it"
+    if takes_budget(specs[0]):
+        allowed = f"{half()} entries, half of what the full cache holds in the end"
+    outcomes = ["right" if recorded(spec).solved else "wrong" for spec in specs]
+    outcome = outcomes[0] if len(set(outcomes)) == 1 else ", then ".join(outcomes)
+    return (
+        f"*{named} on a held-out problem of the [embedded reasoner](../view.md): {allowed}. A row "
+        "is a position of the text, a column a step. Blue is kept: the paler, the fewer bits, or "
+        "the fewer of the model’s layers and KV heads; grey has left. What the model writes is "
+        f"{outcome}. All methods are shown on this problem.*"
+    )
+
+
+def recorded(spec: str) -> Run:
+    """Record the embedded reasoner under a method, at half the memory if it takes a budget."""
+    return run_problem(spec, half() if takes_budget(spec) else None)
+
+
+@cache
+def half() -> int:
+    """Return half of the entries that the full cache holds in the end, rounded up."""
+    return budget_entries(SHARE, run_problem("full", None).read)
+
+
+@cache
+def run_problem(spec: str, budget: int | None) -> Run:
+    """Let the embedded reasoner solve the problem under a method."""
+    directory, problem = reasoner_directory(), reasoning.held_out(PROBLEM + 1)[PROBLEM]
+    return record(
+        Transformer.from_directory(directory),
+        load_tokenizer(directory),
+        methods.get(spec, budget),
+        problem.prompt,
+        MOST_TOKENS,
+        budget=budget,
+        stop=end_of_text(directory),
+        most_values=1,
+        solved=lambda text: reasoning.grade(problem, text).solution_correct,
+    )
+
+
+# --- state, cost ---------------------------------------------------------------------------------
+
+
+def costs(meta: Meta) -> str:
+    """Say what is remembered of an entry, and what deciding takes, by the planner's count."""
+    composed = policy(meta)
+    plan, full = planned(composed), planned(methods.get("full"))
+    beside = ", ".join(f"`{name}`" for name in columns(composed))
+    budget = f", {BUDGET:,} entries" if takes_budget(composed.name) else ""
+    return "\n\n".join(
+        [
+            f"Besides its key and value an entry carries {beside}: {entry_bytes(composed)} bytes "
+            f"per KV head and layer. These are counts, not measurements: `kvlab plan` for "
+            f"`{composed.name}`{budget}; {plan.shape.name} with 16-bit weights, a prompt of "
+            f"{PROMPT:,} tokens and {GENERATED:,} more, one sequence, on an {plan.hardware.name}.",
+            shown(memory(plan, full)),
+            "Per generated token, for one KV head of one layer, means over all steps:",
+            shown(decisions(plan)),
+        ]
+    )
+
+
+@cache
+def planned(composed: Policy) -> Plan:
+    """Return the plan whose counts a page shows."""
+    return Plan(SHAPES[MODEL], HARDWARE[GPU], composed, PROMPT, GENERATED)
+
+
+def shown(table: Table) -> str:
+    """Return a table as the notebooks show it."""
+    return f'<div class="kvlab-shown">{table._repr_html_()}</div>'

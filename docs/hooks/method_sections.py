@@ -1,0 +1,334 @@
+"""A method's page: what its file says, and what the package knows of answers, lines and options.
+
+A page ``docs/methods/NAME.md`` states in its front matter what the package cannot know:
+
+| entry | holds |
+|---|---|
+| ``method`` | name in the registry |
+| ``also`` | further names in the registry that the page is about |
+| ``policy`` | specification whose answers and cost are shown; default: the method's name |
+| ``picture`` | specifications whose kept entries are drawn |
+| ``errata`` | heading of the paper in ``docs/errata.md``, if its claims were checked |
+| ``equations`` | list, in reading order, of the entries below |
+
+| entry of an equation | holds |
+|---|---|
+| ``tag`` | the tag of the line, as in ``# [H2O 1]`` |
+| ``name`` | what it says, in a few words |
+| ``latex`` | the formula |
+| ``says`` | the symbols, and what the code does beyond them |
+| ``passage`` | where the paper has it |
+| ``fast`` | function of ``fast/``, where it does not have the name of the reference's |
+| ``kernel`` | functions that compute it on a GPU; may be missing |
+| ``test`` | tests of it |
+
+A function is named as ``file.py:Class.function``; in text, ``[words](file.py:function)`` links it.
+"""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import symbols
+from markdown.extensions.toc import slugify
+from method_figures import BUDGET, Meta, policy, takes_budget
+from symbols import ROOT, TARGET, Target
+
+from kvlab.reference import methods
+from kvlab.reference.method import Divergence
+from kvlab.reference.methods import WRAPPERS
+from kvlab.reference.policy import Policy
+
+Link = Callable[[Target], str]
+"""Returns the address under which a page shows a line."""
+
+QUESTIONS = (
+    ("score", "What is an entry worth?"),
+    ("schedule", "When do we look?"),
+    ("protect", "Who is safe?"),
+    ("budget", "How many may stay?"),
+    ("precision", "How precisely is it kept?"),
+)
+
+
+def page(meta: Meta, body: str, link: Link, picture: str, cost: str) -> str:
+    """Put a page together: what its file says, and what the package knows.
+
+    Args:
+        meta: front matter of its file.
+        body: the rest of it.
+        link: returns the address of a line.
+        picture: of what is kept.
+        cost: state and cost.
+
+    Raises:
+        ValueError: if it names a line that does not exist.
+        KeyError: if the front matter lacks an entry.
+    """
+    introduction, _, edge_cases = body.partition("## Edge cases\n")
+    if not edge_cases.strip():
+        raise ValueError(f"{meta['method']}: the page has no edge cases")
+    parts = [
+        introduction.strip(),
+        picture,
+        "## Four answers",
+        answers(policy(meta), link),
+        "## Equations",
+        *(equation(each, link) for each in meta["equations"]),
+        *([] if meta["equations"] else ["None: nothing is chosen."]),
+        "## State and cost",
+        cost,
+        "## Edge cases",
+        edge_cases.strip(),
+        "## Errata and divergences",
+        errata(meta),
+        "## Options",
+        options(meta["method"]),
+        "## Run it",
+        usage(meta),
+    ]
+    return linked("\n\n".join(parts) + "\n", link)
+
+
+def linked(text: str, link: Link) -> str:
+    """Give every ``](file.py:function)`` its address."""
+    pattern = re.compile(rf"\[([^\]]*)\]\(({TARGET.pattern})\)")
+    return pattern.sub(lambda found: anchor(found[1], symbols.definition(found[2]), link), text)
+
+
+def anchor(text: str, target: Target, link: Link) -> str:
+    """Return a link to a line, as HTML: addresses of lines are no anchors that MkDocs knows."""
+    shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+    return f'<a href="{link(target)}" title="{target.path}, line {target.line}">{shown}</a>'
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def answers(shown: Policy, link: Link) -> str:
+    """List the parts of a policy with what they say of themselves."""
+    budget = f" with a budget of {BUDGET:,} entries" if takes_budget(shown.name) else ""
+    lines = [f"As `kvlab.reference.methods` composes `{shown.name}`{budget}:", ""]
+    for part, question in QUESTIONS:
+        answer = getattr(shown, part)
+        lines += [f"**{question}** {described(answer, link)}", ""]
+    return "\n".join(lines).strip()
+
+
+def described(part: Any, link: Link) -> str:
+    """Return a part's name, parameters and docstring; of what it wraps, too."""
+    kind = type(part)
+    file = Path(inspect.getfile(kind)).resolve().relative_to(ROOT / "reference")
+    target = symbols.definition(f"reference/{file.as_posix()}:{kind.__name__}")
+    own = {each.name: getattr(part, each.name) for each in fields(part)}
+    plain = {
+        name: value for name, value in own.items() if not hasattr(value, "__dataclass_fields__")
+    }
+    given = ", ".join(f"{name} = {value!r}" for name, value in plain.items())
+    said = first_sentence(kind)
+    text = f"{anchor(f'`{kind.__name__}`', target, link)}: {said}"
+    text += f" <small>({given})</small>" if given else ""
+    for name, value in own.items():
+        if name not in plain:
+            text += f"<br>↳ {name}: {described(value, link)}"
+    return text
+
+
+def first_sentence(kind: type) -> str:
+    """Return the first paragraph of a docstring as Markdown."""
+    paragraph = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+    return re.sub(r"``([^`]+)``", r"`\1`", " ".join(paragraph.split()))
+
+
+# --- equations -----------------------------------------------------------------------------------
+
+
+def equation(each: Meta, link: Link) -> str:
+    """Write an equation: formula, meaning, passage, and the lines that compute and test it."""
+    tag = each["tag"]
+    mirrored = each.get("fast") or symbols.twin(tag)
+    if mirrored is None:
+        raise ValueError(f"[{tag}]: fast/ has no function of that name; the page has to say which")
+    lines = {
+        "reference": [symbols.equation(tag)],
+        "fast": resolved(mirrored),
+        "kernel": resolved(each.get("kernel", ())),
+        "test": resolved(each["test"]),
+    }
+    shown = [f"<dt>paper</dt><dd>{each['passage']}</dd>"]
+    shown += [
+        f"<dt>{kind}</dt><dd>{'<br>'.join(located(target, link) for target in targets)}</dd>"
+        for kind, targets in lines.items()
+        if targets
+    ]
+    if not lines["kernel"]:
+        shown.insert(3, "<dt>kernel</dt><dd>none: PyTorch’s own operations</dd>")
+    return "\n\n".join(
+        [
+            f"### {each['name'][0].upper()}{each['name'][1:]} <small>[{tag}]</small>",
+            f"$$\n{each['latex'].strip()}\n$$",
+            each["says"].strip(),
+            f'<dl class="kvlab-lines">{"".join(shown)}</dl>',
+        ]
+    )
+
+
+def resolved(given: str | Sequence[str]) -> list[Target]:
+    """Find the lines of one or several functions."""
+    return [symbols.definition(each) for each in ([given] if isinstance(given, str) else given)]
+
+
+def located(target: Target, link: Link) -> str:
+    """Return a link that shows where it leads."""
+    words = f"{target.path}:{target.line}" if target.tag else f"{target.path}:{target.name}"
+    return anchor(f"`{words}`", target, link)
+
+
+# --- errata, options, usage ----------------------------------------------------------------------
+
+
+def errata(meta: Meta) -> str:
+    """List what the checks refuted, and every reading with the option that gives another."""
+    names = [meta["method"], *meta.get("also", ())]
+    readings = methods.divergences(names[0])
+    parts = []
+    if heading := meta.get("errata"):
+        refuted = refuted_claims(heading)
+        parts.append(
+            "Refuted as printed, each with a counterexample ([all of them](../errata.md)):\n\n"
+            + "\n".join(f"- [{claim}](../errata.md#{slugify(claim, '-')})" for claim in refuted)
+        )
+    if readings:
+        parts.append(
+            f"Readings, as `kvlab methods {names[0]} --divergences` lists them:\n\n"
+            + "\n\n".join(divergence(each) for each in readings)
+        )
+    return "\n\n".join(parts) or "None: there is nothing to read in two ways."
+
+
+def refuted_claims(heading: str) -> list[str]:
+    """Return the headings of a paper's refuted claims on the page of errata.
+
+    Raises:
+        ValueError: if the page has no such paper.
+    """
+    text = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
+    _, found, after = text.partition(f"\n## {heading}\n")
+    if not found:
+        raise ValueError(f"docs/errata.md has no heading {heading!r}")
+    own = after.partition("\n## ")[0].partition("\n### Readings\n")[0]
+    return re.findall(r"^#### (.+)$", own, re.MULTILINE)
+
+
+def divergence(each: Divergence) -> str:
+    """Write one reading."""
+    rows = (
+        ("paper", each.paper),
+        ("elsewhere", each.elsewhere),
+        ("kvlab", each.default),
+        ("other reading", option_text(each)),
+    )
+    shown = "".join(f"<dt>{kind}</dt><dd>{escape(text)}</dd>" for kind, text in rows)
+    return f'**{each.topic}**\n\n<dl class="kvlab-lines">{shown}</dl>'
+
+
+def option_text(each: Divergence) -> str:
+    """Return the option with what can be typed set as code."""
+    text = each.option
+    for spec in each.specifications:
+        text = text.replace(spec, f"`{spec}`")
+    return text
+
+
+def escape(text: str) -> str:
+    """Return text for HTML; what stands in backticks becomes code."""
+    safe = text.replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", safe)
+
+
+def options(name: str) -> str:
+    """List a method's options: default, type, meaning."""
+    kind = WRAPPED if name in WRAPPERS else methods.METHODS[name]
+    said = field_docstrings(kind)
+    hints = get_type_hints(kind)
+    rows = [
+        f"| `{each.name}` | `{value(each.default)}` | {kinds(hints[each.name])} "
+        f"| {said.get(each.name, '')} |"
+        for each in fields(kind)  # type: ignore[arg-type]
+        if each.name in methods.describe()[name]["options"]
+    ]
+    if not rows:
+        return "None."
+    variants = [
+        f"`{variant}` is `{spec}`"
+        for variant, spec in methods.variants().items()
+        if methods.base_name(spec) == name
+    ]
+    named = f"\n\nNamed variants: {'; '.join(variants)}." if variants else ""
+    head = "| option | default | kind | meaning |\n|---|---|---|---|\n"
+    return head + "\n".join(rows) + named
+
+
+WRAPPED = type(methods.parse("caote:h2o"))
+"""The class behind all names of `WRAPPERS`."""
+
+
+def value(default: Any) -> str:
+    """Return a default as it is typed."""
+    if default is MISSING:
+        return "–"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:.4g}" if isinstance(default, float) else str(default)
+
+
+def kinds(hint: Any) -> str:
+    """Return what an option may be, in words."""
+    literals = getattr(hint, "__args__", ())
+    if literals and all(isinstance(each, str | int) for each in literals):
+        return ", ".join(f"`{each}`" for each in literals)
+    names = [getattr(each, "__name__", "") for each in literals] or [hint.__name__]
+    words = {"int": "whole number", "float": "number", "bool": "true or false", "str": "word"}
+    return " or ".join(words.get(each, "none") for each in names)
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """Return what stands below the fields of a dataclass."""
+    tree = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, after in zip(tree.body, tree.body[1:], strict=False):
+        match field, after:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = re.sub(r"``([^`]+)``", r"`\1`", " ".join(text.split()))
+    return found
+
+
+def usage(meta: Meta) -> str:
+    """Return a command and a snippet that run as they stand."""
+    spec = meta["picture"][0]
+    budget = ", budget=120" if takes_budget(spec) else ""
+    share = " --budget 60%" if takes_budget(spec) else ""
+    return "\n\n".join(
+        [
+            f'```\nkvlab compare --methods "full {spec}"{share} --problems 4\n```',
+            f"""```python
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+
+directory = reasoner_directory()  # any Llama, Mistral, Qwen2 or Qwen3 directory
+model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+prompt = tokenizer.encode(reasoning.held_out(1)[0].prompt).ids
+policy = methods.get("{spec}"{budget})
+written = generate(model, policy, prompt, max_new_tokens=60)
+print(tokenizer.decode(list(written.tokens)))
+print(written.session.nbytes, "bytes of keys and values")
+```""",
+        ]
+    )

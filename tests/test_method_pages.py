@@ -1,0 +1,256 @@
+"""Every method has a page of one shape, and its links lead to what they name."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
+from mkdocs.utils.meta import get_data
+
+from kvlab.reference import methods
+from kvlab.reference.methods import METHODS, WRAPPERS
+from kvlab.reference.methods.caote import Caote
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "hooks"))  # as MkDocs does while it loads them
+try:
+    import method_pages
+    import method_sections
+    import source_pages
+    import symbols
+finally:
+    sys.path.pop(0)
+
+PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
+FOLDERS = {"fast": "fast/", "kernel": "fast/kernels/", "test": "tests/"}
+SECTIONS = (
+    "Four answers",
+    "Equations",
+    "State and cost",
+    "Edge cases",
+    "Errata and divergences",
+    "Options",
+    "Run it",
+)
+
+
+def parsed(page):
+    return get_data(page.read_text(encoding="utf-8"))
+
+
+def generated(page, root=ROOT):
+    """The page's Markdown without its picture and costs, and its links to lines."""
+    body, meta = parsed(page)
+    links = []
+
+    def link(target):
+        address = f"{target.path}#L{target.line}"
+        links.append((target, address))
+        return address
+
+    return method_pages.written(page.stem, meta, body, link, "the picture", "the costs"), links
+
+
+def tags_of(meta):
+    return [each["tag"] for each in meta["equations"]]
+
+
+def test_every_method_has_a_page_and_the_site_lists_it():
+    about = [name for page in PAGES for name in names_on(parsed(page)[1])]
+    assert set(about) <= {*METHODS, *WRAPPERS}
+    config = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)
+    (listed,) = [section["Methods"] for section in config["nav"] if "Methods" in section]
+    files = [path for each in listed for path in each.values()]
+    assert sorted(files) == sorted(["methods.md", *(f"methods/{page.name}" for page in PAGES)])
+    overview = (ROOT / "docs" / "methods.md").read_text()
+    assert all(f"(methods/{page.name})" in overview for page in PAGES)
+
+
+def names_on(meta):
+    return [meta["method"], *meta.get("also", ())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_the_shape_of_all_pages(page):
+    text, _ = generated(page)
+    assert tuple(re.findall(r"^## (.+)$", text, re.MULTILINE)) == SECTIONS
+    title, idea = parsed(page)[0].partition("## ")[0].strip().split("\n\n")
+    assert title.startswith("# ")
+    assert len(re.findall(r"[.!?](?=\s|$)", idea)) == 2, "the idea takes two sentences"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_equation_of_the_method_is_on_its_page_once(page):
+    meta = parsed(page)[1]
+    method = METHODS.get(meta["method"], Caote)
+    assert sorted(tags_of(meta)) == sorted(method.equations)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_to_the_line_that_holds_what_it_names(page):
+    _, links = generated(page)
+    assert len(links) >= 5 + 3 * len(parsed(page)[1]["equations"])
+    shown = {target.path: source_pages.listing(target.path) for target, _ in links}
+    assert not source_pages.stale_links(links, shown)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_of_an_equation_lead_where_their_labels_say(page):
+    for each in parsed(page)[1]["equations"]:
+        for kind, folder in FOLDERS.items():
+            given = each.get(kind, ())
+            for named in [given] if isinstance(given, str) else given:
+                assert named.startswith(folder)
+                assert kind != "test" or ":test_" in named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_formula_becomes_mathml(page):
+    text, _ = generated(page)
+    formulas = re.findall(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+)\$", text, re.DOTALL)
+    assert len(formulas) >= len(parsed(page)[1]["equations"])
+    for block, inline in formulas:
+        written = re.sub("<.*?>", "", convert((block or inline).strip()))
+        assert "\\" not in written, "a command that the converter does not know"
+
+
+# --- the checks can fail -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A repository of one method."""
+    for path, text in {
+        "reference/methods/m.py": "class M:\n    def score(self):\n        return 1  # [M 1]\n",
+        "fast/methods/m.py": "class M:\n    def score(self):\n        return 1\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(text)
+    return tmp_path
+
+
+def test_an_equation_leads_to_its_line_and_to_its_twin(small):
+    found = symbols.equation("M 1", small)
+    assert (found.path, found.line) == ("reference/methods/m.py", 3)
+    assert symbols.twin("M 1", small) == "fast/methods/m.py:M.score"
+    assert symbols.definition("fast/methods/m.py:M.score", small).line == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("fast/methods/m.py:M.rate", "defines no M.rate"),
+        ("fast/methods/n.py:M", "fast/methods/n.py does not exist"),
+    ],
+)
+def test_a_name_that_is_not_there_is_refused(small, target, message):
+    with pytest.raises(ValueError, match=message):
+        symbols.definition(target, small)
+
+
+def test_an_equation_that_nobody_or_everybody_implements_is_refused(small):
+    with pytest.raises(ValueError, match=r"\[M 2\] must tag one line of reference/, it tags 0"):
+        symbols.equation("M 2", small)
+    twice = small / "reference" / "other.py"
+    twice.write_text("x = 1  # [M 1]\n")
+    symbols.forget()
+    symbols.tags.cache_clear()
+    with pytest.raises(ValueError, match="it tags 2"):
+        symbols.equation("M 1", small)
+
+
+def test_a_twin_of_another_name_has_to_be_given(small):
+    (small / "fast/methods/m.py").write_text("class M:\n    def rate(self):\n        return 1\n")
+    assert symbols.twin("M 1", small) is None
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "# a new line\nclass M:\n    def score(self):\n        return 1  # [M 1]\n",
+        "class M:\n    def rate(self):\n        return 1  # [M 2]\n",
+        "class M:\n    def scores(self):\n        return 1  # [M 11]\n",
+        "class M:\n",
+        "",
+    ],
+    ids=["moved", "renamed", "longer names", "removed", "emptied"],
+)
+def test_a_link_is_stale_once_its_line_holds_something_else(small, after):
+    path = "reference/methods/m.py"
+    links = [
+        (target, f"source/#L{target.line}")
+        for target in (symbols.definition(f"{path}:M.score", small), symbols.equation("M 1", small))
+    ]
+    assert not source_pages.stale_links(links, {path: source_pages.listing(path, small)})
+    (small / path).write_text(after)
+    problems = source_pages.stale_links(links, {path: source_pages.listing(path, small)})
+    assert len(problems) == 2 and "does not show M.score" in problems[0]
+
+
+def test_an_address_without_a_line_and_a_file_without_a_page_are_stale(small):
+    target = symbols.definition("fast/methods/m.py:M", small)
+    assert source_pages.stale_links([(target, "source/")], {})
+    shown = {target.path: source_pages.listing(target.path, small)}
+    assert source_pages.stale_links([(target, "source/")], shown)
+    assert not source_pages.stale_links([(target, "source/#L1")], shown)
+
+
+def test_a_page_that_names_what_is_not_there_ends_the_build():
+    body, meta = parsed(ROOT / "docs" / "methods" / "h2o.md")
+    wrong = {**meta["equations"][0], "test": "tests/methods/test_h2o.py:test_nothing"}
+    with pytest.raises(PluginError, match=r"docs/methods/h2o.md: .* defines no test_nothing"):
+        method_pages.written("h2o", {**meta, "equations": [wrong]}, body, str, "", "")
+    del wrong["latex"]
+    wrong["test"] = meta["equations"][0]["test"]
+    with pytest.raises(PluginError, match="'latex'"):
+        method_pages.written("h2o", {**meta, "equations": [wrong]}, body, str, "", "")
+
+
+# --- source pages --------------------------------------------------------------------------------
+
+
+def test_a_listing_shows_every_line_as_it_is(small):
+    code = 'TEXT = """<b> & "two\n\nlines" """\n'
+    (small / "fast" / "s.py").write_text(code)
+    lines = source_pages.texts(source_pages.listing("fast/s.py", small))
+    assert [lines[number].rstrip() for number in sorted(lines)] == code.rstrip("\n").split("\n")
+
+
+def test_source_pages_stay_out_of_the_search():
+    meta = get_data(source_pages.page("fast/cache.py"))[1]
+    assert meta["search"] == {"exclude": True}
+    assert meta["source"] == "fast/cache.py"
+
+
+# --- what the package says -----------------------------------------------------------------------
+
+
+def test_options_are_the_registrys_with_their_defaults():
+    listed = method_sections.options("lazy_eviction")
+    for option, default in methods.describe()["lazy_eviction"]["options"].items():
+        assert f"| `{option}` | `{method_sections.value(default)}` |" in listed
+    assert "`sigmoid`, `exp`" in listed
+    assert "Generated tokens W between two evictions" in listed
+    assert "`lazy_eviction-h1` is `lazy_eviction@h1=none`" in listed
+    assert method_sections.options("full") == "None."
+
+
+def test_every_reading_is_listed_with_its_option():
+    shown = method_sections.errata({"method": "lazy_eviction", "errata": "LazyEviction"})
+    for each in methods.divergences("lazy_eviction"):
+        assert f"**{each.topic}**" in shown
+    assert "<code>lazy_eviction@guard=true</code>" in shown
+    assert "LE-1: Eq. 2 and Appendix D, H2" in shown
+    with pytest.raises(ValueError, match="no heading 'H2O'"):
+        method_sections.refuted_claims("H2O")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_example_runs(page, capsys):
+    text = method_sections.usage(parsed(page)[1])
+    (snippet,) = re.findall(r"```python\n(.+?)```", text, re.DOTALL)
+    exec(compile(snippet, str(page), "exec"), {})
+    assert "bytes of keys and values" in capsys.readouterr().out
