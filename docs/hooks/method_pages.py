@@ -69,8 +69,10 @@ def written(
     """
     try:
         return method_sections.page(meta, body, link, picture, cost)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise PluginError(f"docs/methods/{name}.md: {error}") from error
+    except KeyError as error:
+        raise PluginError(f"docs/methods/{name}.md: its front matter lacks {error}") from error
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

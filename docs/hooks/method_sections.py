@@ -20,6 +20,7 @@ A page ``docs/methods/NAME.md`` states in its front matter what the package cann
 | ``passage`` | where the paper has it |
 | ``fast`` | function of ``fast/``, where it does not have the name of the reference's |
 | ``kernel`` | functions that compute it on a GPU; may be missing |
+| ``host`` | true where nothing is computed on the device |
 | ``test`` | tests of it |
 
 A function is named as ``file.py:Class.function``; in text, ``[words](file.py:function)`` links it.
@@ -166,7 +167,8 @@ def equation(each: Meta, link: Link) -> str:
         if targets
     ]
     if not lines["kernel"]:
-        shown.insert(3, "<dt>kernel</dt><dd>none: PyTorch’s own operations</dd>")
+        why = "the host counts" if each.get("host") else "PyTorch’s own operations"
+        shown.insert(3, f"<dt>kernel</dt><dd>none: {why}</dd>")
     return "\n\n".join(
         [
             f"### {each['name'][0].upper()}{each['name'][1:]} <small>[{tag}]</small>",
