@@ -1,6 +1,7 @@
 """Every method has a page of one shape, and its links lead to what they name."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import yaml
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.utils.meta import get_data
+from typer.testing import CliRunner
 
+from kvlab.fast.cli import app
 from kvlab.reference import methods
 from kvlab.reference.methods import METHODS, WRAPPERS
 from kvlab.reference.methods.caote import Caote
@@ -231,11 +234,18 @@ def test_source_pages_stay_out_of_the_search():
 def test_options_are_the_registrys_with_their_defaults():
     listed = method_sections.options("lazy_eviction")
     for option, default in methods.describe()["lazy_eviction"]["options"].items():
-        assert f"| `{option}` | `{method_sections.value(default)}` |" in listed
+        assert f"- `{option} = {method_sections.value(default)}` (" in listed
     assert "`sigmoid`, `exp`" in listed
     assert "Generated tokens W between two evictions" in listed
     assert "`lazy_eviction-h1` is `lazy_eviction@h1=none`" in listed
     assert method_sections.options("full") == "None."
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_option_says_what_it_means(name):
+    kind = METHODS.get(name, Caote)
+    said = method_sections.field_docstrings(kind)
+    assert set(methods.describe()[name]["options"]) <= said.keys()
 
 
 def test_every_reading_is_listed_with_its_option():
@@ -246,6 +256,23 @@ def test_every_reading_is_listed_with_its_option():
     assert "LE-1: Eq. 2 and Appendix D, H2" in shown
     with pytest.raises(ValueError, match="no heading 'H2O'"):
         method_sections.refuted_claims("H2O")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[] if page.stem == "h2o" else pytest.mark.slow)
+        for page in PAGES
+    ],
+)
+def test_the_command_runs(page, tmp_path):
+    text = method_sections.usage(parsed(page)[1])
+    program, *arguments = shlex.split(re.findall(r"^kvlab .+$", text, re.MULTILINE)[0])
+    assert program == "kvlab"
+    report = ["--report", str(tmp_path / "compare.html")]
+    result = CliRunner().invoke(app, [*arguments, *report, "--backend", "reference", "--workers=1"])
+    assert result.exit_code == 0, result.output
+    assert parsed(page)[1]["picture"][0] in result.output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -132,4 +132,4 @@ def planned(composed: Policy) -> Plan:
 
 def shown(table: Table) -> str:
     """Return a table as the notebooks show it."""
-    return f'<div class="kvlab-shown">{table._repr_html_()}</div>'
+    return f'<div class="kvlab-shown kvlab-counts">{table._repr_html_()}</div>'

@@ -1,5 +1,6 @@
 """Pages of methods: every equation one click away from the lines that compute and test it."""
 
+import re
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
@@ -17,6 +18,7 @@ from mkdocs.utils.meta import get_data
 from symbols import ROOT, Target
 
 METHODS = ROOT / "docs" / "methods"
+FORMULA = re.compile(r'<div class="arithmatex">.*?</div>', re.DOTALL)
 
 links: list[tuple[Target, str]] = []
 """What the links of the site that is being built have to show, and the file and line they name."""
@@ -93,9 +95,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Put the listing into the page of a source file."""
-    path = page.meta.get("source")
-    return html if path is None else html + source_pages.listing(path)
+    """Put the listing into the page of a source file; mark a method's page, for its style."""
+    if path := page.meta.get("source"):
+        return html + source_pages.listing(path)
+    if "method" not in page.meta:
+        return html
+    formulas = FORMULA.sub(r'<div class="kvlab-formula">\g<0></div>', html)
+    return f'<div class="kvlab-method">{formulas}</div>'
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -253,13 +253,16 @@ def escape(text: str) -> str:
 
 
 def options(name: str) -> str:
-    """List a method's options: default, type, meaning."""
+    """List a method's options: default, kind, meaning.
+
+    Raises:
+        KeyError: if the reference does not say what one means.
+    """
     kind = WRAPPED if name in WRAPPERS else methods.METHODS[name]
     said = field_docstrings(kind)
     hints = get_type_hints(kind)
     rows = [
-        f"| `{each.name}` | `{value(each.default)}` | {kinds(hints[each.name])} "
-        f"| {said.get(each.name, '')} |"
+        f"- `{each.name} = {value(each.default)}` ({kinds(hints[each.name])}): {said[each.name]}"
         for each in fields(kind)  # type: ignore[arg-type]
         if each.name in methods.describe()[name]["options"]
     ]
@@ -271,8 +274,7 @@ def options(name: str) -> str:
         if methods.base_name(spec) == name
     ]
     named = f"\n\nNamed variants: {'; '.join(variants)}." if variants else ""
-    head = "| option | default | kind | meaning |\n|---|---|---|---|\n"
-    return head + "\n".join(rows) + named
+    return "With their defaults:\n\n" + "\n".join(rows) + named
 
 
 WRAPPED = type(methods.parse("caote:h2o"))

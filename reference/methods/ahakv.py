@@ -154,15 +154,21 @@ class AhaKV(Method):
     recent: int = 32
     """Newest entries B_r that are safe; as many rows r are summed."""
     sinks: int = 0
+    """First tokens of the text that are safe."""
     gain: Literal["step", "measured", "none"] = "step"
     """``measured``: divide by the logits' own standard deviation; ``none``: ordinary softmax."""
     gain_in_decode: Literal["absolute", "cache", "none"] = "absolute"
     """What i is while decoding: the position, the entries present, or k (no gain)."""
     gain_floor: float = 0.0
+    """Least gain where more than k tokens compete; 1: never flatter than the model."""
     accumulation: Literal["recent", "all"] = "recent"
+    """``recent``: the last r rows; ``all``: every row since the entry was written."""
     value_prior: Literal["squared", "norm", "none"] = "squared"
+    """What of a value's norm weighs the sum."""
     kernel: int = 5
+    """Neighbours κ over which the prior is smoothed; odd."""
     border: Border = "shrink"
+    """What lies beyond the border of that mean: nothing (``shrink``), or zeros."""
     every: int = 1
     """Generated tokens between two evictions."""
 

@@ -183,16 +183,20 @@ class Caote(Method):
 
     base: Method
     norm: float = 2
+    """Order of the norm in which the change of the output is measured."""
     heads: Heads = "l2"
     """How errors of a query group combine. ``attention``: error of the group's mean attention;
     ``layer``: L2 over all query heads, one keep set per layer."""
     several: Literal["independent", "sequential", "joint_greedy"] = "independent"
     """How to choose more than one victim at once."""
     normalize_over: Literal["present", "candidates"] = "present"
+    """Entries over which the wrapped score is divided by its sum."""
     pool: int | None = None
     """Kernel of a mean pooling of the finished score."""
     protect: Literal["inherit", "none"] = "inherit"
+    """Whether the wrapped method's protection holds."""
     evict_before_attend: bool = False
+    """Attend over the survivors only, as the paper's Eq. 5-7 do."""
     every: int = 1
     """Generated tokens between two evictions."""
     fast: bool = False

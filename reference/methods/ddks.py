@@ -109,10 +109,15 @@ class DDKS(Method):
     reading: Literal["rpc", "mikv"] = "rpc"
     """``rpc``: as DesireKV measured it. ``mikv``: importance by H2O, balanced keys."""
     bits: int = 2
+    """Bits of demoted entries: 2, 3, 4 or 8."""
     group: int = 64
+    """Channels of a token that share a scale."""
     interval: int = RPC.interval
+    """Generated tokens P between two selections, as RPC's."""
     selector: int = RPC.selector
+    """Newest queries R that decide, and stay, as RPC's."""
     compression: float = RPC.compression
+    """Factor by which the part at full precision shrinks, as RPC's."""
     recent: int | None = None
     """Newest entries that are safe under ``mikv``; None: half of the budget."""
 

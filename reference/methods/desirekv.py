@@ -240,33 +240,47 @@ class DesireKV(Method):
     """Evict what is unimportant, and give bits to what is sensitive or follows a doubt."""
 
     interval: int = RPC.interval
+    """Generated tokens P between two events."""
     selector: int = RPC.selector
+    """Newest queries R that decide, and stay."""
     radius: int = 3
     """Half-width w of the pooling."""
     border: Border = "zero"
+    """What lies beyond the border of the pooling: zeros, or nothing (``shrink``)."""
     normalize_over: Literal["candidates", "present"] = "candidates"
+    """Keys over which the selector's softmax runs."""
     scope: Literal["window", "all"] = "window"
     """``window``: decide once about each P entries; ``all``: about all generated ones again."""
     low_bits: int = 4
+    """Bits of important entries that are not sensitive; 16: not quantised."""
     high_bits: int = 8
+    """Bits of sensitive and of doubtful entries; 16: not quantised."""
     value_bits: int | None = None
     """Bits of values; None: those of the entry's key."""
     group: int = 64
+    """Channels of a block of Eq. 5, and of those that share a scale."""
     importance_quantile: float = 0.5
+    """Share of the window that is unimportant."""
     sensitivity_quantile: float = 0.5
+    """Share of the window that is not sensitive."""
     sensitivity_threshold: float | None = None
     """Absolute threshold of the relative sensitivity, instead of the quantile."""
     outlier_mean: Literal["outliers", "block"] = "outliers"
     """Average the distances over the outliers, or over the block so that their number counts."""
     doubt_quantile: float = 0.1
+    """Share of the window's least confident steps after which tokens are protected."""
     doubt_threshold: float | None = None
     """Absolute confidence λ, instead of the quantile."""
     doubt_shift: Literal[0, 1] = 1
     """1: the token after the unconfident one is protected; 0: that one itself."""
     importance: Literal["attention", "random"] = "attention"
+    """``random``: the ablation DesireKV-I."""
     sensitivity: Literal["outliers", "random"] = "outliers"
+    """``random``: the ablation DesireKV-S."""
     protection: Literal["confidence", "none"] = "confidence"
+    """``none``: the ablation DesireKV-P."""
     seed: int = 0
+    """Of the ablations' draws."""
 
     name = "desirekv"
     source = "Cheng et al., DesireKV, AAAI 2026, vol. 40, pp. 20518-20526, §4"

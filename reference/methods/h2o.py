@@ -59,6 +59,7 @@ class H2O(Method):
     every: int = 1
     """Generated tokens between two evictions."""
     reduce: GroupReduction = "mean"
+    """How the query heads of a KV head join."""
 
     name = "h2o"
     source = "Zhang et al., H2O: Heavy-Hitter Oracle, 2306.14048"

@@ -69,7 +69,9 @@ class KIVI(Method):
     """Evict nothing, keep less of each number."""
 
     key_bits: int = 4
+    """Bits of a key's codes: 2, 3, 4 or 8."""
     value_bits: int = 4
+    """Bits of a value's codes: 2, 3, 4 or 8."""
     group: int = 32
     """Elements that share a scale: tokens of a channel for keys, channels of a token for values."""
     residual: int = 128

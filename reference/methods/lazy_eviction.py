@@ -118,8 +118,11 @@ class LazyEviction(Method):
     threshold: float = 5e-4
     """Attention α from which on an entry is activated."""
     h1: Form = "sigmoid"
+    """Form of H1, a map of [0, ∞) onto (0, 1]; ``none`` leaves it out."""
     h2: Form = "sigmoid"
+    """Form of H2; ``none`` leaves it out."""
     h2_reading: Literal["code", "printed", "acl"] = "code"
+    """What H2 is taken of: MRI − 1, 1/(MRI − 1) as printed, or MRI + 1."""
     official: bool = False
     """Add 1 inside H1, as the authors' code does."""
     first_activation_counts: bool = True
@@ -127,6 +130,7 @@ class LazyEviction(Method):
     guard: bool = False
     """Never drop an entry with Δ < MRI while another candidate has Δ ≥ MRI."""
     reduce: GroupReduction = "max"
+    """How the query heads of a KV head join before α is compared."""
 
     name = "lazy_eviction"
     source = "Zhang et al., LazyEviction: Lagged KV Eviction, arXiv 2506.15969, §4, App. D"

@@ -118,14 +118,19 @@ class NACL(Method):
     """One eviction at the end of the prompt, partly random, so that a biased score cannot rule."""
 
     proxy_share: float = 0.01
+    """Share of the prompt whose queries are proxies; at least one is."""
     sinks: int = 4
+    """First tokens of the text that are safe."""
     recent: int | None = None
     """Protected entries at the end of the prompt; None: 1 % of the prompt less the sinks."""
     random_part: float = 7 / 19
     """Share of the room drawn at random: the paper's 7 % besides 12 %."""
     temperature: float = 1.0
+    """T of the draw: the lower, the closer to the largest F."""
     causal: bool = True
+    """Whether a proxy sees only what stands before it."""
     seed: int = 0
+    """Of the draw; layers and heads draw independently."""
 
     name = "nacl"
     source = "Chen et al., NACL: A General and Effective KV Cache Eviction Framework, 2408.03675"

@@ -91,12 +91,15 @@ class RKV(Method):
     mix: float = 0.07
     """Weight λ of importance."""
     window: int = 8
+    """Last queries that decide; as many newest entries are safe."""
     kernel: int = 7
+    """Neighbours of the max pooling; odd."""
     similarity: float = 0.5
     """Cosine T from which on two keys count as similar."""
     every: int = 128
     """Tokens seen between two evictions."""
     first_column_quirk: bool = False
+    """Spare the first entry where a key is similar to none, as the authors' code does."""
 
     name = "rkv"
     source = "Cai et al., R-KV: Redundancy-aware KV Cache Compression, 2505.24133"

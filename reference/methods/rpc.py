@@ -89,6 +89,7 @@ class RPC(Method):
     compression: float = 4.0
     """Factor c by which the generated part shrinks."""
     kernel: int = 7
+    """Neighbours of the mean pooling; odd."""
     heads: str = "all"
     """``all``: one keep set per layer; ``group``: one per KV head."""
 

@@ -70,9 +70,13 @@ class SnapKV(Method):
     """Compress the prompt once, by the attention of its last tokens."""
 
     window: int = 64
+    """Last queries w that decide; as many newest entries are safe."""
     kernel: int = 5
+    """Neighbours κ of the pooling; odd."""
     pooling: Literal["mean", "max"] = "mean"
+    """What is taken of the neighbours."""
     border: Border = "zero"
+    """What lies beyond the border of a mean: zeros, or nothing (``shrink``)."""
     schedule: Literal["after_prefill", "every_block"] = "after_prefill"
     """``after_prefill``: decoding never evicts. ``every_block``: a fixed budget at all times."""
     every: int = 1

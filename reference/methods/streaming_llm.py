@@ -17,6 +17,7 @@ class StreamingLLM(Method):
     """Keep the first tokens, which soak up attention, and the newest ones."""
 
     sinks: int = 4
+    """First tokens of the text that are safe."""
     every: int = 1
     """Generated tokens between two evictions."""
     reposition: bool = False
