@@ -48,7 +48,12 @@ def takes_budget(spec: str) -> bool:
 
 def pictures(meta: Meta) -> str:
     """Return the pictures of a page, and what they show."""
-    return "\n\n".join([*(drawn(spec)._repr_html_() for spec in meta["picture"]), caption(meta)])
+    return "\n\n".join([*(unsearched(drawn(spec)) for spec in meta["picture"]), caption(meta)])
+
+
+def unsearched(picture: Picture) -> str:
+    """Return a picture as HTML; the numbers on its axes are nothing to search for."""
+    return picture._repr_html_().replace("<figure ", "<figure data-search-exclude ", 1)
 
 
 @cache
@@ -120,6 +125,7 @@ def costs(meta: Meta) -> str:
             shown(memory(plan, full)),
             "Per generated token, for one KV head of one layer, means over all steps:",
             shown(decisions(plan)),
+            *([] if plan.policy_work else ["While it writes, nothing is decided."]),
         ]
     )
 

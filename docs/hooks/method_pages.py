@@ -108,8 +108,11 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Follow every link to a line in the site as it was written.
 
     Raises:
-        PluginError: if one does not lead to the function or the equation that it promises.
+        PluginError: if one does not lead to the function or the equation that it promises, or if
+            there are none.
     """
+    if not links:
+        raise PluginError("docs/methods: no page was built")
     shown = {
         target.path: built(Path(config.site_dir), address).read_text(encoding="utf-8")
         for target, address in links

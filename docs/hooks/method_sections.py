@@ -30,7 +30,7 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -48,12 +48,12 @@ Link = Callable[[Target], str]
 """Returns the address under which a page shows a line."""
 
 QUESTIONS = (
-    ("score", "What is an entry worth?"),
-    ("schedule", "When do we look?"),
-    ("protect", "Who is safe?"),
-    ("budget", "How many may stay?"),
-    ("precision", "How precisely is it kept?"),
+    ("What is an entry worth?", ("score", "budget")),
+    ("When do we look?", ("schedule",)),
+    ("Who is safe?", ("protect",)),
+    ("How precisely is it kept?", ("precision",)),
 )
+"""The four questions of ``reference/policy.py``, and the parts of a policy that answer them."""
 
 
 def page(meta: Meta, body: str, link: Link, picture: str, cost: str) -> str:
@@ -114,9 +114,9 @@ def answers(shown: Policy, link: Link) -> str:
     """List the parts of a policy with what they say of themselves."""
     budget = f" with a budget of {BUDGET:,} entries" if takes_budget(shown.name) else ""
     lines = [f"As `kvlab.reference.methods` composes `{shown.name}`{budget}:", ""]
-    for part, question in QUESTIONS:
-        answer = getattr(shown, part)
-        lines += [f"**{question}** {described(answer, link)}", ""]
+    for question, parts in QUESTIONS:
+        said = "<br>".join(described(getattr(shown, part), link) for part in parts)
+        lines += [f"**{question}** {said}", ""]
     return "\n".join(lines).strip()
 
 
@@ -126,16 +126,14 @@ def described(part: Any, link: Link) -> str:
     file = Path(inspect.getfile(kind)).resolve().relative_to(ROOT / "reference")
     target = symbols.definition(f"reference/{file.as_posix()}:{kind.__name__}")
     own = {each.name: getattr(part, each.name) for each in fields(part)}
-    plain = {
-        name: value for name, value in own.items() if not hasattr(value, "__dataclass_fields__")
-    }
-    given = ", ".join(f"{name} = {value!r}" for name, value in plain.items())
+    plain = {name: x for name, x in own.items() if not is_dataclass(x)}
+    given = ", ".join(f"{name} = {value(x)}" for name, x in plain.items())
     said = first_sentence(kind)
     text = f"{anchor(f'`{kind.__name__}`', target, link)}: {said}"
     text += f" <small>({given})</small>" if given else ""
-    for name, value in own.items():
+    for name, wrapped in own.items():
         if name not in plain:
-            text += f"<br>↳ {name}: {described(value, link)}"
+            text += f"<br>↳ {name}: {described(wrapped, link)}"
     return text
 
 

@@ -68,12 +68,12 @@ def held(plan: Plan) -> Iterator[tuple[str, str]]:
     written = slice(plan.prompt, None)
     elements = plan.held.elements(plan.shape.head_dim)[written]
     heads = plan.shape.layers * plan.shape.kv_heads
-    yield "entries per KV head, at most", f"{plan.held.attended[written].max():,}"
+    yield "entries per KV head during a step, at most", f"{plan.held.attended[written].max():,}"
     yield "bits per stored element, at the end", f"{plan.held.bits[-1]:.2f}"
-    yield "keys and values, at most", f"{heads * elements.max() / 8 / 2**20:,.0f} MiB"
+    yield "keys and values after a step, at most", f"{heads * elements.max() / 8 / 2**20:,.0f} MiB"
     entries = plan.held.entries[written].max()
     state = heads * entries * entry_bytes(plan.policy)
-    yield "positions and scores, at most", f"{state / 2**20:,.1f} MiB"
+    yield "positions and scores after a step, at most", f"{state / 2**20:,.1f} MiB"
     queries = plan.shape.layers * remembered_bytes(plan.policy, plan.shape, plan.prompt)
     yield "remembered queries", f"{queries / 2**20:,.1f} MiB" if queries else "none"
     yield "share of decoding time that deciding takes", f"{plan.eviction_share:.1%}"

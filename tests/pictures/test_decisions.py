@@ -44,9 +44,9 @@ def test_a_lagged_method_decides_now_and_then():
 def test_memory_by_hand():
     """100 entries of 32·8 heads at 512 bytes: 12.5 MiB; H2O's 64 at most, and 8 bytes each."""
     found = cells(memory(plan("h2o", 64), plan("full")))
-    assert found["entries per KV head, at most"] == ("65", "100")
-    assert found["keys and values, at most"] == ("8 MiB", "12 MiB")
-    assert found["positions and scores, at most"] == ("0.1 MiB", "0.1 MiB")
+    assert found["entries per KV head during a step, at most"] == ("65", "100")
+    assert found["keys and values after a step, at most"] == ("8 MiB", "12 MiB")
+    assert found["positions and scores after a step, at most"] == ("0.1 MiB", "0.1 MiB")
     assert found["remembered queries"] == ("none", "none")
 
 
