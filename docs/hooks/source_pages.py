@@ -13,7 +13,6 @@ LINE = re.compile(
     r'<span class="kvlab-line" id="L(\d+)">(.*?)</span>(?=<span class="kvlab-line"|</code>)',
     re.DOTALL,
 )
-NUMBER = re.compile(r'<a class="kvlab-number".*?</a>')
 
 
 def place(path: str) -> str:
@@ -30,13 +29,14 @@ def page(path: str) -> str:
 
 
 def listing(path: str, root: Path = ROOT) -> str:
-    """Return a file as HTML: highlighted lines, each with its number as its address."""
+    """Return a file as HTML: highlighted lines, each with its address; the style numbers them."""
     code = (root / path).read_text(encoding="utf-8")
     formatter = HtmlFormatter(nowrap=True)
     lines = highlight(code, PythonLexer(stripnl=False), formatter).rstrip("\n").split("\n")
     shown = "".join(
         f'<span class="kvlab-line" id="L{number}">'
-        f'<a class="kvlab-number" href="#L{number}">{number}</a>{line or " "}</span>'
+        f'<a class="kvlab-number" href="#L{number}" aria-label="line {number}"></a>'
+        f"{line or ' '}</span>"
         for number, line in enumerate(lines, start=1)
     )
     return f'<div class="highlight kvlab-source"><pre><code>{shown}</code></pre></div>'
@@ -45,8 +45,7 @@ def listing(path: str, root: Path = ROOT) -> str:
 def texts(shown: str) -> dict[int, str]:
     """Return the text of every line that a listing shows, by its number."""
     return {
-        int(number): unescape(re.sub("<.*?>", "", NUMBER.sub("", line)))
-        for number, line in LINE.findall(shown)
+        int(number): unescape(re.sub("<.*?>", "", line)) for number, line in LINE.findall(shown)
     }
 
 
