@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from kvlab.fast.evaluate.compare import Comparison, Row
 from kvlab.fast.evaluate.statistics import wilson
 from kvlab.fast.pages import color
@@ -59,27 +61,44 @@ def solved_by(grades: Mapping[str, Sequence[Grade]]) -> Table:
 
 def accuracy_over_memory(comparison: Comparison) -> Picture:
     """Draw problems solved, with 95 % intervals, over the memory that is left."""
+    curves = {
+        spec: [
+            (
+                100 * (row.average_bits or 0) / FULL_BITS,
+                row.accuracy,
+                row.accuracy_low or 0,
+                row.accuracy_high or 0,
+            )
+            for row in comparison.rows
+            if row.spec == spec and row.accuracy is not None
+        ]
+        for spec in comparison.settings.specs
+    }
+    return solved_over(curves, "memory at the last token, % of the full cache")
+
+
+def solved_over(
+    curves: Mapping[str, Sequence[tuple[float, float, float, float]]], horizontal: str
+) -> Picture:
+    """Draw shares of problems solved, one line per method.
+
+    Args:
+        curves: per method, points of x, share, and the ends of its interval.
+        horizontal: what x is.
+    """
     figure, (axes,) = canvas(height=4)
-    specs = comparison.settings.specs
-    for number, spec in enumerate(specs):
-        rows = [row for row in comparison.rows if row.spec == spec and row.accuracy is not None]
-        if not rows:
-            continue
-        accuracy = [row.accuracy or 0.0 for row in rows]
+    drawn = {spec: np.array(points, dtype=float).T for spec, points in curves.items() if points}
+    for number, (spec, (x, share, low, high)) in enumerate(drawn.items()):
         axes.errorbar(
-            [100 * (row.average_bits or 0.0) / FULL_BITS for row in rows],
-            accuracy,
-            yerr=[
-                [row.accuracy - row.accuracy_low for row in rows],  # type: ignore[operator]
-                [row.accuracy_high - row.accuracy for row in rows],  # type: ignore[operator]
-            ],
+            x,
+            share,
+            yerr=[share - low, high - share],
             label=spec,
             marker="os^vD<>p*h"[number % 10],
-            color=color(number, len(specs)),
+            color=color(number, len(drawn)),
             elinewidth=0.6,
             capsize=2,
             linewidth=1.4,
         )
-    axes.set(xlabel="memory at the last token, % of the full cache", ylabel="problems solved")
-    axes.set_ylim(-0.05, 1.05)
-    return finish(figure, "Problems solved over the memory that is left, per method.")
+    axes.set(xlabel=horizontal, ylabel="problems solved", ylim=(-0.05, 1.05))
+    return finish(figure, f"Problems solved over {horizontal.partition(',')[0]}, per method.")

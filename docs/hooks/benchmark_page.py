@@ -1,0 +1,38 @@
+"""The page of benchmarks: every committed result as it was measured."""
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from kvlab.fast.benchmarks import tables
+from kvlab.fast.documents import markdown as written
+
+MARK = "<!-- results -->"
+NO_GPU = (
+    "**No result of a GPU is committed yet.** On a machine with one, `make gpu PYTHON=...` measures "
+    "kernels and whole models ([Kernels](kernels.md)); its files appear here once they are committed."
+)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the results where the page asks for them.
+
+    Raises:
+        PluginError: if the page does not ask for them, or a file of results is damaged.
+    """
+    if page.file.src_uri != "benchmarks.md":
+        return markdown
+    if markdown.count(MARK) != 1:
+        raise PluginError(f"docs/benchmarks.md must hold {MARK} once")
+    try:
+        return markdown.replace(MARK, results())
+    except ValueError as error:
+        raise PluginError(f"fast/benchmarks/results: {error}") from error
+
+
+def results() -> str:
+    """Write every result; say so if no GPU was measured."""
+    measured = any(tables.gpu_of(tables.read(path)) for path in tables.result_files())
+    parts = [] if measured else [NO_GPU]
+    return "\n\n".join([*parts, *map(written, tables.blocks())])

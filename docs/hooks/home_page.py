@@ -1,0 +1,150 @@
+"""The first page: the study's tables and picture, and a generation to play."""
+
+import json
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils.meta import get_data
+
+from kvlab.fast.commands.view import view
+from kvlab.fast.documents import Bold, Cell, Grid, escaped
+from kvlab.fast.pictures import study
+from kvlab.reference import methods
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "methods"
+
+BUDGETS = ("50%", "70%", "90%")
+
+VIEWER = "reasoner.html"
+PLAYED = (
+    "h2o",
+    "caote:h2o",
+    "lazy_eviction@window=16,threshold=0.01",
+    "desirekv@interval=32,selector=8,group=32",
+    "ahakv@recent=16",
+    "kivi@key_bits=4,value_bits=4,residual=32",
+)
+PLAYED_BUDGET = "70%"
+MOST_VALUES = 2**15
+"""Entries in the snapshots of a method: a page of this size has to be small."""
+LARGEST = 2_000_000
+"""Bytes of the page that is played."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the page that plays a generation."""
+    path = ROOT / "build" / VIEWER
+    recorded(path)
+    files.append(File.generated(config, VIEWER, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put what the package found where the page asks for it.
+
+    Raises:
+        PluginError: if the page does not ask for it.
+    """
+    if page.file.src_uri != "index.md":
+        return markdown
+    for name, part in parts().items():
+        mark = f"<!-- {name} -->"
+        if markdown.count(mark) != 1:
+            raise PluginError(f"docs/index.md must hold {mark} once")
+        markdown = markdown.replace(mark, part)
+    return markdown
+
+
+# --- the study -----------------------------------------------------------------------------------
+
+
+@cache
+def parts() -> dict[str, str]:
+    """Return what is generated, by the mark where it goes."""
+    stored, found = study.read_study()
+    specs = study.families(stored)
+    return {
+        "budgets": table(study.under_budgets(found, specs, BUDGETS)),
+        "budgets explained": escaped(study.explained(stored, found, specs)),
+        "own rules": table(study.under_own_rules(found)),
+        "picture": study.solved_over_memory(found, specs)._repr_html_(),
+        "played": played(),
+    }
+
+
+def table(grid: Grid) -> str:
+    """Write a table in which every method leads to its page."""
+    marks = ["---", *(len(grid.columns) - 1) * ["--:"]]
+    rows = [[linked(row[0]), *map(shown, row[1:])] for row in grid.rows]
+    lines = [list(map(escaped, grid.columns)), marks, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shown(cell: Cell) -> str:
+    """Write a figure."""
+    return f"**{escaped(cell.text)}**" if isinstance(cell, Bold) else escaped(cell)
+
+
+def linked(cell: Cell) -> str:
+    """Write a method as a link to its page, its options on a line of their own."""
+    assert isinstance(cell, str)
+    name, _, options = cell.partition("@")
+    options = f"<br><small>{escaped(options)}</small>" if options else ""
+    return f"[`{name}`](methods/{method_pages()[methods.base_name(cell)]}){options}"
+
+
+@cache
+def method_pages() -> dict[str, str]:
+    """Return the file of every method's page."""
+    found = {}
+    for path in PAGES.glob("*.md"):
+        _, meta = get_data(path.read_text(encoding="utf-8"))
+        for name in (meta["method"], *meta.get("also", ())):
+            found[name] = path.name
+    return found
+
+
+# --- the generation ------------------------------------------------------------------------------
+
+
+@cache
+def recorded(path: Path) -> list[dict]:
+    """Write the page that plays a generation; return what became of every method.
+
+    Raises:
+        PluginError: if a method cannot be played, or the page is too large to stand on another.
+    """
+    path.parent.mkdir(exist_ok=True)
+    printed = StringIO()
+    with redirect_stdout(printed):
+        view(path, " ".join(PLAYED), PLAYED_BUDGET, most_values=MOST_VALUES, as_json=True)
+    facts = json.loads(printed.getvalue())
+    refused = [f"{each['method']}: {each['refusal']}" for each in facts["methods"]]
+    refused = [each for each in refused if not each.endswith("None")]
+    if refused:
+        raise PluginError(f"the first page cannot play {'; '.join(refused)}")
+    if facts["file_bytes"] > LARGEST:
+        raise PluginError(f"{path} has {facts['file_bytes']} bytes, more than {LARGEST}")
+    return facts["methods"]
+
+
+def played() -> str:
+    """Say what is played, and what came of it."""
+    rows = recorded(ROOT / "build" / VIEWER)
+    budget = next(row["budget"] for row in rows if row["budget"] is not None)
+    right, wrong = (
+        ", ".join(f"`{row['method']}`" for row in rows if row["solved"] is solved) or "none"
+        for solved in (True, False)
+    )
+    return (
+        f"Budget: {budget} entries, {PLAYED_BUDGET.replace('%', ' %')} of what the full cache "
+        f"holds in the end. On this one problem these write the right solution: {right}; these a "
+        f"wrong one: {wrong}."
+    )
