@@ -248,7 +248,7 @@ class Pane {
       const seen = this.run.steps[this.step];
       const next = Math.min(seen - 1, Math.max(0, (this.chosen < 0 ? 0 : this.chosen) + way));
       choose(next);
-      this.spans[next].scrollIntoView({ block: "nearest" });
+      this.reveal(next);
     });
   }
 
@@ -304,9 +304,13 @@ class Pane {
   }
 
   follow() {
-    if (!this.run) return;
-    const span = this.spans[this.run.steps[this.step] - 1], box = this.text;
-    if (span.offsetTop + 40 > box.scrollTop + box.clientHeight) box.scrollTop = span.offsetTop - box.clientHeight / 2;
+    if (this.run) this.reveal(this.run.steps[this.step] - 1);
+  }
+
+  // Scrolls the text alone: scrollIntoView would move the page around a frame, too.
+  reveal(position) {
+    const span = this.spans[position], box = this.text, above = span.offsetTop - box.scrollTop;
+    if (above < 0 || above + 40 > box.clientHeight) box.scrollTop = span.offsetTop - box.clientHeight / 2;
   }
 
   choose(position) {
@@ -388,8 +392,9 @@ function activation(stamp, several) {
 // ---- the controls -----------------------------------------------------------------------------------
 
 const find = (id) => document.getElementById(id);
-const asked = new URLSearchParams(location.hash.slice(1));
-let now = 0, playing = null;
+const asked = new URLSearchParams(`${location.search.slice(1)}&${location.hash.slice(1)}`);
+const darkness = matchMedia("(prefers-color-scheme: dark)");
+let now = 0, playing = null, wanted = asked.get("theme");
 
 function heads(run) {
   const L = run.layers.length, G = run.kv_heads;
@@ -438,8 +443,9 @@ function play(on) {
   find("play").setAttribute("aria-pressed", String(on));
 }
 
-function dress(theme) {
-  document.documentElement.dataset.theme = theme;
+function dress(chosen) {
+  wanted = chosen;
+  document.documentElement.dataset.theme = theme();
   panes.forEach((pane) => pane.paint());
 }
 
@@ -458,9 +464,8 @@ function legend() {
 }
 
 function theme() {
-  const wanted = asked.get("theme");
   if (wanted === "dark" || wanted === "light") return wanted;
-  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  return darkness.matches ? "dark" : "light";
 }
 
 document.documentElement.dataset.theme = theme();
@@ -489,7 +494,8 @@ document.addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
-addEventListener("message", (event) => {
+darkness.addEventListener("change", () => dress(wanted));
+addEventListener("message", (event) => { // from the page around a frame
   if (["light", "dark"].includes(event.data?.kvlabTheme)) dress(event.data.kvlabTheme);
 });
 go(asked.has("step") ? Number(asked.get("step")) || 0 : lastStep);
