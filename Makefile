@@ -6,7 +6,7 @@ SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test test-all check gpu format lint types unit notebooks docs clean
+.PHONY: help demo test test-all check gpu format lint types unit notebooks docs pages screenshots clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -14,7 +14,7 @@ help:  ## list the targets
 demo: .venv/demo  ## compare every method on the embedded reasoner (no PyTorch needed)
 	$(BIN)/kvlab compare $(ARGS)
 
-test: .venv/dev lint types unit notebooks docs  ## what CI runs
+test: .venv/dev lint types unit notebooks docs pages  ## what CI runs
 
 test-all: .venv/dev  ## all tests, slow ones too
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
@@ -47,6 +47,12 @@ notebooks: .venv/dev  ## run the notebooks that changed; the site shows their ou
 
 docs: .venv/dev notebooks  ## build the site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+pages: .venv/dev  ## open every page of the built site in Chromium
+	$(BIN)/python -m pytest -m site tests/browser
+
+screenshots: .venv/dev  ## pictures of the built site for a look at it, into build/screenshots/
+	$(BIN)/python tests/browser/screenshots.py
 
 clean:  ## remove the environment and everything built
 	rm -rf .venv build dist site kvlab-report *.egg-info

@@ -10,8 +10,9 @@ from kvlab.fast.documents import markdown as written
 
 MARK = "<!-- results -->"
 NO_GPU = (
-    "**No result of a GPU is committed yet.** On a machine with one, `make gpu PYTHON=...` measures "
-    "kernels and whole models ([Kernels](kernels.md)); its files appear here once they are committed."
+    "**No result of a GPU is committed yet.** On a machine with one, `make gpu PYTHON=...` "
+    "measures kernels and whole models ([Kernels](kernels.md)); its files appear here once they "
+    "are committed."
 )
 
 

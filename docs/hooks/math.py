@@ -13,7 +13,12 @@ DISPLAY = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DO
 def on_page_content(html: str, **_: Any) -> str:
     """Replace what `pymdownx.arithmatex` marks."""
     html = INLINE.sub(lambda found: formula(found[1], "inline"), html)
-    return DISPLAY.sub(lambda found: formula(found[1], "block"), html)
+    return DISPLAY.sub(lambda found: boxed(formula(found[1], "block")), html)
+
+
+def boxed(mathml: str) -> str:
+    """Let a formula that is wider than the page be scrolled by itself."""
+    return f'<div class="kvlab-formula">{mathml}</div>'
 
 
 def formula(latex: str, display: str) -> str:

@@ -1,6 +1,5 @@
 """Pages of methods: every equation one click away from the lines that compute and test it."""
 
-import re
 from pathlib import Path
 from posixpath import normpath
 from typing import Any
@@ -18,7 +17,6 @@ from mkdocs.utils.meta import get_data
 from symbols import ROOT, Target
 
 METHODS = ROOT / "docs" / "methods"
-FORMULA = re.compile(r'<div class="arithmatex">.*?</div>', re.DOTALL)
 
 links: list[tuple[Target, str]] = []
 """What the links of the site that is being built have to show, and the file and line they name."""
@@ -89,6 +87,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         links.append((target, normpath(urljoin(page.url, address))))
         return address
 
+    page.meta["search"] = {"boost": 2}  # who looks for a method wants its page first
     meta, name = page.meta, Path(page.file.src_uri).stem
     picture, cost = method_figures.pictures(meta), method_figures.costs(meta)
     return written(name, meta, markdown, link, picture, cost)
@@ -100,8 +99,7 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
         return html + source_pages.listing(path)
     if "method" not in page.meta:
         return html
-    formulas = FORMULA.sub(r'<div class="kvlab-formula">\g<0></div>', html)
-    return f'<div class="kvlab-method">{formulas}</div>'
+    return f'<div class="kvlab-method">{html}</div>'
 
 
 def on_post_build(config: MkDocsConfig) -> None:

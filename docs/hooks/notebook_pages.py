@@ -63,8 +63,8 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
     heading, _, introduction = title.source.partition("\n")
     parts = [
         heading,
-        f'<p class="kvlab-downloads">Run it yourself: <a href="../{name}.ipynb">notebook</a> · '
-        f'<a href="../{name}.py">script</a></p>',
+        f'<p class="kvlab-downloads" markdown>Run it yourself: [notebook]({name}.ipynb) · '
+        f"[script]({name}.py)</p>",
         introduction.strip(),
     ]
     solution = None

@@ -1,0 +1,271 @@
+"""Every page of the built site in a real browser, without a network; `make pages` runs it.
+
+The site is served from this machine, and once opened as files. Whatever a page asks for elsewhere
+is refused and noted.
+"""
+
+import os
+import shutil
+from functools import partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from posixpath import dirname, normpath
+from threading import Thread
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+SITE = Path(__file__).parents[2] / "site"
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.site,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+PHONE = {"width": 390, "height": 844}
+DESK = {"width": 1280, "height": 800}
+PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
+READ = [name for name in PAGES if not name.startswith("source/")]
+"""Pages but for listings of source files, which are all alike."""
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format, *args):
+        """Write nothing."""
+
+
+@pytest.fixture(scope="module")
+def address():
+    assert (SITE / "index.html").exists(), f"{SITE} holds no site: run `make docs`"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(SITE)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+class Reader:
+    """A browser window in which no request leaves the machine."""
+
+    def __init__(self, browser, home, **options):
+        self.context = browser.new_context(**options)
+        self.context.route("**/*", self.meet)
+        self.home, self.problems = home, []
+        self.page = self.context.new_page()
+        self.page.on("console", self.note)
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("requestfailed", lambda request: self.problems.append(f"gone: {request.url}"))
+        self.page.on("response", self.check)
+
+    def meet(self, route):
+        """Let requests to the site pass; note and refuse all others."""
+        url = route.request.url
+        if url.startswith((self.home, "data:", "blob:")):
+            route.continue_()
+        else:
+            self.problems.append(f"outside: {url}")
+            route.abort()
+
+    def note(self, message):
+        """Keep what a page warns of or complains about."""
+        if message.type in ("error", "warning"):
+            self.problems.append(f"{self.page.url}: {message.text} {message.location['url']}")
+
+    def check(self, response):
+        """Keep answers that are none."""
+        if response.status >= 400:
+            self.problems.append(f"{response.status}: {response.url}")
+
+    def open(self, name):
+        """Open a page of the site."""
+        self.page.goto(self.home + name, wait_until="load")
+        return self.page
+
+
+@pytest.fixture
+def reader(browser, address):
+    readers = []
+
+    def opened(home=address, **options):
+        readers.append(Reader(browser, home, **options))
+        return readers[-1]
+
+    yield opened
+    for each in readers:
+        each.context.close()
+
+
+def test_a_reader_notes_errors_and_requests_elsewhere(reader, tmp_path):
+    """The negative control of all tests below."""
+    broken = '<script>console.error("no"); missing()</script><img src="http://example.com/x.png">'
+    (tmp_path / "broken.html").write_text(broken, encoding="utf-8")
+    found = reader(home=f"{tmp_path.as_uri()}/")
+    found.open("broken.html")
+    told = "\n".join(found.problems)
+    assert "outside: http://example.com/x.png" in told
+    assert "no" in told and "missing is not defined" in told
+
+
+def test_no_page_complains_or_asks_for_anything_elsewhere(reader):
+    found = reader(viewport=DESK)
+    for name in PAGES:
+        found.open(name)
+    assert len(PAGES) > 50 and not found.problems
+
+
+def test_pages_can_be_opened_as_files(reader):
+    found = reader(home=f"{SITE.as_uri()}/", viewport=DESK)
+    page = found.open("index.html")
+    page.get_by_role("link", name="CAOTE", exact=True).first.click()
+    page.wait_for_url("**/methods/caote.html")
+    assert page.locator("h1").inner_text().startswith("CAOTE")
+    assert not [each for each in found.problems if not each.endswith("/search/search_index.js")]
+
+
+def test_search_finds_caote(reader):
+    found = reader(viewport=DESK)
+    page = found.open("index.html")
+    page.get_by_role("textbox", name="Search").fill("CAOTE")
+    results = page.locator(".md-search-result__link")
+    results.first.wait_for()
+    assert "methods/caote.html" in (results.first.get_attribute("href") or "")
+    results.first.click()
+    page.wait_for_url("**/*h=caote*")
+    assert not found.problems
+
+
+def test_search_does_not_find_what_is_not_there(reader):
+    page = reader(viewport=DESK).open("index.html")
+    page.get_by_role("textbox", name="Search").fill("qwxzzyk")
+    meta = page.locator(".md-search-result__meta")
+    page.wait_for_function(
+        "meta => meta.textContent.includes('No matching')", arg=meta.element_handle()
+    )
+
+
+UNSEEN = """all => all.filter(one => {
+  const box = one.getBoundingClientRect();
+  return one.checkVisibility() && !(box.width > 0 && box.height > 0);
+}).map(one => one.textContent)"""
+
+
+def test_formulas_are_drawn(reader):
+    """A browser that knows MathML gives fractions a bar: the numerator stands above."""
+    found, seen = reader(viewport=DESK), 0
+    for name in READ:
+        page = found.open(name)
+        formulas = page.locator("article math")
+        seen += formulas.count()
+        assert formulas.evaluate_all(UNSEEN) == [], name
+        text = page.locator("article").inner_text() if page.locator("article").count() else ""
+        assert "\\(" not in text and "\\frac" not in text, name
+    assert seen > 100
+    page = found.open("methods/caote.html")
+    above, below = page.locator("math mfrac > *").evaluate_all(
+        "all => all.slice(0, 2).map(one => one.getBoundingClientRect().top)"
+    )
+    assert above < below
+
+
+def test_a_phone_never_scrolls_sideways(reader):
+    found = reader(viewport=PHONE, has_touch=True)
+    wide = {}
+    for name in READ:
+        page = found.open(name)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        if width > PHONE["width"]:
+            wide[name] = width
+    assert not wide
+
+
+def luminance(colour):
+    """Relative luminance of ``rgb(r, g, b)``, between 0 and 1."""
+    parts = [float(each) / 255 for each in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes_can_be_read(reader, scheme):
+    page = reader(viewport=DESK, color_scheme=scheme).open("methods/caote.html")
+    text, paper = (
+        luminance(page.evaluate(f"getComputedStyle(document.querySelector('{where}')).{what}"))
+        for where, what in (("article p", "color"), ("body", "backgroundColor"))
+    )
+    lighter, darker = max(text, paper), min(text, paper)
+    assert (lighter + 0.05) / (darker + 0.05) >= 4.5  # WCAG 2, AA
+    assert (paper > text) is (scheme == "light")
+
+
+def test_the_first_page_plays_a_generation(reader):
+    found = reader(viewport=DESK, color_scheme="light")
+    page = found.open("index.html")
+    page.locator("iframe.kvlab-frame").scroll_into_view_if_needed()
+    frame = page.frame_locator("iframe.kvlab-frame")
+    tokens = frame.locator("[role=listbox]").first.locator("[role=option]")
+    tokens.first.wait_for()
+
+    def colours(step):
+        frame.locator("#step").evaluate(
+            "(slider, step) => { slider.value = step; slider.dispatchEvent(new Event('input')); }",
+            step,
+        )
+        return tokens.evaluate_all("all => all.map(one => one.className)")
+
+    last = int(frame.locator("#step").get_attribute("max") or 0)
+    assert last > 50 and colours(5) != colours(last)
+    kept = frame.locator("html").evaluate("page => page.scrollHeight <= page.clientHeight")
+    assert kept, "the frame has a scroll bar of its own"
+    page.locator("label[title=dark]:visible").click()
+    frame.locator("html[data-theme=dark]").wait_for()
+    assert not found.problems
+
+
+class Anchors(HTMLParser):
+    """Collects the links and the anchors of a page."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.links, self.ids = set(), set()
+        self.feed((SITE / name).read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        """Note ``href`` and ``id``."""
+        given = dict(attrs)
+        self.ids.add(given.get("id"))
+        if tag == "a" and given.get("href"):
+            self.links.add(given["href"])
+
+
+def test_pages_link_to_what_exists():
+    """Links within the site, with their anchors; `mkdocs build --strict` does not see raw HTML."""
+    pages = {name: Anchors(name) for name in PAGES if name not in ("404.html", "reasoner.html")}
+    missing, followed = [], 0
+    for name, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = normpath(f"{dirname(name)}/{unquote(parts.path)}").lstrip("/")
+            target = target if parts.path else name
+            followed += 1
+            there = (SITE / target).is_file()
+            anchored = target not in pages or unquote(parts.fragment) in pages[target].ids
+            if not there or (parts.fragment and not anchored):
+                missing.append((name, link))
+    assert followed > 1000 and not missing
+
+
+def test_chromium_is_there_in_ci():
+    assert not (os.environ.get("CI") and CHROMIUM is None)
