@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -199,6 +200,21 @@ def test_an_address_without_a_line_and_a_file_without_a_page_are_stale(small):
     shown = {target.path: source_pages.listing(target.path, small)}
     assert source_pages.stale_links([(target, "source/")], shown)
     assert not source_pages.stale_links([(target, "source/#L1")], shown)
+
+
+def test_a_site_whose_links_lead_elsewhere_ends_the_build(tmp_path, monkeypatch):
+    right = symbols.definition("reference/methods/h2o.py:H2O")
+    (tmp_path / "h2o").mkdir()
+    (tmp_path / "h2o" / "index.html").write_text(source_pages.listing(right.path))
+    config = SimpleNamespace(site_dir=str(tmp_path))
+    monkeypatch.setattr(method_pages, "links", [(right, f"h2o/#L{right.line}")])
+    method_pages.on_post_build(config)
+    monkeypatch.setattr(method_pages, "links", [(right, f"h2o/#L{right.line + 1}")])
+    with pytest.raises(PluginError, match="does not show H2O of reference"):
+        method_pages.on_post_build(config)
+    monkeypatch.setattr(method_pages, "links", [])
+    with pytest.raises(PluginError, match="no page was built"):
+        method_pages.on_post_build(config)
 
 
 def test_a_page_that_names_what_is_not_there_ends_the_build():
