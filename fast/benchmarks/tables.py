@@ -59,7 +59,7 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     yield Text(machine_text(result))
 
 
-# --- where -----------------------------------------------------------------------------------------
+# --- where ----------------------------------------------------------------------------------------
 
 
 def machine_text(result: Result) -> str:
@@ -74,7 +74,7 @@ def machine_text(result: Result) -> str:
     )
 
 
-# --- what: by the parts that a file holds ------------------------------------------------------------
+# --- what: by the parts that a file holds ---------------------------------------------------------
 
 Layout = tuple[str, Callable[[Result], Iterator[Block]], Callable[[Result], str]]
 
@@ -98,7 +98,7 @@ def called(module: str, options: Mapping[str, Any]) -> str:
     return " ".join([f"python -m kvlab.fast.benchmarks.{module}", *given, "--out result.json"])
 
 
-# --- decode ------------------------------------------------------------------------------------------
+# --- decode ---------------------------------------------------------------------------------------
 
 DECODE_COLUMNS = ("contender", "tokens/s", "lowest to highest", "of full", "entries", "MiB")
 
@@ -109,8 +109,8 @@ def decoding(result: Result) -> Iterator[Block]:
     about = {
         "constant": (
             "Steps at constant size",
-            f"What one token costs at {parameters['entries']} entries per KV head, whatever the method, over "
-            f"{parameters['stretch']} tokens; {parameters['repeats']} rounds.",
+            f"What one token costs at {parameters['entries']} entries per KV head, whatever the "
+            f"method, over {parameters['stretch']} tokens; {parameters['repeats']} rounds.",
         ),
         "whole": (
             "One long generation",
@@ -119,10 +119,10 @@ def decoding(result: Result) -> Iterator[Block]:
         ),
     }
     yield Text(
-        "Decoding speed of a small Llama with random weights, in Hugging Face's generate. All contenders "
-        "are measured in turn, in another order in every round: medians over rounds. “of full” is the "
-        "median share of the speed of the full cache of transformers in the same round. Entries and MiB "
-        "are peaks, per KV head and of the whole cache."
+        "Decoding speed of a small Llama with random weights, in Hugging Face's generate. All "
+        "contenders are measured in turn, in another order in every round: medians over rounds. "
+        "“of full” is the median share of the speed of the full cache of transformers in the same "
+        "round. Entries and MiB are peaks, per KV head and of the whole cache."
     )
     if not result["kvpress"]["measured"]:
         yield Text(f"kvpress was not measured: {result['kvpress']['reason']}.")
@@ -153,15 +153,15 @@ def decode_command(result: Result) -> str:
     return called("decode", {**kvpress, **asked, "threads": result["machine"]["threads"]})
 
 
-# --- memory ------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def resident(result: Result) -> Iterator[Block]:
     """Yield how the memory of a process grows while it writes."""
     yield Text(
         f"One generation of {result['tokens']:,} tokens under {result['method']} with a budget of "
-        f"{result['entries']} entries: a small Llama with random weights. Growth is by how much the "
-        f"resident memory of the process ever exceeded its reading at token {SETTLED:,}."
+        f"{result['entries']} entries: a small Llama with random weights. Growth is by how much "
+        f"the resident memory of the process ever exceeded its reading at token {SETTLED:,}."
     )
     readings = result["resident_bytes"]
     shown = [token for token in readings if int(token) in (500, 1000, 2000, 5000, 10_000, 20_000)]
@@ -182,17 +182,17 @@ def memory_command(result: Result) -> str:
     return called("memory", {"method": result["method"], "tokens": result["tokens"]})
 
 
-# --- kernels -----------------------------------------------------------------------------------------
+# --- kernels --------------------------------------------------------------------------------------
 
 
 def kernels(result: Result) -> Iterator[Block]:
     """Yield how long every kernel takes, and how near it comes to copying its bytes."""
     shape = result["shape"]
     yield Text(
-        f"Each kernel alone, in {shape['dtype'].removeprefix('torch.')}: {shape['kv_heads']} KV heads, "
-        f"{shape['group']} query heads each, head dimension {shape['head_dim']}. Copying reaches "
-        f"{result['copy_bytes_per_second'] / 1e9:,.0f} GB/s there; “of copying” is the rate at which a kernel moves "
-        "the bytes that it has to move, as a share of that."
+        f"Each kernel alone, in {shape['dtype'].removeprefix('torch.')}: {shape['kv_heads']} KV "
+        f"heads, {shape['group']} query heads each, head dimension {shape['head_dim']}. Copying "
+        f"reaches {result['copy_bytes_per_second'] / 1e9:,.0f} GB/s there; “of copying” is the "
+        "rate at which a kernel moves the bytes that it has to move, as a share of that."
     )
     rows: list[list[Cell]] = [
         [
@@ -207,15 +207,16 @@ def kernels(result: Result) -> Iterator[Block]:
     yield Grid(("kernel", "batch", "entries", "µs", "of copying"), rows)
 
 
-# --- end to end --------------------------------------------------------------------------------------
+# --- end to end -----------------------------------------------------------------------------------
 
 
 def end_to_end(result: Result) -> Iterator[Block]:
     """Yield an 8B model beside the papers' own figures."""
     yield Text(
-        "A model of Llama-3-8B's shape with random weights, in bfloat16. Latency beside LazyEviction's "
-        "Table 8 (another model and GPU: compare the two columns of overhead, not the times); how many "
-        f"sequences fit under {result['cap_bytes'] / 1e9:.0f} GB beside DesireKV's Fig. 5b."
+        "A model of Llama-3-8B's shape with random weights, in bfloat16. Latency beside "
+        "LazyEviction's Table 8 (another model and GPU: compare the two columns of overhead, not "
+        f"the times); how many sequences fit under {result['cap_bytes'] / 1e9:.0f} GB beside "
+        "DesireKV's Fig. 5b."
     )
     if result["latency"]:
         yield Grid(
@@ -258,7 +259,7 @@ def signed_percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:+.0f} %"
 
 
-# --- anything else -----------------------------------------------------------------------------------
+# --- anything else --------------------------------------------------------------------------------
 
 ABOUT = ("schema", "machine", "versions", "command")
 

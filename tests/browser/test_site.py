@@ -37,10 +37,15 @@ class Quiet(SimpleHTTPRequestHandler):
         """Write nothing."""
 
 
+class QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        """A reader may leave before a file is there."""
+
+
 @pytest.fixture(scope="module")
 def address():
     assert (SITE / "index.html").exists(), f"{SITE} holds no site: run `make docs`"
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(SITE)))
+    server = QuietServer(("127.0.0.1", 0), partial(Quiet, directory=str(SITE)))
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
@@ -65,7 +70,7 @@ class Reader:
         self.page = self.context.new_page()
         self.page.on("console", self.note)
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("requestfailed", lambda request: self.problems.append(f"gone: {request.url}"))
+        self.page.on("requestfailed", self.miss)
         self.page.on("response", self.check)
 
     def meet(self, route):
@@ -81,6 +86,11 @@ class Reader:
         """Keep what a page warns of or complains about."""
         if message.type in ("error", "warning"):
             self.problems.append(f"{self.page.url}: {message.text} {message.location['url']}")
+
+    def miss(self, request):
+        """Keep requests that fail, but for those that a reader who leaves the page ends."""
+        if request.failure != "net::ERR_ABORTED":
+            self.problems.append(f"{request.failure}: {request.url}")
 
     def check(self, response):
         """Keep answers that are none."""
