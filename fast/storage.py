@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.kernels.coded import CodedTable, quantise
+from kvlab.fast.kernels.coded import quantise
+from kvlab.fast.kernels.coded_table import CodedTable, partners_of
 from kvlab.fast.quantization import Quantized, take
 from kvlab.fast.ragged import last_in_use
 from kvlab.reference.quantization import FULL_BITS

@@ -7,11 +7,12 @@ different types, variables that change type in a loop.
 import sys
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 
-from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill
+from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill, tables
 
 SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 32}
 POINTERS = {
@@ -64,15 +65,12 @@ def kernels(stored):
     gemma = {**rows, "D": 256, "BLOCK_D": 256}
     yield prefill.log_sums, gemma, vectors
     yield prefill.column_sums, {**gemma, "RHO": 2}, vectors
-    table = {"RHO": 4, "D": 128, "GROUP": 64, "BLOCK_RHO": 16, "BLOCK_D": 128, "BLOCK_N": 64}
-    for bits in (16, 8, 4, 2):
-        plain = f"*{stored}" if bits == 16 else "*u8"
-        scales = {"scales": plain if bits == 16 else "*fp16", "zeros": "*fp16", "weights": "*fp32",
-                  "slots": "*i64", "queries": f"*{stored}"}  # fmt: skip
-        constants = {**table, "BITS": bits, "BY_CHANNEL": bits < 16}
-        yield coded.logits_of_table, {**constants, "SOFTCAP": False}, {**scales, "keys": plain}
-        constants = {**constants, "BY_CHANNEL": False}
-        yield coded.values_of_table, constants, {**scales, "values": plain}
+    for key_bits, by_channel, value_bits in (
+        ((4,), (False,), (4,)),
+        ((2, 16), (True, False), (2, 16)),
+        ((16, 8, 4, 2), (False,) * 4, (4, 16, 8, 2)),
+    ):
+        yield tables_of(stored, key_bits, by_channel, value_bits)
     for bits in (8, 4, 2):
         constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits}
         kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
@@ -84,6 +82,31 @@ def kernels(stored):
         constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCK_N": 128,
                      "BLOCK_W": 32}  # fmt: skip
         yield move.move_survivors, constants, {}
+
+
+def tables_of(stored, key_bits, by_channel, value_bits):
+    """Return attention to tables of these precisions, its constants, and what it is compiled for."""
+    plain = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[stored]
+    group = 64 if 2 not in key_bits else 32
+    constants = {
+        "RHO": 4, "D": 128, "PARTS": 64, "KEY_BITS": key_bits, "KEY_OWN": (group,) * len(key_bits),
+        "BY_CHANNEL": by_channel, "VALUES": tuple(range(len(value_bits))),
+        "VALUE_BITS": value_bits, "VALUE_OWN": (group,) * len(value_bits), "GROUP": group,
+        "BLOCK_RHO": 16 * group // 128, "BLOCK_GROUPS": 128 // group, "BLOCK_D": 128,
+        "SOFTCAP": True, "SCORES": len(key_bits) > 1, "TYPE": plain,
+    }  # fmt: skip
+    codes, scales = (
+        [tuple(f"*{stored}" if b == 16 else name for b in bits) for bits in (key_bits, value_bits)]
+        for name in ("*u8", "*fp16")
+    )
+    count = len(key_bits)
+    types = {
+        "queries": f"*{stored}", "keys": codes[0], "key_scales": scales[0], "key_zeros": scales[0],
+        "values": codes[1], "value_scales": scales[1], "value_zeros": scales[1],
+        "slots": ("*i64",) * count, "partners": ("*i32",) * count, "key_rows": ("i32",) * count,
+        "value_rows": ("i32",) * len(value_bits), "firsts": ("i32",) * (count + 1),
+    }  # fmt: skip
+    return tables.attend_to_a_part_of_tables, constants, types
 
 
 def variants(kernel, constants):
@@ -102,11 +125,13 @@ def shared_memory(kernel, constants, options, types) -> int:
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names
     }
-    aligned = {
-        (number,): [["tt.divisibility", 16]]
-        for number, (name, kind) in enumerate(signature.items())
-        if kind.startswith("*") or name.endswith(("_head", "_row"))
-    }
+    aligned = {}
+    for number, (name, kind) in enumerate(signature.items()):
+        several = isinstance(kind, tuple)
+        for place, one in enumerate(kind if several else [kind]):
+            if one.startswith("*") or name.endswith(("_head", "_row")):
+                where = (number, place) if several else (number,)
+                aligned[where] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     target = GPUTarget("cuda", 90, 32)
     return triton.compile(source, target=target, options=options).metadata.shared

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
-from kvlab.fast.kernels.coded import CodedTable, attend_to_tables, outlier_scores, quantise
+from kvlab.fast.kernels.coded import outlier_scores, quantise
+from kvlab.fast.kernels.coded_table import CodedTable
+from kvlab.fast.kernels.tables import attend_to_tables
 from kvlab.reference.attention import attend
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.quantization import quantize

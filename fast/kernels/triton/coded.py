@@ -1,11 +1,8 @@
-"""Quantise and pack in one pass, and attention that reads codes where they lie."""
-
-from typing import no_type_check
+"""Quantise and pack in one pass, and the outliers of groups of channels."""
 
 import triton
 import triton.language as tl
 
-from kvlab.fast.kernels.triton.blocks import read_vectors, squeezed
 from kvlab.fast.kernels.triton.tuning import blocks, tuned
 
 
@@ -90,71 +87,3 @@ def outliers_of_groups(
     if OF_OUTLIERS:
         count = tl.maximum(tl.sum(outlier.to(tl.int32), axis=1), 1).to(tl.float64)
     tl.store(scores + row * GROUPS + group, total / count, mask=row < rows)
-
-
-@tuned(
-    blocks(4, 3, BLOCK_N=64),
-    blocks(4, 3, BLOCK_N=128),
-    blocks(8, 3, BLOCK_N=128),
-    key=["magnitude", "RHO", "D", "BITS", "GROUP"],
-)
-@triton.jit
-@no_type_check
-def logits_of_table(
-    queries, keys, scales, zeros, slots, raw,
-    n, count, magnitude, scale, softcap, k_head, k_row, s_head,
-    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr, BY_CHANNEL: tl.constexpr,
-):  # fmt: skip
-    """Logits of a head's queries over the keys of one table, written to the slots of the entries.
-
-    BITS 16 are plain numbers, fewer are codes of BITS bits in groups of GROUP channels, or rows
-    BY_CHANNEL. Grid: (heads, blocks of the table's rows).
-    """
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, channel = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
-    real = (row < RHO)[:, None] & (channel < D)[None, :]
-    q = tl.load(queries + (head * RHO + row[:, None]) * D + channel, mask=real, other=0.0)
-    line = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = line < count
-    inside = there[:, None] & (channel < D)[None, :]
-    k = read_vectors(
-        keys, scales, zeros, head, line, inside, channel, k_head, k_row, s_head,
-        D, BITS, GROUP, BY_CHANNEL,
-    )  # fmt: skip
-    logits = tl.dot(q.to(tl.float32), tl.trans(k), input_precision="tf32x3") * scale
-    if SOFTCAP:
-        logits = squeezed(logits, softcap)
-    slot = tl.load(slots + head * count + line, mask=there, other=-1)
-    to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
-    tl.store(to, logits, mask=(row < RHO)[:, None] & (slot >= 0)[None, :])
-
-
-@tuned(blocks(4, 3), blocks(4, 4), blocks(8, 3), key=["magnitude", "RHO", "D", "BITS", "GROUP"])
-@triton.jit
-@no_type_check
-def values_of_table(
-    weights, values, scales, zeros, slots, output,
-    n, count, magnitude, v_head, v_row, s_head,
-    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BY_CHANNEL: tl.constexpr,
-):  # fmt: skip
-    """Weighted sum of some values of one table; a part of the output. Grid: (heads, blocks)."""
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, channel = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
-    line = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = line < count
-    slot = tl.load(slots + head * count + line, mask=there, other=-1)
-    at = weights + (head * RHO + row[:, None]) * n + slot[None, :]
-    p = tl.load(at, mask=(row < RHO)[:, None] & (slot >= 0)[None, :], other=0.0)
-    inside = there[:, None] & (channel < D)[None, :]
-    v = read_vectors(
-        values, scales, zeros, head, line, inside, channel, v_head, v_row, s_head,
-        D, BITS, GROUP, BY_CHANNEL,
-    )  # fmt: skip
-    part = tl.dot(p, v, input_precision="tf32x3")
-    real = (row < RHO)[:, None] & (channel < D)[None, :]
-    to = (head * tl.num_programs(1) + block) * RHO + row
-    tl.store(output + to[:, None] * D + channel, part, mask=real)
