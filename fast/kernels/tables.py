@@ -36,7 +36,8 @@ def attend_to_tables(
     """Attend from one token to entries whose vectors lie in several tables.
 
     Triton takes codes of 2, 4 and 8 bits whose groups are powers of two, those of values along
-    channels, up to `MOST_SPREAD` query heads times groups; PyTorch takes the others.
+    channels, whose rows fill words of 32 bits, up to `MOST_SPREAD` query heads times groups;
+    PyTorch takes the others.
 
     Args:
         queries: of the token; logits are q·k/√d.
@@ -109,8 +110,10 @@ def _fits(table: CodedTable) -> bool:
     if not isinstance(table.vectors, Quantized):
         return True
     coded = table.vectors
-    whole = coded.group & (coded.group - 1) == 0 and coded.length % coded.group == 0
-    return coded.bits in (2, 4, 8) and coded.length * coded.bits % 8 == 0 and whole
+    if coded.bits not in (2, 4, 8) or coded.group & (coded.group - 1):
+        return False
+    along = coded.group if table.by_channel else coded.length
+    return coded.length % coded.group == 0 and along * coded.bits % (8 if table.by_channel else 32) == 0
 
 
 def _groups(table: CodedTable) -> int:

@@ -93,12 +93,16 @@ def tables_of(stored, key_bits, by_channel, value_bits):
         "BY_CHANNEL": by_channel, "VALUES": tuple(range(len(value_bits))),
         "VALUE_BITS": value_bits, "VALUE_OWN": (group,) * len(value_bits), "GROUP": group,
         "BLOCK_RHO": 16 * group // 128, "BLOCK_GROUPS": 128 // group, "BLOCK_D": 128,
-        "SOFTCAP": True, "SCORES": len(key_bits) > 1, "TYPE": plain,
+        "SOFTCAP": len(key_bits) > 1, "SCORES": len(key_bits) > 1, "TYPE": plain,
     }  # fmt: skip
-    codes, scales = (
-        [tuple(f"*{stored}" if b == 16 else name for b in bits) for bits in (key_bits, value_bits)]
-        for name in ("*u8", "*fp16")
-    )
+    channels = by_channel, (False,) * len(value_bits)
+    codes = [
+        tuple({16: f"*{stored}", 8: "*u8"}.get(b, "*u8" if c else "*i32") for b, c in zip(*each, strict=True))
+        for each in zip((key_bits, value_bits), channels, strict=True)
+    ]
+    scales = [
+        tuple(f"*{stored}" if b == 16 else "*fp16" for b in bits) for bits in (key_bits, value_bits)
+    ]
     count = len(key_bits)
     types = {
         "queries": f"*{stored}", "keys": codes[0], "key_scales": scales[0], "key_zeros": scales[0],

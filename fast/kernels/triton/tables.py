@@ -23,46 +23,109 @@ ROW = tl.constexpr(2**TABLE_SHIFT - 1)
 @triton.jit
 @no_type_check
 def unpacked(packed, BITS: tl.constexpr):
-    """Return the codes of bytes ``[rows, bytes]``, as signed numbers: those of 8 bits less 128."""
+    """Return the codes of bytes ``[rows, bytes]``."""
     rows: tl.constexpr = packed.shape[0]
     columns: tl.constexpr = packed.shape[1] * (8 // BITS)
     mask: tl.constexpr = 2**BITS - 1
     if BITS == 8:
-        codes = packed ^ 0x80
+        codes = packed
     elif BITS == 4:
         codes = tl.join(packed & mask, packed >> 4)
     else:
         even = tl.join(packed & mask, (packed >> 4) & mask)
         odd = tl.join((packed >> 2) & mask, packed >> 6)
         codes = tl.join(even, odd)
-    return tl.reshape(codes, [rows, columns]).to(tl.int8, bitcast=True)
+    return tl.reshape(codes, [rows, columns])
 
 
 @triton.jit
 @no_type_check
-def read_rows(vectors, line, there, D: tl.constexpr, BITS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return rows of a table ``[rows, BLOCK_D]``: numbers of 16 bits or more as they are, or codes."""
-    if BITS == 16:
-        channel = tl.arange(0, BLOCK_D)
-        inside = there[:, None] & (channel < D)[None, :]
-        read = tl.load(vectors + line[:, None] * D + channel, mask=inside, other=0.0)
+def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
+    """Return the codes ``number`` of both halves of a word, next to each other, as numbers.
+
+    They become the last digits of 128 in bfloat16, or of 1024 in float16, without any conversion;
+    `bias_of` says what is left of that.
+    """
+    mask: tl.constexpr = (2**BITS - 1) * 0x00010001
+    pair = (words >> (BITS * number)) & mask
+    if TYPE == tl.bfloat16:
+        pair = pair | 0x43004300
+    elif TYPE == tl.float16:
+        pair = pair | 0x64006400
+    low, high = pair.to(tl.uint16), (pair >> 16).to(tl.uint16)
+    if TYPE == tl.float32:
+        numbers = tl.join(low.to(tl.float32), high.to(tl.float32))
     else:
-        per: tl.constexpr = 8 // BITS
-        byte = tl.arange(0, BLOCK_D // per)
-        inside = there[:, None] & (byte < D // per)[None, :]
-        at = vectors + line[:, None] * (D // per) + byte
-        read = unpacked(tl.load(at, mask=inside, other=0), BITS)
-    return read
+        numbers = tl.join(low.to(TYPE, bitcast=True), high.to(TYPE, bitcast=True))
+        if TYPE == tl.float16:  # sums of numbers as large as 1024 would lose three digits
+            numbers = numbers - tl.full([], 1024.0, tl.float16)
+    return numbers
+
+
+@triton.jit
+@no_type_check
+def four_pairs(words, first, step, BITS: tl.constexpr, TYPE: tl.constexpr):
+    """Return the codes of four places in both halves of a word, in ascending place."""
+    even = tl.join(
+        two_codes(words, first, BITS, TYPE), two_codes(words, first + 2 * step, BITS, TYPE)
+    )
+    odd = tl.join(
+        two_codes(words, first + step, BITS, TYPE), two_codes(words, first + 3 * step, BITS, TYPE)
+    )
+    return tl.join(even, odd)
+
+
+@triton.jit
+@no_type_check
+def numbers_of(words, BITS: tl.constexpr, TYPE: tl.constexpr):
+    """Return the codes of words ``[rows, words]``, with `bias_of` added to each."""
+    rows: tl.constexpr = words.shape[0]
+    columns: tl.constexpr = words.shape[1] * (32 // BITS)
+    if BITS == 4:
+        numbers = four_pairs(words, 0, 1, BITS, TYPE)
+    else:
+        numbers = tl.join(
+            four_pairs(words, 0, 2, BITS, TYPE), four_pairs(words, 1, 2, BITS, TYPE)
+        )
+    return tl.reshape(numbers, [rows, columns])
+
+
+@triton.constexpr_function
+def bias_of(bits, number_type):
+    """Return what `read_rows` adds to codes of some bits."""
+    if bits == 8:
+        return -128.0
+    return 128.0 if number_type == tl.bfloat16 else 0.0
+
+
+@triton.jit
+@no_type_check
+def read_rows(
+    vectors, line, there,
+    D: tl.constexpr, BITS: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Return rows of a table ``[rows, BLOCK_D]`` as they are, or codes with `bias_of` added.
+
+    Codes of 4 and 2 bits are read as words of 32 bits.
+    """
+    per: tl.constexpr = 1 if BITS >= 8 else 32 // BITS
+    item = tl.arange(0, BLOCK_D // per)
+    inside = there[:, None] & (item < D // per)[None, :]
+    read = tl.load(vectors + line[:, None] * (D // per) + item, mask=inside, other=0)
+    if BITS == 8:
+        read = (read ^ 0x80).to(tl.int8, bitcast=True).to(TYPE)
+    elif BITS < 8:
+        read = numbers_of(read, BITS, TYPE)
+    return read.to(TYPE)
 
 
 @triton.jit
 @no_type_check
 def read_scales(
     scales, zeros, line, there,
-    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_GROUPS: tl.constexpr,
+    D: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Return scales and zero points ``[BLOCK_GROUPS, rows]`` of `unpacked` codes.
+    """Return scales and zero points ``[BLOCK_GROUPS, rows]``.
 
     A table's groups have OWN channels; GROUP channels, which divide them, share a row here.
     """
@@ -70,10 +133,7 @@ def read_scales(
     inside = (group < D // GROUP)[:, None] & there[None, :]
     at = line[None, :] * (D // OWN) + (group * GROUP // OWN)[:, None]
     step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
-    zero = tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
-    if BITS == 8:
-        zero += 128.0 * step
-    return step, zero
+    return step, tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -97,8 +157,6 @@ def read_channels(
     inside = real & (span < rows // OWN)[None, :]
     step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
     zero = tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
-    if BITS == 8:
-        zero += 128.0 * step
     codes = tl.reshape(codes.to(tl.float32), [BLOCK_D, spans, BLOCK_N // spans])
     return tl.reshape(codes * step[:, :, None] + zero[:, :, None], [BLOCK_D, BLOCK_N])
 
@@ -124,12 +182,11 @@ def products_with_keys(
             found += tl.dot(q, (k - upper.to(tl.float32)).to(q.dtype))
         found = tl.reshape(found, shape)
     else:
-        k = read_rows(keys, place, there, D, BITS, BLOCK_D).to(q.dtype)
+        k = read_rows(keys, place, there, D, BITS, BLOCK_D, q.dtype)
         found = tl.reshape(tl.dot(q, tl.trans(k), input_precision="ieee"), shape)
         if BITS < 16:
-            step, zero = read_scales(
-                scales, zeros, place, there, D, BITS, OWN, GROUP, BLOCK_GROUPS
-            )
+            step, zero = read_scales(scales, zeros, place, there, D, OWN, GROUP, BLOCK_GROUPS)
+            zero -= bias_of(BITS, q.dtype) * step
             found = found * step[None, :, :] + q_sums[:, :, None] * zero[None, :, :]
     return tl.sum(found, axis=1)
 
@@ -143,16 +200,17 @@ def with_values(
     BLOCK_N: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Add the weighted codes of one table to the output, and what zero points add to ``offset``."""
-    rows: tl.constexpr = BLOCK_RHO * BLOCK_GROUPS
+    shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
     spread = tl.where(mine[None, :], weights, 0.0)[:, None, :]
     if BITS < 16:
-        step, zero = read_scales(scales, zeros, place, mine, D, BITS, OWN, GROUP, BLOCK_GROUPS)
+        step, zero = read_scales(scales, zeros, place, mine, D, OWN, GROUP, BLOCK_GROUPS)
         offset += tl.sum(spread * zero[None, :, :], axis=2)
-        spread = spread * step[None, :, :]
+        spread = (spread * step[None, :, :]).to(TYPE)
+        offset -= bias_of(BITS, TYPE) * tl.sum(spread.to(tl.float32), axis=2)
     else:
-        spread = tl.broadcast_to(spread, [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N])
-    v = read_rows(values, place, mine, D, BITS, BLOCK_D).to(TYPE)
-    p = tl.reshape(spread, [rows, BLOCK_N]).to(TYPE)
+        spread = tl.broadcast_to(spread, shape).to(TYPE)
+    v = read_rows(values, place, mine, D, BITS, BLOCK_D, TYPE)
+    p = tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS, BLOCK_N])
     return output + tl.dot(p, v, input_precision="ieee"), offset
 
 

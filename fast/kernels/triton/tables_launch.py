@@ -110,10 +110,15 @@ def columns_of(
 
 
 def parts_of(table: CodedTable) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return what a table consists of; numbers as they are stand in for their own scales."""
+    """Return what a table consists of; numbers as they are stand in for their own scales.
+
+    Codes of 4 and 2 bits become words of 32 bits, but for those of channels.
+    """
     if isinstance(table.vectors, Quantized):
         coded = table.vectors
         codes, scale, zero = (x.contiguous() for x in (coded.codes, coded.scale, coded.zero))
+        if coded.bits < 8 and not table.by_channel:
+            codes = codes.view(torch.int32)
         return codes, scale, zero, coded.group
     vectors = table.vectors.contiguous()
     return vectors, vectors, vectors, 0
