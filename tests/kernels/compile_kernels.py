@@ -92,7 +92,7 @@ def tables_of(stored, key_bits, by_channel, value_bits):
         "RHO": 4, "D": 128, "PARTS": 64, "KEY_BITS": key_bits, "KEY_OWN": (group,) * len(key_bits),
         "BY_CHANNEL": by_channel, "VALUES": tuple(range(len(value_bits))),
         "VALUE_BITS": value_bits, "VALUE_OWN": (group,) * len(value_bits), "GROUP": group,
-        "BLOCK_RHO": 16 * group // 128, "BLOCK_GROUPS": 128 // group, "BLOCK_D": 128,
+        "BLOCK_RHO": 4, "BLOCK_GROUPS": 128 // group, "BLOCK_D": 128,
         "SOFTCAP": len(key_bits) > 1, "SCORES": len(key_bits) > 1, "TYPE": plain,
     }  # fmt: skip
     channels = by_channel, (False,) * len(value_bits)

@@ -2,8 +2,8 @@
 
 Codes are small whole numbers, so that a tensor core multiplies them without rounding: what belongs
 to a scale is added up first, and multiplied by the scale afterwards, in float32. For that queries
-and probabilities are spread over GROUPS rows, one per group of channels. Tensor cores take sixteen
-rows whether they are there or not: up to sixteen cost nothing.
+and probabilities are spread over rows, one per group of channels. Vectors are the first factor and
+queries the second, because tensor cores take 16 rows or more, but 8 columns.
 """
 
 from typing import no_type_check
@@ -177,13 +177,15 @@ def products_with_keys(
     if BY_CHANNEL:
         k = read_channels(keys, scales, zeros, head, rows, first, D, BITS, OWN, BLOCK_D, BLOCK_N)
         upper = k.to(q.dtype)
-        found = tl.dot(q, upper, input_precision="ieee")
+        found = tl.dot(tl.trans(upper), tl.trans(q), input_precision="ieee")
         if q.dtype != tl.float32:  # what rounding cut off
-            found += tl.dot(q, (k - upper.to(tl.float32)).to(q.dtype))
-        found = tl.reshape(found, shape)
+            rest = (k - upper.to(tl.float32)).to(q.dtype)
+            found += tl.dot(tl.trans(rest), tl.trans(q))
+        found = tl.reshape(tl.trans(found), shape)
     else:
         k = read_rows(keys, place, there, D, BITS, BLOCK_D, q.dtype)
-        found = tl.reshape(tl.dot(q, tl.trans(k), input_precision="ieee"), shape)
+        found = tl.dot(k, tl.trans(q), input_precision="ieee")
+        found = tl.reshape(tl.trans(found), shape)
         if BITS < 16:
             step, zero = read_scales(scales, zeros, place, there, D, OWN, GROUP, BLOCK_GROUPS)
             zero -= bias_of(BITS, q.dtype) * step
@@ -211,7 +213,7 @@ def with_values(
         spread = tl.broadcast_to(spread, shape).to(TYPE)
     v = read_rows(values, place, mine, D, BITS, BLOCK_D, TYPE)
     p = tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS, BLOCK_N])
-    return output + tl.dot(p, v, input_precision="ieee"), offset
+    return tl.dot(tl.trans(v), tl.trans(p), output, input_precision="ieee"), offset
 
 
 @triton.jit
@@ -234,7 +236,7 @@ def attend_to_rows(
     group = tl.arange(0, BLOCK_GROUPS)
     best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_RHO], tl.float32)
-    output = tl.zeros([BLOCK_RHO * BLOCK_GROUPS, BLOCK_D], tl.float32)
+    output = tl.zeros([BLOCK_D, BLOCK_RHO * BLOCK_GROUPS], tl.float32)
     offset = tl.zeros([BLOCK_RHO, BLOCK_GROUPS], tl.float32)
     for turn in range(first_turn, last_turn):
         line = turn * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -257,7 +259,7 @@ def attend_to_rows(
         shrink = tl.exp(best - anchor)
         mass = mass * shrink + tl.sum(weights, axis=1)
         spread = tl.broadcast_to(shrink[:, None], [BLOCK_RHO, BLOCK_GROUPS])
-        output = output * tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS])[:, None]
+        output = output * tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
         offset = offset * spread
         best = now
         for number in tl.static_range(len(VALUES)):
@@ -270,7 +272,7 @@ def attend_to_rows(
                     D, VALUE_BITS[number], VALUE_OWN[number], GROUP,
                     BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE,
                 )  # fmt: skip
-    whole = tl.reshape(output, [BLOCK_RHO, BLOCK_GROUPS, BLOCK_D]) + offset[:, :, None]
+    whole = tl.reshape(tl.trans(output), [BLOCK_RHO, BLOCK_GROUPS, BLOCK_D]) + offset[:, :, None]
     own = (column // GROUP)[None, None, :] == group[None, :, None]
     joined = tl.sum(tl.where(own, whole, 0.0), axis=1)
     to = place * RHO + row

@@ -69,7 +69,7 @@ def attend_to_tables_triton(
         BY_CHANNEL=tuple(keys[i].by_channel for i in asked),
         VALUES=tuple(given), VALUE_BITS=tuple(values[i].bits for i in given), VALUE_OWN=value_own,
         GROUP=group, BLOCK_GROUPS=groups,
-        BLOCK_RHO=max(triton.next_power_of_2(rho), 16 // groups),
+        BLOCK_RHO=max(triton.next_power_of_2(rho), 8 // groups),
         SOFTCAP=softcap is not None, SCORES=scores,
         TYPE=product_type(queries, (*keys, *values)), **sizes,
     )  # fmt: skip
