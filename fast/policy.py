@@ -30,10 +30,11 @@ from kvlab.fast.attention import (
 )
 from kvlab.fast.cache import LayerCache, State
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.coded import CodedTable, attend_to_tables
+from kvlab.fast.kernels.coded_table import CodedEntries
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.prefill import received_attention
+from kvlab.fast.kernels.tables import attend_to_tables
 from kvlab.fast.kernels.tracking import Joining, Reduction, Tracking
 from kvlab.fast.ragged import kept_slots
 from kvlab.fast.selection import first_to_go
@@ -133,12 +134,9 @@ class Observation:
         return self.cache.values(self.queries.dtype)
 
     @property
-    def tables(self) -> tuple[list[CodedTable], list[CodedTable]] | None:
+    def coded(self) -> CodedEntries | None:
         """Keys and values by precision, where attention can read them so."""
-        if self.cache.mixed is None or self.repositioned:
-            return None
-        keys, values = (storage.coded() for storage in self.cache.mixed)
-        return None if keys is None or values is None else (keys, values)
+        return None if self.repositioned else self.cache.coded()
 
     @property
     def stored_keys(self) -> Float[Tensor, "N G n d"]:
@@ -594,8 +592,17 @@ def attend_to(
     queries, positions = seen.queries[:, :, :, part], seen.clock.positions[:, part]
     single = seen.clock.positions.shape[1] == 1
     if single and uses_triton(queries):
-        if (tables := seen.tables) is not None:
-            return attend_to_tables(queries, *tables, len(seen.cache), seen.softcap)
+        if (coded := seen.coded) is not None:
+            output, found = attend_to_tables(
+                queries,
+                coded.keys,
+                coded.values,
+                len(seen.cache),
+                seen.softcap,
+                "none" if weights else "skip",
+                coded.partners,
+            )
+            return output, found if weights else None
         if weights:
             places = seen.positions if seen.ragged else None
             return decode_attention(

@@ -43,9 +43,21 @@ class CodedTable:
         return self.vectors.to(dtype)
 
 
+@dataclass(frozen=True)
+class CodedEntries:
+    """Entries whose vectors lie in tables of several precisions."""
+
+    keys: Sequence[CodedTable]
+    """They together hold each entry's key once."""
+    values: Sequence[CodedTable]
+    """Likewise; an entry's value may be in another table than its key."""
+    partners: Sequence[Int[Tensor, "N G _"]]
+    """`partners_of` them."""
+
+
 def partners_of(
     keys: Sequence[CodedTable], values: Sequence[CodedTable], entries: int
-) -> list[Int[Tensor, "N G rows"]]:
+) -> list[Int[Tensor, "N G _"]]:
     """Say for every row of the tables of keys where the value of its entry lies.
 
     Args:

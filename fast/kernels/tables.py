@@ -31,7 +31,7 @@ def attend_to_tables(
     entries: int,
     softcap: float | None = None,
     reduce: Reduction = "none",
-    partners: Sequence[Int[Tensor, "N G rows"]] | None = None,
+    partners: Sequence[Int[Tensor, "N G _"]] | None = None,
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
     """Attend from one token to entries whose vectors lie in several tables.
 
@@ -47,7 +47,7 @@ def attend_to_tables(
         softcap: bound into which logits are squeezed.
         reduce: how to join the query heads of a KV head; ``skip``: only the output is wanted.
         partners: of these tables, from `coded_table.partners_of`, where the caller has kept them;
-            None to find them anew, which costs 28 bytes per entry.
+            None to find them anew, which costs 32 bytes per entry.
 
     Returns:
         The output in the queries' number format, and the probabilities ``[N, G, rho, 1, n]`` or,
@@ -68,7 +68,7 @@ def attend_to_tables_torch(
     entries: int,
     softcap: float | None,
     reduce: Reduction,
-    partners: Sequence[Int[Tensor, "N G rows"]] | None,
+    partners: Sequence[Int[Tensor, "N G _"]] | None,
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
     """Do what `attend_to_tables` says, in PyTorch, through dequantised copies; by slots alone."""
     dtype = attention.compute_dtype(queries.dtype)
@@ -112,8 +112,9 @@ def _fits(table: CodedTable) -> bool:
     coded = table.vectors
     if coded.bits not in (2, 4, 8) or coded.group & (coded.group - 1):
         return False
-    along = coded.group if table.by_channel else coded.length
-    return coded.length % coded.group == 0 and along * coded.bits % (8 if table.by_channel else 32) == 0
+    if table.by_channel:
+        return coded.group * coded.bits % 8 == 0
+    return coded.length % coded.group == 0 and coded.length * coded.bits % 32 == 0
 
 
 def _groups(table: CodedTable) -> int:

@@ -85,7 +85,7 @@ def kernels(stored):
 
 
 def tables_of(stored, key_bits, by_channel, value_bits):
-    """Return attention to tables of these precisions, its constants, and what it is compiled for."""
+    """Return attention to tables of these precisions, its constants, its arguments' types."""
     plain = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[stored]
     group = 64 if 2 not in key_bits else 32
     constants = {
@@ -95,11 +95,9 @@ def tables_of(stored, key_bits, by_channel, value_bits):
         "BLOCK_RHO": 4, "BLOCK_GROUPS": 128 // group, "BLOCK_D": 128,
         "SOFTCAP": len(key_bits) > 1, "SCORES": len(key_bits) > 1, "TYPE": plain,
     }  # fmt: skip
-    channels = by_channel, (False,) * len(value_bits)
-    codes = [
-        tuple({16: f"*{stored}", 8: "*u8"}.get(b, "*u8" if c else "*i32") for b, c in zip(*each, strict=True))
-        for each in zip((key_bits, value_bits), channels, strict=True)
-    ]
+    kinds = {16: f"*{stored}", 8: "*u8", 4: "*i32", 2: "*i32"}
+    codes = [tuple(kinds[b] for b in bits) for bits in (key_bits, value_bits)]
+    codes[0] = tuple("*u8" if c else k for c, k in zip(by_channel, codes[0], strict=True))
     scales = [
         tuple(f"*{stored}" if b == 16 else "*fp16" for b in bits) for bits in (key_bits, value_bits)
     ]

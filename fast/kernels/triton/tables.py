@@ -48,16 +48,16 @@ def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
     """
     mask: tl.constexpr = (2**BITS - 1) * 0x00010001
     pair = (words >> (BITS * number)) & mask
-    if TYPE == tl.bfloat16:
+    if TYPE.is_bf16():
         pair = pair | 0x43004300
-    elif TYPE == tl.float16:
+    elif TYPE.is_fp16():
         pair = pair | 0x64006400
     low, high = pair.to(tl.uint16), (pair >> 16).to(tl.uint16)
-    if TYPE == tl.float32:
+    if TYPE.is_fp32():
         numbers = tl.join(low.to(tl.float32), high.to(tl.float32))
     else:
         numbers = tl.join(low.to(TYPE, bitcast=True), high.to(TYPE, bitcast=True))
-        if TYPE == tl.float16:  # sums of numbers as large as 1024 would lose three digits
+        if TYPE.is_fp16():  # sums of numbers as large as 1024 would lose three digits
             numbers = numbers - tl.full([], 1024.0, tl.float16)
     return numbers
 
@@ -84,9 +84,7 @@ def numbers_of(words, BITS: tl.constexpr, TYPE: tl.constexpr):
     if BITS == 4:
         numbers = four_pairs(words, 0, 1, BITS, TYPE)
     else:
-        numbers = tl.join(
-            four_pairs(words, 0, 2, BITS, TYPE), four_pairs(words, 1, 2, BITS, TYPE)
-        )
+        numbers = tl.join(four_pairs(words, 0, 2, BITS, TYPE), four_pairs(words, 1, 2, BITS, TYPE))
     return tl.reshape(numbers, [rows, columns])
 
 
@@ -143,7 +141,7 @@ def read_channels(
     D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Return rows from ``first`` on as ``[BLOCK_D, BLOCK_N]``, where OWN rows of a channel share a scale."""
+    """Return rows from ``first`` on, ``[BLOCK_D, BLOCK_N]``; OWN of a channel share a scale."""
     per: tl.constexpr = 8 // BITS
     spans: tl.constexpr = (BLOCK_N + OWN - 1) // OWN
     channel = tl.arange(0, BLOCK_D)
@@ -228,7 +226,7 @@ def attend_to_rows(
     BLOCK_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Attend to some rows of one table of keys, and to the values of their entries wherever they are.
+    """Attend to some rows of one table of keys, and to their entries' values wherever they are.
 
     Values of the first table are expected in every block; the others are looked for.
     """
