@@ -33,7 +33,7 @@ from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.coded_table import CodedEntries
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
-from kvlab.fast.kernels.prefill import received_attention
+from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.tables import attend_to_tables
 from kvlab.fast.kernels.tracking import Joining, Reduction, Tracking
 from kvlab.fast.ragged import kept_slots
@@ -506,8 +506,9 @@ def attend_in_parts(policy: Policy, seen: Observation, reads: str) -> Float[Tens
     queries, positions, outputs = seen.queries, seen.query_positions, []
     m = queries.shape[3]
     if reads == "all" and adds_up(policy) and uses_triton(queries):
-        seen.joined = attention_of_rows(policy.score.reduces, seen)
-        reads = "none"
+        output = attend_adding_up(policy.score.reduces, seen)
+        policy.score.observe(seen.cache.state, seen)
+        return output
     for part in parts(queries, len(seen.cache)):
         output, weights = attend_to(seen, part, reads == "all")
         outputs.append(output)
@@ -562,12 +563,14 @@ def adds_up(policy: Policy) -> bool:
     return summed and not policy.specification.evict_before_attend
 
 
-def attention_of_rows(how: Reduction, seen: Observation) -> Float[Tensor, "N G n"]:
-    """Sum what a block's rows paid every entry, without their attention matrix."""
-    received = received_attention(
-        seen.queries, seen.stored_keys, seen.query_positions, seen.positions, softcap=seen.softcap
-    )
-    return received / seen.queries.shape[2] if how == "mean" else received
+def attend_adding_up(how: Reduction, seen: Observation) -> Float[Tensor, "N G rho m d"]:
+    """Attend, and sum what a block's rows paid every entry, without their attention matrix."""
+    block = seen.queries, seen.stored_keys
+    places = seen.query_positions, seen.positions
+    output, lse = attend_block(*block, seen.stored_values, *places, seen.softcap)
+    received = received_attention(*block, *places, softcap=seen.softcap, lse=lse)
+    seen.joined = received / seen.queries.shape[2] if how == "mean" else received
+    return output
 
 
 def rows_to_read(policy: Policy, clock: BatchClock) -> str:

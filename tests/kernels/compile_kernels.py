@@ -59,12 +59,13 @@ def kernels(stored):
     for fast in (False, True):
         constants = {"ROWS": 4, "D": 128, "BLOCK_D": 128, "FAST": fast}
         yield caote.errors_of_entries, constants, vectors
-    rows = {"D": 128, "BLOCK_D": 128, "SOFTCAP": True, "GAIN": True, **wide}  # fmt: skip
-    yield prefill.log_sums, rows, vectors
-    yield prefill.column_sums, {**rows, "RHO": 4}, vectors
-    gemma = {**rows, "D": 256, "BLOCK_D": 256}
-    yield prefill.log_sums, gemma, vectors
-    yield prefill.column_sums, {**gemma, "RHO": 2}, vectors
+    for gemma in (False, True):
+        wide_head = {"D": 256, "BLOCK_D": 256} if gemma else {"D": 128, "BLOCK_D": 128}
+        rows = {**wide_head, "SOFTCAP": gemma, "GAIN": False, **wide}
+        kinds = {**vectors, "output": f"*{stored}"}
+        yield prefill.attend_rows, {**rows, "WITH_VALUES": True}, kinds
+        yield prefill.attend_rows, {**rows, "GAIN": True, "WITH_VALUES": False}, kinds
+        yield prefill.column_sums, {**rows, "RHO": 2 if gemma else 4, "GAIN": gemma}, kinds
     for key_bits, by_channel, value_bits in (
         ((4,), (False,), (4,)),
         ((2, 16), (True, False), (2, 16)),

@@ -43,7 +43,7 @@ def attend_to_tables_triton(
     order = sorted(range(len(values)), key=lambda number: -values[number].rows)
     given = [number for number in order if values[number].rows]
     rows = [keys[number].rows for number in asked]
-    parts = max(split(sum(rows), ENTRIES, heads, device), triton.next_power_of_2(len(rows) or 1))
+    parts = max(split(sum(rows), ENTRIES, heads, device), magnitude(len(rows) or 1))
     f32 = {"dtype": torch.float32, "device": device}
     raw = torch.full((heads, rho, entries) if scores else (0,), -torch.inf, **f32)
     if not rows:
@@ -52,8 +52,8 @@ def attend_to_tables_triton(
     part_output = torch.empty((heads, parts, rho, d), **f32)
     output = torch.empty((heads, rho, d), dtype=queries.dtype, device=device)
     group = smallest_group((*keys, *values), d)
-    groups = triton.next_power_of_2(max(1, d // group))
-    sizes = {"RHO": rho, "D": d, "PARTS": parts, "BLOCK_D": max(16, triton.next_power_of_2(d))}
+    groups = magnitude(max(1, d // group))
+    sizes = {"RHO": rho, "D": d, "PARTS": parts, "BLOCK_D": max(16, magnitude(d))}
     key_vectors, key_scales, key_zeros, key_own = columns_of([keys[i] for i in asked])
     value_vectors, value_scales, value_zeros, value_own = columns_of([values[i] for i in given])
     attend_to_a_part_of_tables[(heads, parts)](
@@ -69,7 +69,7 @@ def attend_to_tables_triton(
         BY_CHANNEL=tuple(keys[i].by_channel for i in asked),
         VALUES=tuple(given), VALUE_BITS=tuple(values[i].bits for i in given), VALUE_OWN=value_own,
         GROUP=group, BLOCK_GROUPS=groups,
-        BLOCK_RHO=max(triton.next_power_of_2(rho), 8 // groups),
+        BLOCK_RHO=max(magnitude(rho), 8 // groups),
         SOFTCAP=softcap is not None, SCORES=scores,
         TYPE=product_type(queries, (*keys, *values)), **sizes,
     )  # fmt: skip
@@ -78,7 +78,7 @@ def attend_to_tables_triton(
     combine[(heads, triton.cdiv(entries, TOGETHER) if scores else 1)](
         raw, largest, total, part_output, output, received, received, received,
         entries, 0.0, 0,
-        BLOCK_RHO=max(16, triton.next_power_of_2(rho)), BLOCK_N=TOGETHER, BLOCK_PARTS=parts,
+        BLOCK_RHO=max(16, magnitude(rho)), BLOCK_N=TOGETHER, BLOCK_PARTS=parts,
         REDUCE=reduce, TRACK=False, **sizes,
     )  # fmt: skip
     output = output.view(N, G, rho, 1, d)
@@ -131,7 +131,7 @@ def smallest_group(tables: Sequence[CodedTable], d: int) -> int:
         for table in tables
         if isinstance(table.vectors, Quantized) and not table.by_channel
     ]
-    return min(groups, default=triton.next_power_of_2(d))
+    return min(groups, default=magnitude(d))
 
 
 def product_type(queries: Tensor, tables: Sequence[CodedTable]) -> tl.dtype:
