@@ -107,6 +107,8 @@ class Observation:
     softcap: float | None = None
     joined: Float[Tensor, "N G n"] | None = None
     """Probabilities joined as `Score.reduces` asks, in place of ``weights``."""
+    output: Float[Tensor, "N G rho d"] | None = None
+    """What the newest token's attention put out, over the entries that are present."""
     tracked: bool = False
     """Whether attention has updated the score's counters."""
     repositioned: bool = False
@@ -187,6 +189,8 @@ class Score(ABC):
     """Whether of a block's attention it observes nothing but the sum over the tokens."""
     couples_heads = False
     """Whether the score of an entry depends on other KV heads of its layer."""
+    retains_attention = False
+    """Whether `retention` is the newest token's attention: then its output is Σ retention·value."""
 
     @property
     def fills(self) -> Mapping[str, float]:
@@ -495,6 +499,7 @@ def observe_attention(
             seen.weights, seen.joined, seen.tracked = found.weights, found.joined, found.tracked
         else:
             output, seen.weights = attend_to(seen, slice(0, 1), reads != "none")
+        seen.output = output[:, :, :, 0]
         policy.score.observe(cache.state, seen)
     else:
         output = attend_in_parts(policy, seen, reads)
@@ -520,7 +525,8 @@ def attend_in_parts(policy: Policy, seen: Observation, reads: str) -> Float[Tens
     if reads != "all":
         policy.score.observe(seen.cache.state, seen)
     if reads == "last":
-        seen.weights = attend_to(seen, slice(m - 1, m), True)[1]
+        last, seen.weights = attend_to(seen, slice(m - 1, m), True)
+        seen.output = last[:, :, :, 0]
     return torch.cat(outputs, dim=3)
 
 
@@ -530,6 +536,7 @@ class Looked:
 
     weights: Float[Tensor, "N G rho 1 n"] | None
     joined: Float[Tensor, "N G n"] | None
+    output: Float[Tensor, "N G rho d"]
     tracked: bool
 
 
@@ -550,11 +557,12 @@ def look(
         how = "skip"
     tracking = None if how in ("none", "skip") else score.tracking(column)
     output, found = decode_attention(queries, keys, values, places, softcap, how, tracking)
+    put_out = output[:, :, :, 0]
     if how == "skip":
-        return output, Looked(None, None, False)
+        return output, Looked(None, None, put_out, False)
     if how == "none":
-        return output, Looked(found, None, False)
-    return output, Looked(None, found, tracking is not None)
+        return output, Looked(found, None, put_out, False)
+    return output, Looked(None, found, put_out, tracking is not None)
 
 
 def adds_up(policy: Policy) -> bool:
