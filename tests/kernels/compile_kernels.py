@@ -66,12 +66,11 @@ def kernels(stored):
         yield prefill.attend_rows, {**rows, "WITH_VALUES": True}, kinds
         yield prefill.attend_rows, {**rows, "GAIN": True, "WITH_VALUES": False}, kinds
         yield prefill.column_sums, {**rows, "RHO": 2 if gemma else 4, "GAIN": gemma}, kinds
-    for key_bits, by_channel, value_bits in (
-        ((4,), (False,), (4,)),
-        ((2, 16), (True, False), (2, 16)),
-        ((16, 8, 4, 2), (False,) * 4, (4, 16, 8, 2)),
-    ):
-        yield tables_of(stored, key_bits, by_channel, value_bits)
+    yield tables_of(stored, (4,), (False,), (4,))
+    if stored != "fp16":
+        yield tables_of(stored, (2, 16), (True, False), (2, 16))
+    if stored == "bf16":
+        yield tables_of(stored, (16, 8, 4, 2), (False,) * 4, (4, 16, 8, 2))
     for bits in (8, 4, 2):
         constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits}
         kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
