@@ -13,7 +13,7 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
 from kvlab.fast.kernels.coded import quantise
 from kvlab.fast.kernels.coded_table import TABLE_SHIFT, CodedTable, partners_of
 from kvlab.fast.kernels.tables import attend_to_tables, suits_triton
-from kvlab.fast.kernels.triton.tables_launch import first_parts
+from kvlab.fast.kernels.triton.tables_launch import first_parts, odd
 from kvlab.fast.storage import Partners, Storage
 from kvlab.reference.attention import attend
 
@@ -168,6 +168,13 @@ def test_every_table_gets_parts(rows, spare):
     assert firsts[0] == 0
     assert firsts[-1] == parts
     assert all(b > a for a, b in pairwise(firsts))
+
+
+@given(st.lists(st.integers(0, 2**27)))
+def test_row_counts_compile_nothing_anew(rows):
+    """Triton compiles a kernel anew for an argument of 1 and for multiples of 16."""
+    assert all(number != 1 and number % 16 for number in odd(rows))
+    assert [(number - 3) >> 1 for number in odd(rows)] == rows
 
 
 def test_partners_are_the_same_when_kept_as_when_found_anew():

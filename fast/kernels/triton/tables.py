@@ -22,6 +22,13 @@ ROW = tl.constexpr(2**TABLE_SHIFT - 1)
 
 @triton.jit
 @no_type_check
+def number_of(odd):
+    """Invert `tables_launch.odd`."""
+    return (odd - 3) >> 1
+
+
+@triton.jit
+@no_type_check
 def unpacked(packed, BITS: tl.constexpr):
     """Return the codes of bytes ``[rows, bytes]``."""
     rows: tl.constexpr = packed.shape[0]
@@ -265,7 +272,7 @@ def attend_to_rows(
             if number == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
                 at = partner & ROW
                 output, offset = with_values(
-                    output, offset, weights, mine, head * value_rows[number] + at,
+                    output, offset, weights, mine, head * number_of(value_rows[number]) + at,
                     values[number], value_scales[number], value_zeros[number],
                     D, VALUE_BITS[number], VALUE_OWN[number], GROUP,
                     BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE,
@@ -289,7 +296,7 @@ def attend_to_rows(
     blocks(8, 3, BLOCK_N=128),
     key=["magnitude", "RHO", "D", "PARTS", "KEY_BITS", "VALUE_BITS", "BY_CHANNEL", "SCORES"],
 )
-@triton.jit(do_not_specialize=["key_rows", "value_rows", "firsts"])
+@triton.jit
 @no_type_check
 def attend_to_a_part_of_tables(
     queries, keys, key_scales, key_zeros, slots, partners, values, value_scales, value_zeros,
@@ -305,7 +312,8 @@ def attend_to_a_part_of_tables(
     """Attention of a head's queries to one part of one table of keys.
 
     ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
-    tables' first parts. Writes what `decode.attend_to_a_part` writes. Grid: (heads, PARTS).
+    tables' first parts; like numbers of rows they are `tables_launch.odd`. Writes what
+    `decode.attend_to_a_part` writes. Grid: (heads, PARTS).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line, column = tl.arange(0, BLOCK_RHO * BLOCK_GROUPS), tl.arange(0, BLOCK_D)
@@ -316,14 +324,15 @@ def attend_to_a_part_of_tables(
     q = tl.load(queries + at, mask=asked, other=0.0).to(TYPE)
     q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
     for number in tl.static_range(len(KEY_BITS)):
-        first, last = firsts[number], firsts[number + 1]
+        first, last = number_of(firsts[number]), number_of(firsts[number + 1])
         if (part >= first) & (part < last):
-            rounds = tl.cdiv(tl.cdiv(key_rows[number], BLOCK_N), last - first)
+            rows = number_of(key_rows[number])
+            rounds = tl.cdiv(tl.cdiv(rows, BLOCK_N), last - first)
             turn = (part - first) * rounds
             attend_to_rows(
                 q, q_sums, keys[number], key_scales[number], key_zeros[number],
                 slots[number], partners[number], values, value_scales, value_zeros,
-                raw, largest, total, part_output, head, head * PARTS + part, key_rows[number],
+                raw, largest, total, part_output, head, head * PARTS + part, rows,
                 turn, turn + rounds, n, scale, softcap, value_rows,
                 RHO, D, KEY_BITS[number], KEY_OWN[number], BY_CHANNEL[number],
                 VALUES, VALUE_BITS, VALUE_OWN, GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,

@@ -63,7 +63,7 @@ def attend_to_tables_triton(
         tuple(found[i].contiguous() for i in asked),
         value_vectors, value_scales, value_zeros,
         raw, largest, total, part_output,
-        tuple(rows), tuple(values[i].rows for i in given), first_parts(rows, parts),
+        odd(rows), odd([values[i].rows for i in given]), odd(first_parts(rows, parts)),
         entries, magnitude(sum(rows)), d**-0.5, softcap or 0.0,
         KEY_BITS=tuple(keys[i].bits for i in asked), KEY_OWN=key_own,
         BY_CHANNEL=tuple(keys[i].by_channel for i in asked),
@@ -85,6 +85,11 @@ def attend_to_tables_triton(
     if not scores:
         return output, raw
     return output, received.view((N, G, entries) if reduced else (N, G, rho, 1, entries))
+
+
+def odd(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return 2·x + 3 of every number: Triton compiles anew for 1 and for multiples of 16."""
+    return tuple(2 * number + 3 for number in numbers)
 
 
 def first_parts(rows: Sequence[int], parts: int) -> tuple[int, ...]:
