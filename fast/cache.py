@@ -14,8 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.attention import compute_dtype
+from kvlab.fast.kernels.coded_table import CodedEntries
 from kvlab.fast.ragged import last_in_use
-from kvlab.fast.storage import Storage
+from kvlab.fast.storage import Partners, Storage
 from kvlab.fast.table import Table
 from kvlab.reference.quantization import FULL_BITS
 
@@ -30,7 +31,7 @@ class LayerMemory:
     keys: int
     values: int
     scales: int
-    """Scales, zero points, balance factors and slot numbers of quantised entries."""
+    """Scales, zero points, balance factors, slots and partners of quantised entries."""
     state: int
     """Positions, scores and remembered queries."""
 
@@ -72,6 +73,7 @@ class LayerCache:
         self.demoted: tuple[int, ...] = ()
         self.ordered = True
         self.mixed: tuple[Storage, Storage] | None = None
+        self._partners = Partners()
         self.lowest_scores: Tensor | None = None
         self._vacant: Int[Tensor, "N G 1"] | None = None
 
@@ -96,6 +98,15 @@ class LayerCache:
     def values(self, dtype: torch.dtype) -> Float[Tensor, "N G n d"]:
         """Return the values as attention reads them."""
         return self.table["values"].to(dtype) if self.mixed is None else self.mixed[1].read(dtype)
+
+    def coded(self) -> CodedEntries | None:
+        """Return entries of mixed precision as attention kernels read them, if they can."""
+        if self.mixed is None:
+            return None
+        keys, values = (storage.coded() for storage in self.mixed)
+        if keys is None or values is None:
+            return None
+        return CodedEntries(keys, values, self._partners.of(*self.mixed, keys, values))
 
     def bits(self) -> Int[Tensor, "N G n"]:
         """Bits per element of the stored keys."""
@@ -196,7 +207,7 @@ class LayerCache:
         scales = 0
         if self.mixed is not None:
             keys, values = (storage.payload_bytes for storage in self.mixed)
-            scales = sum(storage.overhead_bytes for storage in self.mixed)
+            scales = sum(storage.overhead_bytes for storage in self.mixed) + self._partners.nbytes
         stream = sum(x.nbytes for x in self.state.stream.values() if isinstance(x, Tensor))
         return LayerMemory(keys, values, scales, sum(columns.values()) + stream)
 

@@ -14,11 +14,13 @@ from kvlab.fast import attention, quantization
 from kvlab.fast.attention import compute_dtype
 from kvlab.fast.cache import LayerCache
 from kvlab.fast.kernels.caote import eviction_errors
-from kvlab.fast.kernels.coded import CodedTable, attend_to_tables, outlier_scores, quantise
+from kvlab.fast.kernels.coded import outlier_scores, quantise
+from kvlab.fast.kernels.coded_table import CodedTable
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import received_attention
+from kvlab.fast.kernels.tables import attend_to_tables
 from kvlab.fast.methods import get
 from kvlab.fast.policy import (
     BatchClock,

@@ -30,10 +30,11 @@ from kvlab.fast.attention import (
 )
 from kvlab.fast.cache import LayerCache, State
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.coded import CodedTable, attend_to_tables
+from kvlab.fast.kernels.coded_table import CodedEntries
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
-from kvlab.fast.kernels.prefill import received_attention
+from kvlab.fast.kernels.prefill import attend_block, received_attention
+from kvlab.fast.kernels.tables import attend_to_tables
 from kvlab.fast.kernels.tracking import Joining, Reduction, Tracking
 from kvlab.fast.ragged import kept_slots
 from kvlab.fast.selection import first_to_go
@@ -106,6 +107,8 @@ class Observation:
     softcap: float | None = None
     joined: Float[Tensor, "N G n"] | None = None
     """Probabilities joined as `Score.reduces` asks, in place of ``weights``."""
+    output: Float[Tensor, "N G rho d"] | None = None
+    """What the newest token's attention put out, over the entries that are present."""
     tracked: bool = False
     """Whether attention has updated the score's counters."""
     repositioned: bool = False
@@ -133,12 +136,9 @@ class Observation:
         return self.cache.values(self.queries.dtype)
 
     @property
-    def tables(self) -> tuple[list[CodedTable], list[CodedTable]] | None:
+    def coded(self) -> CodedEntries | None:
         """Keys and values by precision, where attention can read them so."""
-        if self.cache.mixed is None or self.repositioned:
-            return None
-        keys, values = (storage.coded() for storage in self.cache.mixed)
-        return None if keys is None or values is None else (keys, values)
+        return None if self.repositioned else self.cache.coded()
 
     @property
     def stored_keys(self) -> Float[Tensor, "N G n d"]:
@@ -189,6 +189,8 @@ class Score(ABC):
     """Whether of a block's attention it observes nothing but the sum over the tokens."""
     couples_heads = False
     """Whether the score of an entry depends on other KV heads of its layer."""
+    retains_attention = False
+    """Whether `retention` is the newest token's attention: then its output is Σ retention·value."""
 
     @property
     def fills(self) -> Mapping[str, float]:
@@ -497,6 +499,7 @@ def observe_attention(
             seen.weights, seen.joined, seen.tracked = found.weights, found.joined, found.tracked
         else:
             output, seen.weights = attend_to(seen, slice(0, 1), reads != "none")
+        seen.output = output[:, :, :, 0]
         policy.score.observe(cache.state, seen)
     else:
         output = attend_in_parts(policy, seen, reads)
@@ -508,8 +511,9 @@ def attend_in_parts(policy: Policy, seen: Observation, reads: str) -> Float[Tens
     queries, positions, outputs = seen.queries, seen.query_positions, []
     m = queries.shape[3]
     if reads == "all" and adds_up(policy) and uses_triton(queries):
-        seen.joined = attention_of_rows(policy.score.reduces, seen)
-        reads = "none"
+        output = attend_adding_up(policy.score.reduces, seen)
+        policy.score.observe(seen.cache.state, seen)
+        return output
     for part in parts(queries, len(seen.cache)):
         output, weights = attend_to(seen, part, reads == "all")
         outputs.append(output)
@@ -521,7 +525,8 @@ def attend_in_parts(policy: Policy, seen: Observation, reads: str) -> Float[Tens
     if reads != "all":
         policy.score.observe(seen.cache.state, seen)
     if reads == "last":
-        seen.weights = attend_to(seen, slice(m - 1, m), True)[1]
+        last, seen.weights = attend_to(seen, slice(m - 1, m), True)
+        seen.output = last[:, :, :, 0]
     return torch.cat(outputs, dim=3)
 
 
@@ -531,6 +536,7 @@ class Looked:
 
     weights: Float[Tensor, "N G rho 1 n"] | None
     joined: Float[Tensor, "N G n"] | None
+    output: Float[Tensor, "N G rho d"]
     tracked: bool
 
 
@@ -551,11 +557,12 @@ def look(
         how = "skip"
     tracking = None if how in ("none", "skip") else score.tracking(column)
     output, found = decode_attention(queries, keys, values, places, softcap, how, tracking)
+    put_out = output[:, :, :, 0]
     if how == "skip":
-        return output, Looked(None, None, False)
+        return output, Looked(None, None, put_out, False)
     if how == "none":
-        return output, Looked(found, None, False)
-    return output, Looked(None, found, tracking is not None)
+        return output, Looked(found, None, put_out, False)
+    return output, Looked(None, found, put_out, tracking is not None)
 
 
 def adds_up(policy: Policy) -> bool:
@@ -564,12 +571,14 @@ def adds_up(policy: Policy) -> bool:
     return summed and not policy.specification.evict_before_attend
 
 
-def attention_of_rows(how: Reduction, seen: Observation) -> Float[Tensor, "N G n"]:
-    """Sum what a block's rows paid every entry, without their attention matrix."""
-    received = received_attention(
-        seen.queries, seen.stored_keys, seen.query_positions, seen.positions, softcap=seen.softcap
-    )
-    return received / seen.queries.shape[2] if how == "mean" else received
+def attend_adding_up(how: Reduction, seen: Observation) -> Float[Tensor, "N G rho m d"]:
+    """Attend, and sum what a block's rows paid every entry, without their attention matrix."""
+    block = seen.queries, seen.stored_keys
+    places = seen.query_positions, seen.positions
+    output, lse = attend_block(*block, seen.stored_values, *places, seen.softcap)
+    received = received_attention(*block, *places, softcap=seen.softcap, lse=lse)
+    seen.joined = received / seen.queries.shape[2] if how == "mean" else received
+    return output
 
 
 def rows_to_read(policy: Policy, clock: BatchClock) -> str:
@@ -594,8 +603,17 @@ def attend_to(
     queries, positions = seen.queries[:, :, :, part], seen.clock.positions[:, part]
     single = seen.clock.positions.shape[1] == 1
     if single and uses_triton(queries):
-        if (tables := seen.tables) is not None:
-            return attend_to_tables(queries, *tables, len(seen.cache), seen.softcap)
+        if (coded := seen.coded) is not None:
+            output, found = attend_to_tables(
+                queries,
+                coded.keys,
+                coded.values,
+                len(seen.cache),
+                seen.softcap,
+                "none" if weights else "skip",
+                coded.partners,
+            )
+            return output, found if weights else None
         if weights:
             places = seen.positions if seen.ragged else None
             return decode_attention(

@@ -185,6 +185,7 @@ class Stack:
         if self.looked:
             seen.weights = _of_all([layer.weights for layer in self.looked])
             seen.joined = _of_all([layer.joined for layer in self.looked])
+            seen.output = _of_all([layer.output for layer in self.looked])
             seen.tracked = self.looked[0].tracked
         self.queries, self.weights, self.looked = [], [], []
         self.policy.score.observe(self.cache.state, seen)

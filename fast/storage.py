@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.kernels.coded import CodedTable, quantise
+from kvlab.fast.kernels.coded import quantise
+from kvlab.fast.kernels.coded_table import CodedTable, partners_of
 from kvlab.fast.quantization import Quantized, take
 from kvlab.fast.ragged import last_in_use
 from kvlab.reference.quantization import FULL_BITS
@@ -183,6 +184,8 @@ class Storage:
         self.tables: list[Rows] = [FullRows(nowhere, (0,) * len(like), like[:, :, :0])]
         self.balance: Float[Tensor, "N G d"] | None = None
         self.count = 0
+        self.changes = 0
+        """How often rows have moved; new ones at the end do not count."""
 
     @property
     def payload_bytes(self) -> int:
@@ -218,7 +221,8 @@ class Storage:
     def coded(self) -> list[CodedTable] | None:
         """Return the tables as attention kernels read them; None if some have to be rewritten.
 
-        Those are balanced keys, and codes that do not fill bytes.
+        Those are balanced keys, and codes that do not fill bytes. The first table holds what is at
+        full precision; any may be empty.
         """
         if self.balance is not None or any(FULL_BITS % table.bits for table in self.tables):
             return None
@@ -231,7 +235,7 @@ class Storage:
                 if by_channel and coded.group * coded.bits % 8:
                     return None
                 found.append(CodedTable(table.slots, coded, by_channel))
-        return [table for table in found if table.slots.shape[2]]
+        return found
 
     def append(self, vectors: Float[Tensor, "N G m d"], present: Sequence[int]) -> None:
         """Add slots at full precision; of the new ones each sequence fills the last ``present``."""
@@ -255,6 +259,7 @@ class Storage:
             for table in self.tables
         ]
         self.count = kept
+        self.changes += 1
 
     def quantize_tokens(
         self,
@@ -298,6 +303,7 @@ class Storage:
             for table in self.tables
         ]
         self.balance = None if self.balance is None else change(self.balance)
+        self.changes += 1
 
     @property
     def dimension(self) -> int:
@@ -337,6 +343,7 @@ class Storage:
                 left = tuple(a - b for a, b in zip(table.counts, rows.counts, strict=True))
             self.tables[number] = _compressed(remaining, left)
         self._add(rows)
+        self.changes += 1
 
     def _add(self, rows: Rows) -> None:
         for number, table in enumerate(self.tables):
@@ -344,6 +351,40 @@ class Storage:
                 self.tables[number] = table.extend(rows)
                 return
         self.tables.append(rows)
+
+
+class Partners:
+    """For every row of the keys' tables, where its entry's value lies; anew when rows move."""
+
+    def __init__(self) -> None:
+        self._found: list[Int[Tensor, "N G _"]] = []
+        self._changes = (-1, -1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is kept."""
+        return sum(rows.nbytes for rows in self._found)
+
+    def of(
+        self,
+        keys: Storage,
+        values: Storage,
+        key_tables: Sequence[CodedTable],
+        value_tables: Sequence[CodedTable],
+    ) -> list[Int[Tensor, "N G _"]]:
+        """Return `partners_of` these tables, which are what the storages call `Storage.coded`."""
+        changes = keys.changes, values.changes
+        if self._changes != changes:
+            self._found = partners_of(key_tables, value_tables, keys.count)
+            self._changes = changes
+        known = self._found[0].shape[2]
+        slots = key_tables[0].slots[:, :, known:]
+        if new := slots.shape[2]:
+            last = value_tables[0].rows
+            rows = torch.arange(last - new, last, dtype=torch.int32, device=slots.device)
+            rows = torch.where(slots < 0, EMPTY, rows)
+            self._found[0] = torch.cat([self._found[0], rows], dim=2)
+        return self._found
 
 
 def _used(slots: Int[Tensor, "N G rows"]) -> tuple[int, ...]:

@@ -3,8 +3,10 @@
 python -m kvlab.fast.benchmarks.kernels --out fast/benchmarks/results/kernels-gpu.json
 
 Every kernel is timed with events, the cache of the processor overwritten before each run; the
-figure is the median. Its bytes are those of the function's docstring. ``--small`` runs a single
-small case once, on any device, to see that everything runs: its times mean nothing.
+figure is the median. Its bytes are those of the function's docstring. What is stored in fewer bits
+is compared with the kernel for 16 bits: its gain, and the share of the gain that its bytes allow.
+``--small`` runs a single small case once, on any device, to see that everything runs: its times
+mean nothing.
 """
 
 import json
@@ -22,23 +24,30 @@ import typer
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvlab.fast.attention import visible
 from kvlab.fast.benchmarks.machine import machine, versions
 from kvlab.fast.commands.terminal import console, progress
 from kvlab.fast.kernels.caote import eviction_errors
-from kvlab.fast.kernels.coded import CodedTable, attend_to_tables, quantise
+from kvlab.fast.kernels.coded import quantise
+from kvlab.fast.kernels.coded_table import CodedTable, partners_of
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.move import move_survivors
-from kvlab.fast.kernels.prefill import received_attention
-from kvlab.fast.kernels.tracking import Tracking
+from kvlab.fast.kernels.prefill import attend_block, received_attention
+from kvlab.fast.kernels.tables import attend_to_tables
+from kvlab.fast.kernels.tracking import Reduction, Tracking
 
-SCHEMA = 1
+SCHEMA = 2
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
 """Llama-3-8B."""
 QUANTISED_TOGETHER = 64
 """Channels that share a scale."""
-ROWS = 128
-"""Rows of a block of the prompt, for the prefill scores."""
+TOKENS_TOGETHER = 32
+"""Tokens that share a channel's scale, as KIVI has it."""
+ROWS = 1024
+"""Rows of a block of the prompt, for its attention and the prefill scores."""
+PLAIN, WITH_SCORES = "decode attention, no scores", "decode attention, probabilities"
+"""What attention to tables is compared with."""
 FLUSHED = 2**28
 """Bytes written before every run: more than any processor's cache."""
 HEAD_START = 2_000_000
@@ -55,6 +64,8 @@ class Case:
     run: Callable[[], Any]
     bytes: int
     """That have to be moved; 0 where arithmetic is the limit."""
+    rival: str = ""
+    """Another case of this size that does the same with more bytes, or with more arithmetic."""
 
 
 def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]:
@@ -64,17 +75,15 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
     keys, values = torch.randn(2, batch, KV_HEADS, n, d, device=device, dtype=dtype)
     cache = 2 * heads * n * d * e
 
-    def case(kernel: str, run: Callable[[], Any], bytes_: int) -> Case:
-        return Case(kernel, batch, n, run, bytes_)
+    def case(kernel: str, run: Callable[[], Any], bytes_: int, rival: str = "") -> Case:
+        return Case(kernel, batch, n, run, bytes_, rival)
 
     def plain() -> Tensor:
         return scaled_dot_product_attention(queries.flatten(1, 2), keys, values, enable_gqa=True)
 
     yield case("SDPA of PyTorch", plain, cache)
     scored = cache + heads * n * GROUP * 12
-    yield case(
-        "decode attention, probabilities", lambda: decode_attention(queries, keys, values), scored
-    )
+    yield case(WITH_SCORES, lambda: decode_attention(queries, keys, values), scored)
     reduced = cache + heads * n * (8 * GROUP + 4)
 
     def with_sums() -> Any:
@@ -85,7 +94,7 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
     def without() -> Any:
         return decode_attention(queries, keys, values, reduce="skip")
 
-    yield case("decode attention, no scores", without, cache)
+    yield case(PLAIN, without, cache)
     counters = torch.zeros(2, batch, KV_HEADS, n, dtype=torch.int32, device=device)
     tracking = Tracking(counters[0], counters[1], 1e-4)
 
@@ -93,13 +102,23 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
         return decode_attention(queries, keys, values, reduce="max", tracking=tracking)
 
     yield case("decode attention, LazyEviction's counters", tracked, reduced + heads * n * 16)
+    for k, base in ((1, "H2O"), (GROUP, "TOVA")):
+        h = torch.softmax(torch.randn(batch, KV_HEADS, k, n, device=device), dim=-1)
+        output = torch.matmul(h, values.float())
+        errors = heads * n * (d * e + 8 * k + 4)
+        name = f"CAOTE around {base}"
+
+        def given(h: Tensor = h, output: Tensor = output) -> Tensor:
+            return eviction_errors(h, values, output=output)
+
+        def anew(h: Tensor = h) -> Tensor:
+            return eviction_errors(h, values)
+
+        yield case(name, anew, errors + heads * n * (d * e + 4 * k))
+        yield case(f"{name}, output given", given, errors, name)
     h = torch.softmax(torch.randn(batch, KV_HEADS, 1, n, device=device), dim=-1)
-    output = torch.matmul(h, values.float())
-    errors = heads * n * (d * e + 16)
-    yield case("CAOTE, output given", lambda: eviction_errors(h, values, output=output), errors)
-    twice = errors + heads * n * (d * e + 4)
-    yield case("CAOTE", lambda: eviction_errors(h, values), twice)
-    yield case("FastCAOTE", lambda: eviction_errors(h, values, fast=True), twice)
+    twice = heads * n * (2 * d * e + 16)
+    yield case("FastCAOTE around H2O", lambda: eviction_errors(h, values, fast=True), twice)
     scores = torch.rand(batch, KV_HEADS, n, device=device)
     positions = torch.arange(n, dtype=torch.int32, device=device).repeat(batch, KV_HEADS, 1)
     kept = max(1, 3 * n // 4)
@@ -114,13 +133,37 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
     buffers = {"vectors": vectors, "state": state}
     moved = 2 * heads * kept * (2 * d * e + 12)
     yield case("move survivors", lambda: move_survivors(buffers, slots, True), moved)
-    rows = torch.randn(batch, KV_HEADS, GROUP, min(ROWS, n), d, device=device, dtype=dtype)
-    row_positions = positions[:, 0, -rows.shape[3] :].contiguous()
+    yield from prefill_cases(keys, values, positions)
 
-    def received() -> Tensor:
-        return received_attention(rows, keys, row_positions, positions)
 
-    yield case(f"prefill scores of {rows.shape[3]} rows", received, 0)
+def prefill_cases(keys: Tensor, values: Tensor, positions: Tensor) -> Iterator[Case]:
+    """Yield attention of a prompt's last rows, and what every entry received from them."""
+    batch, _, n, d = keys.shape
+    m = min(ROWS, n)
+    rows = torch.randn(batch, KV_HEADS, GROUP, m, d, device=keys.device, dtype=keys.dtype)
+    row_positions = positions[:, 0, -m:].contiguous()
+    read = rows, keys, row_positions, positions
+    mask = visible(row_positions, positions)[:, :1, 0]
+
+    def masked() -> Tensor:
+        return scaled_dot_product_attention(
+            rows.flatten(1, 2), keys, values, attn_mask=mask, enable_gqa=True
+        )
+
+    def attend() -> Any:
+        return attend_block(rows, keys, values, row_positions, positions)
+
+    _, lse = attend()
+    plain, anew = f"SDPA of PyTorch, {m} rows", f"prefill scores of {m} rows"
+    yield Case(plain, batch, n, masked, 0)
+    name = f"attention of {m} rows with log-sum-exps"
+    yield Case(name, batch, n, attend, 0, plain)
+    yield Case(anew, batch, n, lambda: received_attention(*read), 0)
+
+    def from_log_sums() -> Tensor:
+        return received_attention(*read, lse=lse)
+
+    yield Case(f"{anew} from log-sum-exps", batch, n, from_log_sums, 0, anew)
 
 
 def coded_cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]:
@@ -129,27 +172,37 @@ def coded_cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator
     vectors = torch.randn(batch, KV_HEADS, n, d, device=device, dtype=dtype)
     queries = torch.randn(batch, KV_HEADS, GROUP, 1, d, device=device, dtype=dtype)
     slots = torch.arange(n, device=device).expand(batch, KV_HEADS, n).contiguous()
-    scores = heads * n * (GROUP * 20 + 16)
-    wide = [CodedTable(slots, vectors)]
 
-    def attend(tables: list[CodedTable]) -> Any:
-        return attend_to_tables(queries, tables, tables, n)
+    def attend(keys: CodedTable, values: CodedTable, reduce: Reduction) -> Callable[[], Any]:
+        tables = [keys], [values], n
+        partners = partners_of(*tables)
+        return lambda: attend_to_tables(queries, *tables, None, reduce, partners)
 
+    def case(kernel: str, run: Callable[[], Any], bytes_: int, rival: str = "") -> Case:
+        return Case(kernel, batch, n, run, bytes_, rival)
+
+    wide = CodedTable(slots, vectors)
+    partner = heads * n * 4
     name = f"attention to tables, {8 * e} bits"
-    yield Case(name, batch, n, lambda: attend(wide), 2 * heads * n * d * e + scores)
+    yield case(name, attend(wide, wide, "skip"), 2 * heads * n * d * e + partner, PLAIN)
     for bits in (8, 4, 2):
         stored = heads * n * (d * bits // 8 + 4 * (d // QUANTISED_TOGETHER))
 
         def quantised(bits: int = bits) -> Any:
             return quantise(vectors, bits, QUANTISED_TOGETHER)
 
-        yield Case(f"quantise to {bits} bits", batch, n, quantised, heads * n * d * e + stored)
-        narrow = [CodedTable(slots, quantised())]
-
-        def coded(tables: list[CodedTable] = narrow) -> Any:
-            return attend(tables)
-
-        yield Case(f"attention to tables, {bits} bits", batch, n, coded, 2 * stored + scores)
+        yield case(f"quantise to {bits} bits", quantised, heads * n * d * e + stored)
+        narrow, name = CodedTable(slots, quantised()), f"attention to tables, {bits} bits"
+        yield case(name, attend(narrow, narrow, "skip"), 2 * stored + partner, PLAIN)
+        scores = heads * n * (8 + 16 * GROUP)
+        scored = attend(narrow, narrow, "none")
+        yield case(f"{name}, probabilities", scored, 2 * stored + partner + scores, WITH_SCORES)
+        blocks = vectors.unflatten(2, (-1, TOKENS_TOGETHER)).transpose(-1, -2)
+        keys = CodedTable(slots, quantise(blocks, bits, TOKENS_TOGETHER), by_channel=True)
+        moved = heads * n * d * (2 * bits + 32 // TOKENS_TOGETHER) // 8
+        moved += partner + heads * n * 4 * (d // QUANTISED_TOGETHER)
+        name = f"{name}, keys by channel"
+        yield case(name, attend(keys, narrow, "skip"), moved, PLAIN)
 
 
 def seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
@@ -180,6 +233,18 @@ def copy_bandwidth(device: str, repeats: int, size: int) -> float:
     return 2 * size / seconds(lambda: target.copy_(source), device, repeats)
 
 
+def add_gains(results: list[dict[str, Any]]) -> None:
+    """Say how much faster than its rival each case is, and how much of that its bytes allow."""
+    known = {(each["kernel"], each["batch"], each["entries"]): each for each in results}
+    for each in results:
+        if each["rival"]:
+            rival = known[each["rival"], each["batch"], each["entries"]]
+            each["gain"] = rival["seconds"] / each["seconds"]
+            bounded = each["bytes"] and each["bytes"] < rival["bytes"]
+            ideal = rival["bytes"] / each["bytes"] if bounded else None
+            each["share_of_gain"] = None if ideal is None else each["gain"] / ideal
+
+
 def main(
     batch: Annotated[list[int] | None, typer.Option(help="May be repeated.")] = None,
     entries: Annotated[list[int] | None, typer.Option(help="May be repeated.")] = None,
@@ -208,6 +273,7 @@ def main(
                     share = case.bytes / took / bandwidth if case.bytes else None
                     results.append({**facts, "seconds": took, "share_of_copy": share})
                 bar.advance(task)
+    add_gains(results)
     report = {
         "schema": SCHEMA,
         "machine": machine(device),
@@ -219,6 +285,10 @@ def main(
     for each in results:
         share = each["share_of_copy"]
         rate = "–" if share is None else f"{100 * share:.0f} % of copy"
+        if each["rival"]:
+            rate += f", {each['gain']:.2f} times as fast as {each['rival']}"
+        if each.get("share_of_gain") is not None:
+            rate += f", {100 * each['share_of_gain']:.0f} % of what its bytes allow"
         console.print(
             f"{each['kernel']}, batch {each['batch']} × {each['entries']}: "
             f"{1e6 * each['seconds']:.0f} µs, {rate}",

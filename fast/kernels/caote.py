@@ -1,7 +1,7 @@
 """CAOTE's score of every entry: what the outputs lose when it alone leaves (CAOTE Eq. 8-9, 14).
 
 Bytes, for N·G heads with k rows of retention, n entries of d channels of e bytes: values once,
-n·d·e, retention three times, 12·k·n, scores written, 4·n. Without ``output``, and for the mean of
+n·d·e, retention twice, 8·k·n, scores written, 4·n. Without ``output``, and for the mean of
 FastCAOTE, values and weights are read once more before, n·d·e + 4·k·n. Operations: 3·k·n·d, and
 2·k·n·d for the weighted sum.
 """

@@ -1,20 +1,17 @@
-"""Quantising in one pass, and attention of one token to entries stored at several precisions.
+"""Quantising in one pass, and what outliers say about how much it loses.
 
 Bytes of `quantise`, for vectors of d channels of e bytes: read d·e, written d·bits/8 and 4 per
-group. Bytes of `attend_to_tables`: every table's codes, scales and zero points once for keys and
-once for values, and slots, 16; logits and probabilities in float32, 20·ρ per entry in all passes.
+group. Bytes of `outlier_scores`: read d·e, written 8 per group.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast import attention, quantization
+from kvlab.fast import quantization
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.coded_table import CodedTable
 from kvlab.fast.quantization import Quantized
 
 
@@ -71,63 +68,3 @@ def one_group(
     total = (distance * outlier).sum(dim=-1)
     count = outlier.sum(dim=-1).clamp(min=1) if over == "outliers" else block.shape[-1]
     return total / count
-
-
-def attend_to_tables(
-    queries: Float[Tensor, "N G rho 1 d"],
-    keys: Sequence[CodedTable],
-    values: Sequence[CodedTable],
-    entries: int,
-    softcap: float | None = None,
-) -> tuple[Float[Tensor, "N G rho 1 d"], Float[Tensor, "N G rho 1 n"]]:
-    """Attend from one token to entries whose vectors lie in several tables.
-
-    Args:
-        queries: of the token; logits are q·k/√d.
-        keys: tables that together hold each entry's key once.
-        values: likewise; entries may be in other tables than their keys.
-        entries: slots n; a slot in no table is empty.
-        softcap: bound into which logits are squeezed.
-
-    Returns:
-        The output in the queries' number format, and the probabilities in float32. Codes of 3 bits
-        take PyTorch.
-    """
-    arguments = queries, keys, values, entries, softcap
-    fills_bytes = all(table.bits in (2, 4, 8, 16) for table in (*keys, *values))
-    if fills_bytes and uses_triton(queries):
-        from kvlab.fast.kernels.triton.coded_launch import attend_to_tables_triton
-
-        return attend_to_tables_triton(*arguments)
-    return attend_to_tables_torch(*arguments)
-
-
-def attend_to_tables_torch(
-    queries: Float[Tensor, "N G rho 1 d"],
-    keys: Sequence[CodedTable],
-    values: Sequence[CodedTable],
-    entries: int,
-    softcap: float | None,
-) -> tuple[Float[Tensor, "N G rho 1 d"], Float[Tensor, "N G rho 1 n"]]:
-    """Do what `attend_to_tables` says, in PyTorch, through dequantised copies."""
-    dtype = attention.compute_dtype(queries.dtype)
-    whole_keys, there = gathered(keys, entries, dtype)
-    whole_values, _ = gathered(values, entries, dtype)
-    mask = there[:, :, None, None]
-    output, weights = attention.attend(queries.to(dtype), whole_keys, whole_values, mask, softcap)
-    return output.to(queries.dtype), weights
-
-
-def gathered(
-    tables: Sequence[CodedTable], entries: int, dtype: torch.dtype
-) -> tuple[Float[Tensor, "N G n d"], Shaped[Tensor, "N G n"]]:
-    """Return all vectors in their slots, and which slots are taken."""
-    first = tables[0].read(dtype)
-    N, G, _, d = first.shape
-    vectors = first.new_zeros(N, G, entries + 1, d)
-    there = torch.zeros(N, G, entries + 1, dtype=torch.bool, device=first.device)
-    for table in tables:
-        targets = torch.where(table.slots < 0, entries, table.slots)
-        vectors.scatter_(2, targets[..., None].expand(-1, -1, -1, d), table.read(dtype))
-        there.scatter_(2, targets, True)
-    return vectors[:, :, :entries], there[:, :, :entries]

@@ -1,8 +1,12 @@
-"""What every entry received from a block of queries, without their attention matrix.
+"""Attention of a block's rows, and what every entry received from them, without their matrix.
 
-Bytes, for N·G heads with ρ query heads, m rows, n entries, d channels of e bytes: keys once for the
-log-sum-exp of every query head and block of rows, queries once for every block of entries, 4·n.
-Operations: 4·ρ·m·n·d, twice the logits; nothing of size m·n is ever stored.
+Bytes, for N·G heads with ρ query heads, m rows, n entries of d channels of e bytes: `attend_block`
+reads keys and values once for every block of the ρ·m rows, and writes outputs, ρ·m·d·e, and
+log-sum-exps, 4·ρ·m. `received_attention` reads queries and log-sum-exps once for every block of
+entries, keys once, and writes 4·n; without the log-sum-exps, it reads keys once more for every
+block of rows. Operations: 4·ρ·m·n·d for attention, 2·ρ·m·n·d for what was received, as much again
+for log-sum-exps; half of it where rows and entries are the same tokens, since blocks that no row
+may read are passed over. Nothing of size m·n is ever stored.
 """
 
 import torch
@@ -13,6 +17,53 @@ from kvlab.fast import attention
 from kvlab.fast.kernels.choice import uses_triton
 
 
+def attend_block(
+    queries: Float[Tensor, "N G rho m d"],
+    keys: Float[Tensor, "N G n d"],
+    values: Float[Tensor, "N G n d"],
+    query_positions: Int[Tensor, "N m"],
+    positions: Int[Tensor, "N G n"],
+    softcap: float | None = None,
+) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m"]]:
+    """Attend from the rows of a block, and keep what `received_attention` would compute anew.
+
+    Args:
+        queries: rows of the block; logits are q·k/√d.
+        keys: of the entries, with any strides, channels next to each other.
+        values: likewise.
+        query_positions: of the rows; −1 for padding, which reads nothing.
+        positions: of the entries; −1 marks empty slots. A row reads entries at or before its own.
+        softcap: bound into which logits are squeezed.
+
+    Returns:
+        The output in the keys' number format, zeros for a row that reads nothing, and the logarithm
+        of each row's sum of exponentials in float32, −inf there.
+    """
+    arguments = queries, keys, values, query_positions, positions, softcap
+    if uses_triton(queries):
+        from kvlab.fast.kernels.triton.prefill_launch import attend_block_triton
+
+        return attend_block_triton(*arguments)
+    return attend_block_torch(*arguments)
+
+
+def attend_block_torch(
+    queries: Float[Tensor, "N G rho m d"],
+    keys: Float[Tensor, "N G n d"],
+    values: Float[Tensor, "N G n d"],
+    query_positions: Int[Tensor, "N m"],
+    positions: Int[Tensor, "N G n"],
+    softcap: float | None,
+) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m"]]:
+    """Do what `attend_block` says, in PyTorch, through the matrix."""
+    dtype = attention.compute_dtype(keys.dtype)
+    mask = attention.visible(query_positions, positions)
+    logits = attention.logits(queries.to(dtype), keys.to(dtype), softcap)
+    lse = torch.logsumexp(logits.masked_fill(~mask, -torch.inf), dim=-1)
+    output = attention.weighted_values(attention.softmax(logits, mask), values.to(dtype))
+    return output.to(keys.dtype), lse
+
+
 def received_attention(
     queries: Float[Tensor, "N G rho m d"],
     keys: Float[Tensor, "N G n d"],
@@ -20,6 +71,7 @@ def received_attention(
     positions: Int[Tensor, "N G n"],
     gains: Float[Tensor, "N m"] | None = None,
     softcap: float | None = None,
+    lse: Float[Tensor, "N G rho m"] | None = None,
 ) -> Float[Tensor, "N G n"]:
     """Add up the attention that every entry gets, over rows and query heads of its KV head.
 
@@ -33,11 +85,18 @@ def received_attention(
         positions: of the entries; −1 marks empty slots. A row reads entries at or before its own.
         gains: factor on each row's logits; None for 1.
         softcap: bound into which logits are squeezed, before the gain.
+        lse: of these rows over these entries, where the caller has it from `attend_block`; None to
+            compute it.
 
     Returns:
         Sums in float32.
+
+    Raises:
+        ValueError: if there are both gains, which change log-sum-exps, and ``lse``.
     """
-    arguments = queries, keys, query_positions, positions, gains, softcap
+    if gains is not None and lse is not None:
+        raise ValueError("lse is that of attention without gains: give one of the two, not both")
+    arguments = queries, keys, query_positions, positions, gains, softcap, lse
     if uses_triton(queries):
         from kvlab.fast.kernels.triton.prefill_launch import received_attention_triton
 
@@ -52,8 +111,9 @@ def received_attention_torch(
     positions: Int[Tensor, "N G n"],
     gains: Float[Tensor, "N m"] | None,
     softcap: float | None,
+    lse: Float[Tensor, "N G rho m"] | None,
 ) -> Float[Tensor, "N G n"]:
-    """Do what `received_attention` says, in PyTorch, through the matrix."""
+    """Do what `received_attention` says, in PyTorch, through the matrix; ``lse`` is not needed."""
     dtype = attention.compute_dtype(keys.dtype)
     logits = attention.logits(queries.to(dtype), keys.to(dtype), softcap)
     if gains is not None:

@@ -147,15 +147,17 @@ class EvictionError(Score):
     ) -> Float[Tensor, "N #G n"]:
         """Return the eviction error of each entry, or the order in which entries have to go."""
         retention = self.base.retention(state, seen, candidates)
+        output = seen.output if self.base.retains_attention else None
         if self.normalize_over == "candidates" and candidates is not None:
-            retention = torch.where(candidates[:, :, None], retention, 0.0)
+            retention, output = torch.where(candidates[:, :, None], retention, 0.0), None
         if self.heads == "attention":
             retention = retention.mean(dim=2, keepdim=True)
+            output = None if output is None else output.mean(dim=2, keepdim=True)
         present = seen.present if seen.ragged else None
         if present is not None:
             retention = torch.where(present[:, :, None], retention, 0.0)
         if self.several == "independent":
-            error = self.errors(retention, seen, present)
+            error = self.errors(retention, seen, present, output)
             if self.pool is None:
                 return error
             kernel = self.pool
@@ -190,12 +192,17 @@ class EvictionError(Score):
         retention: Float[Tensor, "N G k n"],
         seen: Observation,
         present: Bool[Tensor, "N G n"] | None,
+        output: Float[Tensor, "N G k d"] | None = None,
     ) -> Float[Tensor, "N #G n"]:
-        """Error of each entry, for this score's norm, heads and reading of the output."""
+        """Error of each entry, for this score's norm, heads and reading of the output.
+
+        ``output`` is Σ h·value for the normalised retention h, where attention has it already.
+        """
         joins_by_norm = self.heads == "l2" or (retention.shape[2] == 1 and self.heads != "layer")
         plain = self.norm == 2 and joins_by_norm and not (self.fast and present is not None)
         if plain and uses_triton(seen.queries):
-            return eviction_errors(normalize(retention, present), seen.stored_values, self.fast)
+            h = normalize(retention, present)
+            return eviction_errors(h, seen.stored_values, self.fast, output)
         return group_errors(retention, seen.values, present, self.fast, self.norm, self.heads)
 
     def elimination_orders(

@@ -20,6 +20,8 @@ class LastRowAttention(Score):
 
     per_head: bool
 
+    retains_attention = True
+
     @property
     def couples_heads(self) -> bool:
         """Unless every head decides for itself."""

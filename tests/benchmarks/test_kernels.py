@@ -25,9 +25,23 @@ def test_small_sizes_run_everywhere(command, tmp_path, monkeypatch):
     result = CliRunner().invoke(command, ["--small", "--out", str(path)])
     assert result.exit_code == 0, result.output
     found = json.loads(path.read_text())
-    assert len({each["kernel"] for each in found["results"]}) == 18
+    names = {each["kernel"] for each in found["results"]}
+    assert len(names) == 29
+    assert {each["rival"] for each in found["results"]} <= names | {""}
     assert all(each["seconds"] > 0 for each in found["results"])
     assert found["versions"]["triton"]
+
+
+def test_gains_are_compared_with_what_bytes_allow():
+    size = {"batch": 1, "entries": 8}
+    slow = {**size, "kernel": "wide", "rival": "", "bytes": 400, "seconds": 4.0}
+    fast = {**size, "kernel": "narrow", "rival": "wide", "bytes": 100, "seconds": 2.0}
+    unbounded = {**size, "kernel": "other", "rival": "wide", "bytes": 0, "seconds": 1.0}
+    kernels.add_gains([fast, slow, unbounded])
+    assert fast["gain"] == 2.0
+    assert fast["share_of_gain"] == 0.5  # four times fewer bytes would allow a gain of 4
+    assert (unbounded["gain"], unbounded["share_of_gain"]) == (4.0, None)
+    assert "gain" not in slow
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

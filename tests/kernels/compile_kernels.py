@@ -7,11 +7,12 @@ different types, variables that change type in a loop.
 import sys
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 
-from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill
+from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill, tables
 
 SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 32}
 POINTERS = {
@@ -58,21 +59,18 @@ def kernels(stored):
     for fast in (False, True):
         constants = {"ROWS": 4, "D": 128, "BLOCK_D": 128, "FAST": fast}
         yield caote.errors_of_entries, constants, vectors
-    rows = {"D": 128, "BLOCK_D": 128, "SOFTCAP": True, "GAIN": True, **wide}  # fmt: skip
-    yield prefill.log_sums, rows, vectors
-    yield prefill.column_sums, {**rows, "RHO": 4}, vectors
-    gemma = {**rows, "D": 256, "BLOCK_D": 256}
-    yield prefill.log_sums, gemma, vectors
-    yield prefill.column_sums, {**gemma, "RHO": 2}, vectors
-    table = {"RHO": 4, "D": 128, "GROUP": 64, "BLOCK_RHO": 16, "BLOCK_D": 128, "BLOCK_N": 64}
-    for bits in (16, 8, 4, 2):
-        plain = f"*{stored}" if bits == 16 else "*u8"
-        scales = {"scales": plain if bits == 16 else "*fp16", "zeros": "*fp16", "weights": "*fp32",
-                  "slots": "*i64", "queries": f"*{stored}"}  # fmt: skip
-        constants = {**table, "BITS": bits, "BY_CHANNEL": bits < 16}
-        yield coded.logits_of_table, {**constants, "SOFTCAP": False}, {**scales, "keys": plain}
-        constants = {**constants, "BY_CHANNEL": False}
-        yield coded.values_of_table, constants, {**scales, "values": plain}
+    for gemma in (False, True):
+        wide_head = {"D": 256, "BLOCK_D": 256} if gemma else {"D": 128, "BLOCK_D": 128}
+        rows = {**wide_head, "SOFTCAP": gemma, "GAIN": False, **wide}
+        kinds = {**vectors, "output": f"*{stored}"}
+        yield prefill.attend_rows, {**rows, "WITH_VALUES": True}, kinds
+        yield prefill.attend_rows, {**rows, "GAIN": True, "WITH_VALUES": False}, kinds
+        yield prefill.column_sums, {**rows, "RHO": 2 if gemma else 4, "GAIN": gemma}, kinds
+    yield tables_of(stored, (4,), (False,), (4,))
+    if stored != "fp16":
+        yield tables_of(stored, (2, 16), (True, False), (2, 16))
+    if stored == "bf16":
+        yield tables_of(stored, (16, 8, 4, 2), (False,) * 4, (4, 16, 8, 2))
     for bits in (8, 4, 2):
         constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits}
         kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
@@ -84,6 +82,33 @@ def kernels(stored):
         constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCK_N": 128,
                      "BLOCK_W": 32}  # fmt: skip
         yield move.move_survivors, constants, {}
+
+
+def tables_of(stored, key_bits, by_channel, value_bits):
+    """Return attention to tables of these precisions, its constants, its arguments' types."""
+    plain = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[stored]
+    group = 64 if 2 not in key_bits else 32
+    constants = {
+        "RHO": 4, "D": 128, "PARTS": 64, "KEY_BITS": key_bits, "KEY_OWN": (group,) * len(key_bits),
+        "BY_CHANNEL": by_channel, "VALUES": tuple(range(len(value_bits))),
+        "VALUE_BITS": value_bits, "VALUE_OWN": (group,) * len(value_bits), "GROUP": group,
+        "BLOCK_RHO": 4, "BLOCK_GROUPS": 128 // group, "BLOCK_D": 128,
+        "SOFTCAP": len(key_bits) > 1, "SCORES": len(key_bits) > 1, "TYPE": plain,
+    }  # fmt: skip
+    kinds = {16: f"*{stored}", 8: "*u8", 4: "*i32", 2: "*i32"}
+    codes = [tuple(kinds[b] for b in bits) for bits in (key_bits, value_bits)]
+    codes[0] = tuple("*u8" if c else k for c, k in zip(by_channel, codes[0], strict=True))
+    scales = [
+        tuple(f"*{stored}" if b == 16 else "*fp16" for b in bits) for bits in (key_bits, value_bits)
+    ]
+    count = len(key_bits)
+    types = {
+        "queries": f"*{stored}", "keys": codes[0], "key_scales": scales[0], "key_zeros": scales[0],
+        "values": codes[1], "value_scales": scales[1], "value_zeros": scales[1],
+        "slots": ("*i64",) * count, "partners": ("*i32",) * count, "key_rows": ("i32",) * count,
+        "value_rows": ("i32",) * len(value_bits), "firsts": ("i32",) * (count + 1),
+    }  # fmt: skip
+    return tables.attend_to_a_part_of_tables, constants, types
 
 
 def variants(kernel, constants):
@@ -102,11 +127,13 @@ def shared_memory(kernel, constants, options, types) -> int:
         name: "constexpr" if name in constants else types.get(name, "i32")
         for name in kernel.arg_names
     }
-    aligned = {
-        (number,): [["tt.divisibility", 16]]
-        for number, (name, kind) in enumerate(signature.items())
-        if kind.startswith("*") or name.endswith(("_head", "_row"))
-    }
+    aligned = {}
+    for number, (name, kind) in enumerate(signature.items()):
+        several = isinstance(kind, tuple)
+        for place, one in enumerate(kind if several else [kind]):
+            if one.startswith("*") or name.endswith(("_head", "_row")):
+                where = (number, place) if several else (number,)
+                aligned[where] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     target = GPUTarget("cuda", 90, 32)
     return triton.compile(source, target=target, options=options).metadata.shared

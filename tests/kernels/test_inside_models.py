@@ -4,10 +4,12 @@ import pytest
 import torch
 from kernel_inputs import DEVICE
 from models import prompts, tiny
-from tolerances import FLOAT32_LOGITS
+from tolerances import FLOAT32_LOGITS, FLOAT32_SCORES
 
 from kvlab.fast import compress
+from kvlab.fast.kernels.caote import eviction_errors
 from kvlab.fast.kernels.choice import VARIABLE, uses_triton
+from kvlab.fast.methods import caote
 
 SPECS = (
     "h2o",
@@ -19,6 +21,7 @@ SPECS = (
     "ahakv@recent=3",
     "lazy_eviction@window=4,threshold=0.05,first_activation_counts=false",
     "caote:tova",
+    "caote:tova@heads=attention",
     "fast_caote:h2o",
     "lazy_eviction@window=4,threshold=0.05",
     "kivi@group=4,residual=8",
@@ -52,3 +55,28 @@ def test_generations_are_the_same(spec, lengths, monkeypatch):
     torch.testing.assert_close(found, wanted, atol=FLOAT32_LOGITS, rtol=0)
     for ours, theirs in zip(kept, keeps, strict=True):
         assert (ours == theirs).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "given"),
+    [
+        ("caote:tova", True),
+        ("caote:tova@heads=attention", True),
+        ("caote:h2o", False),
+    ],
+)
+def test_caote_around_tova_takes_the_output_of_attention(spec, given, monkeypatch):
+    outputs = []
+
+    def spied(h, values, fast, output):
+        outputs.append(output)
+        if output is not None:
+            wanted = torch.matmul(h, values)
+            torch.testing.assert_close(output, wanted, atol=FLOAT32_SCORES, rtol=0)
+        return eviction_errors(h, values, fast, output)
+
+    monkeypatch.setattr(caote, "eviction_errors", spied)
+    model = tiny("llama", torch.float32).to(DEVICE)
+    generation(spec, model, {name: x.to(DEVICE) for name, x in prompts([16]).items()}, steps=3)
+    assert outputs
+    assert all((output is not None) == given for output in outputs)

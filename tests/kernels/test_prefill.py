@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
-from tolerances import FLOAT32_SCORES
+from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
 
-from kvlab.fast.kernels.prefill import received_attention
-from kvlab.reference.attention import logits, softmax
+from kvlab.fast.kernels.prefill import attend_block, received_attention
+from kvlab.reference.attention import attend, logits, softmax
 
 
 def example(N=2, G=2, rho=2, m=40, n=70, d=32, dtype=torch.float32, scale=1.0):
@@ -85,3 +85,62 @@ def test_padding_and_empty_slots():
 def test_equal_and_dominant_logits(scale):
     found = agrees(*example(scale=scale))
     assert found.sum(axis=-1) == pytest.approx(np.full((2, 2), 2 * 40), rel=1e-5)
+
+
+def block_agrees(queries, keys, rows, positions, values, softcap=None):
+    """Outputs are the reference's, log-sum-exps those of its logits, and sums follow from them."""
+    output, lse = attend_block(queries, keys, values, rows, positions, softcap)
+    off = FLOAT32_SCORES if keys.dtype == torch.float32 else BFLOAT16_OUTPUT
+    for one in range(len(queries)):
+        entries, own = (x[one].cpu().numpy() for x in (positions, rows))
+        mask = (entries[:, None, None] <= own[:, None]) & (entries >= 0)[:, None, None]
+        q, k, v = (as_numpy(x[one]) for x in (queries, keys, values))
+        reading = mask.any(axis=(0, 1, 3))
+        wanted, _ = attend(q[:, :, reading], k, v, mask[:, :, reading], softcap)
+        found = as_numpy(output[one])
+        np.testing.assert_allclose(found[:, :, reading], wanted, atol=4 * off, rtol=0)
+        assert (found[:, :, ~reading] == 0).all()
+        raw = np.where(mask, logits(q, k, softcap), -np.inf)
+        with np.errstate(divide="ignore"):
+            logged = np.log(np.exp(raw).sum(axis=-1))
+        np.testing.assert_allclose(as_numpy(lse[one]), logged, atol=4 * FLOAT32_SCORES, rtol=0)
+    both = (
+        received_attention(queries, keys, rows, positions, None, softcap, given)
+        for given in (lse, None)
+    )
+    torch.testing.assert_close(*both, atol=FLOAT32_SCORES * rows.shape[1], rtol=0)
+    return lse
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", HEAD_DIMS)
+def test_outputs_of_a_block(d, dtype):
+    queries, keys, rows, positions = example(N=1, d=d, dtype=dtype)
+    block_agrees(queries, keys, rows, positions, in_a_buffer(drawn(keys.shape, 2, dtype)))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (63, 64), (64, 129), (130, 200)])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_blocks_of_all_lengths_with_padding_and_empty_slots(m, n, softcap):
+    queries, keys, rows, positions = example(m=m, n=n, rho=3)
+    rows[1, : m // 2] = -1
+    positions[1, :, : n // 3] = -1
+    values = drawn(keys.shape, 2)
+    lse = block_agrees(queries, keys, rows, positions, values, softcap)
+    assert m == 1 or (lse[1, :, :, 0] == -torch.inf).all()
+
+
+def test_entries_in_any_order():
+    queries, keys, rows, positions = example(m=130, n=200)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    agrees(queries, keys, rows, positions[:, :, order].contiguous())
+
+
+def test_log_sums_that_are_given_are_used():
+    arguments = example()
+    lse = attend_block(*arguments[:2], arguments[1], *arguments[2:])[1]
+    whole = received_attention(*arguments, lse=lse)
+    less = received_attention(*arguments, lse=lse + 1.0)
+    torch.testing.assert_close(less, whole / np.e, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
+    with pytest.raises(ValueError, match="without gains"):
+        received_attention(*arguments, torch.ones((2, 40), device=DEVICE), None, lse)

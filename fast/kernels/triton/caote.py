@@ -53,20 +53,17 @@ def find_heaviest(
     """
     head, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = head * ROWS + row
-    best = tl.full([], -1.0, tl.float32)
+    best = tl.full([], 0.0, tl.float32)
     where = tl.full([], 0, tl.int32)
-    for block in range(0, tl.cdiv(n, BLOCK_H)):
-        entry = block * BLOCK_H + tl.arange(0, BLOCK_H)
-        h = tl.load(retention + line * n + entry, mask=entry < n, other=-1.0)
-        largest = tl.max(h, axis=0)
-        place = (block * BLOCK_H + tl.argmax(h, axis=0)).to(tl.int32)
-        where = tl.where(largest > best, place, where)
-        best = tl.maximum(best, largest)
     left = tl.full([], 0.0, tl.float32)
     for block in range(0, tl.cdiv(n, BLOCK_H)):
         entry = block * BLOCK_H + tl.arange(0, BLOCK_H)
         h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
-        left += tl.sum(tl.where(entry == where, 0.0, h), axis=0)
+        largest = tl.max(h, axis=0)
+        place = (block * BLOCK_H + tl.argmax(h, axis=0)).to(tl.int32)
+        left += tl.sum(tl.where(entry == place, 0.0, h), axis=0) + tl.minimum(largest, best)
+        where = tl.where(largest > best, place, where)
+        best = tl.maximum(best, largest)
     column = tl.arange(0, BLOCK_D)
     real = column < D
     own = tl.load(

@@ -1,12 +1,66 @@
-"""Quantise and pack in one pass, and attention that reads codes where they lie."""
+"""Quantise and pack in one pass, and the outliers of groups of channels."""
 
 from typing import no_type_check
 
 import triton
 import triton.language as tl
 
-from kvlab.fast.kernels.triton.blocks import read_vectors, squeezed
 from kvlab.fast.kernels.triton.tuning import blocks, tuned
+
+
+@triton.jit
+@no_type_check
+def codes_in_double(x, zero, step, LARGEST: tl.constexpr):
+    """Return (x − zero) / step to the nearest code, halves to even, as the reference does."""
+    wide = step.to(tl.float64)
+    there = (step > 0)[:, None]
+    steps = (x.to(tl.float64) - zero.to(tl.float64)[:, None]) / tl.where(there, wide[:, None], 1.0)
+    steps = tl.minimum(tl.maximum(tl.where(there, steps, 0.0), 0.0), LARGEST)
+    return ((steps + 6755399441055744.0) - 6755399441055744.0).to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def codes_near_halves(x, zero, step, code):
+    """Correct codes that may be one off, without rounding anything that matters.
+
+    x − zero is the sum of two numbers, and a code and a half times a step has 20 digits: on which
+    side of it the sum lies is exact. The reference rounds the sum to 53 digits before it divides:
+    where that might make a difference, it is computed in float64.
+    """
+    base = -zero[:, None]
+    high = x + base
+    moved = high - x
+    low = (x - (high - moved)) + (base - moved)
+    above = (code + 0.5) * step[:, None]
+    below = (code - 0.5) * step[:, None]
+    over, under = (high - above) + low, (high - below) + low
+    odd = (code.to(tl.int32) & 1) == 1
+    code += tl.where((over > 0) | ((over == 0) & odd), 1.0, 0.0)
+    code -= tl.where((under < 0) | ((under == 0) & odd), 1.0, 0.0)
+    return code, ((high == above) | (high == below)) & (low != 0)
+
+
+@triton.jit
+@no_type_check
+def codes_in_single(x, zero, step, LARGEST: tl.constexpr):
+    """Return what `codes_in_double` does for numbers of at most 32 bits, mostly in float32.
+
+    Three roundings put a quotient at most 2^-22 of it off. Where that leaves open on which side of
+    a half it lies, the block is looked at again.
+    """
+    zero, step = zero.to(tl.float32), step.to(tl.float32)
+    there = step > 0
+    inverse = tl.where(there, 1.0 / tl.where(there, step, 1.0), 0.0)
+    steps = (x - zero[:, None]) * inverse[:, None]
+    steps = tl.minimum(tl.maximum(tl.where(there[:, None], steps, 0.0), -1.0), LARGEST + 1.0)
+    code = (steps + 12582912.0) - 12582912.0
+    near = tl.abs(steps - code) > 0.5 - (LARGEST + 1) * 2.0**-21
+    if tl.max(tl.max(near.to(tl.int32), axis=1), axis=0) > 0:
+        code, open_still = codes_near_halves(x, zero, step, code)
+        if tl.max(tl.max(open_still.to(tl.int32), axis=1), axis=0) > 0:
+            code = codes_in_double(x, zero, step, LARGEST).to(tl.float32)
+    return tl.minimum(tl.maximum(code, 0.0), LARGEST).to(tl.int32)
 
 
 @tuned(
@@ -17,6 +71,7 @@ from kvlab.fast.kernels.triton.tuning import blocks, tuned
     key=["LENGTH", "GROUP", "BITS"],
 )
 @triton.jit
+@no_type_check
 def quantise_groups(
     vectors, codes, scales, zeros, rows,
     LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
@@ -24,7 +79,8 @@ def quantise_groups(
 ):  # fmt: skip
     """Quantise one group of channels of some vectors, bit for bit as the reference does.
 
-    Computed in float64, as there; halves round to even. Grid: (blocks of rows, GROUPS).
+    Scales are computed in float64, codes where float32 leaves no doubt in that. Grid: (blocks of
+    rows, GROUPS).
     """
     PER: tl.constexpr = 8 // BITS
     LARGEST: tl.constexpr = 2**BITS - 1
@@ -32,18 +88,20 @@ def quantise_groups(
     channel = tl.arange(0, GROUP)
     inside = (row < rows)[:, None] & (channel >= 0)[None, :]
     at = row[:, None] * LENGTH + group * GROUP + channel
-    x = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float64)
+    x = tl.load(vectors + at, mask=inside, other=0.0)
+    if not x.dtype.is_fp64():
+        x = x.to(tl.float32)
     poison = tl.sum(tl.where(x != x, x, 0.0), axis=1)
     x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
     low, high = tl.min(x, axis=1) + poison, tl.max(x, axis=1) + poison
-    scale = tl.minimum((high - low) / LARGEST, 65504.0).to(tl.float16)
+    spread = high.to(tl.float64) - low.to(tl.float64)
+    scale = tl.minimum(spread / LARGEST, 65504.0).to(tl.float16)
     zero = low.to(tl.float16)
-    step = scale.to(tl.float64)
-    whole = tl.where(step > 0, step, 1.0)
-    steps = (x - zero.to(tl.float64)[:, None]) / whole[:, None]
-    steps = tl.minimum(tl.maximum(tl.where((step > 0)[:, None], steps, 0.0), 0.0), LARGEST)
-    even = (steps + 6755399441055744.0) - 6755399441055744.0
-    code = tl.reshape(even.to(tl.int32), [BLOCK, GROUP // PER, PER])
+    if x.dtype.is_fp64():
+        code = codes_in_double(x, zero, scale, LARGEST)
+    else:
+        code = codes_in_single(x, zero, scale, LARGEST)
+    code = tl.reshape(code, [BLOCK, GROUP // PER, PER])
     shift = tl.arange(0, PER) * BITS
     packed = tl.sum(code << shift[None, None, :], axis=2).to(tl.uint8)
     byte = tl.arange(0, GROUP // PER)
@@ -90,71 +148,3 @@ def outliers_of_groups(
     if OF_OUTLIERS:
         count = tl.maximum(tl.sum(outlier.to(tl.int32), axis=1), 1).to(tl.float64)
     tl.store(scores + row * GROUPS + group, total / count, mask=row < rows)
-
-
-@tuned(
-    blocks(4, 3, BLOCK_N=64),
-    blocks(4, 3, BLOCK_N=128),
-    blocks(8, 3, BLOCK_N=128),
-    key=["magnitude", "RHO", "D", "BITS", "GROUP"],
-)
-@triton.jit
-@no_type_check
-def logits_of_table(
-    queries, keys, scales, zeros, slots, raw,
-    n, count, magnitude, scale, softcap, k_head, k_row, s_head,
-    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr, BY_CHANNEL: tl.constexpr,
-):  # fmt: skip
-    """Logits of a head's queries over the keys of one table, written to the slots of the entries.
-
-    BITS 16 are plain numbers, fewer are codes of BITS bits in groups of GROUP channels, or rows
-    BY_CHANNEL. Grid: (heads, blocks of the table's rows).
-    """
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, channel = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
-    real = (row < RHO)[:, None] & (channel < D)[None, :]
-    q = tl.load(queries + (head * RHO + row[:, None]) * D + channel, mask=real, other=0.0)
-    line = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = line < count
-    inside = there[:, None] & (channel < D)[None, :]
-    k = read_vectors(
-        keys, scales, zeros, head, line, inside, channel, k_head, k_row, s_head,
-        D, BITS, GROUP, BY_CHANNEL,
-    )  # fmt: skip
-    logits = tl.dot(q.to(tl.float32), tl.trans(k), input_precision="tf32x3") * scale
-    if SOFTCAP:
-        logits = squeezed(logits, softcap)
-    slot = tl.load(slots + head * count + line, mask=there, other=-1)
-    to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
-    tl.store(to, logits, mask=(row < RHO)[:, None] & (slot >= 0)[None, :])
-
-
-@tuned(blocks(4, 3), blocks(4, 4), blocks(8, 3), key=["magnitude", "RHO", "D", "BITS", "GROUP"])
-@triton.jit
-@no_type_check
-def values_of_table(
-    weights, values, scales, zeros, slots, output,
-    n, count, magnitude, v_head, v_row, s_head,
-    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BY_CHANNEL: tl.constexpr,
-):  # fmt: skip
-    """Weighted sum of some values of one table; a part of the output. Grid: (heads, blocks)."""
-    head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, channel = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
-    line = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = line < count
-    slot = tl.load(slots + head * count + line, mask=there, other=-1)
-    at = weights + (head * RHO + row[:, None]) * n + slot[None, :]
-    p = tl.load(at, mask=(row < RHO)[:, None] & (slot >= 0)[None, :], other=0.0)
-    inside = there[:, None] & (channel < D)[None, :]
-    v = read_vectors(
-        values, scales, zeros, head, line, inside, channel, v_head, v_row, s_head,
-        D, BITS, GROUP, BY_CHANNEL,
-    )  # fmt: skip
-    part = tl.dot(p, v, input_precision="tf32x3")
-    real = (row < RHO)[:, None] & (channel < D)[None, :]
-    to = (head * tl.num_programs(1) + block) * RHO + row
-    tl.store(output + to[:, None] * D + channel, part, mask=real)

@@ -1,4 +1,8 @@
-"""Column sums of attention without the matrix: a pass for each row's log-sum-exp, one for sums."""
+"""Attention of a block's rows without its matrix: outputs, log-sum-exps, and sums over rows.
+
+Rows of all query heads of a KV head follow one another: row r belongs to query head r // m and to
+the block's token r % m. What no row of a block may read is passed over.
+"""
 
 from typing import no_type_check
 
@@ -8,60 +12,116 @@ import triton.language as tl
 from kvlab.fast.kernels.triton.blocks import squeezed
 from kvlab.fast.kernels.triton.tuning import blocks, tuned
 
+SCANNED = tl.constexpr(1024)
+"""Positions that are looked at together, to see where a loop begins or ends."""
+
+
+@triton.jit
+@no_type_check
+def end_of_readable(entries_at, n, newest):
+    """Return the slot after the last entry at or before position ``newest``."""
+    last = tl.full([], 0, tl.int32)
+    for block in range(0, tl.cdiv(n, SCANNED)):
+        entry = block * SCANNED + tl.arange(0, SCANNED)
+        at = tl.load(entries_at + entry, mask=entry < n, other=-1)
+        reads = (at >= 0) & (at <= newest)
+        last = tl.maximum(last, tl.max(tl.where(reads, entry + 1, 0), axis=0))
+    return last
+
+
+@triton.jit
+@no_type_check
+def first_reader(rows_at, m, oldest):
+    """Return the first row at or after position ``oldest``, m if there is none."""
+    first = tl.full([], 0, tl.int32) + m
+    for block in range(0, tl.cdiv(m, SCANNED)):
+        row = block * SCANNED + tl.arange(0, SCANNED)
+        at = tl.load(rows_at + row, mask=row < m, other=-1)
+        first = tl.minimum(first, tl.min(tl.where(at >= oldest, row, m), axis=0))
+    return first
+
+
+@triton.jit
+@no_type_check
+def logits_of_block(
+    q, k, row_at, entry_at, gain, scale, softcap, SOFTCAP: tl.constexpr, GAIN: tl.constexpr
+):
+    """Return logits ``[rows, entries]``, −inf where a row may not read."""
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SOFTCAP:
+        logits = squeezed(logits, softcap)
+    if GAIN:
+        logits = logits * gain[:, None]
+    reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
+    return tl.where(reads, logits, float("-inf"))
+
 
 @tuned(
     blocks(4, 3, BLOCK_M=32, BLOCK_N=32),
     blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
     blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
     blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
-    key=["magnitude", "D", "WIDE", "SOFTCAP"],
+    key=["magnitude", "tall", "D", "WIDE", "SOFTCAP", "WITH_VALUES"],
 )
 @triton.jit
 @no_type_check
-def log_sums(
-    queries, keys, rows_at, entries_at, gains, lse,
-    m, n, magnitude, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr, WIDE: tl.constexpr,
+def attend_rows(
+    queries, keys, values, rows_at, entries_at, gains, lse, output,
+    m, n, rows, tall, magnitude, parts, scale, softcap,
+    q_head, q_row, k_head, k_row, v_head, v_row, e_head, heads_of_one,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SOFTCAP: tl.constexpr, GAIN: tl.constexpr, WIDE: tl.constexpr, WITH_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Log of every row's sum of exponentials over the entries that it may read.
+    """Log of every row's sum of exponentials over one part of the entries; WITH_VALUES the output.
 
-    −inf for a row that reads nothing. Grid: (heads, query heads of a KV head, blocks of rows).
+    −inf for a row that reads nothing. Grid: (heads, blocks of rows, parts); outputs need one part.
     """
-    head, group, block_m = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     sequence = head // heads_of_one
     row, column = block_m * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    inside, real = row < m, column < D
-    at = head * q_head + group * q_group + row[:, None].to(tl.int64) * q_row + column
-    q = tl.load(queries + at, mask=inside[:, None] & real[None, :], other=0.0)
+    inside, real = row < rows, column < D
+    place = head * q_head + row[:, None].to(tl.int64) * q_row + column
+    q = tl.load(queries + place, mask=inside[:, None] & real[None, :], other=0.0)
     if WIDE:
         q = q.to(tl.float32)
-    row_at = tl.load(rows_at + sequence * m + row, mask=inside, other=-1)
+    row_at = tl.load(rows_at + sequence * m + row % m, mask=inside, other=-1)
     gain = tl.full([BLOCK_M], 1.0, tl.float32)
     if GAIN:
-        gain = tl.load(gains + sequence * m + row, mask=inside, other=1.0)
+        gain = tl.load(gains + sequence * m + row % m, mask=inside, other=1.0)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
-    for block in range(0, tl.cdiv(n, BLOCK_N)):
+    found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    end = end_of_readable(entries_at + head * e_head, n, tl.max(row_at, axis=0))
+    rounds = tl.cdiv(tl.cdiv(end, BLOCK_N), parts)
+    for block in range(part * rounds, (part + 1) * rounds):
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = entry < n
-        entry_at = tl.load(entries_at + head * e_head + entry, mask=there, other=-1)
+        there = (entry < n)[:, None] & real[None, :]
+        entry_at = tl.load(entries_at + head * e_head + entry, mask=entry < n, other=-1)
         at = head * k_head + entry[:, None].to(tl.int64) * k_row + column
-        k = tl.load(keys + at, mask=there[:, None] & real[None, :], other=0.0)
+        k = tl.load(keys + at, mask=there, other=0.0)
         if WIDE:
             k = k.to(tl.float32)
-        logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if SOFTCAP:
-            logits = squeezed(logits, softcap)
-        logits = logits * gain[:, None]
-        reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
-        logits = tl.where(reads, logits, float("-inf"))
+        logits = logits_of_block(q, k, row_at, entry_at, gain, scale, softcap, SOFTCAP, GAIN)
         now = tl.maximum(best, tl.max(logits, axis=1))
         anchor = tl.where(now == float("-inf"), 0.0, now)
-        mass = mass * tl.exp(best - anchor) + tl.sum(tl.exp(logits - anchor[:, None]), axis=1)
+        weights = tl.exp(logits - anchor[:, None])
+        shrink = tl.exp(best - anchor)
+        mass = mass * shrink + tl.sum(weights, axis=1)
+        if WITH_VALUES:
+            at = head * v_head + entry[:, None].to(tl.int64) * v_row + column
+            v = tl.load(values + at, mask=there, other=0.0)
+            if WIDE:
+                v = v.to(tl.float32)
+            product = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+            found = found * shrink[:, None] + product
         best = now
-    found = tl.where(mass > 0, best + tl.log(tl.where(mass > 0, mass, 1.0)), float("-inf"))
-    tl.store(lse + (head * tl.num_programs(1) + group) * m + row, found, mask=inside)
+    whole = tl.where(mass > 0, mass, 1.0)
+    logged = tl.where(mass > 0, best + tl.log(whole), float("-inf"))
+    tl.store(lse + (head * parts + part) * rows + row, logged, mask=inside)
+    if WITH_VALUES:
+        to = output + (head * rows + row[:, None]) * D + column
+        found = (found / whole[:, None]).to(output.dtype.element_ty)
+        tl.store(to, found, mask=inside[:, None] & real[None, :])
 
 
 @tuned(
@@ -69,13 +129,14 @@ def log_sums(
     blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
     blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
     blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
-    key=["magnitude", "D", "WIDE", "SOFTCAP"],
+    key=["magnitude", "tall", "D", "WIDE", "SOFTCAP"],
 )
 @triton.jit
 @no_type_check
 def column_sums(
     queries, keys, rows_at, entries_at, gains, lse, sums,
-    m, n, magnitude, scale, softcap, q_head, q_group, q_row, k_head, k_row, e_head, heads_of_one,
+    m, n, rows, tall, magnitude, scale, softcap,
+    q_head, q_row, k_head, k_row, e_head, heads_of_one,
     RHO: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr,
     WIDE: tl.constexpr,
@@ -89,28 +150,27 @@ def column_sums(
     entry, column = block_n * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     there, real = entry < n, column < D
     entry_at = tl.load(entries_at + head * e_head + entry, mask=there, other=-1)
-    at = head * k_head + entry[:, None].to(tl.int64) * k_row + column
-    k = tl.load(keys + at, mask=there[:, None] & real[None, :], other=0.0)
+    place = head * k_head + entry[:, None].to(tl.int64) * k_row + column
+    k = tl.load(keys + place, mask=there[:, None] & real[None, :], other=0.0)
     if WIDE:
         k = k.to(tl.float32)
     total = tl.zeros([BLOCK_N], tl.float32)
+    oldest = tl.min(tl.where(entry_at >= 0, entry_at, 2147483647), axis=0)
+    begin = first_reader(rows_at + sequence * m, m, oldest)
     for group in range(RHO):
-        for block in range(0, tl.cdiv(m, BLOCK_M)):
-            row = block * BLOCK_M + tl.arange(0, BLOCK_M)
-            inside = row < m
-            at = head * q_head + group * q_group + row[:, None].to(tl.int64) * q_row + column
+        for block in range(begin // BLOCK_M, tl.cdiv(m, BLOCK_M)):
+            token = block * BLOCK_M + tl.arange(0, BLOCK_M)
+            inside, row = token < m, group * m + token
+            at = head * q_head + row[:, None].to(tl.int64) * q_row + column
             q = tl.load(queries + at, mask=inside[:, None] & real[None, :], other=0.0)
             if WIDE:
                 q = q.to(tl.float32)
-            row_at = tl.load(rows_at + sequence * m + row, mask=inside, other=-1)
-            log_sum = tl.load(lse + (head * RHO + group) * m + row, mask=inside, other=0.0)
-            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-            if SOFTCAP:
-                logits = squeezed(logits, softcap)
+            row_at = tl.load(rows_at + sequence * m + token, mask=inside, other=-1)
+            log_sum = tl.load(lse + head * rows + row, mask=inside, other=0.0)
+            log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum)
+            gain = tl.full([BLOCK_M], 1.0, tl.float32)
             if GAIN:
-                gain = tl.load(gains + sequence * m + row, mask=inside, other=1.0)
-                logits = logits * gain[:, None]
-            reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
-            received = tl.where(reads, tl.exp(logits - log_sum[:, None]), 0.0)
-            total += tl.sum(received, axis=0)
+                gain = tl.load(gains + sequence * m + token, mask=inside, other=1.0)
+            logits = logits_of_block(q, k, row_at, entry_at, gain, scale, softcap, SOFTCAP, GAIN)
+            total += tl.sum(tl.exp(logits - log_sum[:, None]), axis=0)
     tl.store(sums + head * n + entry, total, mask=there)
