@@ -192,7 +192,9 @@ def kernels(result: Result) -> Iterator[Block]:
         f"Each kernel alone, in {shape['dtype'].removeprefix('torch.')}: {shape['kv_heads']} KV "
         f"heads, {shape['group']} query heads each, head dimension {shape['head_dim']}. Copying "
         f"reaches {result['copy_bytes_per_second'] / 1e9:,.0f} GB/s there; “of copying” is the "
-        "rate at which a kernel moves the bytes that it has to move, as a share of that."
+        "rate at which a kernel moves the bytes that it has to move, as a share of that. A gain is "
+        "the speed over another kernel's at the same size; “of its bytes” is its share of the gain "
+        "that reading fewer bytes allows."
     )
     rows: list[list[Cell]] = [
         [
@@ -200,11 +202,18 @@ def kernels(result: Result) -> Iterator[Block]:
             str(each["batch"]),
             f"{each['entries']:,}",
             f"{1e6 * each['seconds']:,.1f}",
-            "–" if each["share_of_copy"] is None else f"{100 * each['share_of_copy']:.0f} %",
+            share(each["share_of_copy"]),
+            f"{each['gain']:.2f} × {each['rival']}" if each["rival"] else "–",
+            share(each.get("share_of_gain")),
         ]
         for each in result["results"]
     ]
-    yield Grid(("kernel", "batch", "entries", "µs", "of copying"), rows)
+    yield Grid(("kernel", "batch", "entries", "µs", "of copying", "gain", "of its bytes"), rows)
+
+
+def share(of: float | None) -> str:
+    """Write a share in percent, or a dash."""
+    return "–" if of is None else f"{100 * of:.0f} %"
 
 
 # --- end to end -----------------------------------------------------------------------------------
