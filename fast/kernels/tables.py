@@ -4,8 +4,8 @@ Bytes, for N·G heads with ρ query heads each and n entries of d channels, stor
 of g: codes, scales and zero points once for keys and once for values, 2·n·(d·b/8 + 4·d/g), and 4·n
 for where each key's value lies. Only where probabilities are asked for: slots, 8·n, raw logits
 filled, written and read as float32, 12·ρ·n, and what is handed out, 4·ρ·n, or 4·n if it is reduced.
-At 4 bits, d = 128, g = 64 that is 148 bytes of an entry, of the 512 that it takes at 16 bits: 2.9
-of them per byte moved. Operations: 4·ρ·n·d, and the unpacking of 2·n·d codes.
+At 4 bits, d = 128 and g = 64 that is 148 bytes per entry, where 16 bits take 512: at most 3.5 times
+as fast. Operations: 4·ρ·n·d, and the unpacking of 2·n·d codes.
 """
 
 from collections.abc import Sequence
