@@ -4,10 +4,10 @@ import os
 import shutil
 
 import pytest
-from browser_synthetic import chronicle
 
 from kvlab.fast.viewer import write_viewer
 from kvlab.reference.chronicle.run import GONE
+from kvlab.reference.chronicle.synthetic import synthetic
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -71,7 +71,7 @@ def shows(page, run, pane, step, kept):
 
 @pytest.mark.parametrize("step", [0, 5, 17, 30])
 def test_slider_and_selectors_show_what_the_chronicle_says(page, tmp_path, step):
-    found = chronicle()
+    found = synthetic()
     opened(page, found, tmp_path)
     for pane, run in enumerate(found.runs):
         kept = run.stored(step) != GONE
@@ -85,15 +85,15 @@ def test_slider_and_selectors_show_what_the_chronicle_says(page, tmp_path, step)
 
 
 def test_another_step_looks_different(page, tmp_path):
-    run = chronicle().runs[0]
-    opened(page, chronicle(), tmp_path)
+    run = synthetic().runs[0]
+    opened(page, synthetic(), tmp_path)
     with pytest.raises(AssertionError):
         shows(page, run, 0, 25, (run.stored(12) != GONE).mean(axis=(0, 1)))
 
 
 def test_a_token_of_markup_is_shown_as_text(page, tmp_path):
     texts = tuple(EVIL if position % 2 else "</script><b>" for position in range(41))
-    opened(page, chronicle(texts=texts), tmp_path)
+    opened(page, synthetic(texts=texts), tmp_path)
     spans = page.locator("#panes [role=option]")
     assert spans.nth(1).inner_text().strip() == EVIL
     assert page.locator("#panes img, #panes b, #panes script").count() == 0
@@ -102,14 +102,14 @@ def test_a_token_of_markup_is_shown_as_text(page, tmp_path):
 
 
 def test_keys_move_and_play(page, tmp_path):
-    opened(page, chronicle(), tmp_path)
+    opened(page, synthetic(), tmp_path)
     page.locator("body").press("Home")
     assert page.input_value("#step") == "0"
     page.locator("body").press("ArrowRight")
     page.locator("body").press("ArrowRight")
     assert page.input_value("#step") == "2"
     page.locator("body").press("End")
-    assert page.input_value("#step") == str(len(chronicle().runs[0].steps) - 1)
+    assert page.input_value("#step") == str(len(synthetic().runs[0].steps) - 1)
     page.locator("body").press("Home")
     page.locator("body").press(" ")
     assert page.get_attribute("#play", "aria-pressed") == "true"
@@ -122,7 +122,7 @@ def test_keys_move_and_play(page, tmp_path):
 
 
 def test_choosing_a_token_tells_its_state(page, tmp_path):
-    found = chronicle()
+    found = synthetic()
     run = found.runs[0]
     opened(page, found, tmp_path)
     page.select_option("#layer", "0")
