@@ -260,17 +260,18 @@ def signed_percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:+.0f} %"
 
 
-# --- viewer ------------------------------------------------------------------------------------------
+# --- viewer --------------------------------------------------------------------------------------
 
 
 def viewer(result: Result) -> Iterator[Block]:
-    """Yield how fast the page of `kvlab view` is there, moves and changes."""
+    """Yield how soon the page of `kvlab view` is there, how it moves and changes."""
     asked = result["parameters"]
     yield Text(
-        f"The page of kvlab view in headless Chromium, which draws in software: {asked['tokens']:,} tokens × "
-        f"{asked['layers']} layers × {asked['kv_heads']} KV heads under {asked['methods']} random methods, "
-        f"{result['page_bytes'] / 2**20:.1f} MiB. Opened {asked['rounds']} times: medians over the rounds, lowest "
-        "to highest. A change takes from the event to the frame that shows it."
+        "The page of kvlab view in headless Chromium, which draws in software: "
+        f"{asked['tokens']:,} tokens × {asked['layers']} layers × {asked['kv_heads']} KV heads "
+        f"under {asked['methods']} methods that decide at random, "
+        f"{result['page_bytes'] / 2**20:.1f} MiB. Opened {asked['rounds']} times: medians over the "
+        "rounds, lowest to highest. A change takes from the event to the frame that shows it."
     )
     yield Grid(
         ("what", "ms", "lowest to highest"),
@@ -280,10 +281,10 @@ def viewer(result: Result) -> Iterator[Block]:
         ],
     )
     yield Text(
-        f"Movements of {asked['seconds']:g} seconds: “drag” moves the slider evenly over all steps, “jump” puts it "
-        "elsewhere at every frame, “play” plays as fast as the page offers; of all heads together, or of "
-        "one. The browser draws at most 60 frames a second. “within” is the 95th percentile of the time "
-        "from one frame to the next."
+        f"Movements of {asked['seconds']:g} seconds: “drag” moves the slider evenly over all "
+        "steps, “jump” puts it elsewhere at every frame, “play” plays as fast as the page offers; "
+        "of all heads together, or of one. The browser draws at most 60 frames a second. “within” "
+        "is the 95th percentile of the time from one frame to the next."
     )
     yield Grid(
         ("movement", "frames/s", "lowest to highest", "ms per frame", "within, ms"),

@@ -47,7 +47,7 @@ MOVEMENTS = {
     "play": ALL,
     "play, one head": ONE,
 }
-"""Each with what the selectors say: ``drag`` moves the slider evenly from the first step to the last,
+"""Each with what the selectors say: ``drag`` moves the slider evenly from first step to last,
 ``jump`` puts it anywhere at every frame, ``play`` plays at `PLAYED` from the middle."""
 
 CHANGES = {
@@ -93,7 +93,8 @@ MOVE = """async ([movement, milliseconds, speed]) => {
   if (play.getAttribute("aria-pressed") === "true") play.click();
   return times.slice(1).map((time, index) => time - times[index]);
 }"""
-"""Times of the frames' starts: the slider moves in the frame, and the next one starts when it is drawn."""
+"""Times from one frame's start to the next: the slider moves in a frame, whose drawing delays the
+next one."""
 
 CHANGE = """async ([id, value]) => {
   const frame = () => new Promise(requestAnimationFrame);

@@ -28,7 +28,7 @@ def test_a_tiny_page_is_measured_and_written(tmp_path):
     assert found["versions"]["chromium"] and found["versions"]["playwright"]
     assert found["page_bytes"] > 10_000
     paints = found["paint_ms"]
-    assert 0 < paints["first paint"]["median"] and 0 < paints["texts drawn"]["median"]
+    assert paints["first paint"]["median"] > 0 and paints["texts drawn"]["median"] > 0
     assert list(found["frames"]) == list(viewer.MOVEMENTS)
     assert all(each["frames"] > 1 for each in found["frames"].values())
     assert list(found["change_ms"]) == list(viewer.CHANGES)
