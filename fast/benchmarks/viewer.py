@@ -57,6 +57,9 @@ CHANGES = {
 }
 """Each with the selector that is changed and the value that it gets."""
 
+DONE = ("paint", *MOVEMENTS, *CHANGES)
+"""What a round does."""
+
 WHEN_DRAWN = """
 addEventListener("DOMContentLoaded", () => requestAnimationFrame(() => requestAnimationFrame(
   () => { window.kvlabDrawn = performance.now(); })));
@@ -177,7 +180,7 @@ def chromium(executable: Path | None) -> Iterator[Any]:
 def measure_round(
     browser: Any, address: str, seconds: float, turn: int, advance: Any = lambda: None
 ) -> Round:
-    """Open the page anew and do everything once; ``advance`` is called after each of `DONE`.
+    """Open the page anew and do everything once; call ``advance`` after each of `DONE`.
 
     Raises:
         RuntimeError: if the page reported an error.
@@ -210,9 +213,6 @@ def measure_round(
         {name: intervals[name] for name in MOVEMENTS},
         {name: changes[name] for name in CHANGES},
     )
-
-
-DONE = ("paint", *MOVEMENTS, *CHANGES)
 
 
 def choose(page: Any, layer: str, head: str) -> None:
