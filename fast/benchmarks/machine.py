@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Return processor, cores, memory, threads of PyTorch, and GPU."""
-    import torch  # `versions` works without
-
-    return {
+def machine(device: str | None) -> dict[str, Any]:
+    """Return processor, cores, memory; with a device of PyTorch's, its threads and the GPU, too."""
+    found = {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+    }
+    if device is None:
+        return found
+    import torch  # what is measured without it says its machine without it
+
+    return {
+        **found,
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
     }

@@ -66,11 +66,13 @@ def machine_text(result: Result) -> str:
     """Say in one paragraph where a result was measured."""
     found = result["machine"]
     cores, memory, threads = (found.get(name) for name in ("cores", "memory_gib", "threads"))
+    threaded = f", {threads} {'thread' if threads == 1 else 'threads'}" if threads else ""
+    load = f", load {found['load_before']:.1f}" if "load_before" in found else ""
     gpu = f"{found['gpu']}; " if found.get("gpu") else ""
     versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v is not None)
     return (
-        f"Machine: {gpu}{found.get('processor')}, {cores} cores, {memory} GiB, "
-        f"{threads} {'thread' if threads == 1 else 'threads'}. Versions: {versions}."
+        f"Machine: {gpu}{found.get('processor')}, {cores} cores, {memory} GiB{threaded}{load}. "
+        f"Versions: {versions}."
     )
 
 
@@ -268,6 +270,60 @@ def signed_percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:+.0f} %"
 
 
+# --- viewer --------------------------------------------------------------------------------------
+
+
+def viewer(result: Result) -> Iterator[Block]:
+    """Yield how soon the page of `kvlab view` is there, how it moves and changes."""
+    asked = result["parameters"]
+    yield Text(
+        "The page of kvlab view in headless Chromium, which draws in software: "
+        f"{asked['tokens']:,} tokens × {asked['layers']} layers × {asked['kv_heads']} KV heads "
+        f"under {asked['methods']} methods that decide at random, "
+        f"{result['page_bytes'] / 2**20:.1f} MiB. Opened {asked['rounds']} times: medians over the "
+        "rounds, lowest to highest. A change takes from the event to the frame that shows it."
+    )
+    yield Grid(
+        ("what", "ms", "lowest to highest"),
+        [
+            *(paint_row(name, each) for name, each in result["paint_ms"].items()),
+            *(paint_row(f"change of {name}", each) for name, each in result["change_ms"].items()),
+        ],
+    )
+    yield Text(
+        f"Movements of {asked['seconds']:g} seconds: “drag” moves the slider evenly over all "
+        "steps, “jump” puts it elsewhere at every frame, “play” plays as fast as the page offers; "
+        "of all heads together, or of one. The browser draws at most 60 frames a second. “within” "
+        "is the 95th percentile of the time from one frame to the next."
+    )
+    yield Grid(
+        ("movement", "frames/s", "lowest to highest", "ms per frame", "within, ms"),
+        [frames_row(name, each) for name, each in result["frames"].items()],
+    )
+
+
+def paint_row(name: str, each: Mapping[str, Any]) -> list[Cell]:
+    """Write one time that was taken once a round."""
+    return [name, f"{each['median']:.0f}", f"{each['lowest']:.0f} to {each['highest']:.0f}"]
+
+
+def frames_row(name: str, each: Mapping[str, Any]) -> list[Cell]:
+    """Write one movement."""
+    rate, interval = each["frames_per_second"], each["interval_ms"]
+    return [
+        name,
+        f"{rate['median']:.0f}",
+        f"{rate['lowest']:.0f} to {rate['highest']:.0f}",
+        f"{interval['median']:.1f}",
+        f"{interval['percentile_95']:.1f}",
+    ]
+
+
+def viewer_command(result: Result) -> str:
+    """Return the command that measures the viewer again."""
+    return called("viewer", {k: v for k, v in result["parameters"].items() if k != "methods"})
+
+
 # --- anything else --------------------------------------------------------------------------------
 
 ABOUT = ("schema", "machine", "versions", "command")
@@ -305,6 +361,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "parts": ("Decoding speed", decoding, decode_command),
     "resident_bytes": ("Memory of a long generation", resident, memory_command),
     "copy_bytes_per_second": ("Kernels", kernels, lambda result: called("kernels", {})),
+    "paint_ms": ("The viewer", viewer, viewer_command),
     "capacity": ("A whole model", end_to_end, lambda result: called("end_to_end", {})),
 }
 """By the part of a result that only this kind of benchmark has."""

@@ -89,7 +89,7 @@ const lastStep = Math.max(...runs.map((run) => run.steps.length)) - 1;
 
 // ---- what is shown: one code per token ----------------------------------------------------------
 
-const FUTURE = 255, LEVELS = 8, JUST_NOW = 1 << 6;
+const FUTURE = 255, UNREAD = 254, LEVELS = 8, JUST_NOW = 1 << 6;
 const HUES = ["16 bit", "8 bit", "4 bit", "2 bit"];
 
 function hue(bits) {
@@ -102,6 +102,7 @@ function level(share) {
 
 function className(code) {
   if (code === FUTURE) return "t f";
+  if (code === UNREAD) return "t u";
   return `t h${code & 3} l${(code >> 2) & 15}${code & JUST_NOW ? " n" : ""}`;
 }
 
@@ -194,6 +195,20 @@ function number(x) {
   return Math.abs(x) >= 1e-3 && Math.abs(x) < 1e4 ? String(Number(x.toPrecision(3))) : x.toExponential(2);
 }
 
+// Index of the first of some ascending numbers that is not below a bound.
+function firstFrom(ascending, bound) {
+  let low = 0, high = ascending.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (ascending[middle] < bound) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+const MARGIN = 100, REST = 150; // pixels above and below the view; milliseconds without a step
+
+// The tokens in view are drawn at every step; the others when they come into view or the steps rest.
 class Pane {
   constructor(name, chosen, optional) {
     this.root = element("section", "pane");
@@ -223,6 +238,7 @@ class Pane {
     this.body.append(this.figures, this.chart, axis, this.text, this.known);
     this.root.append(this.choice, this.body);
     this.chosen = -1;
+    this.resized = new ResizeObserver(() => this.measure());
     this.listen();
     this.select();
   }
@@ -234,6 +250,7 @@ class Pane {
       go(Math.floor((event.clientY - box.top) / box.height * this.run.steps.length));
       choose(Math.floor((event.clientX - box.left) / box.width * this.run.read));
     });
+    this.text.addEventListener("scroll", () => this.scan());
     this.text.addEventListener("mouseover", (event) => {
       if (event.target.dataset.position) choose(Number(event.target.dataset.position));
     });
@@ -258,18 +275,21 @@ class Pane {
     this.body.style.display = this.run ? "" : "none";
     if (!this.run) return;
     const { run } = this;
-    this.codes = new Uint8Array(run.read);
-    this.shown = new Uint8Array(run.read).fill(FUTURE);
+    this.codes = new Uint8Array(run.texts.length);
+    this.shown = new Uint8Array(run.texts.length).fill(FUTURE);
+    this.view = [0, run.texts.length];
     this.text.setAttribute("aria-label", `Text under ${run.method}`);
+    this.marks = run.texts.map((text) => (text === "" ? " none" : text.includes("\n") ? " break" : ""));
     this.spans = run.texts.map((text, position) => {
-      const span = element("span", "t f", text); // as text: markup in a token stays text
+      const span = element("span", className(FUTURE) + this.marks[position], text); // as text: markup in a token stays text
       span.dataset.position = position;
       span.id = `${this.text.id}-${position}`;
       span.setAttribute("role", "option");
       return span;
     });
-    this.marks = run.texts.map((text) => (text === "" ? " none" : text.includes("\n") ? " break" : ""));
     this.text.replaceChildren(...this.spans);
+    this.resized.disconnect();
+    this.resized.observe(this.text); // calls back before the next frame is drawn
     this.chosen = -1;
     this.paint();
   }
@@ -285,22 +305,38 @@ class Pane {
     if (!run) return;
     this.step = Math.min(step, run.steps.length - 1);
     const found = look(run, heads(run), this.step, this.codes);
-    for (let position = 0; position < run.read; position++) {
+    if (this.step === run.steps.length - 1) this.codes.fill(UNREAD, run.read);
+    this.draw(...this.view);
+    clearTimeout(this.rest);
+    this.rest = setTimeout(() => this.draw(0, this.spans.length), REST);
+    const seen = run.steps[this.step];
+    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head · ${number(found.bits)} bit per element of the full cache`
+      + (found.left ? ` · ${number(found.left)} evicted now` : run.decisions[this.step] ? " · looked, evicted nothing" : "");
+    this.line.style.top = `${100 * (this.step + 0.5) / run.steps.length}%`;
+    this.tell();
+  }
+
+  draw(first, end) {
+    for (let position = first; position < end; position++) {
       const code = this.codes[position];
       if (code === this.shown[position]) continue;
       this.shown[position] = code;
       const chosen = position === this.chosen ? " chosen" : "";
       this.spans[position].className = className(code) + this.marks[position] + chosen;
     }
-    const ended = this.step === run.steps.length - 1;
-    for (let position = run.read; position < run.texts.length; position++) {
-      this.spans[position].className = (ended ? "t u" : "t f") + this.marks[position];
-    }
-    const seen = run.steps[this.step];
-    this.figures.textContent = `${number(found.entries)} of ${seen} entries per KV head · ${number(found.bits)} bit per element of the full cache`
-      + (found.left ? ` · ${number(found.left)} evicted now` : run.decisions[this.step] ? " · looked, evicted nothing" : "");
-    this.line.style.top = `${100 * (this.step + 0.5) / run.steps.length}%`;
-    this.tell();
+  }
+
+  // Where every token stands; no class moves one.
+  measure() {
+    if (!this.run) return;
+    this.tops = Float32Array.from(this.spans, (span) => span.offsetTop);
+    this.scan();
+  }
+
+  scan() {
+    const top = this.text.scrollTop, bottom = top + this.text.clientHeight;
+    this.view = [firstFrom(this.tops, top - MARGIN), firstFrom(this.tops, bottom + MARGIN)];
+    this.draw(...this.view);
   }
 
   follow() {
@@ -325,9 +361,12 @@ class Pane {
   }
 
   tell() {
-    const facts = this.run && this.chosen >= 0 ? tellAbout(this.run, heads(this.run), this.chosen, this.step) : [];
+    if (!this.run || this.chosen < 0) {
+      if (this.known.childElementCount !== 1) this.known.replaceChildren(element("dt", "", "Point at a token."));
+      return;
+    }
+    const facts = tellAbout(this.run, heads(this.run), this.chosen, this.step);
     this.known.replaceChildren(...facts.flatMap(([name, value]) => [element("dt", "", name), element("dd", "", value)]));
-    if (!facts.length) this.known.append(element("dt", "", "Point at a token."));
   }
 }
 

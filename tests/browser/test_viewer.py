@@ -1,13 +1,15 @@
 """The page of ``kvlab view`` in a real browser shows what its chronicle says."""
 
+import math
 import os
+import re
 import shutil
 
 import pytest
-from browser_synthetic import chronicle
 
 from kvlab.fast.viewer import write_viewer
 from kvlab.reference.chronicle.run import GONE
+from kvlab.reference.chronicle.synthetic import synthetic
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -71,7 +73,7 @@ def shows(page, run, pane, step, kept):
 
 @pytest.mark.parametrize("step", [0, 5, 17, 30])
 def test_slider_and_selectors_show_what_the_chronicle_says(page, tmp_path, step):
-    found = chronicle()
+    found = synthetic()
     opened(page, found, tmp_path)
     for pane, run in enumerate(found.runs):
         kept = run.stored(step) != GONE
@@ -85,15 +87,91 @@ def test_slider_and_selectors_show_what_the_chronicle_says(page, tmp_path, step)
 
 
 def test_another_step_looks_different(page, tmp_path):
-    run = chronicle().runs[0]
-    opened(page, chronicle(), tmp_path)
+    run = synthetic().runs[0]
+    opened(page, synthetic(), tmp_path)
     with pytest.raises(AssertionError):
         shows(page, run, 0, 25, (run.stored(12) != GONE).mean(axis=(0, 1)))
 
 
+def test_a_long_text_shows_what_the_chronicle_says_in_view_and_when_it_rests(page, tmp_path):
+    found = synthetic(tokens=4000, prompt=1000, layers=8, kv_heads=4, budget=1200, every=128)
+    opened(page, found, tmp_path)
+    for pane, run in enumerate(found.runs):
+        for step, layer, head in ((2500, "all", "all"), (900, "7", "3"), (3000, "0", "0")):
+            page.select_option("#layer", layer)
+            page.select_option("#head", head)
+            kept = run.stored(step) != GONE
+            one = layer != "all"
+            share = kept[int(layer), int(head)].astype(float) if one else kept.mean(axis=(0, 1))
+            expected = levels(run, step, share)
+            moved = page.evaluate(MOVED, [pane, step, run.read])
+            visible, names = moved["visible"], moved["classes"]
+            assert 50 < len(visible) < run.read
+            assert {p: level(names[p]) for p in visible} == {p: expected[p] for p in visible}
+            page.wait_for_function(RESTED, arg=[pane, expected])
+    assert not page.problems
+
+
+def level(names):
+    """Return the class that says what share of the heads keeps a token."""
+    return next(name for name in names.split() if re.fullmatch(r"f|l\d", name))
+
+
+def levels(run, step, share):
+    seen = run.steps[step]
+    return [
+        "f" if p >= seen else f"l{0 if kept == 0 else max(1, math.floor(8 * kept + 0.5))}"
+        for p, kept in enumerate(share.tolist())
+    ]
+
+
+MOVED = """([pane, step, read]) => {
+  const text = document.querySelectorAll("#panes [role=listbox]")[pane];
+  const spans = [...text.querySelectorAll("[role=option]")].slice(0, read);
+  const slider = document.getElementById("step");
+  slider.value = step;
+  slider.dispatchEvent(new Event("input"));
+  const box = text.getBoundingClientRect();
+  const visible = spans.flatMap((span, position) => {
+    const place = span.getBoundingClientRect();
+    return place.bottom > box.top && place.top < box.bottom ? [position] : [];
+  });
+  return { visible, classes: spans.map((span) => span.className) };
+}"""
+"""Before anything else happens: what is in view must be right at once."""
+
+RESTED = """([pane, expected]) => {
+  const text = document.querySelectorAll("#panes [role=listbox]")[pane];
+  const spans = text.querySelectorAll("[role=option]");
+  return expected.every((name, position) => spans[position].classList.contains(name));
+}"""
+
+
+def test_a_scrolled_text_is_right_before_the_steps_rest(page, tmp_path):
+    found = synthetic(tokens=2000, prompt=500, budget=600)
+    run, step = found.runs[0], 1000
+    opened(page, found, tmp_path)
+    expected = levels(run, step, (run.stored(step) != GONE).mean(axis=(0, 1)))
+    for place in (0, 700, 200):
+        page.evaluate(
+            "place => { clearTimeout(panes[0].rest);"
+            " document.querySelector('#panes [role=listbox]').scrollTop = place; }",
+            place,
+        )
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        moved = page.evaluate(MOVED, [0, step, run.read])
+        assert all(level(moved["classes"][p]) == expected[p] for p in moved["visible"])
+        far = [p for p in range(run.read) if level(moved["classes"][p]) != expected[p]]
+        step = 700 if step == 1000 else 1000
+        expected = levels(run, step, (run.stored(step) != GONE).mean(axis=(0, 1)))
+        assert far, "nothing was left to be drawn: the view is all of the text"
+    assert not page.problems
+
+
 def test_a_token_of_markup_is_shown_as_text(page, tmp_path):
     texts = tuple(EVIL if position % 2 else "</script><b>" for position in range(41))
-    opened(page, chronicle(texts=texts), tmp_path)
+    opened(page, synthetic(texts=texts), tmp_path)
     spans = page.locator("#panes [role=option]")
     assert spans.nth(1).inner_text().strip() == EVIL
     assert page.locator("#panes img, #panes b, #panes script").count() == 0
@@ -102,14 +180,14 @@ def test_a_token_of_markup_is_shown_as_text(page, tmp_path):
 
 
 def test_keys_move_and_play(page, tmp_path):
-    opened(page, chronicle(), tmp_path)
+    opened(page, synthetic(), tmp_path)
     page.locator("body").press("Home")
     assert page.input_value("#step") == "0"
     page.locator("body").press("ArrowRight")
     page.locator("body").press("ArrowRight")
     assert page.input_value("#step") == "2"
     page.locator("body").press("End")
-    assert page.input_value("#step") == str(len(chronicle().runs[0].steps) - 1)
+    assert page.input_value("#step") == str(len(synthetic().runs[0].steps) - 1)
     page.locator("body").press("Home")
     page.locator("body").press(" ")
     assert page.get_attribute("#play", "aria-pressed") == "true"
@@ -122,7 +200,7 @@ def test_keys_move_and_play(page, tmp_path):
 
 
 def test_choosing_a_token_tells_its_state(page, tmp_path):
-    found = chronicle()
+    found = synthetic()
     run = found.runs[0]
     opened(page, found, tmp_path)
     page.select_option("#layer", "0")

@@ -5,12 +5,12 @@ import json
 
 import numpy as np
 import pytest
-from browser_synthetic import chronicle
 
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
 from kvlab.reference.chronicle import read, record, write
 from kvlab.reference.chronicle.run import GONE
+from kvlab.reference.chronicle.synthetic import synthetic
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 
@@ -44,7 +44,7 @@ def test_entries_that_are_left_are_those_of_the_generation(reasoner, spec):
 
 
 def test_a_chronicle_is_read_as_it_was_written():
-    written = chronicle()
+    written = synthetic()
     found = read(write(written))
     assert found.model == written.model
     for ours, theirs in zip(found.runs, written.runs, strict=True):
@@ -64,7 +64,7 @@ def test_a_chronicle_is_read_as_it_was_written():
     ],
 )
 def test_damage_is_named(damage, message):
-    stored = json.loads(write(chronicle()))
+    stored = json.loads(write(synthetic()))
     damage(stored)
     with pytest.raises(ValueError, match=message):
         read(json.dumps(stored))

@@ -1,14 +1,17 @@
-"""Chronicles that no method made: of any size, drawn at random."""
+"""Chronicles that no method made, of any size and drawn at random: for tests and measurements."""
 
 import numpy as np
 
-from kvlab.reference.chronicle import Chronicle, Events, Run, Snapshot
-from kvlab.reference.chronicle.run import GONE
+from kvlab.reference.chronicle.run import FIRST_STATES, GONE, Chronicle, Events, Run, Snapshot
+from kvlab.reference.quantization import FULL_BITS
+
+CODED = len(FIRST_STATES)
+"""Index of the state of a coded entry: keys and values at half of `FULL_BITS`."""
 
 WORDS = ("the", " cache", " of", " keys", ",", " and", "\n", " values", ".", " 8", "")
 
 
-def chronicle(
+def synthetic(
     methods: int = 2,
     tokens: int = 40,
     prompt: int = 10,
@@ -19,7 +22,38 @@ def chronicle(
     texts: tuple[str, ...] | None = None,
     seed: int = 0,
 ) -> Chronicle:
-    """Draw runs under which every head evicts down to a budget, some entries at 8 bits before."""
+    """Draw runs under which every head evicts down to a budget, some entries at 8 bits before.
+
+    Args:
+        methods: Number of runs, named ``random-0`` onwards.
+        tokens: That are read, the prompt included; one more is written.
+        prompt: Tokens that the first step reads.
+        layers: Number of layers.
+        kv_heads: Per layer.
+        budget: Entries per KV head that a step leaves at most.
+        every: Steps from one snapshot to the next.
+        texts: Of every token, ``tokens + 1`` of them; short English words by default.
+        seed: Of everything that is drawn.
+
+    Raises:
+        ValueError: if a number is below 1, the prompt exceeds the tokens, or there are not as many
+            texts as tokens.
+    """
+    for name, count in (
+        ("methods", methods),
+        ("tokens", tokens),
+        ("prompt", prompt),
+        ("layers", layers),
+        ("kv_heads", kv_heads),
+        ("budget", budget),
+        ("every", every),
+    ):
+        if count < 1:
+            raise ValueError(f"{name} = {count} must be at least 1")
+    if prompt > tokens:
+        raise ValueError(f"prompt = {prompt} must be at most tokens = {tokens}")
+    if texts is not None and len(texts) != tokens + 1:
+        raise ValueError(f"texts: there are {len(texts)}, there must be tokens + 1 = {tokens + 1}")
     rng = np.random.default_rng(seed)
     texts = texts or tuple(rng.choice(WORDS, tokens + 1).tolist())
     shape = (layers, kv_heads)
@@ -40,6 +74,7 @@ def draw(
     texts: tuple[str, ...],
     rng: np.random.Generator,
 ) -> Run:
+    """Draw one run."""
     steps = np.arange(prompt, tokens + 1)
     parts, snapshots = [], []
     for layer in range(shape[0]):
@@ -52,12 +87,12 @@ def draw(
                 snapshots.append(snapshot(index, layer, present, rng))
             events = []
             for number, head in enumerate(present):
-                coded = int(rng.choice(head))
+                coded = head[rng.integers(len(head))]
                 while len(head) > budget:
                     gone = int(rng.integers(len(head) - 1))
                     events.append((number, head.pop(gone), GONE))
                 if coded in head and rng.random() < 0.1:
-                    events.append((number, coded, 2))
+                    events.append((number, coded, CODED))
             if events:
                 heads, positions, states = np.array(events).T
                 same = np.ones_like(heads)
@@ -72,7 +107,7 @@ def draw(
         shape[1],
         steps,
         np.ones(len(steps), dtype=bool),
-        ((0, 0), (16, 16), (8, 8)),
+        (*FIRST_STATES, (FULL_BITS // 2, FULL_BITS // 2)),
         Events.joined(parts),
         tuple(snapshots),
     )
@@ -81,6 +116,7 @@ def draw(
 def snapshot(
     index: int, layer: int, present: list[list[int]], rng: np.random.Generator
 ) -> Snapshot:
+    """Draw what a layer knew of its entries."""
     shape = (len(present), len(present[0]))
     score = np.where(rng.random(shape) < 0.2, -np.inf, rng.random(shape))
     stamp, interval = (rng.integers(0, 1 + index, shape) for _ in range(2))
