@@ -67,7 +67,7 @@ def machine_text(result: Result) -> str:
     found = result["machine"]
     cores, memory, threads = (found.get(name) for name in ("cores", "memory_gib", "threads"))
     threaded = f", {threads} {'thread' if threads == 1 else 'threads'}" if threads else ""
-    load = f", load {found['load_before']:.1f}" if "load_before" in found else ""
+    load = f", load average {found['load_before']:.1f}" if "load_before" in found else ""
     gpu = f"{found['gpu']}; " if found.get("gpu") else ""
     versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v is not None)
     return (
