@@ -124,7 +124,7 @@ def test_a_fingerprint_sees_the_weights_and_nothing_beside_the_model(tmp_path):
 def test_only_methods_that_draw_are_given_the_seed():
     assert with_seed("nacl", 5) == "nacl@seed=5"
     assert with_seed("nacl@sinks=2", 5) == "nacl@sinks=2,seed=5"
-    assert with_seed("caote:nacl@seed=1", 5) == "caote:nacl@seed=1"
+    assert with_seed("nacl@seed=1", 5) == "nacl@seed=1"
     assert with_seed("h2o@every=16", 5) == "h2o@every=16"
 
 
@@ -147,7 +147,26 @@ def test_a_sweep_survives_being_written(small):
         ("problems = true", "problems = True must be a whole number"),
         ("batch = 0", "batch = 0 must be at least 1"),
         ("measured = 3", "measured = 3 must not exceed problems = 2"),
-        ("seeds = [-1]", "an entry of seeds = -1 must not be negative"),
+        ("budgets = ['1/0%']", "budgets: budget = '1/0%' must be a number of entries or a perc"),
+        ("budgets = [0]", "budgets: budget = '0' must be at least 1 entry"),
+        ("budgets = [99999999999]", "budget = '99999999999' must be at most 2147483647 entries"),
+        ("budgets = ['9999999999%']", "budget = '9999999999%' must be at most 2147483647 entries"),
+        ("problems = 2147483648", "problems = 2147483648 must be at most 2147483647"),
+        ("seeds = [-1]", "an entry of seeds = -1 must be between 0 and 9223372036854775807"),
+        (
+            "seeds = [9223372036854775808]",
+            "an entry of seeds = 9223372036854775808 must be between",
+        ),
+        ("methods = ['h2o@every=-1']", "methods: h2o@every=-1: every = -1 must be at least 1"),
+        (
+            "methods = ['h2o@every=true']",
+            "methods: h2o@every=true: every = True of h2o must be int",
+        ),
+        ("methods = ['h2o@recent=90']", "methods: h2o@recent=90: budget = 82 must be at least the"),
+        ("methods = ['kivi@group=0']", "methods: kivi@group=0: group = 0 must be at least 1"),
+        ("methods = ['caote:nacl']", "methods: caote:nacl: CAOTE needs retention scores in prop"),
+        ("methods = ['caote:rkv']", "those of rkv may be negative"),
+        ("methods = ['caote:kivi']", "methods: caote:kivi: CAOTE wraps methods that keep 16 bit"),
         ("seeds = [1, 1]", "seeds names 1 twice"),
         ("backend = 'cuda'", "backend = 'cuda' must be one of 'fast', 'reference'"),
         ("tasks = ['gsm8k']", "unknown task 'gsm8k'; known are reasoning"),
@@ -172,6 +191,13 @@ def test_a_wrong_sweep_is_refused_in_one_line(line, message, tmp_path, monkeypat
     assert stop.value.code == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "out" / PLAN).exists()
+
+
+def test_a_method_that_fits_one_of_the_budgets_is_run():
+    sweep = {"methods": ["h2o@recent=55"], "problems": 1, "backend": "reference"}
+    assert make_sweep({**sweep, "budgets": [50, 60]}).methods == ("h2o@recent=55",)
+    with pytest.raises(ValueError, match=r"methods: h2o@recent=55: budget = 50 must be at least"):
+        make_sweep({**sweep, "budgets": [50]})
 
 
 def test_a_key_that_is_needed_is_asked_for():
