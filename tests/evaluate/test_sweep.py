@@ -1,7 +1,9 @@
 """Sweeps in one process: what is asked, what is kept, what is done again."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -200,6 +202,19 @@ def test_a_method_that_fits_one_of_the_budgets_is_run():
         make_sweep({**sweep, "budgets": [50]})
 
 
+def test_two_names_of_one_model_are_refused(tmp_path):
+    other = tmp_path / "copy"
+    shutil.copytree(reasoner_directory(), other)
+    sweep = {"methods": ["full"], "budgets": [], "problems": 1, "backend": "reference"}
+    for names in (["reasoner", str(other)], ["reasoner", str(reasoner_directory())]):
+        with pytest.raises(ValueError, match="models names one model twice: 'reasoner' and '/"):
+            make_plan(make_sweep({**sweep, "models": names}))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config, indent=7))
+    plan = make_plan(make_sweep({**sweep, "models": ["reasoner", str(other)]}))
+    assert len(set(plan.fingerprints.values())) == 2
+
+
 def test_a_key_that_is_needed_is_asked_for():
     with pytest.raises(ValueError, match="key 'budgets' is missing"):
         make_sweep({"methods": ["h2o"], "problems": 1})
@@ -330,6 +345,19 @@ def test_what_a_killed_process_left_is_no_result(small, tmp_path):
         run(plan, tmp_path, LocalEngine())
 
 
+def test_a_full_disk_is_said_with_the_file(small, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    job = next(small[0].jobs())
+    Dataset(tmp_path).directory.mkdir(exist_ok=True)
+    with pytest.raises(OSError, match=rf"No space left on device: '.*{job.id}\.parquet'") as stop:
+        Dataset(tmp_path).write(job, [])
+    assert stop.value.errno == errno.ENOSPC
+    assert Dataset(tmp_path).files() == []
+
+
 def test_two_sweeps_do_not_share_a_directory(small, tmp_path):
     with (
         FileLock(tmp_path / ".lock"),
@@ -372,6 +400,19 @@ def test_the_command_runs_and_says_what_it_did(tmp_path):
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["done now"] == 1
     assert json.loads(CliRunner().invoke(app, common).stdout)["done now"] == 0
+
+
+def test_what_libraries_print_does_not_reach_stdout(tmp_path, monkeypatch):
+    def chatter(self, job):
+        print("(raylet) A worker died")
+        return [Found(0, 9, None, solved=True, answer_correct=True, tokens=3)]
+
+    monkeypatch.setattr(Worker, "run", chatter)
+    path = tmp_path / "one.toml"
+    path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
+    found = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out"), "--json"])
+    assert json.loads(found.stdout)["done now"] == 1
+    assert "(raylet) A worker died" in found.stderr
 
 
 def test_a_failure_ends_with_exit_code_1(tmp_path, monkeypatch):

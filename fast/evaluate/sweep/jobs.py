@@ -109,14 +109,17 @@ def make_plan(sweep: Sweep) -> Plan:
 
     Raises:
         FileNotFoundError: if a model directory is incomplete.
-        ValueError: if a model's tokenizer cannot be loaded, a budget is too large, or a method can
-            be built with none of the budgets.
+        ValueError: if a model's tokenizer cannot be loaded, two names are of one model, a budget
+            is too large, or a method can be built with none of the budgets.
     """
     fingerprints, entries, lengths = {}, {}, {}
     for model in sweep.models:
         location = model_location(model)
         encode = load_encoder(location)
-        fingerprints[model] = fingerprint(location)
+        mark = fingerprint(location)
+        if twin := [name for name, other in fingerprints.items() if other == mark]:
+            raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
+        fingerprints[model] = mark
         lengths[model] = {}
         for task in sweep.tasks:
             kind = find_task(task)

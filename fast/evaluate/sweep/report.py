@@ -23,6 +23,7 @@ from kvlab.fast.evaluate.report import accuracy_curves
 from kvlab.fast.evaluate.sweep.configuration import to_toml
 from kvlab.fast.evaluate.sweep.run import Stored
 from kvlab.fast.evaluate.sweep.summary import LEVEL, Point, TaskSummary, Test, summarise
+from kvlab.fast.files import write_text
 from kvlab.reference.quantization import FULL_BITS
 
 NAME = "report"
@@ -46,7 +47,7 @@ def write_report(stored: Stored, directory: Path) -> list[TaskSummary]:
     directory.mkdir(parents=True, exist_ok=True)
     write_document(list(blocks(stored, summaries)), directory, NAME)
     content = json.dumps(to_json(stored, summaries), indent=1) + "\n"
-    (directory / f"{NAME}.json").write_text(content, encoding="utf-8")
+    write_text(directory / f"{NAME}.json", content)
     return summaries
 
 
