@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from kvlab.fast.files import write_text
 from kvlab.fast.pages import write_page
 
 
@@ -75,9 +76,9 @@ def write_document(blocks: Sequence[Block], directory: Path, name: str) -> None:
     write_page(directory / f"{name}.html", "document.html.jinja", title=title, blocks=parts)
     for block in blocks:
         if isinstance(block, Drawing):
-            (directory / f"{block.name}.svg").write_text(block.svg, encoding="utf-8")
+            write_text(directory / f"{block.name}.svg", block.svg)
     text = "\n\n".join(map(markdown, blocks)) + "\n"
-    (directory / f"{name}.md").write_text(text, encoding="utf-8")
+    write_text(directory / f"{name}.md", text)
 
 
 def markdown(block: Block) -> str:

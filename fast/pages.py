@@ -12,6 +12,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kvlab.fast.files import write_text
+
 matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
 
 
@@ -44,7 +46,7 @@ def write_page(path: Path, template: str, **content: Any) -> None:
     )
     html = environment.get_template(template).render(**content)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html, encoding="utf-8")
+    write_text(path, html)
 
 
 def plot() -> tuple[Figure, Axes]:

@@ -99,6 +99,11 @@ class Score(ABC):
         """Whether scores are an order, in which distances mean nothing."""
         return False
 
+    @property
+    def signed(self) -> bool:
+        """Whether scores may be negative."""
+        return False
+
     def drawn(self, seen: "Observation") -> Mapping[str, Array]:
         """Return the random numbers that `score` uses: what another implementation is given."""
         return {}

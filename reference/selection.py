@@ -8,23 +8,28 @@ from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.notation import Array
 
+MOST_ENTRIES = 2**31 - 1
+"""No budget is larger: data sets of results count entries in 32 bits."""
+
 
 def budget_entries(budget: int | str, length: int) -> int:
     """Convert a budget into entries: ``"30%"`` is that share of ``length``, rounded up.
 
     Raises:
-        ValueError: if the budget is below one entry or no number.
+        ValueError: if the budget is below one entry, above `MOST_ENTRIES`, or no number.
     """
     text = str(budget).strip()
     try:
         share = Fraction(text[:-1]) / 100 if text.endswith("%") else None
         entries = int(text) if share is None else math.ceil(share * length)
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         raise ValueError(
             f"budget = {budget!r} must be a number of entries or a percentage"
         ) from None
     if entries < 1:
         raise ValueError(f"budget = {budget!r} must be at least 1 entry, got {entries}")
+    if entries > MOST_ENTRIES:
+        raise ValueError(f"budget = {budget!r} must be at most {MOST_ENTRIES} entries")
     return entries
 
 

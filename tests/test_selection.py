@@ -21,9 +21,16 @@ def test_budgets_below_one_are_refused(budget):
         budget_entries(budget, 100)
 
 
-@pytest.mark.parametrize("budget", ["many", "1.5", "%", ""])
+@pytest.mark.parametrize("budget", ["many", "1.5", "%", "", "1/0%"])
 def test_budgets_must_be_numbers(budget):
     with pytest.raises(ValueError, match="must be a number of entries or a percentage"):
+        budget_entries(budget, 100)
+
+
+@pytest.mark.parametrize("budget", [2**31, f"{2**31}%"])
+def test_budgets_that_cannot_be_counted_are_refused(budget):
+    assert budget_entries(2**31 - 1, 100) == 2**31 - 1
+    with pytest.raises(ValueError, match="must be at most 2147483647 entries"):
         budget_entries(budget, 100)
 
 

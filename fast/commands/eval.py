@@ -20,7 +20,7 @@ from kvlab.fast.commands.options import (
     read_methods,
     words,
 )
-from kvlab.fast.commands.terminal import AsJson, console, errors, is_first_process
+from kvlab.fast.commands.terminal import AsJson, console, errors, is_first_process, results_only
 from kvlab.fast.models import reasoner_directory
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def evaluate(
         if is_first_process():
             errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
 
-    found = run.evaluate(settings, report)
+    with results_only():
+        found = run.evaluate(settings, report)
     if not is_first_process():
         return
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvlab.fast.commands.options import prepare_output
-from kvlab.fast.commands.terminal import AsJson, console, errors, progress
+from kvlab.fast.commands.terminal import AsJson, console, errors, progress, results_only
 
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -58,7 +58,7 @@ def sweep(
         _say({"jobs": len(jobs), "missing": missing, "directory": str(directory)}, as_json)
         return
     try:
-        with progress() as bar:
+        with results_only(), progress() as bar:
             task = bar.add_task("starting", total=None)
             ran = running.run(
                 plan,

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import Annotated
 
 import typer
@@ -38,6 +40,13 @@ def progress(transient: bool = False) -> Progress:
 def working(what: str) -> Status:
     """Say on stderr what is going on, for as long as the context lasts."""
     return errors.status(escape(what))
+
+
+@contextmanager
+def results_only() -> Iterator[None]:
+    """Send to stderr what libraries print: stdout is for what a command found."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def print_facts(facts: dict[str, str]) -> None:

@@ -302,6 +302,16 @@ class Caote(Method):
         base = self.base.policy(budget)
         if not isinstance(base.precision, Full):
             raise ValueError(f"CAOTE wraps methods that keep 16 bit, not {base.name}")
+        if base.score.signed:
+            raise ValueError(
+                f"CAOTE needs retention scores that are at least 0; those of {base.name} may be "
+                "negative"
+            )
+        if base.score.ordinal:
+            raise ValueError(
+                f"CAOTE needs retention scores in proportion to what is read; those of {base.name} "
+                "are ranks"
+            )
         score = EvictionError(
             base.score,
             self.fast,

@@ -46,6 +46,11 @@ class ImportanceMinusRedundancy(Score):
     similarity: float
     first_column_quirk: bool
 
+    @property
+    def signed(self) -> bool:
+        """Redundancy may outweigh importance."""
+        return True
+
     def observe(self, state: State, seen: Observation) -> State:
         """Remember the last queries, across blocks."""
         return remember_queries(state, seen, self.window)

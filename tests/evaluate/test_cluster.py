@@ -1,5 +1,6 @@
 """Sweeps on a Ray cluster of two nodes on this machine, in which processes are killed."""
 
+import json
 import os
 import random
 import signal
@@ -92,16 +93,17 @@ def files(directory: Path) -> int:
 
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, tmp_path):
     path, expected = undisturbed
-    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray")
+    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray", "--json")
     with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
         wait_until(lambda: files(tmp_path) >= 1)
         victims = workers(nodes)
         assert len(victims) == 2
         os.kill(victims[0], signal.SIGKILL)
         wait_until(lambda: process.poll() is not None or set(workers(nodes)) - set(victims))
-        _, said = process.communicate(timeout=120)
+        printed, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert "16/16" in said
+    assert json.loads(printed)["jobs"] == 16  # what Ray says of the dead worker is not among it
     assert results(tmp_path).equals(expected)
 
 

@@ -274,6 +274,13 @@ def test_kvlab_eval_prints_tables_and_json(tasks):
     assert found["settings"]["limit"] == 2
 
 
+def test_no_git_repository_is_asked_for(tasks, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    model = str(reasoner_directory())
+    evaluate(Settings(model, ("reasoner_local",), ("full",), (), limit=1, include_path=tasks))
+    assert "git" not in capfd.readouterr().err
+
+
 def test_a_method_that_cannot_run_says_why(tasks):
     found = evaluate(
         Settings(

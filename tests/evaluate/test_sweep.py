@@ -1,7 +1,9 @@
 """Sweeps in one process: what is asked, what is kept, what is done again."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,7 +126,7 @@ def test_a_fingerprint_sees_the_weights_and_nothing_beside_the_model(tmp_path):
 def test_only_methods_that_draw_are_given_the_seed():
     assert with_seed("nacl", 5) == "nacl@seed=5"
     assert with_seed("nacl@sinks=2", 5) == "nacl@sinks=2,seed=5"
-    assert with_seed("caote:nacl@seed=1", 5) == "caote:nacl@seed=1"
+    assert with_seed("nacl@seed=1", 5) == "nacl@seed=1"
     assert with_seed("h2o@every=16", 5) == "h2o@every=16"
 
 
@@ -147,7 +149,26 @@ def test_a_sweep_survives_being_written(small):
         ("problems = true", "problems = True must be a whole number"),
         ("batch = 0", "batch = 0 must be at least 1"),
         ("measured = 3", "measured = 3 must not exceed problems = 2"),
-        ("seeds = [-1]", "an entry of seeds = -1 must not be negative"),
+        ("budgets = ['1/0%']", "budgets: budget = '1/0%' must be a number of entries or a perc"),
+        ("budgets = [0]", "budgets: budget = '0' must be at least 1 entry"),
+        ("budgets = [99999999999]", "budget = '99999999999' must be at most 2147483647 entries"),
+        ("budgets = ['9999999999%']", "budget = '9999999999%' must be at most 2147483647 entries"),
+        ("problems = 2147483648", "problems = 2147483648 must be at most 2147483647"),
+        ("seeds = [-1]", "an entry of seeds = -1 must be between 0 and 9223372036854775807"),
+        (
+            "seeds = [9223372036854775808]",
+            "an entry of seeds = 9223372036854775808 must be between",
+        ),
+        ("methods = ['h2o@every=-1']", "methods: h2o@every=-1: every = -1 must be at least 1"),
+        (
+            "methods = ['h2o@every=true']",
+            "methods: h2o@every=true: every = True of h2o must be int",
+        ),
+        ("methods = ['h2o@recent=90']", "methods: h2o@recent=90: budget = 82 must be at least the"),
+        ("methods = ['kivi@group=0']", "methods: kivi@group=0: group = 0 must be at least 1"),
+        ("methods = ['caote:nacl']", "methods: caote:nacl: CAOTE needs retention scores in prop"),
+        ("methods = ['caote:rkv']", "those of rkv may be negative"),
+        ("methods = ['caote:kivi']", "methods: caote:kivi: CAOTE wraps methods that keep 16 bit"),
         ("seeds = [1, 1]", "seeds names 1 twice"),
         ("backend = 'cuda'", "backend = 'cuda' must be one of 'fast', 'reference'"),
         ("tasks = ['gsm8k']", "unknown task 'gsm8k'; known are reasoning"),
@@ -172,6 +193,26 @@ def test_a_wrong_sweep_is_refused_in_one_line(line, message, tmp_path, monkeypat
     assert stop.value.code == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "out" / PLAN).exists()
+
+
+def test_a_method_that_fits_one_of_the_budgets_is_run():
+    sweep = {"methods": ["h2o@recent=55"], "problems": 1, "backend": "reference"}
+    assert make_sweep({**sweep, "budgets": [50, 60]}).methods == ("h2o@recent=55",)
+    with pytest.raises(ValueError, match=r"methods: h2o@recent=55: budget = 50 must be at least"):
+        make_sweep({**sweep, "budgets": [50]})
+
+
+def test_two_names_of_one_model_are_refused(tmp_path):
+    other = tmp_path / "copy"
+    shutil.copytree(reasoner_directory(), other)
+    sweep = {"methods": ["full"], "budgets": [], "problems": 1, "backend": "reference"}
+    for names in (["reasoner", str(other)], ["reasoner", str(reasoner_directory())]):
+        with pytest.raises(ValueError, match="models names one model twice: 'reasoner' and '/"):
+            make_plan(make_sweep({**sweep, "models": names}))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config, indent=7))
+    plan = make_plan(make_sweep({**sweep, "models": ["reasoner", str(other)]}))
+    assert len(set(plan.fingerprints.values())) == 2
 
 
 def test_a_key_that_is_needed_is_asked_for():
@@ -304,6 +345,19 @@ def test_what_a_killed_process_left_is_no_result(small, tmp_path):
         run(plan, tmp_path, LocalEngine())
 
 
+def test_a_full_disk_is_said_with_the_file(small, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    job = next(small[0].jobs())
+    Dataset(tmp_path).directory.mkdir(exist_ok=True)
+    with pytest.raises(OSError, match=rf"No space left on device: '.*{job.id}\.parquet'") as stop:
+        Dataset(tmp_path).write(job, [])
+    assert stop.value.errno == errno.ENOSPC
+    assert Dataset(tmp_path).files() == []
+
+
 def test_two_sweeps_do_not_share_a_directory(small, tmp_path):
     with (
         FileLock(tmp_path / ".lock"),
@@ -346,6 +400,19 @@ def test_the_command_runs_and_says_what_it_did(tmp_path):
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["done now"] == 1
     assert json.loads(CliRunner().invoke(app, common).stdout)["done now"] == 0
+
+
+def test_what_libraries_print_does_not_reach_stdout(tmp_path, monkeypatch):
+    def chatter(self, job):
+        print("(raylet) A worker died")
+        return [Found(0, 9, None, solved=True, answer_correct=True, tokens=3)]
+
+    monkeypatch.setattr(Worker, "run", chatter)
+    path = tmp_path / "one.toml"
+    path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
+    found = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out"), "--json"])
+    assert json.loads(found.stdout)["done now"] == 1
+    assert "(raylet) A worker died" in found.stderr
 
 
 def test_a_failure_ends_with_exit_code_1(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,12 @@ from kvlab.fast.evaluate.statistics import (
 from kvlab.fast.evaluate.study import study_directory
 from kvlab.fast.evaluate.sweep.configuration import make_sweep, read_sweep
 from kvlab.fast.evaluate.sweep.jobs import make_plan
-from kvlab.fast.evaluate.sweep.report import write_report
+from kvlab.fast.evaluate.sweep.report import (
+    UNKNOWN,
+    accuracy_caption,
+    accuracy_cell,
+    write_report,
+)
 from kvlab.fast.evaluate.sweep.run import clear_unfinished, read_stored, write_plan
 from kvlab.fast.evaluate.sweep.summary import MEASURED, leaders, summarise
 from kvlab.fast.evaluate.sweep.worker import Found
@@ -176,6 +182,50 @@ def test_leaders_hold_the_budget_and_are_not_shown_to_be_worse(stored):
     assert summary.leaders == {50: {"h2o", "tova"}, 60: {"h2o", "tova"}}
     points = [point for point in summary.points if point.method != "h2o"]
     assert leaders(points)[50] == {"tova"}
+
+
+def held(stored, peaks):
+    """Sum a sweep up in which h2o's measured problems held so many entries at most."""
+    for job in stored.plan.jobs():
+        rows = found(job)
+        if job.method == "h2o" and job.budget == 60:
+            rows = [
+                replace(row, **dict.fromkeys(MEASURED))
+                if peak is None
+                else replace(row, entries=peak)
+                for row, peak in zip(rows, [*peaks, *[None] * 18], strict=True)
+            ]
+        stored.data.write(job, rows)
+    (summary,) = summarise(stored)
+    return summary
+
+
+def test_one_problem_above_the_budget_is_enough_for_the_mark(stored):
+    """The mean of 50 and 62 is below 60."""
+    summary = held(stored, (50.0, 62.0))
+    point = summary.point("h2o", 60)
+    assert (point.measured["entries"].mean, point.peak_entries) == (56.0, 62.0)
+    assert point.holds_budget is False
+    assert summary.leaders[60] == {"tova"}
+    assert accuracy_cell(summary, point) == "50.0 (35–65) †"
+    below = held(stored, (50.0, 60.0))
+    assert below.point("h2o", 60).holds_budget is True
+    assert accuracy_cell(below, below.point("h2o", 60)) == Bold("50.0 (35–65)")
+    assert UNKNOWN not in accuracy_caption(below)
+
+
+def test_one_measured_problem_tells_of_the_budget(stored):
+    assert held(stored, (62.0, None)).point("h2o", 60).holds_budget is False
+
+
+def test_where_nothing_was_measured_nothing_is_said_of_the_budget(stored):
+    summary = held(stored, (None, None))
+    point = summary.point("h2o", 60)
+    assert (point.measured, point.peak_entries, point.holds_budget) == ({}, None, None)
+    assert summary.leaders[60] == {"tova"}
+    assert accuracy_cell(summary, point) == "50.0 (35–65) ?"
+    assert f"{UNKNOWN}: no problem was measured" in accuracy_caption(summary)
+    assert summary.point("full", None).holds_budget is True
 
 
 def test_a_method_that_is_worse_is_no_leader(stored, monkeypatch):

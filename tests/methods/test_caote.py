@@ -166,10 +166,17 @@ def test_all_scores_zero_become_uniform():
     np.testing.assert_array_equal(normalize(np.zeros((1, 4))), np.full((1, 4), 0.25))
 
 
+@pytest.mark.parametrize("wrapper", ["caote", "fast_caote"])
+def test_methods_without_retention_scores_are_refused(wrapper):
+    with pytest.raises(ValueError, match="at least 0; those of rkv may be negative"):
+        methods.get(f"{wrapper}:rkv@window=2", 6)
+    with pytest.raises(ValueError, match="in proportion to what is read; those of nacl are ranks"):
+        methods.get(f"{wrapper}:nacl", 6)
+
+
 def test_negative_scores_are_refused():
-    data = stream(np.random.default_rng(26), 1, 1, 4, 20)
-    with pytest.raises(ValueError, match="CAOTE needs retention scores that are at least 0"):
-        run(methods.get("caote:rkv@window=2", 6), *data, prompt=12)
+    with pytest.raises(ValueError, match="at least 0, got a negative one"):
+        normalize(np.array([[0.5, -0.1]]))
 
 
 def test_evict_before_attend_is_the_error_that_the_step_suffers():

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lm_eval.evaluator import simple_evaluate
+from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 
 from kvlab.fast.evaluate.compare import takes_budget
@@ -183,12 +184,23 @@ def _pairs(settings: Settings) -> Iterator[tuple[str, str | None]]:
             yield spec, budget
 
 
-def _run(model: CompressedLM, settings: Settings, manager: TaskManager) -> Mapping[str, Any]:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep lm-eval from logging, and from asking git in a folder that may be no repository."""
     chatter = logging.getLogger("lm_eval")
-    before = chatter.level
+    before, ask_git = chatter.level, evaluator.get_git_commit_hash
     chatter.setLevel(logging.ERROR)
+    evaluator.get_git_commit_hash = lambda: None  # what it finds out is not read
     try:
-        results = simple_evaluate(
+        yield
+    finally:
+        evaluator.get_git_commit_hash = ask_git
+        chatter.setLevel(before)
+
+
+def _run(model: CompressedLM, settings: Settings, manager: TaskManager) -> Mapping[str, Any]:
+    with _quiet():
+        results = evaluator.simple_evaluate(
             model=model,
             tasks=list(settings.tasks),
             num_fewshot=settings.fewshot,
@@ -198,8 +210,6 @@ def _run(model: CompressedLM, settings: Settings, manager: TaskManager) -> Mappi
             task_manager=manager,
             log_samples=False,
         )
-    finally:
-        chatter.setLevel(before)
     return results or {"results": {}}  # of several processes only the first is given any
 
 

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ from kvlab.fast.evaluate.compare import takes_budget
 from kvlab.fast.evaluate.tasks import find_task
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
-from kvlab.reference.selection import budget_entries
+from kvlab.reference.selection import MOST_ENTRIES, budget_entries
+
+MOST = {"problems": 2**31 - 1, "seeds": 2**63 - 1}
+"""What the columns of the data set can hold."""
 
 EMBEDDED = "reasoner"
 """How a sweep names the embedded model."""
@@ -103,10 +106,32 @@ def model_location(model: str) -> str:
     return str(reasoner_directory()) if model == EMBEDDED else model
 
 
+def check_methods(specs: Sequence[str], budgets: Collection[int]) -> None:
+    """Raise ValueError if a method can be built with none of the budgets, in entries.
+
+    One that can be built with some is run; the report says why the others have no figures.
+    """
+    for spec in specs:
+        tried = budgets if takes_budget(spec) else (None,)
+        refusals = [reason for budget in tried if (reason := _refusal(spec, budget))]
+        if tried and len(refusals) == len(tried):
+            raise ValueError(f"methods: {spec}: {refusals[0]}")
+
+
+def _refusal(spec: str, budget: int | None) -> str | None:
+    try:
+        methods.get(spec, budget)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def _check(sweep: Sweep) -> None:
     for name, least in (("problems", 1), ("batch", 1), ("measured", 0)):
         if getattr(sweep, name) < least:
             raise ValueError(f"{name} = {getattr(sweep, name)} must be at least {least}")
+    if sweep.problems > MOST["problems"]:
+        raise ValueError(f"problems = {sweep.problems} must be at most {MOST['problems']}")
     if sweep.measured > sweep.problems:
         raise ValueError(f"measured = {sweep.measured} must not exceed problems = {sweep.problems}")
     if sweep.backend not in backends.NAMES:
@@ -119,17 +144,32 @@ def _check(sweep: Sweep) -> None:
         values = getattr(sweep, name)
         if twice := [value for value in values if values.count(value) > 1]:
             raise ValueError(f"{name} names {twice[0]!r} twice")
-    for text in sweep.budgets:
-        budget_entries(text, 100)
     for spec in sweep.tasks:
         find_task(spec)
+    for spec in sweep.methods:
+        try:
+            methods.parse(spec)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"methods: {spec}: {error}") from None
     if not sweep.budgets and (needing := [m for m in sweep.methods if takes_budget(m)]):
         raise ValueError(f"budgets must name at least one: {needing[0]} takes a budget")
-    for spec in sweep.methods:
-        methods.parse(spec)
+    check_methods(sweep.methods, [_most_entries(text) for text in sweep.budgets])
     for name, specs in (("pairs", sum(sweep.pairs, ())), ("curves", sweep.curves)):
         if unknown := [spec for spec in specs if spec not in sweep.methods]:
             raise ValueError(f"{name} names {unknown[0]!r}, which is not among the methods")
+
+
+def _most_entries(text: str) -> int:
+    """Return the entries of a budget; a percentage may be any number, which the tokens will tell.
+
+    Raises:
+        ValueError: if the budget is not allowed, whatever the tokens.
+    """
+    try:
+        entries = budget_entries(text, 100)
+    except ValueError as error:
+        raise ValueError(f"budgets: {error}") from None
+    return MOST_ENTRIES if text.strip().endswith("%") else entries
 
 
 def _word(name: str, value: Any) -> str:
@@ -156,8 +196,8 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
 
 def _seeds(name: str, value: Any) -> tuple[int, ...]:
     seeds = tuple(_count(f"an entry of {name}", each) for each in _sequence(name, value))
-    if negative := [seed for seed in seeds if seed < 0]:
-        raise ValueError(f"an entry of seeds = {negative[0]} must not be negative")
+    if wrong := [seed for seed in seeds if not 0 <= seed <= MOST[name]]:
+        raise ValueError(f"an entry of seeds = {wrong[0]} must be between 0 and {MOST[name]}")
     return seeds
 
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from kvlab.fast.evaluate.sweep.jobs import Job
 from kvlab.fast.evaluate.sweep.worker import Found
+from kvlab.fast.files import named
 
 _CELL = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
@@ -59,9 +60,13 @@ UNFINISHED = ".unfinished"
 
 @contextmanager
 def completely(path: Path) -> Iterator[BinaryIO]:
-    """Write a file so that it is there completely or not at all, even after a power cut."""
+    """Write a file so that it is there completely or not at all, even after a power cut.
+
+    Raises:
+        OSError: if it cannot be written; it names the file.
+    """
     unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
-    with unfinished.open("wb") as file:
+    with named(path), unfinished.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlab.fast.evaluate.backends import load_encoder
 from kvlab.fast.evaluate.compare import takes_budget
-from kvlab.fast.evaluate.sweep.configuration import Sweep, model_location
+from kvlab.fast.evaluate.sweep.configuration import Sweep, check_methods, model_location
 from kvlab.fast.evaluate.tasks import find_task
 from kvlab.reference.methods import with_seed
 from kvlab.reference.selection import budget_entries
@@ -109,13 +109,17 @@ def make_plan(sweep: Sweep) -> Plan:
 
     Raises:
         FileNotFoundError: if a model directory is incomplete.
-        ValueError: if a model's tokenizer cannot be loaded.
+        ValueError: if a model's tokenizer cannot be loaded, two names are of one model, a budget
+            is too large, or a method can be built with none of the budgets.
     """
     fingerprints, entries, lengths = {}, {}, {}
     for model in sweep.models:
         location = model_location(model)
         encode = load_encoder(location)
-        fingerprints[model] = fingerprint(location)
+        mark = fingerprint(location)
+        if twin := [name for name, other in fingerprints.items() if other == mark]:
+            raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
+        fingerprints[model] = mark
         lengths[model] = {}
         for task in sweep.tasks:
             kind = find_task(task)
@@ -126,6 +130,10 @@ def make_plan(sweep: Sweep) -> Plan:
             task: {text: budget_entries(text, round(length)) for text in sweep.budgets}
             for task, length in lengths[model].items()
         }
+    every = [
+        budget for tasks in entries.values() for each in tasks.values() for budget in each.values()
+    ]
+    check_methods(sweep.methods, every)
     return Plan(sweep, fingerprints, entries, lengths)
 
 

@@ -23,12 +23,16 @@ from kvlab.fast.evaluate.report import accuracy_curves
 from kvlab.fast.evaluate.sweep.configuration import to_toml
 from kvlab.fast.evaluate.sweep.run import Stored
 from kvlab.fast.evaluate.sweep.summary import LEVEL, Point, TaskSummary, Test, summarise
+from kvlab.fast.files import write_text
 from kvlab.reference.quantization import FULL_BITS
 
 NAME = "report"
 
 EXCEEDED = "†"
 """Marks what held more entries than its budget."""
+
+UNKNOWN = "?"
+"""Marks what may have: no problem was measured."""
 
 
 def write_report(stored: Stored, directory: Path) -> list[TaskSummary]:
@@ -43,7 +47,7 @@ def write_report(stored: Stored, directory: Path) -> list[TaskSummary]:
     directory.mkdir(parents=True, exist_ok=True)
     write_document(list(blocks(stored, summaries)), directory, NAME)
     content = json.dumps(to_json(stored, summaries), indent=1) + "\n"
-    (directory / f"{NAME}.json").write_text(content, encoding="utf-8")
+    write_text(directory / f"{NAME}.json", content)
     return summaries
 
 
@@ -99,13 +103,7 @@ def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator
     if budgeted:
         yield Heading("Problems solved, %", 3)
         yield accuracy_table(each)
-        yield Text(
-            f"In brackets: Wilson's {LEVEL:.0%} interval. {EXCEEDED}: held more entries than the "
-            "budget at some time, because it looks only now and then, evicts only after the "
-            "prompt, or protects more. Bold, among the others: not shown to be worse than the best "
-            "of the column (McNemar's exact test of all pairs on the same problems, p < "
-            f"{1 - LEVEL:.2f} after Holm's correction over all pairs and budgets)."
-        )
+        yield Text(accuracy_caption(each))
         yield Drawing(
             f"{name}-budget", "Problems solved over the budget", over_budget(each, curves)
         )
@@ -150,10 +148,30 @@ def accuracy_table(each: TaskSummary) -> Grid:
     return Grid(("method", *(f"{texts[value]}" for value in entries)), rows)
 
 
+def accuracy_caption(each: TaskSummary) -> str:
+    """Say what brackets, marks and bold type mean."""
+    shown = [p for p in each.points if p.budget is not None and p.interval is not None]
+    unknown = any(point.holds_budget is None for point in shown)
+    sentences = [
+        f"In brackets: Wilson's {LEVEL:.0%} interval.",
+        f"{EXCEEDED}: held more entries than the budget at some time on a measured problem, "
+        "because it looks only now and then, evicts only after the prompt, or protects more.",
+        f"{UNKNOWN}: no problem was measured, so whether it held the budget is not known."
+        if unknown
+        else "",
+        "Bold, among those without a mark: not shown to be worse than the best of the column "
+        "(McNemar's exact test of all pairs on the same problems, p < "
+        f"{1 - LEVEL:.2f} after Holm's correction over all pairs and budgets).",
+    ]
+    return " ".join(filter(None, sentences))
+
+
 def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
-    """One share with its interval, or a dash."""
+    """One share with its interval and mark, or a dash."""
     if point.interval is None or point.budget is None:
         return "–"
+    if point.holds_budget is None:
+        return f"{percent(point)} {UNKNOWN}"
     if not point.holds_budget:
         return f"{percent(point)} {EXCEEDED}"
     text = percent(point)

@@ -22,6 +22,7 @@ from kvlab.fast.evaluate.sweep.configuration import make_sweep
 from kvlab.fast.evaluate.sweep.dataset import Dataset, clear_unfinished, completely
 from kvlab.fast.evaluate.sweep.engines import Engine, Failure
 from kvlab.fast.evaluate.sweep.jobs import Job, Plan
+from kvlab.fast.files import write_text
 
 PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"
 PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "pyarrow", "ray")
@@ -119,7 +120,7 @@ def write_failure(directory: Path, job: Job, failure: Failure) -> None:
     place = directory / FAILURES
     place.mkdir(exist_ok=True)
     text = f"{job}\n\n{failure.trace}\n{failure.reason}\n"
-    (place / f"{job.id}.txt").write_text(text, encoding="utf-8")
+    write_text(place / f"{job.id}.txt", text)
 
 
 def write_plan(plan: Plan, directory: Path) -> None:

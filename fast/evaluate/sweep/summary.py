@@ -37,15 +37,19 @@ class Point:
     """Share solved of every seed's problems."""
     measured: Mapping[str, Interval] = field(default_factory=dict)
     """Mean and bootstrap interval of each of `MEASURED`, over the measured problems."""
+    peak_entries: float | None = None
+    """Most that any measured problem held at any time, per KV head, mean over the layers; None if
+    nothing was measured."""
     seconds_per_token: float | None = None
     outcomes: tuple[bool, ...] = field(default=(), repr=False)
     """Solved or not, ordered by seed and problem: in the same order for all methods."""
 
     @property
-    def holds_budget(self) -> bool:
-        """Whether the method never held more entries than its budget, as far as was measured."""
-        most = self.measured.get("entries")
-        return self.budget is None or most is None or most.mean <= self.budget
+    def holds_budget(self) -> bool | None:
+        """Whether no measured problem ever held more entries than the budget; None: not known."""
+        if self.budget is None:
+            return True
+        return None if self.peak_entries is None else self.peak_entries <= self.budget
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,8 @@ class TaskSummary:
     tests: tuple[Test, ...]
     """The pairs that the sweep names."""
     leaders: Mapping[int, frozenset[str]]
-    """Per budget, of the methods that hold it, those that are not shown to be worse than the one
-    that solved most: by McNemar's test of all pairs at all budgets, adjusted by Holm."""
+    """Per budget, of the methods known to hold it, those that are not shown to be worse than the
+    one that solved most: by McNemar's test of all pairs at all budgets, adjusted by Holm."""
 
     def point(self, method: str, budget: int | None) -> Point:
         """Return one point; for a method that takes no budget, whatever the budget.
@@ -191,6 +195,7 @@ def _point(method: str, budget: int | None, rows: Sequence[Row], wanted: int) ->
             for seed in seeds
         },
         measured=_measured(rows),
+        peak_entries=max((r["entries"] for r in rows if r["entries"] is not None), default=None),
         seconds_per_token=float(np.mean([row["seconds_per_token"] for row in rows])),
         outcomes=outcomes,
     )
@@ -246,7 +251,7 @@ def _discordant(first: Point, second: Point) -> tuple[int, int]:
 
 
 def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
-    """Return per budget the methods that hold it and are not shown to be worse than the best."""
+    """Return per budget the methods known to hold it and not shown to be worse than the best."""
     points = [p for p in points if p.refusal is None and p.holds_budget]
     budgets = sorted({p.budget for p in points if p.budget is not None})
     groups = [[p for p in points if p.budget == budget] for budget in budgets]
