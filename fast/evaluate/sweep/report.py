@@ -118,8 +118,8 @@ def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator
         yield Heading("Pairs on the same problems", 3)
         yield Grid(TEST_COLUMNS, [test_row(test) for test in each.tests], words=3)
         yield Text(
-            "Pairs were named in the sweep's file before it was run. only 1st, only 2nd: problems "
-            "that one alone solved. difference: 2nd less 1st in percentage points, with the "
+            "Pairs are those that the sweep's file names. only 1st, only 2nd: problems that one "
+            "alone solved. difference: 2nd less 1st in percentage points, with the "
             f"{LEVEL:.0%} bootstrap interval over problems. p: McNemar, exact, two-sided; Holm: "
             "adjusted over all rows of this table. The interval is not adjusted."
         )
