@@ -40,6 +40,36 @@ def paired_difference(
     return float(change.mean()), float(low), float(high)
 
 
+def paired_shares(
+    only_first: int, only_second: int, trials: int, level: float = 0.95, resamples: int = 10_000
+) -> tuple[float, float, float]:
+    """Return the second share less the first, and its percentile bootstrap interval over the pairs.
+
+    This is `paired_difference` of zeros and ones, from their counts: resampling trials draws how
+    many of them fall to the first alone, the second alone, and both or neither.
+
+    Args:
+        only_first: trials in which the first alone succeeded.
+        only_second: trials in which the second alone succeeded.
+        trials: all of them.
+        level: of the interval.
+        resamples: of the bootstrap.
+
+    Raises:
+        ValueError: unless the counts are not negative and together not more than trials ≥ 1.
+    """
+    if min(only_first, only_second) < 0 or not only_first + only_second <= trials >= 1:
+        raise ValueError(
+            f"only_first = {only_first} and only_second = {only_second} must not be negative, and "
+            f"together at most trials = {trials} >= 1"
+        )
+    counts = np.array([only_first, only_second, trials - only_first - only_second])
+    drawn = np.random.default_rng(0).multinomial(trials, counts / trials, size=resamples)
+    differences = (drawn[:, 1] - drawn[:, 0]) / trials
+    low, high = np.quantile(differences, [0.5 - level / 2, 0.5 + level / 2])
+    return (only_second - only_first) / trials, float(low), float(high)
+
+
 def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """Return a mean and its percentile bootstrap interval.
 

@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 
 from kvlab.fast.cli import app
 from kvlab.fast.documents import Bold, Code, Grid, Heading, Text, escaped, markdown
-from kvlab.fast.evaluate.statistics import holm, mcnemar, mean_interval, wilson
+from kvlab.fast.evaluate.statistics import (
+    holm,
+    mcnemar,
+    mean_interval,
+    paired_difference,
+    paired_shares,
+    wilson,
+)
 from kvlab.fast.evaluate.study import study_directory
 from kvlab.fast.evaluate.sweep.configuration import make_sweep, read_sweep
 from kvlab.fast.evaluate.sweep.jobs import make_plan
@@ -103,6 +110,18 @@ def test_holm_keeps_false_alarms_rare():
     unadjusted = (drawn < 0.05).any(axis=1)
     assert np.mean(alarms) < 0.05 + 4 * 0.005
     assert np.mean(unadjusted) > 0.3
+
+
+def test_shares_resampled_by_counts_are_those_resampled_one_by_one():
+    first = [1.0] * 30 + [0.0] * 70
+    second = [1.0] * 20 + [0.0] * 10 + [1.0] * 25 + [0.0] * 45
+    mean, low, high = paired_shares(10, 25, 100)
+    one_by_one = paired_difference(first, second)
+    assert mean == pytest.approx(one_by_one[0], abs=DECIMALS)
+    assert (low, high) == pytest.approx(one_by_one[1:], abs=0.0101)  # a problem more or less
+    assert paired_shares(25, 10, 100)[0] == -mean
+    with pytest.raises(ValueError, match="together at most trials = 5"):
+        paired_shares(3, 3, 5)
 
 
 def test_the_interval_of_a_mean_holds_it():

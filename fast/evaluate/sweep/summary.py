@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.fast.evaluate.statistics import holm, mcnemar, mean_interval, paired_difference, wilson
+from kvlab.fast.evaluate.statistics import holm, mcnemar, mean_interval, paired_shares, wilson
 from kvlab.fast.evaluate.sweep.jobs import Job
 from kvlab.fast.evaluate.sweep.run import Stored
 from kvlab.reference.proofs.errata import Interval
@@ -213,9 +213,7 @@ def named_tests(points: Sequence[Point], pairs: Sequence[tuple[str, str]]) -> It
     p_values = [mcnemar(*_discordant(first, second)) for first, second in compared]
     for (first, second), p, adjusted in zip(compared, p_values, holm(p_values), strict=True):
         only_first, only_second = _discordant(first, second)
-        difference = paired_difference(
-            [*map(float, first.outcomes)], [*map(float, second.outcomes)], LEVEL
-        )
+        difference = paired_shares(only_first, only_second, first.problems, LEVEL)
         yield Test(
             first.method,
             second.method,
