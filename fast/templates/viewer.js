@@ -526,7 +526,9 @@ for (const id of ["layer", "head"]) {
   find(id).addEventListener("change", () => { panes.forEach((pane) => pane.paint()); show(); });
 }
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, button, input")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const field = event.target.closest("select, button, input"); // the slider leaves only space to us
+  if (field && !(field.type === "range" && event.key === " ")) return;
   const moves = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: lastStep };
   if (event.key === " ") play(playing === null);
   else if (event.key in moves) go(moves[event.key]);

@@ -182,6 +182,8 @@ def test_formulas_are_drawn(reader):
         assert "\\(" not in text and "\\frac" not in text, name
     assert seen > 100
     page = found.open("methods/caote.html")
+    assert page.evaluate("""document.fonts.ready.then(fonts =>
+      [...fonts].some(font => font.family.includes("STIX") && font.status === "loaded"))""")
     above, below = page.locator("math mfrac > *").evaluate_all(
         "all => all.slice(0, 2).map(one => one.getBoundingClientRect().top)"
     )

@@ -196,6 +196,8 @@ def test_keys_move_and_play(page, tmp_path):
         if int(page.input_value("#step")) > 1:
             break
     assert int(page.input_value("#step")) > 1
+    page.locator("#step").press(" ")
+    assert page.get_attribute("#play", "aria-pressed") == "false"
     assert not page.problems
 
 
