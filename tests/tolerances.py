@@ -27,3 +27,7 @@ products and of some hundred steps, each off by 6e-8."""
 
 BFLOAT16_OUTPUT = 2.0**-6
 """An output below 4 in size, rounded to bfloat16's 8 bits: half a step is 2^-7."""
+
+FLOAT16_WEIGHTS = 2.0**-11
+"""A sum of values by weights, relative to its size, where every weight is rounded to float16's 11
+bits: half a step is at most 2^-11 of a weight."""

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
-from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
+from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.kernels.coded import quantise
 from kvlab.fast.kernels.coded_table import TABLE_SHIFT, CodedTable, partners_of
@@ -128,6 +128,27 @@ def test_head_dimensions_and_widths(d, group, bits, dtype):
     np.testing.assert_allclose(as_numpy(weights), attention, atol=FLOAT32_SCORES)
     off = FLOAT32_SCORES if dtype == torch.float32 else BFLOAT16_OUTPUT
     np.testing.assert_allclose(as_numpy(output), wanted, atol=off * 3)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+@pytest.mark.parametrize("gap", [9, 11, 18])
+def test_what_an_attention_sink_leaves_to_others(gap, bits, stored):
+    """A probability of e^-gap, times a scale, lies below float16's least number."""
+    n = 60
+    queries, keys = (torch.zeros((N, G, m, D), device=DEVICE) for m in (1, n))
+    queries[..., 0], keys[:, :, 0, 0] = D**0.5, gap
+    values = drawn((N, G, n, D), scale=0.05).abs()
+    values[:, :, 0] = 0.0
+    keys, values = keys.to(stored), values.to(stored)
+    slots = torch.arange(n, device=DEVICE).expand(N, G, n)
+    plain = [CodedTable(slots, keys)]
+    coded = [CodedTable(slots, values if bits == 16 else quantise(values, bits, 32))]
+    queries = queries[:, :, :, None]
+    output, _ = attend_to_tables(queries, plain, coded, n, None, "skip")
+    wanted, _ = expected(queries, plain, coded, n)
+    off = FLOAT16_WEIGHTS if stored == torch.float16 else BFLOAT16_OUTPUT
+    np.testing.assert_allclose(as_numpy(output), wanted, rtol=off)
 
 
 @pytest.mark.parametrize("rho", [1, 2, 4, 7, 8])

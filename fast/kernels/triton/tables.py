@@ -200,6 +200,25 @@ def products_with_keys(
 
 @triton.jit
 @no_type_check
+def in_reach(numbers, TYPE: tl.constexpr):
+    """Return numbers in a format, times a power of two, and by what to multiply to undo that.
+
+    Float16 ends at 6e-8, far above what an attention sink leaves to others: the largest number
+    ``[rows, groups]`` of the last axis is moved to its upper end, between 2^14 and 2^15.
+    """
+    if TYPE.is_fp16():
+        largest = tl.max(numbers, axis=2).to(tl.int32, bitcast=True)
+        exponent = tl.maximum(largest >> 23, 15)
+        up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        numbers = numbers * up[:, :, None]
+    else:
+        down = tl.full([numbers.shape[0], numbers.shape[1]], 1.0, tl.float32)
+    return numbers.to(TYPE), down
+
+
+@triton.jit
+@no_type_check
 def with_values(
     output, offset, weights, mine, place, values, scales, zeros,
     D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr,
@@ -212,13 +231,18 @@ def with_values(
     if BITS < 16:
         step, zero = read_scales(scales, zeros, place, mine, D, OWN, GROUP, BLOCK_GROUPS)
         offset += tl.sum(spread * zero[None, :, :], axis=2)
-        spread = (spread * step[None, :, :]).to(TYPE)
-        offset -= bias_of(BITS, TYPE) * tl.sum(spread.to(tl.float32), axis=2)
+        spread, down = in_reach(spread * step[None, :, :], TYPE)
+        offset -= bias_of(BITS, TYPE) * down * tl.sum(spread.to(tl.float32), axis=2)
     else:
-        spread = tl.broadcast_to(spread, shape).to(TYPE)
+        spread, down = in_reach(tl.broadcast_to(spread, shape), TYPE)
     v = read_rows(values, place, mine, D, BITS, BLOCK_D, TYPE)
     p = tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS, BLOCK_N])
-    return tl.dot(tl.trans(v), tl.trans(p), output, input_precision="ieee"), offset
+    if TYPE.is_fp16():
+        down = tl.reshape(down, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
+        output += down * tl.dot(tl.trans(v), tl.trans(p), input_precision="ieee")
+    else:
+        output = tl.dot(tl.trans(v), tl.trans(p), output, input_precision="ieee")
+    return output, offset
 
 
 @triton.jit
