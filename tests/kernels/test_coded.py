@@ -82,6 +82,18 @@ def test_constant_groups_and_halves():
     is_the_reference(halves.float().view(1, 32), 4, 32)
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("constant", [1.2345, -1.2345, 0.1, 1e-8])
+def test_constant_groups_beside_halves(constant, bits):
+    """Zero points are rounded to float16, so that x − zero is not 0 though the step is."""
+    largest = 2**bits - 1
+    halves = torch.arange(32, device=DEVICE).clamp(max=2 * largest) / 2
+    halves[-1] = largest
+    both = torch.stack([torch.full_like(halves, constant), halves])
+    assert (quantise(both, bits, 32).codes[0] == 0).all()
+    is_the_reference(both, bits, 32)
+
+
 @pytest.mark.parametrize("over", ["outliers", "block"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("length", "group"), [(64, 64), (128, 64), (96, 32), (80, 64), (64, 2)])

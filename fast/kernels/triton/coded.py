@@ -60,6 +60,7 @@ def codes_in_single(x, zero, step, LARGEST: tl.constexpr):
         code, open_still = codes_near_halves(x, zero, step, code)
         if tl.max(tl.max(open_still.to(tl.int32), axis=1), axis=0) > 0:
             code = codes_in_double(x, zero, step, LARGEST).to(tl.float32)
+    code = tl.where(there[:, None], code, 0.0)
     return tl.minimum(tl.maximum(code, 0.0), LARGEST).to(tl.int32)
 
 
