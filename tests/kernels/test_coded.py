@@ -94,6 +94,14 @@ def test_constant_groups_beside_halves(constant, bits):
     is_the_reference(both, bits, 32)
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("shape", [(0, 64), (2, 2, 0, 64), (0, 3, 64)])
+def test_nothing_to_quantise(shape, bits):
+    found = quantise(drawn(shape), bits, 32)
+    assert found.codes.shape == (*shape[:-1], 64 * bits // 8)
+    assert found.scale.shape == found.zero.shape == (*shape[:-1], 2)
+
+
 @pytest.mark.parametrize("over", ["outliers", "block"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("length", "group"), [(64, 64), (128, 64), (96, 32), (80, 64), (64, 2)])

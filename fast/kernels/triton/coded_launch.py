@@ -29,7 +29,7 @@ def quantise_triton(x: Tensor, bits: int, group: int) -> Quantized:
         )  # fmt: skip
     leading = x.shape[:-1]
     return Quantized(
-        codes.view(*leading, -1),
+        codes.view(*leading, length * bits // 8),
         scales.view(*leading, groups),
         zeros.view(*leading, groups),
         bits,
