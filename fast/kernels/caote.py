@@ -14,7 +14,9 @@ from kvlab.fast.kernels.choice import uses_triton
 
 SAFE_MASS = 1e-3
 """Mass of all but the heaviest entry, below which their output is summed anew: subtracting the
-heaviest from the whole would lose three digits there."""
+heaviest from the whole would lose three of float32's seven digits there."""
+SAFE_MASS_OF_ROUNDED = 0.5
+"""Likewise for an output that was rounded to 16 bits: subtracting may double its error there."""
 
 
 def eviction_errors(
@@ -29,7 +31,8 @@ def eviction_errors(
         h: retention, each row adding up to 1; 0 for empty slots.
         values: of the entries.
         fast: FastCAOTE: the mean of all values stands in for the output; no slot may be empty.
-        output: Σ h·v where the caller has it, as after attention; None to compute it.
+        output: Σ h·v where the caller has it, as after attention; None to compute it. One of 16
+            bits is off by their rounding, and so are distances to it.
 
     Returns:
         Errors in float32; an entry that has all the mass gets the largest number there is.

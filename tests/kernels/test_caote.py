@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
-from tolerances import FLOAT32_SCORES
+from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
 
 from kvlab.fast.kernels.caote import eviction_errors
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
@@ -58,6 +58,22 @@ def test_one_entry_with_nearly_all_the_mass(others, given):
     found = as_numpy(eviction_errors(h.float().to(DEVICE), values, output=output))
     wanted = expected(h, values)
     np.testing.assert_allclose(found, wanted, rtol=1e-3 if given and others == 1e-3 else 2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("others", [0.3, 0.05, 1e-2, 1.1e-3])
+def test_an_output_of_16_bits_and_one_heavy_entry(others, dtype):
+    """The heaviest lies next to the output, where the output's rounding is as large as both."""
+    n = 40
+    h = torch.full((1, 1, 1, n), others / (n - 1), dtype=torch.float64, device=DEVICE)
+    h[..., 7] = 1 - others
+    values = drawn((1, 1, n, 32))
+    output = torch.matmul(h, values.double()).to(dtype)
+    found = as_numpy(eviction_errors(h.float(), values, output=output))
+    light = np.delete(np.arange(n), 7)
+    wanted = expected(h, values)
+    np.testing.assert_allclose(found[..., 7], wanted[..., 7], rtol=FLOAT32_SCORES)
+    np.testing.assert_allclose(found[..., light], wanted[..., light], rtol=BFLOAT16_OUTPUT)
 
 
 def test_all_the_mass_is_the_largest_number():

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kvlab.fast.kernels.caote import SAFE_MASS
+from kvlab.fast.kernels.caote import SAFE_MASS, SAFE_MASS_OF_ROUNDED
 from kvlab.fast.kernels.triton.caote import errors_of_entries, find_heaviest, weighted_sums
 from kvlab.fast.kernels.triton.parts import magnitude, split
 from kvlab.fast.kernels.triton.strides import on_its_device, per_head
@@ -24,10 +24,12 @@ def eviction_errors_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor
     h = h.to(torch.float32).contiguous()
     flat = per_head(values)
     if fast:
+        safe_mass = 0.0
         points = sums_of_values(h.new_full((1, 1, n), 1 / n).expand(heads, 1, n), flat)
         output = h.new_zeros(heads, rows, d)
     else:
         points = sums_of_values(h.flatten(0, 1), flat) if output is None else output
+        safe_mass = SAFE_MASS if points.dtype.itemsize >= 4 else SAFE_MASS_OF_ROUNDED
         output = points = points.to(torch.float32).contiguous()
     others = torch.empty((heads, rows, d), dtype=torch.float32, device=h.device)
     heaviest = torch.empty((heads, rows), dtype=torch.int32, device=h.device)
@@ -36,7 +38,7 @@ def eviction_errors_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor
     wide = triton.next_power_of_2(d)
     find_heaviest[(heads, rows)](
         h, flat, output, others, heaviest, mass,
-        n, flat.stride(0), flat.stride(1), 0.0 if fast else SAFE_MASS,
+        n, flat.stride(0), flat.stride(1), safe_mass,
         ROWS=rows, D=d, BLOCK_H=min(4096, magnitude(n)), BLOCK_N=ENTRIES, BLOCK_D=wide,
     )  # fmt: skip
     errors_of_entries[lambda sizes: (heads, triton.cdiv(n, sizes["BLOCK_N"]))](
