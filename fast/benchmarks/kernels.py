@@ -5,6 +5,7 @@ python -m kvlab.fast.benchmarks.kernels --out fast/benchmarks/results/kernels-gp
 Every kernel is timed with events, the cache of the processor overwritten before each run; the
 figure is the median. Its bytes are those of the function's docstring. What is stored in fewer bits
 is compared with the kernel for 16 bits: its gain, and the share of the gain that its bytes allow.
+The file is written after every size; what memory is not enough for is left out, and named.
 ``--small`` runs a single small case once, on any device, to see that everything runs: its times
 mean nothing.
 """
@@ -15,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +37,7 @@ from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.tables import attend_to_tables
 from kvlab.fast.kernels.tracking import Reduction, Tracking
 
-SCHEMA = 2
+SCHEMA = 3
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
 """Llama-3-8B."""
 QUANTISED_TOGETHER = 64
@@ -72,7 +72,8 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
     """Yield every kernel, with what it is compared with."""
     heads, d, e = batch * KV_HEADS, HEAD_DIM, dtype.itemsize
     queries = torch.randn(batch, KV_HEADS, GROUP, 1, d, device=device, dtype=dtype)
-    keys, values = torch.randn(2, batch, KV_HEADS, n, d, device=device, dtype=dtype)
+    vectors = torch.randn(2, batch, KV_HEADS, n, d, device=device, dtype=dtype)
+    keys, values = vectors
     cache = 2 * heads * n * d * e
 
     def case(kernel: str, run: Callable[[], Any], bytes_: int, rival: str = "") -> Case:
@@ -104,7 +105,7 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
     yield case("decode attention, LazyEviction's counters", tracked, reduced + heads * n * 16)
     for k, base in ((1, "H2O"), (GROUP, "TOVA")):
         h = torch.softmax(torch.randn(batch, KV_HEADS, k, n, device=device), dim=-1)
-        output = torch.matmul(h, values.float())
+        output = torch.stack([row @ v.float() for row, v in zip(h, values, strict=True)])
         errors = heads * n * (d * e + 8 * k + 4)
         name = f"CAOTE around {base}"
 
@@ -128,7 +129,6 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
 
     yield case("keep sets", select, heads * n * 8 + heads * kept * 8)
     slots = select()
-    vectors = torch.stack([keys, values])
     state = torch.zeros(3, batch, KV_HEADS, n, dtype=torch.int32, device=device)
     buffers = {"vectors": vectors, "state": state}
     moved = 2 * heads * kept * (2 * d * e + 12)
@@ -206,6 +206,22 @@ def coded_cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator
         yield case(name, attend(keys, narrow, "skip"), moved, PLAIN)
 
 
+def timed(
+    found: Iterator[Case], device: str, repeats: int, bandwidth: float
+) -> tuple[list[dict[str, Any]], bool]:
+    """Time cases as they come; say whether memory was enough for all of them."""
+    results = []
+    try:
+        for case in found:
+            took = seconds(case.run, device, repeats)
+            facts = {key: x for key, x in vars(case).items() if key != "run"}
+            share = case.bytes / took / bandwidth if case.bytes else None
+            results.append({**facts, "seconds": took, "share_of_copy": share})
+    except torch.OutOfMemoryError:
+        return results, False
+    return results, True
+
+
 def seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
     """Return the median time of a run."""
     run()
@@ -239,7 +255,10 @@ def add_gains(results: list[dict[str, Any]]) -> None:
     known = {(each["kernel"], each["batch"], each["entries"]): each for each in results}
     for each in results:
         if each["rival"]:
-            rival = known[each["rival"], each["batch"], each["entries"]]
+            rival = known.get((each["rival"], each["batch"], each["entries"]))
+            if rival is None:  # its memory was not enough
+                each["gain"] = each["share_of_gain"] = None
+                continue
             each["gain"] = rival["seconds"] / each["seconds"]
             bounded = each["bytes"] and each["bytes"] < rival["bytes"]
             ideal = rival["bytes"] / each["bytes"] if bounded else None
@@ -262,31 +281,36 @@ def main(
         batches, lengths, repeats = [1], [96], 1
     dtype = torch.bfloat16
     bandwidth = copy_bandwidth(device, repeats, 2**20 if small else 2**31)
-    results = []
-    with progress() as bar:
-        task = bar.add_task("kernels", total=len(batches) * len(lengths))
-        for size in batches:
-            for n in lengths:
-                both = cases(size, n, device, dtype), coded_cases(size, n, device, dtype)
-                for case in chain(*both):
-                    took = seconds(case.run, device, repeats)
-                    facts = {key: x for key, x in vars(case).items() if key != "run"}
-                    share = case.bytes / took / bandwidth if case.bytes else None
-                    results.append({**facts, "seconds": took, "share_of_copy": share})
-                bar.advance(task)
-    add_gains(results)
+    results, left_out = [], []
     report = {
         "schema": SCHEMA,
         "machine": machine(device),
         "versions": versions(),
         "shape": {"kv_heads": KV_HEADS, "group": GROUP, "head_dim": HEAD_DIM, "dtype": str(dtype)},
         "copy_bytes_per_second": bandwidth,
+        "left_out": left_out,
         "results": results,
     }
+    with progress() as bar:
+        task = bar.add_task("kernels", total=len(batches) * len(lengths))
+        for size in batches:
+            for n in lengths:
+                for kind in (cases, coded_cases):
+                    found = kind(size, n, device, dtype)
+                    more, fitted = timed(found, device, repeats, bandwidth)
+                    results += more
+                    if not fitted:
+                        after = more[-1]["kernel"] if more else None
+                        left_out.append({"batch": size, "entries": n, "all_after": after})
+                    torch.cuda.empty_cache()
+                add_gains(results)
+                if out is not None:
+                    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                bar.advance(task)
     for each in results:
         share = each["share_of_copy"]
         rate = "–" if share is None else f"{100 * share:.0f} % of copy"
-        if each["rival"]:
+        if each.get("gain") is not None:
             rate += f", {each['gain']:.2f} times as fast as {each['rival']}"
         if each.get("share_of_gain") is not None:
             rate += f", {100 * each['share_of_gain']:.0f} % of what its bytes allow"
@@ -295,8 +319,12 @@ def main(
             f"{1e6 * each['seconds']:.0f} µs, {rate}",
             highlight=False,
         )
-    if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for each in left_out:
+        after = each["all_after"] or "the start"
+        console.print(
+            f"batch {each['batch']} × {each['entries']}: memory was not enough after {after}",
+            highlight=False,
+        )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tolerances import FLOAT32_SCORES
 from typer.testing import CliRunner
 
 kernels = pytest.importorskip("kvlab.fast.benchmarks.kernels")
@@ -28,6 +29,7 @@ def test_small_sizes_run_everywhere(command, tmp_path, monkeypatch):
     names = {each["kernel"] for each in found["results"]}
     assert len(names) == 29
     assert {each["rival"] for each in found["results"]} <= names | {""}
+    assert found["left_out"] == []
     assert all(each["seconds"] > 0 for each in found["results"])
     assert found["versions"]["triton"]
 
@@ -42,6 +44,35 @@ def test_gains_are_compared_with_what_bytes_allow():
     assert fast["share_of_gain"] == 0.5  # four times fewer bytes would allow a gain of 4
     assert (unbounded["gain"], unbounded["share_of_gain"]) == (4.0, None)
     assert "gain" not in slow
+
+
+def test_rivals_attend_to_the_same(monkeypatch):
+    """A rival that computes something else says nothing."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        monkeypatch.setenv("KVLAB_KERNELS", "interpret")
+    monkeypatch.setattr(kernels, "ROWS", 5)
+    size = kernels.cases(2, 40, device, torch.float32)
+    found = {case.kernel: case.run for case in size}
+    rival = found["SDPA of PyTorch, 5 rows"]()
+    ours, _ = found["attention of 5 rows with log-sum-exps"]()
+    torch.testing.assert_close(rival.view_as(ours), ours, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
+    ours, _ = found["decode attention, no scores"]()
+    rival = found["SDPA of PyTorch"]().view_as(ours)
+    torch.testing.assert_close(rival, ours, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
+
+
+def test_what_memory_is_not_enough_for_is_left_out():
+    def run():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    fits = kernels.Case("fits", 1, 8, lambda: None, 100, rival="large")
+    large = kernels.Case("large", 1, 8, run, 400)
+    results, fitted = kernels.timed(iter([fits, large]), "cpu", 1, 1e9)
+    assert ([each["kernel"] for each in results], fitted) == (["fits"], False)
+    kernels.add_gains(results)
+    assert results[0]["gain"] is None
+    assert kernels.timed(iter([fits]), "cpu", 1, 1e9)[1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
