@@ -205,12 +205,17 @@ def kernels(result: Result) -> Iterator[Block]:
             f"{each['entries']:,}",
             f"{1e6 * each['seconds']:,.1f}",
             share(each["share_of_copy"]),
-            f"{each['gain']:.2f} × {each['rival']}" if each["rival"] else "–",
+            f"{each['gain']:.2f} × {each['rival']}" if each.get("gain") is not None else "–",
             share(each.get("share_of_gain")),
         ]
         for each in result["results"]
     ]
     yield Grid(("kernel", "batch", "entries", "µs", "of copying", "gain", "of its bytes"), rows)
+    for each in result.get("left_out", ()):
+        yield Text(
+            f"Batch {each['batch']}, {each['entries']:,} entries: memory was not enough for what "
+            f"comes after {each['all_after'] or 'the start'}."
+        )
 
 
 def share(of: float | None) -> str:

@@ -68,6 +68,15 @@ def test_kernels_are_set_beside_copying_and_their_rival():
     assert cells(tables.result_blocks("kernels-gpu.json", alone))[-3:] == ["–", "–", "–"]
 
 
+def test_what_memory_was_not_enough_for_is_named():
+    missing = {"batch": 32, "entries": 65536, "all_after": "keep sets"}
+    result = kernels(gain=None, share_of_gain=None) | {"left_out": [missing]}
+    found = list(tables.result_blocks("kernels-gpu.json", result))
+    assert cells(found)[-2:] == ["–", "–"]
+    text = " ".join(block.text for block in found if isinstance(block, tables.Text))
+    assert "Batch 32, 65,536 entries" in text and "after keep sets" in text
+
+
 def test_results_of_gpus_come_first_and_unknown_ones_are_shown(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(kernels() | {"machine": {"gpu": None}}))
     (tmp_path / "b.json").write_text(json.dumps(kernels()))
