@@ -94,6 +94,17 @@ def test_constant_groups_beside_halves(constant, bits):
     is_the_reference(both, bits, 32)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_number_that_is_none_poisons_its_group(dtype):
+    x = drawn((3, 64), dtype=dtype)
+    x[1, 5] = torch.nan
+    found = quantise(x, 4, 32)
+    spoilt = torch.zeros((3, 2), dtype=torch.bool, device=DEVICE)
+    spoilt[1, 0] = True
+    assert torch.equal(found.scale.isnan(), spoilt)
+    assert torch.equal(found.zero.isnan(), spoilt)
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("shape", [(0, 64), (2, 2, 0, 64), (0, 3, 64)])
 def test_nothing_to_quantise(shape, bits):

@@ -96,7 +96,8 @@ def quantise_groups(
     x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
     low, high = tl.min(x, axis=1) + poison, tl.max(x, axis=1) + poison
     spread = high.to(tl.float64) - low.to(tl.float64)
-    scale = tl.minimum(spread / LARGEST, 65504.0).to(tl.float16)
+    scale = tl.minimum(spread / LARGEST, 65504.0) + poison.to(tl.float64)
+    scale = scale.to(tl.float16)
     zero = low.to(tl.float16)
     if x.dtype.is_fp64():
         code = codes_in_double(x, zero, scale, LARGEST)
