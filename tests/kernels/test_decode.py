@@ -74,6 +74,15 @@ def test_softcap(softcap):
     agrees(example(), softcap=softcap)
 
 
+@pytest.mark.parametrize("reduce", ["none", "sum", "mean", "max", "skip"])
+def test_no_entry_at_all(reduce):
+    queries, nothing = drawn((2, 2, 3, 1, 32)), drawn((2, 2, 0, 32))
+    found = decode_attention(queries, nothing, nothing, reduce=reduce)
+    twin = decode_attention_torch(queries, nothing, nothing, None, None, reduce, None)
+    assert [x.shape for x in found] == [x.shape for x in twin]
+    assert (found[0] == 0).all()
+
+
 def test_empty_slots_get_nothing():
     arguments = example(n=150)
     positions = torch.arange(150, dtype=torch.int32, device=DEVICE).repeat(2, 2, 1)

@@ -12,7 +12,7 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.kernels.coded import quantise
 from kvlab.fast.kernels.coded_table import TABLE_SHIFT, CodedTable, partners_of
-from kvlab.fast.kernels.tables import attend_to_tables, suits_triton
+from kvlab.fast.kernels.tables import attend_to_tables, attend_to_tables_torch, suits_triton
 from kvlab.fast.kernels.triton.tables_launch import first_parts, odd
 from kvlab.fast.storage import Partners, Storage
 from kvlab.reference.attention import attend
@@ -165,10 +165,13 @@ def test_groups_and_reductions(rho, reduce):
         np.testing.assert_allclose(as_numpy(received), joined, atol=FLOAT32_SCORES * rho)
 
 
-def test_no_entry_gives_zeros():
+@pytest.mark.parametrize("reduce", ["none", "sum", "mean", "max", "skip"])
+def test_no_entry_gives_zeros(reduce):
     queries, vectors = drawn((1, 1, 2, 1, 32)), drawn((1, 1, 0, 32))
     nowhere = [CodedTable(torch.zeros((1, 1, 0), dtype=torch.int64, device=DEVICE), vectors)]
-    output, weights = attend_to_tables(queries, nowhere, nowhere, 5)
+    output, weights = attend_to_tables(queries, nowhere, nowhere, 5, None, reduce)
+    twin, theirs = attend_to_tables_torch(queries, nowhere, nowhere, 5, None, reduce, None)
+    assert (output.shape, weights.shape) == (twin.shape, theirs.shape)
     assert (output == 0).all()
     assert (weights == 0).all()
 

@@ -37,8 +37,10 @@ def decode_attention_triton(
     if compute_dtype(keys.dtype) != torch.float32:
         raise ValueError(f"keys of {keys.dtype}: Triton kernels compute in float32")
     heads, device, scores = N * G, queries.device, reduce != "skip"
+    shape = (N, G, rho, 1, n) if reduce == "none" else (N, G, n)
     if not n:
-        return torch.zeros_like(queries), torch.empty(0, dtype=torch.float32, device=device)
+        empty = torch.empty(shape if scores else 0, dtype=torch.float32, device=device)
+        return torch.zeros_like(queries), empty
     flat_queries = queries.reshape(heads, rho, d).contiguous()
     keys, values = (per_head(x) for x in (keys, values))
     wide = keys.dtype == torch.float32 or device.type == "cpu"
@@ -82,4 +84,4 @@ def decode_attention_triton(
     output = output.view(N, G, rho, 1, d)
     if not scores:
         return output, raw
-    return output, received.view((N, G, rho, 1, n) if reduce == "none" else (N, G, n))
+    return output, received.view(shape)

@@ -45,9 +45,11 @@ def attend_to_tables_triton(
     rows = [keys[number].rows for number in asked]
     parts = max(split(sum(rows), ENTRIES, heads, device), magnitude(len(rows) or 1))
     f32 = {"dtype": torch.float32, "device": device}
-    raw = torch.full((heads, rho, entries) if scores else (0,), -torch.inf, **f32)
+    reduced = reduce not in ("none", "skip")
+    shape = (N, G, entries) if reduced else (N, G, rho, 1, entries)
     if not rows:
-        return torch.zeros_like(queries), raw.zero_()
+        return torch.zeros_like(queries), torch.zeros(shape if scores else 0, **f32)
+    raw = torch.full((heads, rho, entries) if scores else (0,), -torch.inf, **f32)
     largest, total = (torch.empty((heads, parts, rho), **f32) for _ in range(2))
     part_output = torch.empty((heads, parts, rho, d), **f32)
     output = torch.empty((heads, rho, d), dtype=queries.dtype, device=device)
@@ -73,7 +75,6 @@ def attend_to_tables_triton(
         SOFTCAP=softcap is not None, SCORES=scores,
         TYPE=product_type(queries, (*keys, *values)), **sizes,
     )  # fmt: skip
-    reduced = reduce not in ("none", "skip")
     received = torch.empty((heads, entries), **f32) if reduced else raw
     combine[(heads, triton.cdiv(entries, TOGETHER) if scores else 1)](
         raw, largest, total, part_output, output, received, received, received,
@@ -84,7 +85,7 @@ def attend_to_tables_triton(
     output = output.view(N, G, rho, 1, d)
     if not scores:
         return output, raw
-    return output, received.view((N, G, entries) if reduced else (N, G, rho, 1, entries))
+    return output, received.view(shape)
 
 
 def odd(numbers: Sequence[int]) -> tuple[int, ...]:
