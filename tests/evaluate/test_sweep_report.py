@@ -240,6 +240,16 @@ def test_a_method_that_is_worse_is_no_leader(stored, monkeypatch):
     assert summary.leaders == {50: {"h2o", "tova"}, 60: {"h2o"}}
 
 
+def test_where_nobody_solves_anything_nobody_leads(stored, monkeypatch):
+    for method in ("h2o", "tova"):
+        monkeypatch.setitem(SOLVED, (method, 60), lambda n: False)
+    for job in stored.plan.jobs():
+        stored.data.write(job, found(job))
+    (summary,) = summarise(stored)
+    assert summary.leaders == {50: {"h2o", "tova"}, 60: frozenset()}
+    assert accuracy_cell(summary, summary.point("h2o", 60)) == "0.0 (0–9)"
+
+
 def test_a_seed_counts_when_it_is_complete(stored):
     job = next(j for j in stored.plan.jobs() if j.method == "tova" and j.seed == 1)
     (stored.data.directory / f"{job.id}.parquet").unlink()
