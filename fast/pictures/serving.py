@@ -122,7 +122,7 @@ def corners(curves: Float[Array, "curves steps"]) -> Int[Array, " corners"]:
     """Return the steps that are needed to draw these curves: their ends, and where one bends."""
     bend = np.abs(np.diff(curves, n=2)).max(axis=0)
     bends = 1 + np.flatnonzero(bend > STRAIGHT * np.abs(curves).max())
-    return np.unique([0, *bends, curves.shape[1] - 1])
+    return np.union1d(bends, [0, curves.shape[1] - 1])
 
 
 def servings(plans: Mapping[str, Plan]) -> Table:
