@@ -1,5 +1,6 @@
 """A report made of headings, texts, tables and drawings, as one HTML page and as Markdown."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,8 @@ def markdown(block: Block) -> str:
 
 
 def escaped(text: str) -> str:
-    """Write text so that Markdown shows it as it is."""
-    return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#" else sign for sign in text)
+    """Write text so that Markdown shows it as it is; Python-Markdown knows no escape of ``<``."""
+    return re.sub(r"([\\`*_\[\]>|#])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def _markdown_table(grid: Grid) -> str:

@@ -216,8 +216,8 @@ assert distinguishable is False
 
 # %% [markdown]
 # **2.** Unpaired intervals that overlap may hide a difference that a paired test shows. Find the
-# numbers in the study (`found[0]`): `only_caote`, problems that `caote:h2o` solved at 70 % and `h2o` did not,
-# and `only_h2o`, the other way round.
+# numbers in the study, `found[0]`: `only_caote`, problems that `caote:h2o` solved at 70 % and `h2o`
+# did not, and `only_h2o`, the other way round.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 caote_solved = found[0].of("caote:h2o", "70%").solved

@@ -29,7 +29,7 @@ finally:
     sys.path.pop(0)
 
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
-FOLDERS = {"fast": "fast/", "kernel": "fast/kernels/", "test": "tests/"}
+FOLDERS = {"reference": "reference/", "fast": "fast/", "kernel": "fast/kernels/", "test": "tests/"}
 SECTIONS = (
     "Four answers",
     "Equations",
@@ -155,6 +155,27 @@ def test_a_name_that_is_not_there_is_refused(small, target, message):
         symbols.definition(target, small)
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [
+        "class M:\n    def score(self): ...\n\n    def norm(self): ...  # [M 1]\n",
+        "class M:\n    def norm(self):\n        return 1  # [M 1]\n",
+        "class M:\n    def score(self):\n        return 1\n\n    x = 1  # [M 1]\n",
+        "def score(self):\n    return 1  # [M 1]\n",
+        "x = 1  # [M 1]\n\n\nclass M:\n    def score(self):\n        return 1\n",
+    ],
+    ids=["function", "renamed", "class", "other class", "module"],
+)
+def test_a_tag_that_moved_into_another_function_is_refused(small, moved):
+    path = "reference/methods/m.py"
+    found = symbols.equation_in("M 1", f"{path}:M.score", small)
+    assert (found.line, found.inside) == (3, "M.score")
+    (small / path).write_text(moved)
+    symbols.forget()
+    with pytest.raises(ValueError, match=r"\[M 1\] tags a line of .*, not of .*:M.score"):
+        symbols.equation_in("M 1", f"{path}:M.score", small)
+
+
 def test_an_equation_that_nobody_or_everybody_implements_is_refused(small):
     with pytest.raises(ValueError, match=r"\[M 2\] must tag one line of reference/, it tags 0"):
         symbols.equation("M 2", small)
@@ -215,6 +236,27 @@ def test_a_site_whose_links_lead_elsewhere_ends_the_build(tmp_path, monkeypatch)
     monkeypatch.setattr(method_pages, "links", [])
     with pytest.raises(PluginError, match="no page was built"):
         method_pages.on_post_build(config)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_reference_link_shows_the_function_that_the_page_names(page):
+    text, links = generated(page)
+    for each in parsed(page)[1]["equations"]:
+        (address,) = {address for target, address in links if target.name == each["tag"]}
+        assert f'<a href="{address}"' in text
+        assert f'line {address.partition("#L")[2]}"><code>{each["reference"]}</code></a>' in text
+
+
+def test_a_page_whose_equation_is_in_another_function_ends_the_build():
+    """As if the tag of CAOTE's error had moved into `normalize`."""
+    body, meta = parsed(ROOT / "docs" / "methods" / "caote.md")
+    (error,) = [each for each in meta["equations"] if each["tag"] == "CAOTE 21"]
+    wrong = {**error, "reference": "reference/methods/caote.py:normalize"}
+    with pytest.raises(PluginError, match=r"caote.md: \[CAOTE 21\] .*:eviction_error, not of"):
+        method_pages.written("caote", {**meta, "equations": [wrong]}, body, str, "", "")
+    del wrong["reference"]
+    with pytest.raises(PluginError, match="its front matter lacks 'reference'"):
+        method_pages.written("caote", {**meta, "equations": [wrong]}, body, str, "", "")
 
 
 def test_a_page_that_names_what_is_not_there_ends_the_build():

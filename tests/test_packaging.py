@@ -120,3 +120,26 @@ def test_a_wheel_without_torch_runs_the_commands_that_need_only_the_reference(tm
     )
     assert report.stat().st_size > 10_000
     run(str(binaries / "kvlab"), "methods", "caote", "--divergences")
+
+
+def absolute_links(root: Path) -> list[str]:
+    """Return the tracked symbolic links that lead out of the repository."""
+    tracked = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    links = [root / name for name in tracked if name and (root / name).is_symlink()]
+    return [str(link) for link in links if link.readlink().is_absolute()]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_no_tracked_link_leads_out_of_the_repository():
+    """A tracked link to somebody's environment dangles everywhere else, and `make` stops."""
+    assert not absolute_links(ROOT)
+
+
+def test_a_tracked_link_that_leads_out_is_noticed(tmp_path):
+    (tmp_path / "out").symlink_to("/nowhere")
+    (tmp_path / "in").symlink_to("here")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
+    assert absolute_links(tmp_path) == [str(tmp_path / "out")]

@@ -18,6 +18,7 @@ A page ``docs/methods/NAME.md`` states in its front matter what the package cann
 | ``latex`` | the formula |
 | ``says`` | the symbols, and what the code does beyond them |
 | ``passage`` | where the paper has it |
+| ``reference`` | function of ``reference/`` in which the tag stands |
 | ``fast`` | function of ``fast/``, where it does not have the name of the reference's |
 | ``kernel`` | functions that compute it on a GPU; may be missing |
 | ``host`` | true where nothing is computed on the device |
@@ -153,7 +154,7 @@ def equation(each: Meta, link: Link) -> str:
     if mirrored is None:
         raise ValueError(f"[{tag}]: fast/ has no function of that name; the page has to say which")
     lines = {
-        "reference": [symbols.equation(tag)],
+        "reference": [symbols.equation_in(tag, each["reference"])],
         "fast": resolved(mirrored),
         "kernel": resolved(each.get("kernel", ())),
         "test": resolved(each["test"]),
@@ -184,8 +185,7 @@ def resolved(given: str | Sequence[str]) -> list[Target]:
 
 def located(target: Target, link: Link) -> str:
     """Return a link that shows where it leads."""
-    words = f"{target.path}:{target.line}" if target.tag else f"{target.path}:{target.name}"
-    return anchor(f"`{words}`", target, link)
+    return anchor(f"`{target.path}:{target.inside or target.name}`", target, link)
 
 
 # --- errata, options, usage ----------------------------------------------------------------------

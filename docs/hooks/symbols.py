@@ -20,6 +20,8 @@ class Target:
     line: int
     name: str
     """Qualified name of the function or class that is defined there, or tag of the equation."""
+    inside: str | None = None
+    """Qualified name of the function around an equation."""
 
     @property
     def tag(self) -> bool:
@@ -52,7 +54,20 @@ def equation(tag: str, root: Path = ROOT) -> Target:
     if len(found) != 1:
         raise ValueError(f"[{tag}] must tag one line of reference/, it tags {len(found)}")
     path, line = found[0]
-    return Target(path, line, tag)
+    return Target(path, line, tag, enclosing(definitions(root / path), line))
+
+
+def equation_in(tag: str, function: str, root: Path = ROOT) -> Target:
+    """Return the line of an equation, which has to stand in ``file.py:Class.function``.
+
+    Raises:
+        ValueError: unless exactly one line has the tag, and the named function is the innermost
+            around it.
+    """
+    found = equation(tag, root)
+    if f"{found.path}:{found.inside}" != function:
+        raise ValueError(f"[{tag}] tags a line of {found.path}:{found.inside}, not of {function}")
+    return found
 
 
 def twin(tag: str, root: Path = ROOT) -> str | None:
@@ -61,10 +76,9 @@ def twin(tag: str, root: Path = ROOT) -> str | None:
     The two sides share file names and names; None where ``fast/`` defines no such function.
     """
     found = equation(tag, root)
-    inside = enclosing(definitions(root / found.path), found.line)
     path = f"fast/{found.path.removeprefix('reference/')}"
     known = definitions(root / path) if (root / path).is_file() else {}
-    return f"{path}:{inside}" if inside in known else None
+    return f"{path}:{found.inside}" if found.inside in known else None
 
 
 def stale(target: Target, line: str) -> bool:

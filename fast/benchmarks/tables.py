@@ -50,8 +50,10 @@ def blocks(directory: Path = RESULTS) -> Iterator[Block]:
 def result_blocks(name: str, result: Result) -> Iterator[Block]:
     """Yield one file of results: what was measured, with which command, where."""
     heading, tables, command = layout(result)
-    device = gpu_of(result) or "CPU"
-    yield Heading(f"{heading}, {device}")
+    library = result["versions"].get("transformers")
+    used = f"transformers {library}" if library else ""
+    parts = (heading, result.get("method"), gpu_of(result) or "CPU", used)
+    yield Heading(", ".join(part for part in parts if part))
     yield Text(f"From {name}.")
     yield from tables(result)
     if ran := command(result):

@@ -86,7 +86,7 @@ def solved_over(
         curves: per method, points of x, share, and the ends of its interval.
         horizontal: what x is.
     """
-    figure, (axes,) = canvas(height=4)
+    figure, (axes,) = canvas(height=4.6)
     drawn = {spec: np.array(points, dtype=float).T for spec, points in curves.items() if points}
     for number, (spec, (x, share, low, high)) in enumerate(drawn.items()):
         axes.errorbar(
@@ -101,4 +101,8 @@ def solved_over(
             linewidth=1.4,
         )
     axes.set(xlabel=horizontal, ylabel="problems solved", ylim=(-0.05, 1.05))
-    return finish(figure, f"Problems solved over {horizontal.partition(',')[0]}, per method.")
+    if drawn:
+        figure.legend(loc="outside lower center", ncols=2, fontsize=7.5, frameon=False)
+    return finish(
+        figure, f"Problems solved over {horizontal.partition(',')[0]}, per method.", legend=False
+    )

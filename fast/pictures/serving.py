@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from kvlab.fast.pictures.picture import Picture, canvas, finish
 from kvlab.fast.pictures.table import Table
 from kvlab.reference.generate import Session
+from kvlab.reference.notation import Array
 from kvlab.reference.simulator.cost import Plan, fleet
 from kvlab.reference.simulator.hardware import Hardware
 from kvlab.reference.simulator.shape import Shape
 
 GB = 1e9
+STRAIGHT = 1e-9
+"""Change of slope, as a share of the largest value, that nobody sees."""
 
 
 def cache_sizes(shapes: Sequence[Shape], tokens: int) -> Table:
@@ -97,12 +101,12 @@ def time_of_steps(plan: Plan) -> Picture:
         name: 1e3 * kernel.seconds(plan.hardware, plan.runtime)
         for name, kernel in plan.kernels.items()
     }
-    base = np.zeros(plan.generated)
-    for number, (name, milliseconds) in enumerate(kernels.items()):
+    times = np.stack([np.broadcast_to(each, plan.generated) for each in kernels.values()])
+    steps = corners(times)
+    base = np.zeros(len(steps))
+    for number, (name, milliseconds) in enumerate(zip(kernels, times[:, steps], strict=True)):
         shade = f"C{number}"
-        axes.fill_between(
-            np.arange(plan.generated), base, base + milliseconds, label=name, color=shade, alpha=0.8
-        )
+        axes.fill_between(steps, base, base + milliseconds, label=name, color=shade, alpha=0.8)
         base = base + milliseconds
     axes.set(xlabel="tokens written", ylabel="milliseconds per step", ylim=(0, None))
     axes.set(xlim=(0, plan.generated))
@@ -112,6 +116,13 @@ def time_of_steps(plan: Plan) -> Picture:
         f"Time of a step of {plan.shape.name}, batch {plan.batch}: attention, which reads the "
         "cache, grows while the rest stays.",
     )
+
+
+def corners(curves: Float[Array, "curves steps"]) -> Int[Array, " corners"]:
+    """Return the steps that are needed to draw these curves: their ends, and where one bends."""
+    bend = np.abs(np.diff(curves, n=2)).max(axis=0)
+    bends = 1 + np.flatnonzero(bend > STRAIGHT * np.abs(curves).max())
+    return np.union1d(bends, [0, curves.shape[1] - 1])
 
 
 def servings(plans: Mapping[str, Plan]) -> Table:

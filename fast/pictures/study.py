@@ -94,6 +94,6 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
         f"{'seed' if seeds == 1 else 'seeds'}, with Wilson's {LEVEL:.0%} interval. Columns: the "
         "budget in percent of what the full cache holds in the end, and in entries per KV head and "
         f"layer. The last {papers} rows are methods of the four papers. Bold: not shown to be "
-        f"worse than the best of the column. {EXCEEDED}: held more entries than the budget at "
-        "some time."
+        f"worse than the best of the column, if that solved any. {EXCEEDED}: held more entries "
+        "than the budget at some time."
     )

@@ -128,8 +128,8 @@ def reading(divergence: Divergence, results: Sequence[Result], differences: Diff
 
 
 def prose(text: str) -> str:
-    """Escape what Markdown would take for markup."""
-    return re.sub(r"([*_|<`])", r"\\\1", text)
+    """Escape what Markdown would take for markup; Python-Markdown knows no escape of ``<``."""
+    return re.sub(r"([*_|`])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
 
 
 def _table(rows: Sequence[Difference]) -> list[str]:

@@ -23,7 +23,8 @@ def test_every_committed_file_is_shown():
     said = " ".join(block.text for block in found if isinstance(block, Text))
     for path in files:
         assert f"From {path.name}." in said
-    assert sum(isinstance(block, Heading) for block in found) >= len(files)
+    headings = [block.text for block in found if isinstance(block, Heading) and block.level == 2]
+    assert len(headings) == len(set(headings)) == len(files), "each has a heading of its own"
 
 
 def test_speeds_are_those_of_the_file():

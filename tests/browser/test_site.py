@@ -5,6 +5,7 @@ is refused and noted.
 """
 
 import os
+import re
 import shutil
 from functools import partial
 from html.parser import HTMLParser
@@ -277,6 +278,45 @@ def test_pages_link_to_what_exists():
             if not there or (parts.fragment and not anchored):
                 missing.append((name, link))
     assert followed > 1000 and not missing
+
+
+class Prose(HTMLParser):
+    """Collects the text of a page's article that is neither code nor a formula."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.inside, self.text = [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        """Enter an element that counts."""
+        if tag in ("article", "code", "pre", "math", "script", "style"):
+            self.inside.append(tag)
+
+    def handle_endtag(self, tag):
+        """Leave it."""
+        if tag in self.inside:
+            self.inside.remove(tag)
+
+    def handle_data(self, data):
+        """Keep what is said."""
+        if self.inside == ["article"]:
+            self.text += data
+
+
+def backslashes(html):
+    """What stands around each backslash that a reader sees in a text."""
+    return re.findall(r".{0,20}\\.{0,20}", Prose(html).text)
+
+
+def test_no_text_shows_an_escape():
+    pages = {name: backslashes((SITE / name).read_text(encoding="utf-8")) for name in READ}
+    assert not {name: found for name, found in pages.items() if found}
+
+
+def test_an_escape_in_a_text_is_noticed():
+    html = r"<article><code>a\b</code><p>p \&lt; <math>\</math> <pre>\</pre></article>"
+    assert backslashes(html) == [r"p \<  "]
 
 
 def test_chromium_is_there_in_ci():

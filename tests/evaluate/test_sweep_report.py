@@ -3,10 +3,14 @@
 import json
 import re
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown import Markdown
 from tolerances import DECIMALS, EXACT
 from typer.testing import CliRunner
 
@@ -236,6 +240,16 @@ def test_a_method_that_is_worse_is_no_leader(stored, monkeypatch):
     assert summary.leaders == {50: {"h2o", "tova"}, 60: {"h2o"}}
 
 
+def test_where_nobody_solves_anything_nobody_leads(stored, monkeypatch):
+    for method in ("h2o", "tova"):
+        monkeypatch.setitem(SOLVED, (method, 60), lambda n: False)
+    for job in stored.plan.jobs():
+        stored.data.write(job, found(job))
+    (summary,) = summarise(stored)
+    assert summary.leaders == {50: {"h2o", "tova"}, 60: frozenset()}
+    assert accuracy_cell(summary, summary.point("h2o", 60)) == "0.0 (0–9)"
+
+
 def test_a_seed_counts_when_it_is_complete(stored):
     job = next(j for j in stored.plan.jobs() if j.method == "tova" and j.seed == 1)
     (stored.data.directory / f"{job.id}.parquet").unlink()
@@ -302,9 +316,9 @@ def test_a_report_needs_results(stored):
 
 
 def test_markdown_shows_text_as_it_is():
-    assert escaped("a_b*c|<d>") == r"a\_b\*c\|\<d\>"
+    assert escaped("a_b*c|<d>") == r"a\_b\*c\|&lt;d\>"
     assert markdown(Heading("x", 3)) == "### x"
-    assert markdown(Text("1 < 2")) == r"1 \< 2"
+    assert markdown(Text("1 < 2")) == "1 &lt; 2"
     assert markdown(Code("a_b\n", "toml")) == "```toml\na_b\n```"
     grid = Grid(("m", "x", "y"), [("a_b", Bold("1"), "2"), ("c", "no")])
     assert markdown(grid).splitlines() == [
@@ -313,6 +327,15 @@ def test_markdown_shows_text_as_it_is():
         r"| a\_b | **1** | 2 |",
         "| c | no |  |",
     ]
+
+
+@given(st.text(alphabet="a1 .<>&;|*_`[]()#\\$~", max_size=20))
+@example("p < 0.05 & &lt; <b>")
+def test_the_site_shows_text_as_it_is(text):
+    """Python-Markdown knows fewer escapes than CommonMark."""
+    line = f"x{text}x"
+    shown = Markdown(extensions=["tables"]).convert(escaped(line))
+    assert shown == f"<p>{escape(line, quote=False)}</p>"
 
 
 # --- the study -----------------------------------------------------------------------------------

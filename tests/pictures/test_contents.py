@@ -10,7 +10,7 @@ from kvlab.fast.pictures.evictions import recomputed_errors, worth
 from kvlab.fast.pictures.fates import answers, judgements
 from kvlab.fast.pictures.precision import bytes_held
 from kvlab.fast.pictures.promises import promises
-from kvlab.fast.pictures.serving import cache_sizes, fleets, servings
+from kvlab.fast.pictures.serving import cache_sizes, corners, fleets, servings, time_of_steps
 from kvlab.reference import methods
 from kvlab.reference.invariants import Kept
 from kvlab.reference.methods.caote import eviction_error
@@ -33,6 +33,17 @@ def test_servings_and_fleets_are_the_plan_s():
     assert served[1] == "320" and served[3] == f"{plan.largest_batch:,}"
     (fleet_row,) = fleets({"full": plan}, users=10_000, least_speed=1).rows
     assert fleet_row[-1] == f"{fleet(plan, 10_000, 1).devices:,}"
+
+
+def test_curves_are_drawn_by_their_corners():
+    """A line that bends at 2, a step from 5 to 6."""
+    bent = np.interp(np.arange(9), [0, 2, 8], [0.0, 4.0, 7.0])
+    step = np.repeat([1.0, 2.0], [6, 3])
+    assert corners(bent[None]).tolist() == [0, 2, 8]
+    assert corners(np.stack([bent, step])).tolist() == [0, 2, 5, 6, 8]
+    assert corners(np.ones((2, 9))).tolist() == [0, 8]
+    plan = Plan(SHAPES["qwen2.5-7b"], HARDWARE["h200"], methods.get("full"), 64, 4096)
+    assert len(time_of_steps(plan).svg) < 50_000
 
 
 def test_recomputed_errors_agree_with_the_closed_form_and_differ_from_attention():

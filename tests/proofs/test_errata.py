@@ -97,4 +97,4 @@ def test_the_page_holds_every_refutation_and_every_reading_of_now():
 
 
 def test_prose_is_no_markup():
-    assert prose("2*x**2 | h_2 < 1") == r"2\*x\*\*2 \| h\_2 \< 1"
+    assert prose("2*x**2 | h_2 < 1") == r"2\*x\*\*2 \| h\_2 &lt; 1"

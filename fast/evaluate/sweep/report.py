@@ -159,8 +159,8 @@ def accuracy_caption(each: TaskSummary) -> str:
         f"{UNKNOWN}: no problem was measured, so whether it held the budget is not known."
         if unknown
         else "",
-        "Bold, among those without a mark: not shown to be worse than the best of the column "
-        "(McNemar's exact test of all pairs on the same problems, p < "
+        "Bold, among those without a mark: not shown to be worse than the best of the column, if "
+        "that solved any (McNemar's exact test of all pairs on the same problems, p < "
         f"{1 - LEVEL:.2f} after Holm's correction over all pairs and budgets).",
     ]
     return " ".join(filter(None, sentences))

@@ -98,7 +98,8 @@ class TaskSummary:
     """The pairs that the sweep names."""
     leaders: Mapping[int, frozenset[str]]
     """Per budget, of the methods known to hold it, those that are not shown to be worse than the
-    one that solved most: by McNemar's test of all pairs at all budgets, adjusted by Holm."""
+    one that solved most: by McNemar's test of all pairs at all budgets, adjusted by Holm. None
+    where none of them solved a problem."""
 
     def point(self, method: str, budget: int | None) -> Point:
         """Return one point; for a method that takes no budget, whatever the budget.
@@ -251,7 +252,10 @@ def _discordant(first: Point, second: Point) -> tuple[int, int]:
 
 
 def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
-    """Return per budget the methods known to hold it and not shown to be worse than the best."""
+    """Return per budget the methods known to hold it and not shown to be worse than the best.
+
+    Where the best solved nothing there are none.
+    """
     points = [p for p in points if p.refusal is None and p.holds_budget]
     budgets = sorted({p.budget for p in points if p.budget is not None})
     groups = [[p for p in points if p.budget == budget] for budget in budgets]
@@ -269,6 +273,6 @@ def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
         found[budget] = frozenset(
             point.method
             for i, point in enumerate(group)
-            if (number, max(i, best), min(i, best)) not in differs
+            if group[best].solved and (number, max(i, best), min(i, best)) not in differs
         )
     return found
