@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
-from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
+from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.kernels.decode import decode_attention, decode_attention_torch
 from kvlab.fast.kernels.tracking import Tracking
@@ -72,6 +72,23 @@ def test_lengths_around_the_blocks(n):
 @pytest.mark.parametrize("softcap", [None, 0.7, 30.0])
 def test_softcap(softcap):
     agrees(example(), softcap=softcap)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gap", [9, 18])
+def test_what_an_attention_sink_leaves_to_others(gap, dtype):
+    """A probability of e^-18 lies below float16's least number; the sink's value is 0."""
+    queries, keys = (torch.zeros((1, 1, m, 64), device=DEVICE) for m in (1, 60))
+    queries[..., 0], keys[:, :, 0, 0] = 8.0, gap
+    values = drawn((1, 1, 60, 64)).abs()
+    values[:, :, 0] = 0.0
+    keys, values = keys.to(dtype), values.to(dtype)
+    output, _ = decode_attention(queries[:, :, :, None], keys, values, reduce="skip")
+    mask = np.ones((1, 1, 1, 60), dtype=bool)
+    asked, k, v = (as_numpy(x)[0] for x in (queries[:, :, :, None], keys, values))
+    wanted, _ = attend(asked, k, v, mask, None)
+    off = BFLOAT16_OUTPUT if dtype == torch.bfloat16 else FLOAT16_WEIGHTS
+    np.testing.assert_allclose(as_numpy(output)[0], wanted, rtol=off)
 
 
 @pytest.mark.parametrize("reduce", ["none", "sum", "mean", "max", "skip"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
-from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
+from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.reference.attention import attend, logits, softmax
@@ -144,3 +144,23 @@ def test_log_sums_that_are_given_are_used():
     torch.testing.assert_close(less, whole / np.e, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
     with pytest.raises(ValueError, match="without gains"):
         received_attention(*arguments, torch.ones((2, 40), device=DEVICE), None, lse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gap", [9, 18])
+def test_what_an_attention_sink_leaves_to_others(gap, dtype):
+    """A probability of e^-18 lies below float16's least number; the sink's value is 0."""
+    queries, keys = (torch.zeros((1, 1, m, 64), device=DEVICE) for m in (4, 60))
+    queries[..., 0], keys[:, :, 0, 0] = 8.0, gap
+    values = drawn((1, 1, 60, 64), scale=1e4).abs()
+    values[:, :, 0] = 0.0
+    keys, values = keys.to(dtype), values.to(dtype)
+    entries = torch.arange(60, dtype=torch.int32, device=DEVICE)
+    places = entries[None, -4:].contiguous(), entries.view(1, 1, 60)
+    output, _ = attend_block(queries[:, :, None], keys, values, *places)
+    weights = torch.softmax(torch.tensor([float(gap)] + [0.0] * 59, dtype=torch.float64), dim=0)
+    for row in range(4):
+        seen = weights[: 57 + row] / weights[: 57 + row].sum()
+        wanted = seen.numpy() @ as_numpy(values)[0, 0, : 57 + row]
+        off = BFLOAT16_OUTPUT if dtype == torch.bfloat16 else 2 * FLOAT16_WEIGHTS  # the output, too
+        np.testing.assert_allclose(as_numpy(output)[0, 0, 0, row], wanted, rtol=off)

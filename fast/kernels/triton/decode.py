@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from kvlab.fast.kernels.triton.blocks import squeezed
+from kvlab.fast.kernels.triton.blocks import in_reach, out_of_reach, squeezed
 from kvlab.fast.kernels.triton.tuning import blocks, tuned
 
 
@@ -71,8 +71,8 @@ def attend_to_a_part(
         v = tl.load(values + at, mask=block, other=0.0)
         if WIDE:
             v = v.to(tl.float32)
-        product = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        output = output * shrink[:, None] + product
+        product = tl.dot(in_reach(weights, v.dtype), v, input_precision="ieee")
+        output = output * shrink[:, None] + out_of_reach(product, v.dtype)
         best = now
     place = (head * PARTS + part) * RHO + row
     tl.store(largest + place, best, mask=row < RHO)

@@ -43,7 +43,7 @@ def decode_attention_triton(
         return torch.zeros_like(queries), empty
     flat_queries = queries.reshape(heads, rho, d).contiguous()
     keys, values = (per_head(x) for x in (keys, values))
-    wide = keys.dtype == torch.float32 or device.type == "cpu"
+    wide = keys.dtype == torch.float32 or (keys.dtype == torch.bfloat16 and device.type == "cpu")
     parts = split(n, ENTRIES, heads, device)
     f32 = {"dtype": torch.float32, "device": device}
     raw = torch.empty((heads, rho, n) if scores else 0, **f32)

@@ -9,7 +9,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from kvlab.fast.kernels.triton.blocks import squeezed
+from kvlab.fast.kernels.triton.blocks import in_reach, out_of_reach, squeezed
 from kvlab.fast.kernels.triton.tuning import blocks, tuned
 
 SCANNED = tl.constexpr(1024)
@@ -112,8 +112,8 @@ def attend_rows(
             v = tl.load(values + at, mask=there, other=0.0)
             if WIDE:
                 v = v.to(tl.float32)
-            product = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-            found = found * shrink[:, None] + product
+            product = tl.dot(in_reach(weights, v.dtype), v, input_precision="ieee")
+            found = found * shrink[:, None] + out_of_reach(product, v.dtype)
         best = now
     whole = tl.where(mass > 0, mass, 1.0)
     logged = tl.where(mass > 0, best + tl.log(whole), float("-inf"))

@@ -65,7 +65,8 @@ def prepared(
         "BLOCK_D": max(16, magnitude(d)),
         "SOFTCAP": softcap is not None,
         "GAIN": gains is not None,
-        "WIDE": keys.dtype == torch.float32 or keys.device.type == "cpu",
+        "WIDE": keys.dtype == torch.float32
+        or (keys.dtype == torch.bfloat16 and keys.device.type == "cpu"),
     }
     row_gains = rows_at if gains is None else gains.to(torch.float32).contiguous()
     return Rows(flat_queries, flat_keys, rows_at, entries_at, row_gains, sizes)
