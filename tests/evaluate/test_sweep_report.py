@@ -211,10 +211,10 @@ def test_one_problem_above_the_budget_is_enough_for_the_mark(stored):
     assert (point.measured["entries"].mean, point.peak_entries) == (56.0, 62.0)
     assert point.holds_budget is False
     assert summary.leaders[60] == {"tova"}
-    assert accuracy_cell(summary, point) == "50.0 (35–65) †"
+    assert accuracy_cell(summary, point) == "50.0 (35.2–64.8) †"
     below = held(stored, (50.0, 60.0))
     assert below.point("h2o", 60).holds_budget is True
-    assert accuracy_cell(below, below.point("h2o", 60)) == Bold("50.0 (35–65)")
+    assert accuracy_cell(below, below.point("h2o", 60)) == Bold("50.0 (35.2–64.8)")
     assert UNKNOWN not in accuracy_caption(below)
 
 
@@ -227,7 +227,7 @@ def test_where_nothing_was_measured_nothing_is_said_of_the_budget(stored):
     point = summary.point("h2o", 60)
     assert (point.measured, point.peak_entries, point.holds_budget) == ({}, None, None)
     assert summary.leaders[60] == {"tova"}
-    assert accuracy_cell(summary, point) == "50.0 (35–65) ?"
+    assert accuracy_cell(summary, point) == "50.0 (35.2–64.8) ?"
     assert f"{UNKNOWN}: no problem was measured" in accuracy_caption(summary)
     assert summary.point("full", None).holds_budget is True
 
@@ -247,7 +247,7 @@ def test_where_nobody_solves_anything_nobody_leads(stored, monkeypatch):
         stored.data.write(job, found(job))
     (summary,) = summarise(stored)
     assert summary.leaders == {50: {"h2o", "tova"}, 60: frozenset()}
-    assert accuracy_cell(summary, summary.point("h2o", 60)) == "0.0 (0–9)"
+    assert accuracy_cell(summary, summary.point("h2o", 60)) == "0.0 (0.0–8.8)"
 
 
 def test_a_seed_counts_when_it_is_complete(stored):
@@ -276,9 +276,9 @@ def test_the_report_is_whole_in_three_forms(stored, tmp_path):
     assert html.count("<svg") == 2
     assert not re.search(r"(src|href)=[\"']https?:", html)
     assert "budget is &lt; 90 &amp; too small" in html
-    assert "<b>40.0 (26–55)</b>" in html
-    assert "| h2o | **40.0 (26–55)** | **50.0 (35–65)** |" in text
-    assert "| rkv@every=16 | 100.0 (91–100) † | 100.0 (91–100) † |" in text
+    assert "<b>40.0 (26.3–55.4)</b>" in html
+    assert "| h2o | **40.0 (26.3–55.4)** | **50.0 (35.2–64.8)** |" in text
+    assert "| rkv@every=16 | 100.0 (91.2–100.0) † | 100.0 (91.2–100.0) † |" in text
     assert "| raas | – | – |" in text
     drawings = re.findall(r"\((\S+\.svg)\)", text)
     assert len(drawings) == 2
@@ -303,7 +303,7 @@ def test_the_command_reports(stored):
     directory = str(stored.data.directory.parent)
     shown = CliRunner().invoke(app, ["report", directory])
     assert shown.exit_code == 0, shown.output
-    assert "40.0 (26–55)" in shown.stdout
+    assert "40.0 (26.3–55.4)" in shown.stdout
     plain = CliRunner().invoke(app, ["report", directory, "--json"])
     assert json.loads(plain.stdout)["missing_jobs"] == 0
 
@@ -360,5 +360,5 @@ def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
     (summary,) = write_report(read_stored(study_directory()), tmp_path)
     for name in ("report.md", "report.json"):
         assert (tmp_path / name).read_text() == (page / name).read_text()
-    assert summary.point("full", None).solved == 1.0
+    assert (summary.point("full", None).solved or 0.0) > 0.99
     assert summary.point("streaming_llm", min(summary.budgets.values())).solved == 0.0

@@ -183,7 +183,7 @@ def percent(point: Point) -> str:
     if point.interval is None:
         return "–"
     mean, low, high = (100 * x for x in vars(point.interval).values())
-    return f"{mean:.1f} ({low:.0f}–{high:.0f})"
+    return f"{mean:.1f} ({low:.1f}–{high:.1f})"
 
 
 FIGURES = ("solved %", "entries", "KiB", "bits", "error", "KL", "ms")
