@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.attention import compute_dtype
+from kvlab.fast.columns import Table
 from kvlab.fast.kernels.coded_table import CodedEntries
-from kvlab.fast.ragged import last_in_use
+from kvlab.fast.padding import last_in_use
 from kvlab.fast.storage import Partners, Storage
-from kvlab.fast.table import Table
 from kvlab.reference.quantization import FULL_BITS
 
 NOWHERE = -1

@@ -26,10 +26,10 @@ from kvlab.fast import methods
 from kvlab.fast.attention import attend, compute_dtype
 from kvlab.fast.cache import LayerCache, LayerMemory
 from kvlab.fast.fusion import fusing
+from kvlab.fast.joint_layers import Stack, can_stack
 from kvlab.fast.policy import BatchClock, Block, Policy, StepResult, step
 from kvlab.fast.rotary import rotation_of
 from kvlab.fast.sharding import check_heads, shard_of
-from kvlab.fast.stack import Stack, can_stack
 from kvlab.reference import policy as reference
 from kvlab.reference.policy import Clock
 

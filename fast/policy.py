@@ -36,7 +36,7 @@ from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.tables import attend_to_tables
 from kvlab.fast.kernels.tracking import Joining, Reduction, Tracking
-from kvlab.fast.ragged import kept_slots
+from kvlab.fast.padding import kept_slots
 from kvlab.fast.selection import first_to_go
 from kvlab.reference import policy as reference
 from kvlab.reference.policy import Clock, Schedule, check_protected

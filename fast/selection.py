@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.cache import in_ascending_position
-from kvlab.fast.ragged import last_in_use
+from kvlab.fast.padding import last_in_use
 
 BEYOND = torch.iinfo(torch.int32).max
 """A position that no entry has."""

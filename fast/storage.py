@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kvlab.fast.kernels.coded import quantise
 from kvlab.fast.kernels.coded_table import CodedTable, partners_of
+from kvlab.fast.padding import last_in_use
 from kvlab.fast.quantization import Quantized, take
-from kvlab.fast.ragged import last_in_use
 from kvlab.reference.quantization import FULL_BITS
 
 EMPTY = -1

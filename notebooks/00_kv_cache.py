@@ -67,8 +67,8 @@ print(f"largest difference of a logit: {np.abs(at_once - np.stack(stepwise)).max
 # $$\text{bytes per token} = 2 \cdot 2 \cdot L \cdot G \cdot d$$
 
 # %%
-from kvlab.fast.pictures.serving import cache_sizes, growth, memory_over_tokens
-from kvlab.reference.simulator.shape import SHAPES, Shape
+from kvlab.fast.lab.pictures.serving import cache_sizes, growth, memory_over_tokens
+from kvlab.reference.planner.shape import SHAPES, Shape
 
 shape = Shape.from_config(reasoner_directory())
 print("formula: ", shape.token_bytes, "bytes a token")
@@ -88,7 +88,7 @@ cache_sizes(list(SHAPES.values()), tokens=32768)
 # that much for a few users at once.
 
 # %%
-from kvlab.reference.simulator.hardware import HARDWARE
+from kvlab.reference.planner.hardware import HARDWARE
 
 chosen = [SHAPES[name] for name in ("llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-4b")]
 memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
@@ -102,8 +102,8 @@ memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
 # these bytes and divides them by the bandwidth (a roofline, not a measurement: see *Plan*).
 
 # %%
-from kvlab.fast.pictures.serving import servings, time_of_steps
-from kvlab.reference.simulator.cost import Plan
+from kvlab.fast.lab.pictures.serving import servings, time_of_steps
+from kvlab.reference.planner.cost import Plan
 
 full = Plan(SHAPES["llama-3.1-8b"], HARDWARE["h200"], methods.get("full"), 512, 16384, batch=48)
 time_of_steps(full)

@@ -16,7 +16,7 @@
 # An *entry* is one cached key with its value.
 
 # %%
-from kvlab.fast.pictures.fates import answers
+from kvlab.fast.lab.pictures.fates import answers
 from kvlab.reference import methods
 
 specs = ("streaming_llm", "h2o", "tova", "snapkv", "lazy_eviction", "ahakv", "caote:h2o")
@@ -73,9 +73,9 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
 # line is the end of the prompt.
 
 # %%
-from kvlab.fast.pictures.fates import timelines
-from kvlab.reference.simulator.record import record
-from kvlab.reference.simulator.replay import replay
+from kvlab.fast.lab.pictures.fates import timelines
+from kvlab.reference.traces.recording import record
+from kvlab.reference.traces.replay import replay
 
 trace = record(model, prompt, 160, stop, name="reasoner")
 shown = ("streaming_llm", "h2o", "tova", "lazy_eviction@window=16,threshold=0.01", "caote:h2o")
@@ -91,7 +91,7 @@ timelines(fates, trace.prompt)
 # at the last token:
 
 # %%
-from kvlab.fast.pictures.text import KeptText
+from kvlab.fast.lab.pictures.text import KeptText
 
 tokens = [tokenizer.id_to_token(int(token)) for token in trace.tokens]
 last = len(tokens) - 1
@@ -104,8 +104,8 @@ KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.items
 # instead of after each, on 8 problems, beside H2O, CAOTE around it, and LazyEviction:
 
 # %%
-from kvlab.fast.evaluate.compare import Settings, compare
-from kvlab.fast.pictures.comparison import results
+from kvlab.fast.lab.evaluate.compare import Settings, compare
+from kvlab.fast.lab.pictures.comparison import results
 
 specs = ("h2o", "h2o@every=16", "caote:h2o", shown[3])
 comparison = compare(Settings(reasoner_directory(), specs, ("70%",), 8, 0, workers=0))
@@ -119,7 +119,7 @@ results(comparison)
 # The papers' own ablations have names:
 
 # %%
-from kvlab.fast.pictures import Table
+from kvlab.fast.lab.pictures import Table
 
 Table(("name", "is"), list(methods.variants().items()), words=2)
 

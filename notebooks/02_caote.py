@@ -16,7 +16,7 @@
 # %%
 import numpy as np
 
-from kvlab.fast.pictures.evictions import worth
+from kvlab.fast.lab.pictures.evictions import worth
 
 alpha = np.array([0.10, 0.15, 0.75])
 values = np.array([[10.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
@@ -46,8 +46,8 @@ worth(alpha, values)
 # checked over the domain that they state. `kvlab prove --paper caote` runs all of them.
 
 # %%
+from kvlab.fast.lab.pictures.claims import account, verdicts
 from kvlab.fast.models import reasoner_directory
-from kvlab.fast.pictures.claims import account, verdicts
 
 tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
 verdicts("caote", reasoner_directory(), tags)
@@ -66,7 +66,7 @@ print(account("CA-8d", reasoner_directory()))
 # the right CAOTE's score, both against the recomputed change of the output.
 
 # %%
-from kvlab.fast.pictures.evictions import scores_and_errors
+from kvlab.fast.lab.pictures.evictions import scores_and_errors
 from kvlab.reference.proofs.observed import observe
 
 heads = observe(reasoner_directory())
@@ -80,7 +80,7 @@ scores_and_errors(head.attention()[query, : query + 1], head.values[: query + 1]
 # the entries that it sees, once by weight and once by CAOTE's score.
 
 # %%
-from kvlab.fast.pictures.evictions import losses
+from kvlab.fast.lab.pictures.evictions import losses
 
 losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 
@@ -94,8 +94,8 @@ losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # how they were measured):
 
 # %%
-from kvlab.fast.evaluate import reproduction
-from kvlab.fast.pictures.reproduced import shares
+from kvlab.fast.lab.evaluate import reproduction
+from kvlab.fast.lab.pictures.reproduced import shares
 
 specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
 shares(reproduction.load(), specs)
@@ -105,8 +105,8 @@ shares(reproduction.load(), specs)
 # full cache's? Four problems, measured now:
 
 # %%
-from kvlab.fast.evaluate.compare import Settings, compare
-from kvlab.fast.pictures.comparison import results
+from kvlab.fast.lab.evaluate.compare import Settings, compare
+from kvlab.fast.lab.pictures.comparison import results
 
 results(compare(Settings(reasoner_directory(), specs, ("70%",), 4, 0, workers=0)))
 
@@ -125,7 +125,7 @@ results(compare(Settings(reasoner_directory(), specs, ("70%",), 4, 0, workers=0)
 # $c_j = \alpha_j \lVert X'_{-j} - v_j \rVert$.
 
 # %%
-from kvlab.fast.pictures.evictions import float32_errors
+from kvlab.fast.lab.pictures.evictions import float32_errors
 
 float32_errors()
 
@@ -186,7 +186,7 @@ def caote_score(alpha, values):
 
 
 # %% tags=["check"]
-from kvlab.fast.pictures.evictions import recomputed_errors
+from kvlab.fast.lab.pictures.evictions import recomputed_errors
 
 rng = np.random.default_rng(0)
 weights = rng.dirichlet(np.ones(12))

@@ -20,10 +20,10 @@
 # %%
 import numpy as np
 
+from kvlab.fast.lab.pictures.bias import accumulated
 from kvlab.fast.models import reasoner_directory
-from kvlab.fast.pictures.bias import accumulated
 from kvlab.reference.proofs.observed import observe
-from kvlab.reference.simulator import workloads
+from kvlab.reference.traces import workloads
 
 fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
 heads = observe(reasoner_directory())
@@ -39,7 +39,7 @@ accumulated(
 # exchangeable there:
 
 # %%
-from kvlab.fast.pictures.claims import account, verdicts
+from kvlab.fast.lab.pictures.claims import account, verdicts
 
 print(account("AK-10", reasoner_directory()))
 
@@ -51,9 +51,9 @@ print(account("AK-10", reasoner_directory()))
 # over the last 32 rows, keeps all stretches alike.
 
 # %%
-from kvlab.fast.pictures.bias import kept_positions
+from kvlab.fast.lab.pictures.bias import kept_positions
 from kvlab.reference import methods
-from kvlab.reference.simulator.replay import replay
+from kvlab.reference.traces.replay import replay
 
 specs = ("h2o@recent=0", "h2o", "ahakv", "ahakv@accumulation=all")
 fates = {spec: [] for spec in specs}
@@ -76,7 +76,7 @@ kept_positions(fates, token=143)
 # Dots are simulations, solid lines the formula, dotted lines the frozen phase.
 
 # %%
-from kvlab.fast.pictures.bias import effective_tokens, entropy_of_heads, entropy_phases
+from kvlab.fast.lab.pictures.bias import effective_tokens, entropy_of_heads, entropy_phases
 
 entropy_phases((64, 512, 4096))
 
@@ -121,8 +121,8 @@ entropy_of_heads(real)
 # results lie in the package, and notebook 09 says how they were measured.
 
 # %%
-from kvlab.fast.evaluate import reproduction
-from kvlab.fast.pictures.reproduced import shares
+from kvlab.fast.lab.evaluate import reproduction
+from kvlab.fast.lab.pictures.reproduced import shares
 
 base = "ahakv@recent=16"
 parts = ("gain=none", "accumulation=all", "value_prior=none")

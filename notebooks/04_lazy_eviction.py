@@ -14,14 +14,14 @@
 # up again.
 
 # %%
+from kvlab.fast.lab.pictures.recurring import attention_map, lifelines, most_recurring_table
 from kvlab.fast.models import reasoner_directory
-from kvlab.fast.pictures.recurring import attention_map, lifelines, most_recurring_table
 from kvlab.reference import Transformer, methods
-from kvlab.reference.recurrence import activations, most_recurring
-from kvlab.reference.simulator.record import record
-from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.recording import record
+from kvlab.reference.traces.recurrence import activations, most_recurring
+from kvlab.reference.traces.replay import Layer
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -67,8 +67,8 @@ most_recurring_table(most_recurring(facts, count=5, gap=16), words)
 # Over 8 problems, all layers and KV heads:
 
 # %%
-from kvlab.fast.pictures.recurring import interval_histogram
-from kvlab.reference.recurrence import intervals
+from kvlab.fast.lab.pictures.recurring import interval_histogram
+from kvlab.reference.traces.recurrence import intervals
 
 longest = intervals(reasoner_directory(), problems=8, seed=0, threshold=0.01)
 interval_histogram(longest)
@@ -82,7 +82,7 @@ interval_histogram(longest)
 # importance. A larger $\alpha$ tells important tokens apart, and fewer recur.
 
 # %%
-from kvlab.fast.pictures.recurring import intervals_by_threshold
+from kvlab.fast.lab.pictures.recurring import intervals_by_threshold
 
 thresholds = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 intervals_by_threshold(reasoner_directory(), thresholds, problems=4, seed=0)
@@ -103,8 +103,8 @@ intervals_by_threshold(reasoner_directory(), thresholds, problems=4, seed=0)
 # code has the form above.
 
 # %%
-from kvlab.fast.pictures.claims import account
-from kvlab.fast.pictures.recurring import interval_scores
+from kvlab.fast.lab.pictures.claims import account
+from kvlab.fast.lab.pictures.recurring import interval_scores
 
 print(account("LE-1", reasoner_directory()))
 interval_scores()
@@ -122,9 +122,9 @@ interval_scores()
 # returns at which the entry was still there.
 
 # %%
-from kvlab.fast.pictures.fates import judgements
-from kvlab.reference.simulator import workloads
-from kvlab.reference.simulator.judge import judge
+from kvlab.fast.lab.pictures.fates import judgements
+from kvlab.reference.traces import workloads
+from kvlab.reference.traces.judge import judge
 
 workload = workloads.periodic_recurrence(seed=0)
 entries_at_most = 176

@@ -22,13 +22,13 @@
 # keys of the embedded reasoner, one without outliers, one with, at 8, 4 and 2 bits:
 
 # %%
+from kvlab.fast.lab.pictures.precision import stored_key
 from kvlab.fast.models import reasoner_directory
-from kvlab.fast.pictures.precision import stored_key
 from kvlab.reference import Transformer, generate, methods
-from kvlab.reference.quadrants import outliers_and_errors
-from kvlab.reference.simulator.record import record
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.importance_and_sensitivity import outliers_and_errors
+from kvlab.reference.traces.recording import record
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -49,7 +49,7 @@ stored_key(trace.keys[3, 0, scores[0].argmax()], (8, 4, 2))
 # ρ is the rank correlation:
 
 # %%
-from kvlab.fast.pictures.precision import outliers_against_errors
+from kvlab.fast.lab.pictures.precision import outliers_against_errors
 
 outliers_against_errors(trace.keys, bits=4)
 
@@ -64,9 +64,9 @@ outliers_against_errors(trace.keys, bits=4)
 # with the medians that divide the quadrants:
 
 # %%
-from kvlab.fast.pictures.precision import axes_of_tokens, quadrant_counts
-from kvlab.reference.quadrants import quadrants
-from kvlab.reference.simulator.replay import Layer
+from kvlab.fast.lab.pictures.precision import axes_of_tokens, quadrant_counts
+from kvlab.reference.traces.importance_and_sensitivity import quadrants
+from kvlab.reference.traces.replay import Layer
 
 judged = {f"layer {n}": quadrants(Layer.of(trace, n)) for n in range(trace.shape[0])}
 axes_of_tokens(judged)
@@ -86,7 +86,7 @@ quadrant_counts(judged)
 # line is the end of the prompt:
 
 # %%
-from kvlab.fast.pictures.precision import bytes_held, widths_of_entries
+from kvlab.fast.lab.pictures.precision import bytes_held, widths_of_entries
 
 specs = (
     "full",
@@ -116,9 +116,9 @@ bytes_held(caches, seen)
 # evicts a fifth of every window instead of half of it.
 
 # %%
-from kvlab.fast.evaluate import reproduction
-from kvlab.fast.evaluate.experiments import MILD
-from kvlab.fast.pictures.reproduced import shares
+from kvlab.fast.lab.evaluate import reproduction
+from kvlab.fast.lab.evaluate.experiments import MILD
+from kvlab.fast.lab.pictures.reproduced import shares
 
 shares(reproduction.load(), (*specs, MILD))
 
@@ -128,8 +128,8 @@ shares(reproduction.load(), (*specs, MILD))
 # lowered; with 16 bits everywhere, entries are only evicted. Six problems, measured now:
 
 # %%
-from kvlab.fast.evaluate.compare import Settings, compare
-from kvlab.fast.pictures.comparison import results
+from kvlab.fast.lab.evaluate.compare import Settings, compare
+from kvlab.fast.lab.pictures.comparison import results
 
 parameters = "interval=32,selector=8,group=32"
 halves = (
@@ -150,7 +150,7 @@ results(compare(Settings(reasoner_directory(), halves, ("70%",), 6, 0, workers=0
 # and 8 bits at the medians; other rows of the table do not add up:
 
 # %%
-from kvlab.fast.pictures.claims import verdicts
+from kvlab.fast.lab.pictures.claims import verdicts
 
 tags = (
     "DE-1",

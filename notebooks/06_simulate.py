@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, methods
-from kvlab.reference.simulator.record import record
-from kvlab.reference.simulator.trace import load, save
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.recording import record
+from kvlab.reference.traces.trace import load, save
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -44,9 +44,9 @@ print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
 # the attention output, `hits` how often an entry was there when it mattered again.
 
 # %%
-from kvlab.fast.pictures.fates import judgements
+from kvlab.fast.lab.pictures.fates import judgements
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.judge import judge
+from kvlab.reference.traces.judge import judge
 
 budget = budget_entries("70%", t)
 specs = ("streaming_llm", "h2o", "tova", "raas@pin_prompt=false,threshold=0.01")
@@ -63,9 +63,9 @@ judgements(specs, judged)
 # one entry each, and a slot's history is a chain of entries that take each other's place.
 
 # %%
-from kvlab.fast.pictures.fates import lifetimes
-from kvlab.reference.simulator.oracle import best_left
-from kvlab.reference.simulator.replay import Layer
+from kvlab.fast.lab.pictures.fates import lifetimes
+from kvlab.reference.traces.oracle import best_left
+from kvlab.reference.traces.replay import Layer
 
 layer = Layer.of(trace, 2)
 attention = layer.full_attention(0, t).attention.mean(axis=1)[0]
@@ -77,7 +77,7 @@ lifetimes({**kept, "best possible": best_left(attention, trace.prompt, budget)},
 # birth. Over budgets:
 
 # %%
-from kvlab.fast.pictures.planning import mass_over_budget
+from kvlab.fast.lab.pictures.planning import mass_over_budget
 
 budgets = [budget_entries(f"{percent}%", t) for percent in (30, 40, 50, 60, 70, 80, 90)]
 mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), budgets)
@@ -93,8 +93,8 @@ mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), budgets)
 # % is evicting at random, 100 % the best there could be.
 
 # %%
-from kvlab.fast.pictures.planning import skills
-from kvlab.reference.simulator import workloads
+from kvlab.fast.lab.pictures.planning import skills
+from kvlab.reference.traces import workloads
 
 made = {
     "recency": workloads.pure_recency(tokens=224, prompt=48),
@@ -125,10 +125,10 @@ skills(made, candidates, budget=64)
 # who all write at once, at 20 tokens per second or more for each?
 
 # %%
-from kvlab.fast.pictures.serving import fleets, servings
-from kvlab.reference.simulator.cost import Plan
-from kvlab.reference.simulator.hardware import HARDWARE
-from kvlab.reference.simulator.shape import SHAPES
+from kvlab.fast.lab.pictures.serving import fleets, servings
+from kvlab.reference.planner.cost import Plan
+from kvlab.reference.planner.hardware import HARDWARE
+from kvlab.reference.planner.shape import SHAPES
 
 length, shape, gpu = 512 + 16384, SHAPES["llama-3.1-8b"], HARDWARE["h200"]
 plans = {
@@ -182,7 +182,7 @@ def forgetful(budget):
 
 
 # %% tags=["check"]
-from kvlab.reference.simulator.judge import skill
+from kvlab.reference.traces.judge import skill
 
 ((found,),) = judge(made["recency"].trace, [forgetful(64)])
 assert found.size == 64
@@ -193,7 +193,7 @@ assert skill([found]) < 0
 # million users? Write `saved(plans, users, speed)`, and use `fleet`.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-from kvlab.reference.simulator.cost import fleet
+from kvlab.reference.planner.cost import fleet
 
 
 def saved(plans, users, speed):

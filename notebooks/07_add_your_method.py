@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvlab.reference.cache import Column
 from kvlab.reference.method import Method
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy, Score
 
@@ -61,7 +62,7 @@ class LoudValues(Method):
 # changes nothing. `check` tries them on random streams of several shapes.
 
 # %%
-from kvlab.fast.pictures.promises import promises
+from kvlab.fast.lab.pictures.promises import promises
 from kvlab.reference.invariants import check
 
 promises(check(lambda budget: LoudValues(recent=3).policy(budget)))
@@ -102,14 +103,14 @@ promises(check(broken))
 # compared.
 
 # %%
+from kvlab.fast.lab.pictures.fates import judgements
 from kvlab.fast.models import reasoner_directory
-from kvlab.fast.pictures.fates import judgements
 from kvlab.reference import Transformer, methods
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.judge import judge
-from kvlab.reference.simulator.record import record
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.judge import judge
+from kvlab.reference.traces.recording import record
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -130,7 +131,7 @@ judgements(list(policies), list(judge(trace, list(policies.values()))))
 # Then on problems. `solve` lets the model write them under any policy.
 
 # %%
-from kvlab.fast.pictures.comparison import solved_by
+from kvlab.fast.lab.pictures.comparison import solved_by
 from kvlab.reference.tasks.solving import solve
 
 problems = reasoning.held_out(12)
@@ -178,7 +179,7 @@ class Newest(Score):
 
 
 # %% tags=["check"]
-from kvlab.reference.simulator.replay import replay
+from kvlab.reference.traces.replay import replay
 
 
 def newest(budget):
@@ -193,15 +194,15 @@ assert not [each for each in check(newest) if each.objection]
 # %% [markdown]
 # **2.** A score that remembers: write `LongestLooked`, which counts for every entry how many
 # queries gave it at least 5 % of their attention (mean over the query heads), and keeps those with
-# the largest counts. State that belongs to an entry is announced in `fills` and leaves with it.
+# the largest counts. State that belongs to an entry is announced in `columns` and leaves with it.
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 @dataclass(frozen=True)
 class LongestLooked(Score):
     @property
-    def fills(self):
-        return {"looks": 0.0}
+    def columns(self):
+        return {"looks": Column("queries that looked at the entry")}
 
     def observe(self, state, seen):
         looked = (seen.attention.mean(axis=1) >= 0.05).sum(axis=1)

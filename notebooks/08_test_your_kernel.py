@@ -16,7 +16,7 @@
 # %%
 import numpy as np
 
-from kvlab.fast.pictures.kernels import caught, groups, smallest_failure
+from kvlab.fast.lab.pictures.kernels import caught, groups, smallest_failure
 from kvlab.reference.conformance import check
 
 

@@ -22,15 +22,15 @@
 # Every method solved held-out problems at 70 % and 85 % of the memory (DesireKV and its rivals by
 # their own rule). Two methods are compared on the problems of the miniature study if both took part
 # in it (`kvlab sweep`, six budgets; see the page *Study*), otherwise, as all ablations are, on the
-# fewer ones of `python -m kvlab.fast.evaluate.reproduction`. Both lie in `fast/evaluate/results/`.
+# fewer ones of `python -m kvlab.fast.lab.evaluate.reproduction`. Both lie in the package.
 # Differences are paired, problem by problem; their bootstrap intervals are widened (Bonferroni), so
 # that all of them hold together with 95 %. Windows and thresholds are fitted to texts of 200
 # tokens: the papers' own are made for thousands.
 
 # %%
-from kvlab.fast.evaluate import reproduction, study
+from kvlab.fast.lab.evaluate import reproduction, study
+from kvlab.fast.lab.pictures.reproduced import tally
 from kvlab.fast.models import reasoner_directory
-from kvlab.fast.pictures.reproduced import tally
 from kvlab.reference.proofs import PAPERS
 
 found = [study.outcomes(), reproduction.load()]
@@ -50,7 +50,7 @@ tally(judged)
 # instead):
 
 # %%
-from kvlab.fast.pictures.reproduced import proofs
+from kvlab.fast.lab.pictures.reproduced import proofs
 
 proofs(reasoner_directory())
 
@@ -58,7 +58,7 @@ proofs(reasoner_directory())
 # ## LazyEviction
 
 # %%
-from kvlab.fast.pictures.reproduced import contrasts, forest, modelled, untested
+from kvlab.fast.lab.pictures.reproduced import contrasts, forest, modelled, untested
 
 forest(judged["lazy_eviction"])
 
@@ -76,12 +76,12 @@ contrasts(judged["lazy_eviction"])
 # $\max(N_0, B) + W$ is proved (LE-4):
 
 # %%
-from kvlab.fast.pictures.reproduced import entries_over_tokens
+from kvlab.fast.lab.pictures.reproduced import entries_over_tokens
 from kvlab.reference import Transformer
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.record import record
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.recording import record
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -124,7 +124,7 @@ contrasts(judged["caote"])
 # says that it is always smaller with CAOTE. On traces, where all methods see the same queries:
 
 # %%
-from kvlab.fast.pictures.reproduced import error_by_layer
+from kvlab.fast.lab.pictures.reproduced import error_by_layer
 
 pairs = [
     ("h2o", "caote:h2o"),
@@ -205,7 +205,7 @@ untested("ahakv")
 # percent. Put `True` or `False` into `distinguishable`: does 88.25 lie outside of it?
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-from kvlab.fast.evaluate.statistics import wilson
+from kvlab.fast.lab.evaluate.statistics import wilson
 
 low, high = (100 * bound for bound in wilson(round(0.8840 * 1319), 1319))
 distinguishable = not low <= 88.25 <= high

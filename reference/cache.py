@@ -12,6 +12,22 @@ from kvlab.reference.storage import Storage
 
 
 @dataclass(frozen=True)
+class Column:
+    """One number that a score remembers of every entry."""
+
+    meaning: str = ""
+    start: float = 0.0
+    """What a new entry starts with."""
+    whole: bool = False
+    """Whether the numbers count something: they are whole, and other implementations must agree
+    exactly."""
+
+    def rows(self, heads: int, entries: int) -> Array:
+        """Return the numbers of new entries, ``[heads, entries]``."""
+        return np.full((heads, entries), self.start, dtype=np.int64 if self.whole else np.float64)
+
+
+@dataclass(frozen=True)
 class State:
     """What a score remembers in one layer.
 
@@ -42,10 +58,10 @@ class LayerCache:
     state: State = field(default_factory=State)
 
     @classmethod
-    def empty(cls, kv_heads: int, head_dim: int, fills: Mapping[str, float]) -> "LayerCache":
-        """Return a cache without entries; ``fills`` holds the first value of each entry's state."""
+    def empty(cls, kv_heads: int, head_dim: int, columns: Mapping[str, Column]) -> "LayerCache":
+        """Return a cache without entries; ``columns`` is what a score remembers of each."""
         nothing = Storage.empty(kv_heads, head_dim)
-        entries = {name: np.full((kv_heads, 0), fill) for name, fill in fills.items()}
+        entries = {name: column.rows(kv_heads, 0) for name, column in columns.items()}
         positions = np.zeros((kv_heads, 0), dtype=np.int64)
         return cls(nothing, nothing, positions, State(entries))
 
@@ -68,12 +84,12 @@ class LayerCache:
         keys: Float[Array, "G m d"],
         values: Float[Array, "G m d"],
         positions: Int[Array, " m"],
-        fills: Mapping[str, float],
+        columns: Mapping[str, Column],
     ) -> "LayerCache":
-        """Add a block of entries, with first values of their state."""
+        """Add a block of entries, with what a score remembers of them at first."""
         G, m, _ = keys.shape
         entries = {
-            name: np.concatenate([array, np.full((G, m), fills[name], array.dtype)], axis=1)
+            name: np.concatenate([array, columns[name].rows(G, m)], axis=1)
             for name, array in self.state.entries.items()
         }
         return LayerCache(

@@ -11,12 +11,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.attention import attend, logits, visible, weighted_values
-from kvlab.reference.cache import LayerCache, State
+from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.notation import Array
 from kvlab.reference.selection import keep_set
 
@@ -86,12 +87,35 @@ class Observation:
         return self.clock.positions
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a score reads of attention. The fast side does not compute what no score reads."""
+
+    rows: Literal["all", "last", "none"] = "all"
+    """Rows of the attention probabilities, one per query of the block."""
+    prompt: bool = True
+    """Whether it reads them while the prompt is read; if not, only while tokens are generated."""
+    heads: Literal["apart", "sum", "mean", "max"] = "apart"
+    """How the query heads of a KV head are joined, if that is all that is read of them."""
+    sums_rows: bool = False
+    """Whether it reads nothing but the sum over the rows of a block."""
+    may_wait: bool = False
+    """Whether it may observe several generated tokens together, once a decision is due."""
+
+
+NO_ATTENTION = Needs(rows="none")
+"""For scores that read no attention probabilities of the block."""
+
+
 class Score(ABC):
     """What is an entry worth? Higher is kept."""
 
+    needs = Needs()
+    """What the score reads of attention; the default is right for every score."""
+
     @property
-    def fills(self) -> Mapping[str, float]:
-        """Names of the per-entry state and the value that a new entry starts with."""
+    def columns(self) -> Mapping[str, Column]:
+        """What the score remembers of every entry, by name."""
         return {}
 
     @property
@@ -234,7 +258,7 @@ class StepResult:
 
 def empty_cache(policy: Policy, kv_heads: int, head_dim: int) -> LayerCache:
     """Return the empty cache of one layer for a policy."""
-    return LayerCache.empty(kv_heads, head_dim, policy.score.fills)
+    return LayerCache.empty(kv_heads, head_dim, policy.score.columns)
 
 
 def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
@@ -247,7 +271,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     """
     check_block(cache, block)
     clock = block.clock
-    cache = cache.append(block.keys, block.values, clock.positions, policy.score.fills)
+    cache = cache.append(block.keys, block.values, clock.positions, policy.score.columns)
     output, seen = observe_attention(policy, cache, block)
     state = policy.score.observe(cache.state, seen)
     cache = replace(cache, state=state)

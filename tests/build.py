@@ -45,11 +45,11 @@ def observation(
 
 def observe_rows(score: Score, rows, prompt: int = 0, **given) -> tuple[State, Observation]:
     """Feed one token after the other, each with its row of attention, to a score of one head."""
-    cache = LayerCache.empty(1, 2, score.fills)
+    cache = LayerCache.empty(1, 2, score.columns)
     seen = None
     for i, row in enumerate(rows):
         new = np.zeros((1, 1, 2))
-        cache = cache.append(new, new, np.array([i]), score.fills)
+        cache = cache.append(new, new, np.array([i]), score.columns)
         seen = observation([row], seen=i + 1, prompt=prompt, **given)
         cache = replace(cache, state=score.observe(cache.state, seen))
     assert seen is not None

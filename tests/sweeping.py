@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from kvlab.fast.evaluate.sweep.dataset import Dataset, without_timing
-from kvlab.fast.evaluate.sweep.run import RESULTS
+from kvlab.fast.lab.sweep.dataset import Dataset, without_timing
+from kvlab.fast.lab.sweep.run import RESULTS
 
 SMALL = """
 methods = ["full", "h2o", "raas", "nacl"]

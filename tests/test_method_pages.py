@@ -13,7 +13,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.utils.meta import get_data
 from typer.testing import CliRunner
 
-from kvlab.fast.cli import app
+from kvlab.fast.lab.cli import app
 from kvlab.reference import methods
 from kvlab.reference.methods import METHODS, WRAPPERS
 from kvlab.reference.methods.caote import Caote

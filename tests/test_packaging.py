@@ -41,7 +41,7 @@ def test_the_reference_does_not_import_torch():
 
 def test_every_module_of_the_reference_and_the_command_work_without_torch():
     walk = """
-import importlib, pkgutil, kvlab.reference, kvlab.fast.cli
+import importlib, pkgutil, kvlab.reference, kvlab.fast.lab.cli
 for module in pkgutil.walk_packages(kvlab.reference.__path__, "kvlab.reference."):
     importlib.import_module(module.name)
 print(len(sys.modules))
@@ -52,7 +52,7 @@ print(len(sys.modules))
 def test_proofs_run_without_torch():
     prove = """
 sys.argv = ["kvlab", "prove", "--paper", "lazy_eviction", "--workers", "1"]
-from kvlab.fast.cli import main
+from kvlab.fast.lab.cli import main
 main()
 """
     assert "claims:" in python(BLOCK_TORCH + prove)

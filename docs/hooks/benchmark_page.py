@@ -5,8 +5,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from kvlab.fast.benchmarks import tables
-from kvlab.fast.documents import markdown as written
+from kvlab.fast.lab.benchmarks import tables
+from kvlab.fast.lab.documents import markdown as written
 
 MARK = "<!-- results -->"
 NO_GPU = (
@@ -29,7 +29,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     try:
         return markdown.replace(MARK, results())
     except ValueError as error:
-        raise PluginError(f"fast/benchmarks/results: {error}") from error
+        raise PluginError(f"fast/lab/benchmarks/results: {error}") from error
 
 
 def results() -> str:

@@ -12,9 +12,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.commands.view import view
-from kvlab.fast.documents import Bold, Cell, Grid, escaped
-from kvlab.fast.pictures import study
+from kvlab.fast.lab.commands.view import view
+from kvlab.fast.lab.documents import Bold, Cell, Grid, escaped
+from kvlab.fast.lab.pictures import study
 from kvlab.reference import methods
 
 ROOT = Path(__file__).parents[2]

@@ -4,19 +4,19 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from kvlab.fast.lab.pictures.decisions import columns, decisions, entry_bytes, memory
+from kvlab.fast.lab.pictures.keeping import keeping
+from kvlab.fast.lab.pictures.picture import Picture
+from kvlab.fast.lab.pictures.table import Table
 from kvlab.fast.models import reasoner_directory
-from kvlab.fast.pictures.decisions import columns, decisions, entry_bytes, memory
-from kvlab.fast.pictures.keeping import keeping
-from kvlab.fast.pictures.picture import Picture
-from kvlab.fast.pictures.table import Table
 from kvlab.reference import methods
-from kvlab.reference.chronicle import Run, record
+from kvlab.reference.planner.cost import Plan
+from kvlab.reference.planner.hardware import HARDWARE
+from kvlab.reference.planner.shape import SHAPES
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.cost import Plan
-from kvlab.reference.simulator.hardware import HARDWARE
-from kvlab.reference.simulator.shape import SHAPES
 from kvlab.reference.tasks import reasoning
+from kvlab.reference.timeline import Run, record
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer, end_of_text
 

@@ -17,8 +17,8 @@ from kvlab.fast.kernels.caote import (
     remaining_mass,
 )
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.padding import to_device
 from kvlab.fast.policy import Observation, Score, twin_of
-from kvlab.fast.ragged import to_device
 from kvlab.fast.selection import first_to_go
 from kvlab.fast.windows import among_candidates, mean_pool
 from kvlab.reference.methods import caote as reference

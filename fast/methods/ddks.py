@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.cache import LayerCache
+from kvlab.fast.padding import kept_slots, to_device
 from kvlab.fast.policy import Budget, Observation, Precision, Protect, twin_of
-from kvlab.fast.ragged import kept_slots, to_device
 from kvlab.fast.storage import EMPTY, Storage
 from kvlab.reference.methods import ddks as reference
 from kvlab.reference.policy import Clock, check_protected

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kvlab.fast.cache import LayerCache, State
 from kvlab.fast.kernels.coded import outlier_scores
+from kvlab.fast.padding import kept_slots
 from kvlab.fast.policy import Budget, Observation, Precision, Protect, Score, twin_of
-from kvlab.fast.ragged import kept_slots
 from kvlab.fast.storage import EMPTY
 from kvlab.fast.windows import (
     among_candidates,

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from kvlab.fast.cache import LayerCache
+from kvlab.fast.padding import to_device
 from kvlab.fast.policy import Observation, Precision, twin_of
-from kvlab.fast.ragged import to_device
 from kvlab.fast.storage import EMPTY, Storage
 from kvlab.reference.methods import kivi as reference
 

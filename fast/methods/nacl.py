@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kvlab.fast.attention import softmax
 from kvlab.fast.cache import State
+from kvlab.fast.padding import last_in_use, to_device
 from kvlab.fast.policy import Observation, Protect, Score, twin_of
-from kvlab.fast.ragged import last_in_use, to_device
 from kvlab.fast.selection import rank
 from kvlab.fast.windows import remember_queries, window, window_logits
 from kvlab.reference.methods import nacl as reference

@@ -142,7 +142,7 @@ def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
             confidence[: stream.first + done],
             softcap=stream.softcap,
         )
-        grown = cache.append(block.keys, block.values, block.clock.positions, policy.score.fills)
+        grown = cache.append(block.keys, block.values, block.clock.positions, policy.score.columns)
         result = step(policy, cache, block)
         after = policy.score.observe(grown.state, result.seen)
         fresh = bool((grown.keys.bits == FULL_BITS).all())
@@ -269,7 +269,7 @@ def event_inputs(
     common = stages.inputs_of(seen)
     stored = {"stored_bits": seen.bits, "confidence": seen.confidence}
     more = {} if isinstance(policy.precision, Full) else stored
-    if score.fills:
+    if score.columns:
         yield "observe", {**common, **stages.state_inputs(policy, event.before)}, {}
     if not isinstance(policy.budget, Unlimited):
         state = stages.state_inputs(policy, event.after)

@@ -120,7 +120,7 @@ def inputs_of(seen: Observation) -> dict[str, Array]:
 
 def state_of(policy: Policy, inputs: Inputs) -> State:
     """Rebuild what a score remembers."""
-    entries = {name: inputs[name] for name in policy.score.fills}
+    entries = {name: inputs[name] for name in policy.score.columns}
     stream = {
         name.removeprefix(REMEMBERED): x
         for name, x in inputs.items()
@@ -132,7 +132,7 @@ def state_of(policy: Policy, inputs: Inputs) -> State:
 def state_inputs(policy: Policy, state: State) -> dict[str, Array]:
     """Return what a score remembers, as inputs."""
     remembered = {REMEMBERED + name: x for name, x in state.stream.items()}
-    return {**{name: state.entries[name] for name in policy.score.fills}, **remembered}
+    return {**{name: state.entries[name] for name in policy.score.columns}, **remembered}
 
 
 def derive(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
@@ -164,7 +164,7 @@ def expect_state(inputs: Inputs, parameters: Parameters, method: str | None):
     """State of the entries after a block."""
     policy = policy_of(method, parameters)
     state = policy.score.observe(state_of(policy, inputs), observation_of(inputs, parameters))
-    return {name: state_expected(state.entries[name], inputs) for name in policy.score.fills}
+    return {name: state_expected(state.entries[name], inputs) for name in policy.score.columns}
 
 
 def state_expected(value: Array, inputs: Inputs) -> Expected:
@@ -283,7 +283,7 @@ def expect_run(inputs: Inputs, parameters: Parameters, method: str | None):
     }
     if not np.array_equal(found.cache.keys.bits, np.full_like(found.cache.positions, FULL_BITS)):
         expected |= stored_expected(found.cache)
-    for name in policy_of(method, parameters).score.fills:
+    for name in policy_of(method, parameters).score.columns:
         expected[name] = state_expected(found.cache.state.entries[name], inputs)
     return expected
 

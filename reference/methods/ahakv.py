@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.attention import softmax, visible
-from kvlab.reference.cache import State
+from kvlab.reference.cache import Column, State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
+    NO_ATTENTION,
     Edges,
     Entries,
     EveryBlock,
@@ -106,10 +107,13 @@ class SharpenedRecentAttention(Score):
     kernel: int
     border: Border
 
+    needs = NO_ATTENTION
+
     @property
-    def fills(self) -> dict[str, float]:
+    def columns(self) -> dict[str, Column]:
         """Only the ablation without recent accumulation needs a sum per entry."""
-        return {"accumulated": 0.0} if self.accumulation == "all" else {}
+        sums = {"accumulated": Column("sharpened attention received so far")}
+        return sums if self.accumulation == "all" else {}
 
     def observe(self, state: State, seen: Observation) -> State:
         """Remember the last queries, or add up all rows."""

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import EveryBlock, Full, Nobody, Observation, Policy, Score
+from kvlab.reference.policy import EveryBlock, Full, Needs, Nobody, Observation, Policy, Score
 from kvlab.reference.windows import among_candidates, check_choice, check_kernel, mean_pool
 
 Heads = Literal["l2", "mean", "max", "attention", "layer"]
@@ -97,9 +97,14 @@ class EvictionError(Score):
     pool: int | None
 
     @property
-    def fills(self):
+    def columns(self):
         """What the wrapped score remembers; nothing of its own."""
-        return self.base.fills
+        return self.base.columns
+
+    @property
+    def needs(self):
+        """What the wrapped score reads, query heads apart."""
+        return Needs(self.base.needs.rows, self.base.needs.prompt)
 
     @property
     def ordinal(self) -> bool:

@@ -14,6 +14,7 @@ from kvlab.reference.method import Divergence, Method
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
+    NO_ATTENTION,
     Budget,
     Entries,
     EveryGenerated,
@@ -110,6 +111,8 @@ class Importance(Score):
     border: Border
     normalize_over: Literal["candidates", "present"]
     random_seed: int | None
+
+    needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
         """Remember the last queries, across blocks."""

@@ -8,6 +8,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.method import Method, refuse_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
+    NO_ATTENTION,
     Full,
     Never,
     Nobody,
@@ -21,6 +22,8 @@ from kvlab.reference.policy import (
 @dataclass(frozen=True)
 class Recency(Score):
     """The newer, the better: for methods whose schedule and protection already decide."""
+
+    needs = NO_ATTENTION
 
     def score(
         self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int

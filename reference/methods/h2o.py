@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Bool, Float
 
-from kvlab.reference.cache import State
+from kvlab.reference.cache import Column, State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
@@ -18,6 +18,7 @@ from kvlab.reference.policy import (
     Entries,
     EveryBlock,
     Full,
+    Needs,
     Observation,
     Policy,
     Score,
@@ -32,9 +33,14 @@ class AccumulatedAttention(Score):
     reduce: GroupReduction = "mean"
 
     @property
-    def fills(self) -> dict[str, float]:
-        """A new entry has received nothing."""
-        return {"accumulated": 0.0}
+    def columns(self) -> dict[str, Column]:
+        """The sum; a new entry has received nothing."""
+        return {"accumulated": Column("attention received so far")}
+
+    @property
+    def needs(self) -> Needs:
+        """All rows, added up."""
+        return Needs(heads=self.reduce, sums_rows=True, may_wait=True)
 
     def observe(self, state: State, seen: Observation) -> State:
         """Add the attention of the block's queries."""

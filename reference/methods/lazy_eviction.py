@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float
 
-from kvlab.reference.cache import State
+from kvlab.reference.cache import Column, State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
@@ -21,6 +21,7 @@ from kvlab.reference.policy import (
     Entries,
     EveryDecode,
     Full,
+    Needs,
     Observation,
     Policy,
     Score,
@@ -59,9 +60,18 @@ class Recurrence(Score):
     reduce: GroupReduction
 
     @property
-    def fills(self) -> dict[str, float]:
-        """Generated step of the latest activation, longest interval, activated at all."""
-        return {"stamp": 0, "interval": 0, "activated": 0}
+    def columns(self) -> dict[str, Column]:
+        """The recurrence of an entry so far."""
+        return {
+            "stamp": Column("generated step of the latest activation (TS)", whole=True),
+            "interval": Column("longest steps between two activations (MRI)", whole=True),
+            "activated": Column("1 once the entry was activated", whole=True),
+        }
+
+    @property
+    def needs(self) -> Needs:
+        """What every generated token reads of each entry."""
+        return Needs(prompt=False, heads=self.reduce, may_wait=True)
 
     def observe(self, state: State, seen: Observation) -> State:
         """Track recurrence, one generated token after the other; prefill is not observed."""

@@ -16,6 +16,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
+    NO_ATTENTION,
     AfterPrefill,
     Entries,
     Full,
@@ -49,6 +50,8 @@ class ProxyAndSample(Score):
     temperature: float
     causal: bool
     seed: int
+
+    needs = NO_ATTENTION
 
     @property
     def ordinal(self) -> bool:

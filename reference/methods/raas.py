@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from kvlab.reference.cache import State
+from kvlab.reference.cache import Column, State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
+    NO_ATTENTION,
     Budget,
     Entries,
     EveryDecode,
     Full,
+    Needs,
     Nobody,
     Observation,
     Policy,
@@ -39,9 +41,14 @@ class LastUse(Score):
     share: float | None
 
     @property
-    def fills(self) -> dict[str, float]:
-        """A new entry carries no stamp yet."""
-        return {"stamp": 0}
+    def columns(self) -> dict[str, Column]:
+        """The stamp; a new entry carries none yet."""
+        return {"stamp": Column("generated step of the latest use", whole=True)}
+
+    @property
+    def needs(self) -> Needs:
+        """What every generated token reads of each entry."""
+        return Needs(prompt=False, heads="max" if self.share is None else "mean")
 
     def observe(self, state: State, seen: Observation) -> State:
         """Stamp what each generated token looks at; the prompt's attention is not used."""
@@ -80,10 +87,12 @@ class PageUse(Score):
     page: int
     stamped_pages: int
 
+    needs = NO_ATTENTION
+
     @property
-    def fills(self) -> dict[str, float]:
-        """A new entry carries no stamp yet."""
-        return {"stamp": 0}
+    def columns(self) -> dict[str, Column]:
+        """The stamp; a new entry carries none yet."""
+        return {"stamp": Column("generated step of the latest use", whole=True)}
 
     def observe(self, state: State, seen: Observation) -> State:
         """Stamp the best pages and the one being written."""

@@ -18,6 +18,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
+    NO_ATTENTION,
     AfterPrefillThenEverySeen,
     Edges,
     Entries,
@@ -45,6 +46,8 @@ class ImportanceMinusRedundancy(Score):
     kernel: int
     similarity: float
     first_column_quirk: bool
+
+    needs = NO_ATTENTION
 
     @property
     def signed(self) -> bool:

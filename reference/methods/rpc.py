@@ -17,6 +17,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
+    NO_ATTENTION,
     Budget,
     Entries,
     EveryGenerated,
@@ -44,6 +45,8 @@ class SelectorAttention(Score):
     selector: int
     kernel: int
     heads: str
+
+    needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
         """Remember the last queries, across blocks."""

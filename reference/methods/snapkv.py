@@ -15,6 +15,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.method import Divergence, Method, require_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import (
+    NO_ATTENTION,
     AfterPrefill,
     Edges,
     Entries,
@@ -45,6 +46,8 @@ class WindowAttention(Score):
     kernel: int
     pooling: Literal["mean", "max"]
     border: Border
+
+    needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
         """Remember the last queries, across blocks."""

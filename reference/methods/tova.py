@@ -17,6 +17,7 @@ from kvlab.reference.policy import (
     Entries,
     EveryBlock,
     Full,
+    Needs,
     Nobody,
     Observation,
     Policy,
@@ -29,6 +30,8 @@ class LastRowAttention(Score):
     """Attention that the newest token pays."""
 
     per_head: bool = False
+
+    needs = Needs(rows="last", heads="mean")
 
     def score(
         self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int

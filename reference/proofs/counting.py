@@ -31,13 +31,13 @@ class Counting(Score):
         self.inner, self.counts = score, counts
 
     @property
-    def fills(self) -> Any:
+    def columns(self) -> Any:
         """The counted score's."""
-        return self.inner.fills
+        return self.inner.columns
 
     def observe(self, state: Any, seen: Any) -> Any:
         """Count the entries of scores that keep state."""
-        if self.fills:
+        if self.columns:
             self.counts.updated += seen.positions.shape[1]
         return self.inner.observe(state, seen)
 

@@ -15,7 +15,7 @@ What the four papers print that does not hold, what they leave open, which readi
 which option gives the other. `kvlab prove --errata docs/errata.md` writes this page from the
 verdicts of the [executable checks](proofs.md), the divergences that `kvlab methods METHOD
 --divergences` lists, and a measurement on the embedded reasoner (`python -m
-kvlab.fast.evaluate.readings`). Do not edit it by hand.
+kvlab.fast.lab.evaluate.readings`). Do not edit it by hand.
 """
 
 

@@ -1,4 +1,4 @@
-"""The page of ``kvlab view`` in a real browser shows what its chronicle says."""
+"""The page of ``kvlab view`` in a real browser shows what its timeline says."""
 
 import math
 import os
@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from kvlab.fast.viewer import write_viewer
-from kvlab.reference.chronicle.run import GONE
-from kvlab.reference.chronicle.synthetic import synthetic
+from kvlab.fast.lab.viewer import write_viewer
+from kvlab.reference.timeline.run import GONE
+from kvlab.reference.timeline.synthetic import synthetic
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -72,7 +72,7 @@ def shows(page, run, pane, step, kept):
 
 
 @pytest.mark.parametrize("step", [0, 5, 17, 30])
-def test_slider_and_selectors_show_what_the_chronicle_says(page, tmp_path, step):
+def test_slider_and_selectors_show_what_the_timeline_says(page, tmp_path, step):
     found = synthetic()
     opened(page, found, tmp_path)
     for pane, run in enumerate(found.runs):
@@ -93,7 +93,7 @@ def test_another_step_looks_different(page, tmp_path):
         shows(page, run, 0, 25, (run.stored(12) != GONE).mean(axis=(0, 1)))
 
 
-def test_a_long_text_shows_what_the_chronicle_says_in_view_and_when_it_rests(page, tmp_path):
+def test_a_long_text_shows_what_the_timeline_says_in_view_and_when_it_rests(page, tmp_path):
     found = synthetic(tokens=4000, prompt=1000, layers=8, kv_heads=4, budget=1200, every=128)
     opened(page, found, tmp_path)
     for pane, run in enumerate(found.runs):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from kvlab.fast.cli import app
+from kvlab.fast.lab.cli import app
 
 PROJECT = Path("docs/examples/conformance")
 

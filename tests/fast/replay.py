@@ -51,7 +51,7 @@ class ReferenceRow:
     def step(self, block: reference.Block, kept: list[np.ndarray], tolerance: Tolerance) -> "Seen":
         """Do what `reference.step` does, but keep what the fast side kept if it may."""
         policy, clock = self.policy, block.clock
-        cache = self.cache.append(block.keys, block.values, clock.positions, policy.score.fills)
+        cache = self.cache.append(block.keys, block.values, clock.positions, policy.score.columns)
         output, seen = reference.observe_attention(policy, cache, block)
         cache = replace(cache, state=policy.score.observe(cache.state, seen))
         scores, margin = None, False

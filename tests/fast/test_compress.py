@@ -14,8 +14,8 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache
 
 from kvlab.fast import compress
-from kvlab.fast.stack import MOST_WAITING
-from kvlab.fast.table import MOST_SLACK
+from kvlab.fast.columns import MOST_SLACK
+from kvlab.fast.joint_layers import MOST_WAITING
 from kvlab.reference import methods
 
 SOME = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.fast import conformance
+from kvlab.fast.lab import conformance
 from kvlab.reference import methods
 from kvlab.reference.conformance import Status, check, published
 from kvlab.reference.conformance.loading import load

@@ -16,7 +16,7 @@ needs_compiler = pytest.mark.skipif(
 GENERATE = """
 import torch
 from kvlab.fast import compress
-from kvlab.fast.benchmarks.workload import prompt, tiny_llama
+from kvlab.fast.lab.benchmarks.workload import prompt, tiny_llama
 from torch._dynamo.utils import counters
 
 model, ids, found = tiny_llama(), prompt(40), []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.fast.evaluate.readings import pairs, stored_differences
+from kvlab.fast.lab.evaluate.readings import pairs, stored_differences
 from kvlab.reference import methods
 from kvlab.reference.method import Divergence
 from kvlab.reference.proofs import PAPERS, Claim, Finding, Result, Verdict, claims

@@ -1,0 +1,1 @@
+"""The lab beside the engine: everything that runs, compares, draws or prints."""

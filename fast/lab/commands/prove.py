@@ -1,0 +1,125 @@
+"""``kvlab prove``: check every statement of the papers. Needs the reference alone."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from kvlab.fast.lab.commands.options import prepare_output
+from kvlab.fast.lab.commands.terminal import AsJson, console, errors, progress
+from kvlab.fast.lab.evaluate.readings import stored_differences
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import proofs
+from kvlab.reference.proofs.errata import page
+
+STYLES = {
+    proofs.Verdict.PROVED: "green",
+    proofs.Verdict.EXHAUSTIVE: "green",
+    proofs.Verdict.VERIFIED: "green",
+    proofs.Verdict.ASYMPTOTIC: "cyan",
+    proofs.Verdict.REFUTED: "yellow",
+}
+
+
+def prove(
+    paper: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(proofs.PAPERS)}; default: all.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
+    errata: Annotated[
+        Path | None, typer.Option(help="Markdown file to write: what the papers leave open.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every theorem, equation and table of the papers that can be checked."""
+    if errata is not None and paper is not None:
+        raise ValueError(f"errata = {str(errata)!r} needs all papers, not paper = {paper!r} alone")
+    if errata is not None:
+        prepare_output("errata", errata)
+    claims = proofs.claims(paper)
+    results = []
+    with progress(transient=True) as bar:
+        task = bar.add_task("proving", total=len(claims))
+        for result in proofs.prove(reasoner_directory(), paper, workers):
+            results.append(result)
+            bar.update(task, advance=1, description=f"{result.claim.paper} {result.claim.tag}")
+    results.sort(key=lambda result: claims.index(result.claim))
+    if errata is not None:
+        errata.write_text(page(results, stored_differences()), encoding="utf-8")
+    if as_json:
+        print(json.dumps([plain(result) for result in results], indent=1))
+    else:
+        show(results)
+    if unexpected := [result for result in results if not result.as_expected]:
+        for result in unexpected:
+            errors.print(
+                f"{result.claim.paper} {result.claim.tag}: {result.finding.verdict}, "
+                f"expected: {result.claim.expected}",
+                style="red",
+            )
+        raise typer.Exit(1)
+
+
+def plain(result: proofs.Result) -> dict[str, Any]:
+    """Return a result as plain data."""
+    claim, finding = result.claim, result.finding
+    return {
+        "paper": claim.paper,
+        "claim": claim.tag,
+        "check": claim.name,
+        "source": claim.source,
+        "statement": claim.statement,
+        "verdict": str(finding.verdict),
+        "as_expected": result.as_expected,
+        "evidence": finding.evidence,
+        "counterexample": finding.counterexample,
+        "reading": finding.reading,
+        "figures": dict(finding.figures),
+        "seconds": result.seconds,
+    }
+
+
+def show(results: list[proofs.Result]) -> None:
+    """Print one table per paper, and a count of the verdicts."""
+    for name in proofs.PAPERS:
+        own = [result for result in results if result.claim.paper == name]
+        if not own:
+            continue
+        title = proofs.paper(name)
+        table = Table(title=f"{title.title} ({title.source})", title_justify="left", expand=True)
+        table.add_column("claim", no_wrap=True)
+        table.add_column("source", ratio=1)
+        table.add_column("statement and evidence", ratio=5)
+        table.add_column("s", justify="right", no_wrap=True)
+        for result in own:
+            table.add_row(
+                result.claim.tag,
+                escape(result.claim.source),
+                described(result),
+                f"{result.seconds:.1f}",
+                end_section=True,
+            )
+        console.print(table)
+    counts = [
+        f"{sum(result.finding.verdict is verdict for result in results)} {verdict}"
+        for verdict in proofs.Verdict
+    ]
+    console.print(f"{len(results)} claims: {', '.join(counts)}", highlight=False)
+
+
+def described(result: proofs.Result) -> str:
+    """Return what a row says."""
+    finding = result.finding
+    lines = [
+        escape(result.claim.statement),
+        f"[bold {STYLES[finding.verdict]}]{finding.verdict}[/]: {escape(finding.evidence)}",
+    ]
+    if finding.counterexample:
+        lines.append(f"[bold]counterexample[/]: {escape(finding.counterexample)}")
+    if finding.reading:
+        lines.append(f"[bold]what is true[/]: {escape(finding.reading)}")
+    return "\n".join(lines)

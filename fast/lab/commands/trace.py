@@ -1,0 +1,115 @@
+"""``kvlab trace``: records a generation for the simulator."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from kvlab.fast.lab.commands.options import (
+    Device,
+    MaxNewTokens,
+    ModelName,
+    PromptFile,
+    PromptText,
+    at_least,
+    prepare_output,
+    read_prompt,
+)
+from kvlab.fast.lab.commands.terminal import AsJson, kibibytes, print_facts, progress, working
+from kvlab.fast.lab.commands.writing import Pace, encode, plain
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference.traces.trace import DTYPES, Trace, save
+
+
+def trace(
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
+        "trace.npz"
+    ),
+    model: ModelName = None,
+    prompt: PromptText = None,
+    prompt_file: PromptFile = None,
+    max_new_tokens: MaxNewTokens = 128,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to record, as in '0,3'; default: all.")
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="What the arrays are stored as: float16, float32 or float64.")
+    ] = "float32",
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Record what every layer sees while a model writes with the full cache."""
+    at_least("max_new_tokens", max_new_tokens, 1)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype = {dtype!r} must be {' or '.join(DTYPES)}")
+    prepare_output("output", output)
+    wanted = None if layers is None else layer_numbers(layers)
+    text = read_prompt(prompt, prompt_file, model)
+    with working(f"loading {model or 'the embedded reasoner'}"):
+        from kvlab.fast.lab.recording import record
+        from kvlab.fast.models.loading import load
+
+        network, tokenizer = load(model or reasoner_directory(), device=device)
+    inputs = encode(tokenizer, text, network.device) | plain(network, max_new_tokens)
+    with progress(transient=True) as bar:
+        pace = Pace(bar, max_new_tokens)
+        recorded = record(network, layers=wanted, dtype=dtype, streamer=pace, **inputs)
+    with working(f"compressing into {output}"):
+        save(recorded, output)
+    summary = summarise(recorded, output)
+    if as_json:
+        print(json.dumps(summary, indent=1))
+    else:
+        print_facts(facts(summary))
+
+
+def layer_numbers(text: str) -> list[int]:
+    """Read layer numbers.
+
+    Raises:
+        ValueError: if something else is written there.
+    """
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ValueError(f"layers = {text!r} must be numbers, separated by commas") from None
+
+
+def summarise(recorded: Trace, output: Path) -> dict[str, Any]:
+    """Return the figures of a trace that is stored."""
+    _, G, rho, t, d = recorded.queries.shape
+    known = recorded.confidence[~np.isnan(recorded.confidence)]
+    return {
+        "file": str(output),
+        "file_bytes": output.stat().st_size,
+        "array_bytes": sum(x.nbytes for x in (recorded.queries, recorded.keys, recorded.values)),
+        "model": recorded.metadata.model,
+        "version": recorded.metadata.version,
+        "layers": list(recorded.metadata.layers),
+        "kv_heads": G,
+        "query_heads": G * rho,
+        "head_dim": d,
+        "dtype": str(recorded.queries.dtype),
+        "softcap": recorded.metadata.softcap,
+        "prompt_tokens": recorded.prompt,
+        "written_tokens": t - recorded.prompt,
+        "mean_confidence": float(known.mean()) if len(known) else None,
+    }
+
+
+def facts(summary: dict[str, Any]) -> dict[str, str]:
+    """Name and format the figures."""
+    confidence = summary["mean_confidence"]
+    return {
+        "model": summary["model"],
+        "layers": ", ".join(map(str, summary["layers"])),
+        "heads": f"{summary['query_heads']} query, {summary['kv_heads']} KV, "
+        f"{summary['head_dim']} channels each",
+        "tokens": f"{summary['prompt_tokens']} given, {summary['written_tokens']} written and read",
+        "confidence": "–" if confidence is None else f"{confidence:.3f} in the mean",
+        "arrays": f"{kibibytes(summary['array_bytes'])} as {summary['dtype']}",
+        "file": f"{kibibytes(summary['file_bytes'])}, schema {summary['version']}: "
+        f"{summary['file']}",
+    }

@@ -1,0 +1,369 @@
+"""The PyTorch and Triton side as an implementation of the conformance kit.
+
+``kvlab conformance run fast/lab/conformance.py`` tests it; ``KVLAB_KERNELS`` says whether PyTorch
+or Triton computes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlab.fast import attention, quantization
+from kvlab.fast.attention import compute_dtype
+from kvlab.fast.cache import LayerCache
+from kvlab.fast.kernels.caote import eviction_errors
+from kvlab.fast.kernels.coded import outlier_scores, quantise
+from kvlab.fast.kernels.coded_table import CodedTable
+from kvlab.fast.kernels.decode import decode_attention
+from kvlab.fast.kernels.keep import keep_slots
+from kvlab.fast.kernels.move import move_survivors
+from kvlab.fast.kernels.prefill import received_attention
+from kvlab.fast.kernels.tables import attend_to_tables
+from kvlab.fast.methods import get
+from kvlab.fast.policy import (
+    BatchClock,
+    Block,
+    Observation,
+    Policy,
+    StepResult,
+    compress,
+    planned,
+    step,
+)
+from kvlab.fast.quantization import Quantized
+from kvlab.fast.windows import max_pool, mean_pool
+from kvlab.reference.policy import Clock
+
+ARRAYS = "torch"
+
+# --- building blocks -----------------------------------------------------------------------------
+
+
+def attend_to(queries, keys, values, positions, query_positions, softcap):
+    """Return output and probabilities of one sequence; one token takes the kernel of decoding."""
+    if queries.shape[2] == 1:
+        output, weights = decode_attention(
+            queries[None], keys[None], values[None], None, softcap, "none"
+        )
+        return output[0], weights[0]
+    dtype = compute_dtype(keys.dtype)
+    q, k, v = (x[None].to(dtype) for x in (queries, keys, values))
+    mask = attention.visible(query_positions[None], positions[None])
+    output, weights = attention.attend(q, k, v, mask, softcap)
+    return output[0].to(queries.dtype), weights[0]
+
+
+def attend(queries, keys, values, positions, query_positions, softcap):
+    """Attention output."""
+    return attend_to(queries, keys, values, positions, query_positions, softcap)[0]
+
+
+def probabilities(queries, keys, positions, query_positions, softcap):
+    """Attention probabilities."""
+    return attend_to(queries, keys, keys, positions, query_positions, softcap)[1]
+
+
+def received(queries, keys, positions, query_positions, softcap):
+    """Sums of what every entry got."""
+    return received_attention(
+        queries[None], keys[None], query_positions[None], positions[None], None, softcap
+    )[0]
+
+
+def keep_set(scores, safe, room):
+    """Keep set of given scores."""
+    G, n = scores.shape
+    protected = int(safe[0].sum())
+    positions = torch.arange(n, dtype=torch.int32).expand(1, G, n)
+    kept = min(n, protected + room)
+    return keep_slots(scores[None], safe[None], positions, [kept], ordered=True)[0]
+
+
+def compacted(keys, values, positions, accumulated, stamp, keep):
+    """Survivors, moved together in their buffers."""
+    vectors = torch.stack([keys, values])[:, None]
+    columns = {
+        "vectors": vectors.contiguous(),
+        "integers": torch.stack([positions, stamp]).to(torch.int32)[:, None].contiguous(),
+        "floats": accumulated[None, None].clone(),
+    }
+    move_survivors(columns, keep[None], ascending=True)
+    kept = keep.shape[1]
+    moved = {name: x[:, 0, :, :kept] for name, x in columns.items()}
+    return {
+        "keys": moved["vectors"][0],
+        "values": moved["vectors"][1],
+        "positions": moved["integers"][0],
+        "stamp": moved["integers"][1],
+        "accumulated": moved["floats"][0],
+    }
+
+
+def quantize(x, bits, group):
+    """Codes, scales and zero points."""
+    stored = quantise(x, bits, group)
+    codes = quantization.unpack(stored.codes, bits, x.shape[-1])
+    return codes, stored.scale, stored.zero
+
+
+def quantize_channels(x, bits, group):
+    """The same along tokens."""
+    return tuple(part.T for part in quantize(x.T.contiguous(), bits, group))
+
+
+def dequantize(codes, scale, zero, bits, group):
+    """Vectors read back."""
+    return stored_codes(codes, scale, zero, bits, group).dequantize(torch.float32)
+
+
+def quantize_dequantize(x, bits, group):
+    """Vectors stored and read back."""
+    return quantise(x, bits, group).dequantize(torch.float32)
+
+
+def pack(codes, bits):
+    """Packed codes."""
+    return quantization.pack(codes, bits)
+
+
+def stored_codes(codes, scale, zero, bits, group) -> Quantized:
+    """Return codes as the package stores them."""
+    packed = quantization.pack(codes, bits)
+    return Quantized(packed, scale.half(), zero.half(), bits, group, codes.shape[-1])
+
+
+def attend_coded(
+    queries,
+    key_codes,
+    key_scale,
+    key_zero,
+    value_codes,
+    value_scale,
+    value_zero,
+    bits,
+    group,
+    softcap,
+):
+    """Attention to entries stored as codes."""
+    G, n, _ = key_codes.shape
+    slots = torch.arange(n).expand(1, G, n)
+    keys, values = (
+        [CodedTable(slots, stored_codes(c[None], s[None], z[None], bits, group))]
+        for c, s, z in ((key_codes, key_scale, key_zero), (value_codes, value_scale, value_zero))
+    )
+    return attend_to_tables(queries[None], keys, values, n, softcap)[0][0]
+
+
+def errors_of_rows(h, values, fast, norm):
+    """CAOTE's error of every row of retention."""
+    if norm != 2:
+        raise NotImplementedError("the kernel knows the L2 norm alone")
+    rows = h[:, :, None].unbind(1)
+    return torch.stack([eviction_errors(row[None], values[None], fast)[0] for row in rows], dim=1)
+
+
+def pool(x, kernel, pooling, border):
+    """Mean or maximum of neighbours."""
+    present = torch.ones_like(x, dtype=torch.bool)[None]
+    if pooling == "max":
+        return max_pool(x[None], kernel, present)[0]
+    return mean_pool(x[None], kernel, border, present)[0]
+
+
+def outlier_score(x, over):
+    """Outlier score of whole vectors."""
+    return outlier_scores(x, x.shape[-1], over)[..., 0]
+
+
+# --- steps of a method ---------------------------------------------------------------------------
+
+
+def observe(method, budget, **given):
+    """State of the entries after a block."""
+    policy, seen = prepared(method, budget, given, before=True)
+    policy.score.observe(seen.cache.state, seen)
+    found = {name: seen.cache.state.entries[name][0] for name in policy.score.fills}
+    return policy.score.as_reference(found, given["generated"])
+
+
+def score(method, budget, candidates, room, **given):
+    """Worth of every candidate."""
+    policy, seen = prepared(method, budget, given)
+    scores = policy.score.score(seen.cache.state, seen, candidates[None], [room])
+    return scores.expand_as(seen.positions)[0]
+
+
+def select(method, budget, **given):
+    """Who stays after a block."""
+    policy, seen = prepared(method, budget, given)
+    cache = seen.cache
+    if policy.precision.quantises:
+        return selected(policy, seen)
+    before = seen.positions[0].clone()
+    result = StepResult(torch.empty(0), seen.positions, None, None, cache, watched=True)
+    compress(policy, seen, [True], result)
+    cache.settle()
+    return survivors(before, cache.positions[0])
+
+
+def keep(method, budget, scores, **given):
+    """Who stays, from given scores."""
+    G, n = given["positions"].shape
+    nothing = torch.zeros(G, n, 1)
+    vectors = {
+        "queries": torch.zeros(G, 1, given["block"], 1),
+        "keys": nothing,
+        "values": nothing,
+        "query_positions": torch.arange(given["seen"] - given["block"], given["seen"]),
+    }
+    policy, seen = prepared(method, budget, {**given, **vectors})
+    clock = seen.clock.rows[0]
+    safe = policy.protect.safe(seen)
+    protected = 0 if safe is None else int(safe[0, 0].sum())
+    room = policy.budget.room(clock, n, protected)
+    kept = min(n, protected + room)
+    return keep_slots(scores[None], safe, seen.positions, [kept], ordered=True)[0]
+
+
+def store(method, budget, keep, **given):
+    """Who stays at which precision."""
+    policy, seen = prepared(method, budget, given)
+    cache, kept = seen.cache, (keep.shape[1],)
+    stays, kept = policy.precision.store(cache, seen, None, keep[None], kept)
+    indices = torch.sort(stays[0]).values
+    cache.compact(stays, kept)
+    return {"keep": indices, **stored(cache)}
+
+
+def stored(cache: LayerCache) -> dict[str, Tensor]:
+    """Return widths and vectors in ascending position."""
+    assert cache.mixed is not None
+    order = cache.positions.argsort(dim=-1)
+    found = {}
+    for name, storage in zip(("key", "value"), cache.mixed, strict=True):
+        vectors = storage.read(torch.float32)
+        found[f"{name}_bits"] = storage.bits().gather(-1, order)[0]
+        found[f"{name}s"] = vectors.gather(2, order[..., None].expand_as(vectors))[0]
+    return found
+
+
+def run(method, budget, queries, keys, values, blocks, confidence, prompt, softcap):
+    """Feed a whole stream, block by block."""
+    policy, t = get(method, budget), keys.shape[1]
+    cache, outputs, present, done = policy.empty_cache(), [], [], 0
+    for m in blocks.tolist():
+        part = slice(done, done + m)
+        done += m
+        block = Block(
+            batch_clock(Clock(done, m, prompt)),
+            0,
+            queries[None, :, :, part],
+            keys[None, :, part],
+            values[None, :, part],
+            confidence[None, :done],
+            softcap=softcap,
+        )
+        result = step(policy, cache, block, watched=True)
+        outputs.append(result.output[0])
+        there = torch.zeros(keys.shape[0], t + 1, dtype=torch.bool)
+        there.scatter_(1, torch.where(cache.positions[0] < 0, t, cache.positions[0]).long(), True)
+        present.append(there[:, :t])
+    found = {"output": torch.cat(outputs, dim=2), "present": torch.stack(present)}
+    return found | (stored(cache) if policy.precision.quantises else {})
+
+
+def selected(policy: Policy, seen: Observation) -> Tensor:
+    """Select as `compress` does, without storing."""
+    safe = policy.protect.safe(seen)
+    leaving, room = planned(policy, seen, [True])
+    candidates = None if safe is None else ~safe
+    scores = policy.score.score(seen.cache.state, seen, candidates, room)
+    kept = [seen.positions.shape[2] - leaving[0]]
+    return keep_slots(scores, safe, seen.positions, kept, ordered=True)[0]
+
+
+def survivors(before: Tensor, after: Tensor) -> Tensor:
+    """Return the indices of the entries whose positions are still there."""
+    rows = zip(before, after, strict=True)
+    return torch.stack([torch.nonzero(torch.isin(old, new))[:, 0] for old, new in rows])
+
+
+def batch_clock(clock: Clock) -> BatchClock:
+    """Return the clock of a batch of one sequence."""
+    positions = torch.arange(clock.seen - clock.block, clock.seen, dtype=torch.int32)
+    return BatchClock((clock,), positions[None], torch.tensor([[[clock.prompt]]]))
+
+
+def prepared(
+    method: str, budget: int | None, given: Mapping[str, Any], before: bool = False
+) -> tuple[Policy, Observation]:
+    """Fill a cache with a case's entries, all at full precision, and state.
+
+    Args:
+        method: in registry syntax.
+        budget: of the method.
+        given: inputs and parameters.
+        before: whether the state is that before the block, of older entries alone.
+    """
+    policy = get(method, budget)
+    keys, positions = given["keys"], given["positions"]
+    cache, n = policy.empty_cache(), positions.shape[1]
+    places = torch.arange(n, dtype=torch.int32)[None]
+    cache.append(keys[None], given["values"][None], places, (n,))
+    cache.positions.copy_(positions[None])
+    clock = batch_clock(Clock(given["seen"], given["block"], given["prompt"]))
+    fill_state(policy, cache, given, given["block"] if before else 0)
+    weights = given.get("attention")
+    confidence = given.get("confidence")
+    seen = Observation(
+        clock,
+        0,
+        given["queries"][None],
+        given["query_positions"][None],
+        None if weights is None else weights[None].to(compute_dtype(keys.dtype)),
+        cache.positions,
+        cache,
+        torch.full((1, given["seen"]), torch.nan) if confidence is None else confidence[None],
+        given.get("softcap"),
+    )
+    return policy, seen
+
+
+def fill_state(policy: Policy, cache: LayerCache, given: Mapping[str, Any], new: int) -> None:
+    """Put the state of the entries, but for the ``new`` last ones, and of the stream in place."""
+    entries = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+    old = len(cache) - new
+    if any(name in entries for name in policy.score.fills) or "stamp" in entries:
+        generated = max(0, given["generated"] - new)
+        for name, x in policy.score.from_reference(entries, generated).items():
+            cache.table[name][:, :, :old].copy_(x[None, :, :old])
+    prefix = "remembered_"
+    for name, x in given.items():
+        if name.startswith(prefix) and x is not None:
+            cache.state.stream[name.removeprefix(prefix)] = x[None]
+
+
+IMPLEMENTATIONS = {
+    "attend": attend,
+    "attention": probabilities,
+    "received_attention": received,
+    "keep_set": keep_set,
+    "compact": compacted,
+    "quantize": quantize,
+    "quantize_channels": quantize_channels,
+    "dequantize": dequantize,
+    "quantize_dequantize": quantize_dequantize,
+    "pack": pack,
+    "attend_coded": attend_coded,
+    "eviction_error": errors_of_rows,
+    "pool": pool,
+    "outlier_score": outlier_score,
+    "*.observe": observe,
+    "*.score": score,
+    "*.select": select,
+    "*.keep": keep,
+    "*.store": store,
+    "*.run": run,
+}

@@ -1,0 +1,194 @@
+"""What runs a comparison: the NumPy reference, or the same policies in PyTorch."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvlab.reference import methods
+from kvlab.reference.generate import generate
+from kvlab.reference.measure import Measurement, teacher_forced
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.transformer import Transformer
+
+Measured = tuple[Measurement, np.ndarray]
+"""A measurement, and the logits ``[steps, vocab]``."""
+
+NAMES = ("fast", "reference")
+
+
+def default_backend() -> str:
+    """Return ``fast`` where PyTorch and transformers are installed, else ``reference``."""
+    return "fast" if find_spec("torch") and find_spec("transformers") else "reference"
+
+
+def load_backend(name: str, model: str | Path) -> "Backend":
+    """Load a model.
+
+    Raises:
+        ValueError: if there is no such backend.
+        FileNotFoundError: if the model directory is incomplete.
+    """
+    if name not in NAMES:
+        raise ValueError(f"backend = {name!r} must be one of {', '.join(map(repr, NAMES))}")
+    return FastBackend(model) if name == "fast" else ReferenceBackend(model)
+
+
+def load_encoder(model: str | Path) -> Callable[[str], list[int]]:
+    """Return what turns text into token ids, without loading the model.
+
+    Raises:
+        FileNotFoundError: if the model directory has no tokenizer.
+        ValueError: if the tokenizer cannot be loaded.
+    """
+    if Path(model).is_dir():
+        tokenizer = load_tokenizer(model)
+        return lambda text: tokenizer.encode(text).ids
+    from kvlab.fast.models.loading import load_tokenizer_of
+
+    found = load_tokenizer_of(model)
+    return lambda text: found(text)["input_ids"]
+
+
+class Backend(ABC):
+    """A loaded model that writes and measures under any method."""
+
+    batch: int
+    """Problems that are worth running together."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return token ids."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return text, special tokens included."""
+
+    @abstractmethod
+    def write(
+        self, spec: str, budget: int | None, prompts: Sequence[Sequence[int]], limit: int, stop: int
+    ) -> tuple[list[list[int]], float]:
+        """Continue prompts greedily; return what was written, and the seconds per token.
+
+        Raises:
+            ValueError: if the method does not fit the prompts.
+        """
+
+    @abstractmethod
+    def measure(
+        self,
+        spec: str,
+        budget: int | None,
+        prompts: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[int]],
+        full_logits: Sequence[np.ndarray] | None = None,
+    ) -> list[Measured]:
+        """Feed continuations and compare every step with the full cache."""
+
+
+class ReferenceBackend(Backend):
+    """`kvlab.reference`, one sequence after the other."""
+
+    batch = 1
+
+    def __init__(self, model: str | Path) -> None:
+        self.model = Transformer.from_directory(Path(model))
+        self.tokenizer = load_tokenizer(Path(model))
+
+    def encode(self, text: str) -> list[int]:
+        """Return token ids."""
+        return self.tokenizer.encode(text).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return text, special tokens included."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    def write(
+        self, spec: str, budget: int | None, prompts: Sequence[Sequence[int]], limit: int, stop: int
+    ) -> tuple[list[list[int]], float]:
+        """Continue prompts greedily; return what was written, and the seconds per token."""
+        policy, started = methods.get(spec, budget), time.perf_counter()
+        written = [
+            list(generate(self.model, policy, prompt, limit, stop=stop).tokens)
+            for prompt in prompts
+        ]
+        return written, (time.perf_counter() - started) / sum(map(len, written))
+
+    def measure(
+        self,
+        spec: str,
+        budget: int | None,
+        prompts: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[int]],
+        full_logits: Sequence[np.ndarray] | None = None,
+    ) -> list[Measured]:
+        """Feed continuations and compare every step with the full cache."""
+        policy = methods.get(spec, budget)
+        yardsticks = [None] * len(prompts) if full_logits is None else full_logits
+        return [
+            teacher_forced(self.model, policy, prompt, tokens, full)
+            for prompt, tokens, full in zip(prompts, continuations, yardsticks, strict=True)
+        ]
+
+
+class FastBackend(Backend):
+    """`kvlab.fast`: many problems in one left-padded batch, on a GPU if there is one."""
+
+    batch = 32
+
+    def __init__(self, model: str | Path) -> None:
+        from kvlab.fast.models.loading import load
+
+        network, self.tokenizer = load(model, dtype="auto")
+        self.model: Any = network
+
+    def encode(self, text: str) -> list[int]:
+        """Return token ids."""
+        return self.tokenizer(text)["input_ids"]  # type: ignore[return-value]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return text, special tokens included."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)  # type: ignore
+
+    def write(
+        self, spec: str, budget: int | None, prompts: Sequence[Sequence[int]], limit: int, stop: int
+    ) -> tuple[list[list[int]], float]:
+        """Continue prompts greedily; return what was written, and the seconds per token."""
+        from kvlab.fast import compress
+        from kvlab.fast.lab.commands.writing import plain
+        from kvlab.fast.lab.measure import left_padded
+
+        ids, real = left_padded(prompts, self.model.device)
+        options = {**plain(self.model, limit), "eos_token_id": stop}
+        started = time.perf_counter()
+        with compress(self.model, spec, budget) as cache:
+            result = self.model.generate(
+                ids, attention_mask=real.long(), past_key_values=cache, **options
+            )
+        seconds = time.perf_counter() - started
+        written = [until(row, stop) for row in result[:, ids.shape[1] :].tolist()]
+        return written, seconds / sum(map(len, written))
+
+    def measure(
+        self,
+        spec: str,
+        budget: int | None,
+        prompts: Sequence[Sequence[int]],
+        continuations: Sequence[Sequence[int]],
+        full_logits: Sequence[np.ndarray] | None = None,
+    ) -> list[Measured]:
+        """Feed continuations and compare every step with the full cache."""
+        from kvlab.fast import methods as fast_methods
+        from kvlab.fast.lab import measure
+
+        policy = fast_methods.get(spec, budget)
+        return measure.teacher_forced(self.model, policy, prompts, continuations, full_logits)
+
+
+def until(tokens: list[int], stop: int) -> list[int]:
+    """Return the tokens up to the first ``stop``, with it."""
+    return tokens[: tokens.index(stop) + 1] if stop in tokens else tokens

@@ -1,0 +1,154 @@
+"""How likely a model finds given continuations under a policy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from kvlab.fast.huggingface import compress
+from kvlab.fast.lab.measure import left_padded, next_tokens
+from kvlab.fast.policy import Policy
+from kvlab.reference.policy import Clock, Schedule
+from kvlab.reference.windows import check_choice
+
+FEEDS = ("steps", "blocks")
+"""``steps``: the continuation is fed token by token, as if the model had written it. ``blocks``: it
+belongs to the prompt, which is read block by block."""
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What a model thinks of one continuation."""
+
+    logprobs: Float[np.ndarray, " t"]
+    """Log-probability of each token, in nats."""
+    greedy: Bool[np.ndarray, " t"]
+    """Whether the token is the likeliest."""
+    entries: int
+    """Per KV head, in the compressed layer that keeps most, when the last token was read."""
+
+
+def likelihoods(
+    model: Any,
+    policy: Policy,
+    contexts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+    block_size: int | None = None,
+    feed: str = "steps",
+) -> list[Likelihood]:
+    """Rate one batch of continuations; a fresh cache is made for it and thrown away.
+
+    Args:
+        model: a decoder of transformers.
+        policy: what to keep.
+        contexts: token ids before each continuation: the prompts.
+        continuations: token ids to rate; the last of each is never fed.
+        block_size: tokens per block of what is read as a prompt; None for all at once.
+        feed: how the continuations are fed.
+
+    Raises:
+        ValueError: if a context or a continuation is empty, their numbers differ, ``feed`` is
+            unknown, or the policy does not fit the prompts.
+    """
+    check_choice(FEEDS, feed=feed)
+    if len(contexts) != len(continuations) or not contexts:
+        raise ValueError(
+            f"{len(contexts)} contexts and {len(continuations)} continuations must be equally "
+            "many, at least one"
+        )
+    if not all(len(tokens) for tokens in (*contexts, *continuations)):
+        raise ValueError("contexts and continuations must hold at least one token each")
+    read = _read_in_blocks if feed == "blocks" else _read_in_steps
+    with torch.inference_mode():
+        return read(model, policy, contexts, continuations, block_size)
+
+
+def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
+    """Raise ValueError if a policy never looks before the last block of a prompt is rated.
+
+    Then ``blocks`` would rate the full cache, whatever the budget.
+    """
+    size = block_size or tokens
+    ends = range(size, tokens, size)
+    if not any(schedule.due(Clock(end, size, tokens)) for end in ends):
+        raise ValueError(
+            f"nothing is evicted while {tokens} tokens are read in blocks of {size}: "
+            "take feed = 'steps'"
+        )
+
+
+def _read_in_steps(
+    model: Any,
+    policy: Policy,
+    contexts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+    block_size: int | None,
+) -> list[Likelihood]:
+    device = model.device
+    ids, real = left_padded(contexts, device)
+    steps, entries = [], [0] * len(contexts)
+    with compress(model, policy, block_size=block_size) as cache:
+        for step in range(max(map(len, continuations))):
+            if step:
+                ids = next_tokens(continuations, step, device)
+                real = torch.cat([real, torch.ones_like(ids, dtype=torch.bool)], dim=1)
+            output = model(ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1)
+            targets = next_tokens(continuations, step + 1, device)
+            steps.append(_rate(output.logits[:, -1:], targets))
+            for row, counts in enumerate(zip(*cache.kept(), strict=True)):
+                if step < len(continuations[row]):
+                    entries[row] = max(counts)
+    logprobs, greedy = (torch.cat(part, dim=1).cpu().numpy() for part in zip(*steps, strict=True))
+    return [
+        Likelihood(logprobs[row, : len(tokens)], greedy[row, : len(tokens)], entries[row])
+        for row, tokens in enumerate(continuations)
+    ]
+
+
+def _read_in_blocks(
+    model: Any,
+    policy: Policy,
+    contexts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+    block_size: int | None,
+) -> list[Likelihood]:
+    texts = [[*before, *after] for before, after in zip(contexts, continuations, strict=True)]
+    ids, real = left_padded(texts, model.device)
+    with compress(model, policy, block_size=block_size) as cache:
+        output = model(
+            ids[:, :-1],
+            attention_mask=real[:, :-1].long(),
+            past_key_values=cache,
+            logits_to_keep=max(map(len, continuations)),
+        )
+        entries = [max(counts) for counts in zip(*cache.kept(), strict=True)]
+    targets = ids[:, ids.shape[1] - output.logits.shape[1] :]
+    logprobs, greedy = (part.cpu().numpy() for part in _rate(output.logits, targets))
+    return [
+        Likelihood(logprobs[row, -len(tokens) :], greedy[row, -len(tokens) :], entries[row])
+        for row, tokens in enumerate(continuations)
+    ]
+
+
+def _rate(
+    logits: Float[Tensor, "N t vocab"], targets: Int[Tensor, "N t"]
+) -> tuple[Float[Tensor, "N t"], Bool[Tensor, "N t"]]:
+    """Return log-probability and rank one of the targets, 64 positions at a time."""
+    rated = [
+        _rate_few(some, wanted)
+        for some, wanted in zip(logits.split(64, dim=1), targets.split(64, dim=1), strict=True)
+    ]
+    logprobs, greedy = zip(*rated, strict=True)
+    return torch.cat(logprobs, dim=1), torch.cat(greedy, dim=1)
+
+
+def _rate_few(
+    logits: Float[Tensor, "N t vocab"], targets: Int[Tensor, "N t"]
+) -> tuple[Float[Tensor, "N t"], Bool[Tensor, "N t"]]:
+    logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+    chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
+    return chosen.double(), logprobs.argmax(dim=-1) == targets

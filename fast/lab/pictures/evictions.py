@@ -1,0 +1,107 @@
+"""CAOTE's score beside what it predicts, and what other choices cost."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from kvlab.fast.lab.pictures.picture import Picture, canvas, finish
+from kvlab.fast.lab.pictures.table import Table
+from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
+from kvlab.reference.notation import Array
+from kvlab.reference.proofs.caote import (
+    output_without,
+    printed_float32,
+    relative_error,
+    stable_float32,
+)
+from kvlab.reference.proofs.observed import Head
+from kvlab.reference.traces.eviction_choices import choices
+
+
+def recomputed_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Float[Array, " n"]:
+    """‖X − X'‖ of every entry, X' being attention computed anew without it: n softmaxes."""
+    output = h @ values
+    without = [output_without(np.log(h), values, [j]) for j in range(len(h))]
+    return np.linalg.norm(output - np.stack(without), axis=-1)
+
+
+def worth(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Table:
+    """List attention, FastCAOTE's and CAOTE's score, and the recomputed error of every entry."""
+    columns = h, fast_eviction_error(h, values), eviction_error(h, values)
+    rows = zip(values, *columns, recomputed_errors(h, values), strict=True)
+    return Table(
+        ("entry", "value", "attention", "FastCAOTE", "CAOTE", "recomputed error"),
+        [
+            (str(j), str(v.tolist()), *(f"{number:.4f}" for number in numbers))
+            for j, (v, *numbers) in enumerate(rows)
+        ],
+        words=2,
+    )
+
+
+def scores_and_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Picture:
+    """Draw attention and CAOTE's score of every entry against the recomputed error."""
+    figure, (left, right) = canvas(2, width=8, sharey=True)
+    errors = recomputed_errors(h, values)
+    for axes, score, name in ((left, h, "attention"), (right, eviction_error(h, values), "CAOTE")):
+        axes.loglog(score, errors, "o", markersize=3, alpha=0.6)
+        axes.plot(
+            score[score.argmin()], errors[score.argmin()], "v", color="tab:red", label="leaves"
+        )
+        axes.set(xlabel=f"{name}'s score")
+    right.plot(*[[errors.min(), errors.max()]] * 2, linewidth=0.8, color="0.5", label="equal")
+    left.set_ylabel("change of the output, recomputed")
+    return finish(
+        figure,
+        "Attention tells the change of the output only roughly; CAOTE's score equals it.",
+    )
+
+
+def losses(heads: Sequence[Head], shares: Sequence[float], first: int = 40) -> Table:
+    """List what evicting shares of the entries costs by attention and by CAOTE's score.
+
+    Args:
+        heads: of one text.
+        shares: of the entries that leave together; 0 for a single one.
+        first: index of the first query.
+    """
+    rows = []
+    for share in shares:
+        found = choices(heads, share, first)
+        attention, error, common = (
+            np.concatenate([getattr(each, name) for each in found])
+            for name in ("by_attention", "by_error", "common")
+        )
+        rows.append(
+            (
+                f"{share:.0%}" if share else "one entry",
+                f"{common.mean():.0%}",
+                f"{100 * attention.mean():.2g} %",
+                f"{100 * error.mean():.2g} %",
+                f"{1 - error.mean() / attention.mean():.0%}",
+                f"{(error < attention).mean():.0%}",
+                f"{(error > attention).mean():.0%}",
+            )
+        )
+    columns = (
+        "leaves",
+        "in common",
+        "change, by attention",
+        "change, by CAOTE",
+        "saved",
+        "steps where less",
+        "steps where more",
+    )
+    return Table(columns, rows)
+
+
+def float32_errors(largest_gap: int = 40) -> Picture:
+    """Draw how wrong Eq. 8 is in float32 as one logit rises above the others, in two forms."""
+    figure, (axes,) = canvas(height=3)
+    gaps = range(1, largest_gap + 1)
+    for name, compute in (("as printed", printed_float32), ("through the others", stable_float32)):
+        errors = [relative_error(compute, gap) for gap in gaps]
+        axes.semilogy(gaps, np.maximum(errors, 1e-9), ".-", label=name)
+    axes.set(xlabel="one logit above the four others", ylabel="relative error, float32")
+    return finish(figure, "The printed formula loses all digits as one entry takes all attention.")

@@ -1,0 +1,88 @@
+"""What a method keeps of one generation: every position over every step, and how many entries."""
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+
+from kvlab.fast.lab.pictures.picture import INK, Picture, canvas, finish
+from kvlab.reference.notation import Array
+from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.timeline import Run
+
+KEPT = "#4c78c8"
+"""A blue that shows on white and on dark grey; the fewer bits, the more of the page comes through.
+"""
+GONE = (0.55, 0.55, 0.55, 0.18)
+"""Over what was there and has left."""
+
+
+def kept_bits(run: Run) -> Float[Array, "t s"]:
+    """Return the bits per element of every position after every step.
+
+    Mean over keys and values, layers and KV heads; scales left out. An evicted entry has 0 bits, a
+    position that is not read yet NaN.
+    """
+    width = np.array(run.states, dtype=float).mean(axis=1)
+    columns = [width[run.stored(step)].mean(axis=(0, 1)) for step in range(len(run.steps))]
+    bits = np.stack(columns, axis=1)
+    unread = np.arange(run.read)[:, None] >= run.steps
+    return np.where(unread, np.nan, bits)
+
+
+def keeping(run: Run) -> Picture:
+    """Draw which positions a method keeps while it writes, and below how many entries it holds."""
+    figure, (positions, entries) = canvas(
+        1, 2, width=5.2, height=5.0, sharex=True, height_ratios=(4, 1)
+    )
+    draw_positions(figure, positions, run)
+    draw_entries(entries, run)
+    return finish(figure, description(run))
+
+
+def draw_positions(figure: Figure, axes: Axes, run: Run) -> None:
+    """Draw the bits of every position over the steps, from the end of the prompt on."""
+    bits = kept_bits(run)[:, run.steps >= run.prompt]
+    gone = np.zeros((*bits.shape, 4))
+    gone[~np.isnan(bits)] = GONE
+    extent = (run.prompt - 0.5, run.read + 0.5, -0.5, run.read - 0.5)
+    shown = {"extent": extent, "origin": "lower", "aspect": "auto", "interpolation": "none"}
+    axes.imshow(gone, **shown)
+    colours = LinearSegmentedColormap.from_list("kept", [(*to_rgb(KEPT), 0), (*to_rgb(KEPT), 1)])
+    image = axes.imshow(np.nan_to_num(bits), cmap=colours, vmin=0, vmax=FULL_BITS, **shown)
+    axes.axhline(run.prompt - 0.5, color=INK, linewidth=0.6, linestyle=":")
+    for text, y, side in (("prompt", run.prompt - 4, "top"), ("answer", run.prompt + 2, "bottom")):
+        axes.text(run.prompt + 1, y, text, fontsize=8, verticalalignment=side)
+    axes.set(ylabel="position in the text")
+    bar = figure.colorbar(image, ax=axes, ticks=[0, 4, 8, FULL_BITS], aspect=30, pad=0.02)
+    bar.set_label("bits kept", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_linewidth(0.4)
+
+
+def draw_entries(axes: Axes, run: Run) -> None:
+    """Draw the entries per KV head, beside those of the full cache and the budget."""
+    answer = run.steps >= run.prompt
+    axes.plot(run.steps[answer], run.steps[answer], color="0.55", linewidth=0.9, label="full cache")
+    axes.plot(run.steps[answer], run.entries()[answer], color=KEPT, linewidth=1.6, label="kept")
+    if run.budget is not None:
+        axes.axhline(run.budget, color=INK, linewidth=0.7, linestyle="--", label="budget")
+    axes.set(xlabel="tokens read", ylabel="entries", ylim=(0, 1.05 * run.read))
+    axes.legend(fontsize=7.5, frameon=False, ncols=3, loc="lower right")
+
+
+def description(run: Run) -> str:
+    """Say in words what the picture shows."""
+    last = kept_bits(run)[:, -1]
+    prompt, answer = last[: run.prompt] > 0, last[run.prompt :] > 0
+    most = float(run.entries()[run.steps >= run.prompt].max())
+    bits = float(last[last > 0].mean())
+    budget = "" if run.budget is None else f" with a budget of {run.budget} entries"
+    return (
+        f"What {run.method} keeps{budget} of {run.prompt} tokens of a prompt and the "
+        f"{run.read - run.prompt} that follow. In the end some KV head still holds "
+        f"{prompt.sum()} positions of the prompt and {answer.sum()} of the answer, at {bits:.1f} "
+        f"bits on average over all layers and heads. While it writes, a KV head holds "
+        f"{most:.0f} entries at most, in the mean over all of them."
+    )

@@ -1,0 +1,266 @@
+"""The Ray engine: workers on a cluster, each with one model, that may die at any time.
+
+The driver hands a worker one job at a time and keeps what it returns, so that no file system has to
+be shared. A worker that dies is replaced, and its job is handed out again; nodes that join get
+workers, and those that leave are not waited for. If the driver dies, Ray ends its workers.
+"""
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns where it is unset
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from kvlab.fast.lab.benchmarks.machine import versions
+from kvlab.fast.lab.sweep.engines import Engine, Failure, Result, attempt_job
+from kvlab.fast.lab.sweep.jobs import Job
+from kvlab.fast.lab.sweep.worker import Found, Worker
+
+ADDRESS = "RAY_ADDRESS"
+"""Environment variable that names the cluster."""
+
+PATIENCE = 1.0
+"""Seconds between two looks at the cluster's size."""
+
+PATIENCE_FOR_CLUSTER = 10.0
+"""Seconds until a cluster that does not answer counts as not there."""
+
+MOST_DEATHS = 5
+"""Workers that a job may take with it until it is given up: enough for bad luck, and an end if the
+job itself is what kills them, as when it needs more memory than there is."""
+
+
+@dataclass
+class Place:
+    """A worker, or one that waits until the cluster has room for it."""
+
+    actor: Any
+    pending: Any
+    """What it is asked for: first whether it is there, then for one job after the other."""
+    job: Job | None = None
+
+
+class RayEngine(Engine):
+    """Jobs on the cluster that ``RAY_ADDRESS`` names; without it, on one made for this run."""
+
+    def __init__(self, workers: int | None = None, gpus: float | None = None) -> None:
+        """Note what is wanted; the cluster is first spoken to when results are asked for.
+
+        Args:
+            workers: at most so many; None: as many as the cluster has room for.
+            gpus: per worker, parts allowed; None: 1 if the cluster has any.
+        """
+        self.workers, self.gpus = workers, gpus
+
+    def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
+        """Yield every job once.
+
+        Raises:
+            ConnectionError: if the cluster cannot be reached.
+            ValueError: if no worker fits the cluster, or a node has another version of kvlab.
+        """
+        with connected():
+            gpus = self.gpus_per_worker()
+            if not room(gpus):
+                raise ValueError(f"gpus = {gpus:g} per worker is more than the cluster has")
+            crew = Crew(jobs, gpus, self.workers)
+            try:
+                yield from crew.work()
+            finally:
+                crew.dismiss()
+
+    def gpus_per_worker(self) -> float:
+        """Return the GPUs that each worker asks for."""
+        if self.gpus is not None:
+            return self.gpus
+        return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
+
+
+class Crew:
+    """The workers of one sweep, and the jobs that are still to be handed out."""
+
+    def __init__(self, jobs: Sequence[Job], gpus: float, most: int | None) -> None:
+        self.waiting = deque(jobs)
+        self.gpus, self.most = gpus, most
+        self.places: list[Place] = []
+        self.deaths: dict[str, int] = {}
+        self.stillborn = 0
+        """Workers in a row that died before they had a job."""
+
+    def work(self) -> Iterator[Result]:
+        """Yield every job once."""
+        while self.waiting or any(place.job for place in self.places):
+            self.hire()
+            pending = [place.pending for place in self.places]
+            ready, _ = ray.wait(pending, num_returns=1, timeout=PATIENCE)
+            for place in [each for each in self.places if each.pending in ready]:
+                yield from self.serve(place)
+
+    def hire(self) -> None:
+        """Ask for as many workers as the cluster has room for and jobs are left for."""
+        wanted = min(self.most or room(self.gpus), room(self.gpus) or 1)
+        busy = sum(place.job is not None for place in self.places)
+        for _ in range(min(wanted, busy + len(self.waiting)) - len(self.places)):
+            actor = remote_worker(self.gpus)
+            self.places.append(Place(actor, actor.version.remote()))
+
+    def serve(self, place: Place) -> Iterator[Result]:
+        """Take what a worker has done, and hand it the next job."""
+        job = place.job
+        try:
+            answer: Any = ray.get(place.pending)
+        except RayActorError as error:
+            self.places.remove(place)
+            if job is not None:
+                yield from self.mourn(job, one_line(error))
+            else:
+                self.count_stillborn(error)
+            return
+        except RayError as error:  # the answer was lost on its way
+            answer = Failure(one_line(error))
+        if job is None:
+            check_version(answer)
+            self.stillborn = 0
+        else:
+            yield job, answer
+        self.hand_out(place)
+
+    def count_stillborn(self, error: RayError) -> None:
+        """Raise ConnectionError if workers do not even start, as where kvlab is not installed."""
+        self.stillborn += 1
+        if self.stillborn >= MOST_DEATHS:
+            raise ConnectionError(f"the cluster's workers do not start: {one_line(error)}")
+
+    def mourn(self, job: Job, reason: str) -> Iterator[Result]:
+        """Put the job of a dead worker back, or give it up."""
+        self.deaths[job.id] = self.deaths.get(job.id, 0) + 1
+        if self.deaths[job.id] < MOST_DEATHS:
+            self.waiting.appendleft(job)
+        else:
+            yield job, Failure(f"{MOST_DEATHS} workers died of it: {reason}")
+
+    def hand_out(self, place: Place) -> None:
+        """Give a worker the next job, of the model that it has loaded if there is one."""
+        if not self.waiting:
+            self.places.remove(place)
+            ray.kill(place.actor)
+            return
+        held = None if place.job is None else place.job.fingerprint
+        number = next((n for n, j in enumerate(self.waiting) if j.fingerprint == held), 0)
+        place.job = self.waiting[number]
+        del self.waiting[number]
+        place.pending = place.actor.run.remote(place.job)
+
+    def dismiss(self) -> None:
+        """End the workers, whatever they are doing."""
+        for place in self.places:
+            ray.kill(place.actor)
+        self.places.clear()
+
+
+def remote_worker(gpus: float) -> Any:
+    """Ask for a `RemoteWorker`; one that dies is not restarted behind our back."""
+    kind: Any = ray.remote(RemoteWorker)
+    return kind.options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
+
+
+class RemoteWorker:
+    """A `Worker` in a process of its own, somewhere in the cluster."""
+
+    def __init__(self) -> None:
+        self.worker = Worker()
+
+    def version(self) -> dict[str, str | None]:
+        """Return the versions that results depend on."""
+        return what_counts()
+
+    def run(self, job: Job) -> list[Found] | Failure:
+        """Do a job."""
+        return attempt_job(self.worker, job)
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Connect to the cluster, and leave or end it.
+
+    Raises:
+        ConnectionError: if it cannot be reached.
+    """
+    address = os.environ.get(ADDRESS) or "local"
+    check_reachable(address)
+    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    already = ray.is_initialized()
+    try:
+        ray.init(
+            address,
+            ignore_reinit_error=already,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="kvlab",
+            **own,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConnectionError(
+            f"{ADDRESS} = {address} cannot be reached: {one_line(error)}"
+        ) from None
+    try:
+        yield
+    finally:
+        if not already:
+            ray.shutdown()
+
+
+def check_reachable(address: str) -> None:
+    """Raise ConnectionError if nobody answers at ``host:port``; Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE_FOR_CLUSTER).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"{ADDRESS} = {address} cannot be reached: {error}") from None
+
+
+def one_line(error: Exception) -> str:
+    """Return the line of Ray's report that says most."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if "Error: " in line]
+    return (causes or lines or [type(error).__name__])[-1 if causes else 0].strip()
+
+
+def room(gpus: float) -> int:
+    """Return the workers that the nodes of the cluster have room for."""
+    alive: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]
+    return sum(_room_on(node["Resources"], gpus) for node in alive)
+
+
+def _room_on(resources: dict[str, float], gpus: float) -> int:
+    places = int(resources.get("CPU", 0))
+    return min(places, _devices(resources.get("GPU", 0), gpus)) if gpus else places
+
+
+def _devices(present: float, wanted: float) -> int:
+    """Workers that devices can be shared by; a worker of less than one device stays on one."""
+    return int(present) * int(1 / wanted) if wanted < 1 else int(present / wanted)
+
+
+def what_counts() -> dict[str, str | None]:
+    """Return the versions on which results depend."""
+    found = versions()
+    return {name: found[name] for name in ("python", "kvlab", "torch", "transformers")}
+
+
+def check_version(theirs: dict[str, str | None]) -> None:
+    """Raise ValueError if a worker has other versions than the driver."""
+    for name, ours in what_counts().items():
+        if theirs[name] != ours:
+            raise ValueError(f"a worker of the cluster has {name} {theirs[name]}, not {ours}")

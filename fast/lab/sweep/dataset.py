@@ -1,0 +1,173 @@
+"""The Parquet data set of a sweep: a directory that holds one file per job.
+
+A file appears under its name only when it is complete, so a process can be killed at any time, and
+a job that was done twice leaves the same rows. What a row holds beside `worker.Found` says which
+job it belongs to.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kvlab.fast.lab.files import named
+from kvlab.fast.lab.sweep.jobs import Job
+from kvlab.fast.lab.sweep.worker import Found
+
+_CELL = pa.dictionary(pa.int32(), pa.string())
+SCHEMA = pa.schema(
+    [
+        ("job", _CELL),
+        ("model", _CELL),
+        ("task", _CELL),
+        ("seed", pa.int64()),
+        ("method", _CELL),
+        ("budget", pa.int32()),
+        ("problem", pa.int32()),
+        ("prompt_tokens", pa.int32()),
+        ("refusal", _CELL),
+        ("solved", pa.bool_()),
+        ("answer_correct", pa.bool_()),
+        ("tokens", pa.int32()),
+        ("output_error", pa.float32()),
+        ("kl", pa.float32()),
+        ("agreement", pa.float32()),
+        ("entries", pa.float32()),
+        ("nbytes", pa.float64()),
+        ("average_bits", pa.float32()),
+        ("payload_bits", pa.float32()),
+        ("seconds_per_token", pa.float32()),
+    ]
+)
+TIMING = ("seconds_per_token",)
+"""Columns in which two runs of one sweep differ."""
+
+ORDER = ("model", "task", "seed", "method", "budget", "problem", "job")
+
+
+COMPACTED = "results.parquet"
+"""The file that takes the place of many."""
+
+
+UNFINISHED = ".unfinished"
+
+
+@contextmanager
+def completely(path: Path) -> Iterator[BinaryIO]:
+    """Write a file so that it is there completely or not at all, even after a power cut.
+
+    Raises:
+        OSError: if it cannot be written; it names the file.
+    """
+    unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
+    with named(path), unfinished.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def clear_unfinished(directory: Path) -> None:
+    """Make a directory if there is none, and remove what killed processes left in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.glob(f"*{UNFINISHED}"):
+        path.unlink()
+
+
+class Dataset:
+    """The results of a sweep, as far as there are any."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, job: Job, found: Sequence[Found]) -> None:
+        """Add the rows of a job."""
+        self.write_file(f"{job.id}.parquet", rows(job, found))
+
+    def write_file(self, name: str, table: pa.Table) -> None:
+        """Write a file of rows."""
+        with completely(self.directory / name) as file:
+            pq.write_table(table, file, compression="zstd")
+
+    def done(self) -> set[str]:
+        """Return the ids of the jobs whose rows are there."""
+        found: set[str] = set()
+        for path in self.files():
+            found.update(self.read_file(path, ["job"])["job"].unique().to_pylist())
+        return found
+
+    def read(self, jobs: Iterable[str] | None = None) -> pa.Table:
+        """Return the rows of some jobs, or all, each once and in one order."""
+        tables = [self.read_file(path) for path in self.files()]
+        table = pa.concat_tables([SCHEMA.empty_table(), *tables]).unify_dictionaries()
+        if jobs is not None:
+            wanted = set(jobs)
+            belongs = [job in wanted for job in table["job"].to_pylist()]
+            table = table.filter(pa.array(belongs, pa.bool_()))
+        return in_order(table)
+
+    def compact(self) -> None:
+        """Put all rows into one file, and remove the others; loses nothing if it is killed."""
+        old = self.files()
+        self.write_file(COMPACTED, self.read())
+        for path in old:
+            if path.name != COMPACTED:
+                path.unlink()
+
+    def files(self) -> list[Path]:
+        """Return the complete files."""
+        return sorted(self.directory.glob("*.parquet"))
+
+    def read_file(self, path: Path, columns: list[str] | None = None) -> pa.Table:
+        """Read one file.
+
+        Raises:
+            ValueError: if it is damaged, or holds something else.
+        """
+        try:
+            table = pq.read_table(path, columns=columns)
+            wanted = SCHEMA if columns is None else pa.schema([SCHEMA.field(c) for c in columns])
+            return table.select(wanted.names).cast(wanted)
+        except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{path} holds no results of a sweep ({reason}); delete it, and run the sweep again"
+            ) from None
+
+
+def rows(job: Job, found: Sequence[Found]) -> pa.Table:
+    """Lay the rows of a job out."""
+    shared: dict[str, Any] = {
+        "job": job.id,
+        "model": job.model,
+        "task": job.task,
+        "seed": job.seed,
+        "method": job.method,
+        "budget": job.budget,
+    }
+    return pa.Table.from_pylist([{**shared, **asdict(each)} for each in found], schema=SCHEMA)
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """Sort rows, and keep the first of those that a job left twice."""
+    plain = table.cast(pa.schema([(f.name, _plain(f.type)) for f in SCHEMA]))
+    plain = plain.sort_by([(name, "ascending") for name in ORDER])
+    keys = list(zip(plain["job"].to_pylist(), plain["problem"].to_pylist(), strict=True))
+    first = [number for number, key in enumerate(keys) if number == 0 or key != keys[number - 1]]
+    return plain.take(pa.array(first, pa.int64())).cast(SCHEMA)
+
+
+def without_timing(table: pa.Table) -> pa.Table:
+    """Return what two runs of one sweep have in common, dictionaries written out."""
+    plain = pa.schema([(f.name, _plain(f.type)) for f in SCHEMA])
+    return table.cast(plain).drop_columns(list(TIMING)).combine_chunks()
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,0 +1,155 @@
+"""A sweep as jobs: pieces of work that can be done anywhere, in any order, any number of times."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlab.fast.lab.evaluate.backends import load_encoder
+from kvlab.fast.lab.evaluate.compare import takes_budget
+from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.sweep.configuration import Sweep, check_methods, model_location
+from kvlab.reference.methods import with_seed
+from kvlab.reference.selection import budget_entries
+
+FORMAT = 1
+"""Of what a job's results hold; another number makes all old results count as missing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method at one budget on a batch of problems."""
+
+    backend: str
+    model: str
+    """As the sweep names it."""
+    fingerprint: str
+    """Of the model's files; for an id on the hub, the id."""
+    task: str
+    seed: int
+    method: str
+    """As the sweep names it."""
+    budget: int | None
+    """Entries per KV head and layer."""
+    first: int
+    """Number of the first problem."""
+    count: int
+    measured: int
+    """Of the job's first problems, how many are measured."""
+
+    @property
+    def id(self) -> str:
+        """Hash of all that the results depend on; what the sweep calls the model is not."""
+        content = {**asdict(self), "format": FORMAT}
+        del content["model"]
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    @property
+    def seeded(self) -> str:
+        """The method as it is run."""
+        return with_seed(self.method, self.seed)
+
+    @property
+    def label(self) -> str:
+        """What a progress bar shows."""
+        budget = "" if self.budget is None else f" · {self.budget}"
+        return f"{self.method}{budget} · {self.task} · seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep with everything looked up that its jobs need."""
+
+    sweep: Sweep
+    fingerprints: dict[str, str]
+    """Per model."""
+    entries: dict[str, dict[str, dict[str, int]]]
+    """Per model and task, the budgets in entries."""
+    lengths: dict[str, dict[str, float]]
+    """Per model and task, the mean tokens of prompt and solution."""
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the jobs, all of a model and a seed together: what is done first can be read."""
+        sweep = self.sweep
+        for model in sweep.models:
+            for seed in sweep.seeds:
+                for task in sweep.tasks:
+                    for method, budget in self.points(model, task):
+                        for first in range(0, sweep.problems, sweep.batch):
+                            count = min(sweep.batch, sweep.problems - first)
+                            yield Job(
+                                backend=sweep.backend,
+                                model=model,
+                                fingerprint=self.fingerprints[model],
+                                task=task,
+                                seed=seed,
+                                method=method,
+                                budget=budget,
+                                first=first,
+                                count=count,
+                                measured=min(count, max(0, sweep.measured - first)),
+                            )
+
+    def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
+        """Yield methods and budgets: first those that take none."""
+        yield from ((each, None) for each in self.sweep.methods if not takes_budget(each))
+        for entries in sorted(set(self.entries[model][task].values())):
+            yield from ((each, entries) for each in self.sweep.methods if takes_budget(each))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+def make_plan(sweep: Sweep) -> Plan:
+    """Look up models and lengths.
+
+    Raises:
+        FileNotFoundError: if a model directory is incomplete.
+        ValueError: if a model's tokenizer cannot be loaded, two names are of one model, a budget
+            is too large, or a method can be built with none of the budgets.
+    """
+    fingerprints, entries, lengths = {}, {}, {}
+    for model in sweep.models:
+        location = model_location(model)
+        encode = load_encoder(location)
+        mark = fingerprint(location)
+        if twin := [name for name, other in fingerprints.items() if other == mark]:
+            raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
+        fingerprints[model] = mark
+        lengths[model] = {}
+        for task in sweep.tasks:
+            kind = find_task(task)
+            drawn = [each for seed in sweep.seeds for each in kind.problems(sweep.problems, seed)]
+            tokens = [len(encode(each.prompt)) + len(encode(each.solution)) for each in drawn]
+            lengths[model][task] = sum(tokens) / len(tokens)
+        entries[model] = {
+            task: {text: budget_entries(text, round(length)) for text in sweep.budgets}
+            for task, length in lengths[model].items()
+        }
+    every = [
+        budget for tasks in entries.values() for each in tasks.values() for budget in each.values()
+    ]
+    check_methods(sweep.methods, every)
+    return Plan(sweep, fingerprints, entries, lengths)
+
+
+WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "added_tokens")
+"""Beginnings of the names of files, besides the weights, that change what a model writes."""
+
+
+def fingerprint(location: str) -> str:
+    """Hash what a model directory holds of model and tokenizer; an id on the hub stays as it is."""
+    directory = Path(location)
+    if not directory.is_dir():
+        return location
+    total = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith(WHAT_MATTERS) or path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(f"{path.name} {digest}\n".encode())
+    return total.hexdigest()[:24]

@@ -1,0 +1,156 @@
+"""Runs what is missing of a sweep, and remembers how it was run.
+
+The directory of a sweep holds ``plan.json``, the data set ``results/`` and, after `report`, the
+report. ``plan.json`` is what it takes to run the sweep again: the sweep itself, the budgets in
+entries, and where and with what it was run last.
+"""
+
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from kvlab.fast.lab.benchmarks.machine import versions
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.sweep.configuration import make_sweep
+from kvlab.fast.lab.sweep.dataset import Dataset, clear_unfinished, completely
+from kvlab.fast.lab.sweep.engines import Engine, Failure
+from kvlab.fast.lab.sweep.jobs import Job, Plan
+
+PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"
+PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "pyarrow", "ray")
+
+Progress = Callable[[int, int, Job | None], None]
+"""Called with jobs done, jobs in all, and the job that was done last."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a call of `run` did."""
+
+    done: int
+    """Jobs done by this call."""
+    total: int
+    failures: tuple[tuple[Job, Failure], ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A sweep as its directory holds it."""
+
+    plan: Plan
+    data: Dataset
+    run: Mapping[str, Any]
+    """Command, versions and machine of the last run."""
+
+    def missing(self) -> list[Job]:
+        """Return the jobs that have not been done."""
+        done = self.data.done()
+        return [job for job in self.plan.jobs() if job.id not in done]
+
+
+def run(
+    plan: Plan,
+    directory: Path,
+    engine: Engine,
+    progress: Progress = lambda done, of, job: None,
+    compact: bool = False,
+) -> Ran:
+    """Do the jobs that are missing; every result is kept as soon as it is there.
+
+    Args:
+        plan: the sweep.
+        directory: of the sweep; results of other jobs in it are left alone.
+        engine: who does the jobs.
+        progress: called before the first job and after each.
+        compact: when nothing is missing any more, put the results into one file.
+
+    Raises:
+        ValueError: if another process is at work on the directory, or a file in it is damaged.
+    """
+    data = Dataset(directory / RESULTS)
+    with alone_in(directory):
+        for each in (directory, data.directory):
+            clear_unfinished(each)
+        write_plan(plan, directory)
+        jobs = list(plan.jobs())
+        done = data.done()
+        missing = [job for job in jobs if job.id not in done]
+        finished = len(jobs) - len(missing)
+        progress(finished, len(jobs), None)
+        failures = []
+        if missing:
+            with closing(engine.results(missing)) as results:  # type: ignore[type-var]
+                for job, found in results:
+                    if isinstance(found, Failure):
+                        failures.append((job, found))
+                        write_failure(directory, job, found)
+                    else:
+                        data.write(job, found)
+                        finished += 1
+                    progress(finished, len(jobs), job)
+        if compact and not failures:
+            data.compact()
+    return Ran(len(missing) - len(failures), len(jobs), tuple(failures))
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Refuse to work where another process does; a lock of a killed process is gone with it.
+
+    Raises:
+        ValueError: if another process holds the lock.
+    """
+    try:
+        with FileLock(directory / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise ValueError(f"out = {directory} is in use by another sweep") from None
+
+
+def write_failure(directory: Path, job: Job, failure: Failure) -> None:
+    """Write down where a job failed."""
+    place = directory / FAILURES
+    place.mkdir(exist_ok=True)
+    text = f"{job}\n\n{failure.trace}\n{failure.reason}\n"
+    write_text(place / f"{job.id}.txt", text)
+
+
+def write_plan(plan: Plan, directory: Path) -> None:
+    """Write the plan and the circumstances of this run."""
+    content = {
+        "plan": plan.to_json(),
+        "run": {
+            "command": shlex.join(["kvlab", *sys.argv[1:]]),
+            "versions": versions(*PACKAGES),
+            "machine": platform.platform(),
+        },
+    }
+    with completely(directory / PLAN) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
+
+
+def read_stored(directory: Path) -> Stored:
+    """Open the directory of a sweep.
+
+    Raises:
+        FileNotFoundError: if no sweep was run there.
+        ValueError: if its plan is damaged.
+    """
+    path = directory / PLAN
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} holds no sweep: {path} does not exist")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        written = dict(content["plan"])
+        plan = Plan(**{**written, "sweep": make_sweep(written["sweep"])})
+        return Stored(plan, Dataset(directory / RESULTS), content["run"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged: {error}; run the sweep again") from None

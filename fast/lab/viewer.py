@@ -1,0 +1,39 @@
+"""The page of ``kvlab view``: a timeline and the script that plays it, in one HTML file."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from markupsafe import Markup
+
+from kvlab.fast.lab.pages import write_page
+from kvlab.reference.timeline import Timeline, write
+
+TITLE = "What every method kept"
+
+
+def write_viewer(timeline: Timeline, path: Path, title: str = TITLE) -> None:
+    """Write a page that needs nothing but itself; a file of that name is replaced.
+
+    Raises:
+        ValueError: if the timeline holds no run.
+    """
+    if not timeline.runs:
+        raise ValueError("a timeline must hold at least one run to be shown")
+    write_page(
+        path,
+        "viewer.html.jinja",
+        title=title,
+        style=Markup(template("viewer.css")),
+        script=Markup(template("viewer.js")),
+        timeline=Markup(inside_script(write(timeline))),
+    )
+
+
+def inside_script(json_text: str) -> str:
+    """Return the same JSON without any character that could end the element around it."""
+    return json_text.replace("<", "\\u003c")
+
+
+def template(name: str) -> str:
+    """Return a file that belongs to the page."""
+    return (files("kvlab.fast.lab") / "templates" / name).read_text(encoding="utf-8")

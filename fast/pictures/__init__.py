@@ -1,6 +1,0 @@
-"""Pictures and tables for notebooks and the site; they follow the reader's light or dark theme."""
-
-from kvlab.fast.pictures.picture import Picture, canvas, finish
-from kvlab.fast.pictures.table import Table
-
-__all__ = ["Picture", "Table", "canvas", "finish"]

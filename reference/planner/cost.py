@@ -1,0 +1,368 @@
+"""Memory and time of serving a model under a policy: bytes and operations, and a roofline.
+
+Every kernel takes the longer of moving its bytes and doing its arithmetic, at a stated share of the
+hardware's peak, and a fixed time to start. Sequences of a batch are at the same step. Everything is
+counted for 16-bit weights on one device; communication between devices is not modelled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import floor
+
+import numpy as np
+from jaxtyping import Float
+
+from kvlab.reference.notation import Array
+from kvlab.reference.planner.hardware import Hardware
+from kvlab.reference.planner.occupancy import Occupancy, occupancy
+from kvlab.reference.planner.operations import (
+    NUMBER,
+    Sizes,
+    Work,
+    moving,
+    observing,
+    quantising,
+    scoring,
+    selecting,
+)
+from kvlab.reference.planner.shape import WIDE, Shape
+from kvlab.reference.policy import Policy, check_at_least
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How well the hardware is used.
+
+    Raises:
+        ValueError: if a figure is negative, or a share above 1.
+    """
+
+    bandwidth_share: float = 0.8
+    """Of the peak bandwidth, that kernels reach."""
+    flops_share: float = 0.6
+    """Of the peak arithmetic, that matrix products reach."""
+    start: float = 3e-6
+    """Seconds that the device loses between two kernels."""
+    host: float = 0.0
+    """Seconds that the host takes to launch a kernel: a step never takes less than all its
+    launches together. 0: recorded once and replayed, as with CUDA graphs."""
+    passes: float = 1.0
+    """How often a step moves the whole cache: 1 where attention reads it once."""
+    memory_share: float = 0.9
+    """Of the memory, that may be used."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, start=self.start, host=self.host, passes=self.passes)
+        for name in ("bandwidth_share", "flops_share", "memory_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kind of kernel in one step of decoding; arrays hold one number per generated token."""
+
+    bytes: Float[Array, " steps"]
+    flops: Float[Array, " steps"]
+    launches: Float[Array, " steps"]
+
+    def seconds(self, hardware: Hardware, runtime: Runtime) -> Float[Array, " steps"]:
+        """Time on the device."""
+        moving = self.bytes / (hardware.bandwidth * runtime.bandwidth_share)
+        computing = self.flops / (hardware.flops * runtime.flops_share)
+        return np.maximum(moving, computing) + self.launches * runtime.start
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at the fullest moment."""
+
+    weights: int | float
+    cache: int | float
+    """Keys and values, with scales and zero points, of the whole batch while it writes."""
+    state: int | float
+    """Positions and what the score remembers of every entry."""
+    workspace: int | float
+    """What one prompt takes while it is read, and the logits of one token per sequence."""
+
+    @property
+    def total(self) -> int | float:
+        """All of them."""
+        return self.weights + self.cache + self.state + self.workspace
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One model under one policy on one device.
+
+    Raises:
+        ValueError: if a count is below 1, or the policy cannot work with such a prompt.
+    """
+
+    shape: Shape
+    hardware: Hardware
+    policy: Policy
+    prompt: int
+    generated: int
+    batch: int = 1
+    block_size: int | None = None
+    runtime: Runtime = Runtime()
+    spread: bool = False
+    """Sequences are spread evenly over their generation: a device holds the mean of their memory.
+    False: all are at their fullest at the same moment."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, prompt=self.prompt, generated=self.generated, batch=self.batch)
+        self.policy.check(self.prompt)
+
+    @cached_property
+    def held(self) -> Occupancy:
+        """Entries over time."""
+        return occupancy(
+            self.policy, self.prompt, self.generated, self.block_size, self.shape.head_dim
+        )
+
+    # --- memory ---
+
+    @property
+    def sequence_bytes(self) -> float:
+        """Cache and state of one sequence while it writes, at its fullest or, spread, in the mean.
+
+        Layers decide one after the other: while one of them still holds what a step attended to,
+        the others hold what is left after it.
+        """
+        return sum(self._while_writing(bytes_) for bytes_ in self._bytes_over_time)
+
+    @property
+    def prompt_bytes(self) -> float:
+        """What one sequence takes besides `sequence_bytes` while its prompt is read.
+
+        Prompts are read one after another, so that only one sequence at a time takes it.
+        """
+        cache, state = self._bytes_over_time
+        return max(0.0, float((cache + state)[: self.prompt].max()) - self.sequence_bytes)
+
+    @property
+    def _bytes_over_time(self) -> tuple[Float[Array, " t"], Float[Array, " t"]]:
+        """Cache and state of one sequence at every token."""
+        held, shape = self.held, self.shape
+        arriving = held.attended - held.entries
+        after = held.elements(shape.head_dim) / 8
+        cache = shape.layers * after + arriving * WIDE * 2 * shape.head_dim
+        columns = NUMBER * (1 + len(self.policy.score.columns))
+        state = columns * (shape.layers * held.entries + arriving)
+        return shape.kv_heads * cache, shape.kv_heads * state.astype(float)
+
+    def _while_writing(self, bytes_: Float[Array, " t"]) -> float:
+        written = bytes_[self.prompt :]
+        return float(written.mean() if self.spread else written.max())
+
+    @property
+    def workspace(self) -> int:
+        """Activations of the longest block of one prompt."""
+        shape, tokens = self.shape, min(self.block_size or self.prompt, self.prompt)
+        return WIDE * tokens * (2 * shape.intermediate + 2 * shape.hidden)
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes at the fullest moment."""
+        cache, state = (self._while_writing(bytes_) for bytes_ in self._bytes_over_time)
+        logits = NUMBER * self.shape.vocabulary
+        return Memory(
+            self.shape.weight_bytes,
+            self.batch * cache,
+            self.batch * state,
+            self.prompt_bytes + self.workspace + self.batch * logits,
+        )
+
+    @property
+    def largest_batch(self) -> int:
+        """Sequences that fit; 0 if the weights alone, or one sequence, do not."""
+        once = self.shape.weight_bytes + self.prompt_bytes + self.workspace
+        each = self.sequence_bytes + NUMBER * self.shape.vocabulary
+        return max(0, floor((self.hardware.memory * self.runtime.memory_share - once) / each))
+
+    # --- time ---
+
+    @cached_property
+    def kernels(self) -> Mapping[str, Kernel]:
+        """What one step of decoding runs, over the generated tokens."""
+        return {**self._model_kernels(), **self._policy_kernels()}
+
+    @property
+    def step_seconds(self) -> Float[Array, " steps"]:
+        """Time of every step of decoding."""
+        device = np.sum([k.seconds(self.hardware, self.runtime) for k in self.kernels.values()], 0)
+        launches = np.sum([k.launches for k in self.kernels.values()], axis=0)
+        return np.maximum(device, launches * self.runtime.host)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Time of the prompts of the whole batch."""
+        shape, hardware, runtime = self.shape, self.hardware, self.runtime
+        blocks = -(-self.prompt // (self.block_size or self.prompt))
+        layers = shape.layers * (shape.projections + shape.feed_forward)
+        size = self.block_size or self.prompt
+        last_of_block = np.minimum((np.arange(self.prompt) // size + 1) * size, self.prompt) - 1
+        later = last_of_block - np.arange(self.prompt)
+        looked_at = float((self.held.attended[: self.prompt] - later).sum())
+        attention = 4 * shape.layers * shape.heads * shape.head_dim * looked_at
+        flops = self.batch * (2 * layers * self.prompt + attention)
+        moved = blocks * WIDE * layers
+        return max(
+            flops / (hardware.flops * runtime.flops_share),
+            moved / (hardware.bandwidth * runtime.bandwidth_share),
+        )
+
+    @property
+    def decode_seconds(self) -> float:
+        """Time of all generated tokens."""
+        return float(self.step_seconds.sum())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens of the whole batch per second, the prompts' time included."""
+        return self.batch * self.generated / (self.prefill_seconds + self.decode_seconds)
+
+    @property
+    def eviction_share(self) -> float:
+        """Share of the decoding time that the policy's own kernels take."""
+        own = [k.seconds(self.hardware, self.runtime) for k in self._policy_kernels().values()]
+        return float(np.sum(own) / np.sum(self.step_seconds)) if own else 0.0
+
+    def with_batch(self, batch: int) -> "Plan":
+        """Return the same plan for another number of sequences."""
+        other = replace(self, batch=batch)
+        vars(other).update(held=self.held, policy_work=self.policy_work)  # what takes the time
+        return other
+
+    def _model_kernels(self) -> dict[str, Kernel]:
+        shape, b, L = self.shape, self.batch, self.shape.layers
+        steps = np.ones(self.generated)
+        attended = self.held.attended[self.prompt :]
+        before = self.held.bits[self.prompt - 1 : -1]
+        stored = attended * before * 2 * shape.head_dim / 8 * shape.kv_heads
+        head = shape.vocabulary * shape.hidden
+        return {
+            "projections": self._matrices(shape.projections, 2),
+            "feed-forward": self._matrices(shape.feed_forward, 2),
+            "attention": Kernel(
+                self.runtime.passes * b * L * stored,
+                4.0 * b * L * shape.heads * shape.head_dim * attended,
+                L * steps,
+            ),
+            "pointwise": Kernel(b * L * 12 * WIDE * shape.hidden * steps, 0 * steps, 4 * L * steps),
+            "vocabulary": Kernel(WIDE * head * steps, 2.0 * b * head * steps, steps),
+        }
+
+    def _matrices(self, weights: int, launches: int) -> Kernel:
+        steps, L = np.ones(self.generated), self.shape.layers
+        return Kernel(
+            L * WIDE * weights * steps, 2.0 * self.batch * L * weights * steps, launches * L * steps
+        )
+
+    def _policy_kernels(self) -> dict[str, Kernel]:
+        heads = self.batch * self.shape.layers * self.shape.kv_heads
+        return {
+            name: Kernel(heads * work.bytes, heads * work.flops, work.launches * self.shape.layers)
+            for name, work in self.policy_work.items()
+        }
+
+    @cached_property
+    def policy_work(self) -> Mapping[str, Kernel]:
+        """What the policy does for one KV head of one sequence, over the generated tokens."""
+        held, score, shape = self.held, self.policy.score, self.shape
+        steps: list[dict[str, Work]] = []
+        for token in range(self.prompt, self.prompt + self.generated):
+            n, kept = int(held.attended[token]), int(held.entries[token])
+            sizes = Sizes(n, shape.group, shape.head_dim, self.prompt)
+            work = {"observe": observing(score, sizes)}
+            if held.ranked[token]:
+                work["score"] = scoring(score, sizes)
+                work["select"] = selecting(sizes, several=kept != n - 1)
+            if held.moved[token]:
+                work["move"] = moving(score, sizes, kept)
+            if held.quantised[token]:
+                work["quantise"] = quantising(sizes, int(held.quantised[token]))
+            steps.append(work)
+        nothing = Work()
+        names = ("observe", "score", "select", "move", "quantise")
+        columns = {name: [step.get(name, nothing) for step in steps] for name in names}
+        return {
+            name: Kernel(
+                np.array([work.bytes for work in column], dtype=float),
+                np.array([work.flops for work in column], dtype=float),
+                np.array([work.bytes > 0 for work in column], dtype=float),
+            )
+            for name, column in columns.items()
+            if any(work.bytes for work in column)
+        }
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How many devices serve how many users."""
+
+    devices: int
+    batch: int
+    """Sequences per device."""
+    tokens_per_second: float
+    """Of every user while decoding, at the slowest stretch of `STRETCH` tokens."""
+    limit: str
+    """What keeps a device from more sequences: ``memory``, ``speed`` or ``batch``."""
+
+
+STRETCH = 64
+"""Tokens over which a user's speed is taken."""
+
+
+def slowest_speed(plan: Plan) -> float:
+    """Return tokens per second of every user in the slowest `STRETCH` tokens."""
+    seconds = plan.step_seconds
+    window = min(STRETCH, len(seconds))
+    sums = np.cumsum(np.concatenate([[0.0], seconds]))
+    return float(window / (sums[window:] - sums[:-window]).max())
+
+
+def fleet(
+    plan: Plan, users: int, least_speed: int | float = 0.0, batch: int | None = None
+) -> Fleet:
+    """Count the devices that ``users`` who all write at once need, one model on each device.
+
+    Args:
+        plan: model, device, policy and lengths; its batch does not matter.
+        users: sequences at the same time.
+        least_speed: tokens per second that every user gets at least, over any `STRETCH` tokens.
+        batch: sequences per device; None for as many as fit and are fast enough.
+
+    Raises:
+        ValueError: if not even one sequence fits on a device, ``batch`` does not, or it is too
+            slow.
+    """
+    check_at_least(1, users=users, batch=1 if batch is None else batch)
+    check_at_least(0, least_speed=least_speed)
+    most = plan.largest_batch
+    if most < 1:
+        raise ValueError(
+            f"{plan.shape.name} with one sequence of {plan.prompt + plan.generated} tokens does "
+            f"not fit on {plan.hardware.name}"
+        )
+    if batch is not None and batch > most:
+        raise ValueError(f"batch = {batch} must be at most the {most} sequences that fit")
+
+    def speed(size: int) -> float:
+        return slowest_speed(plan.with_batch(size))
+
+    if (fastest := speed(batch or 1)) < least_speed:
+        raise ValueError(
+            f"least_speed = {least_speed} is above the {fastest:.1f} tokens/s of "
+            f"{batch or 1} at once"
+        )
+    if batch is not None:
+        return Fleet(-(-users // batch), batch, fastest, "batch")
+    low, high = 1, most
+    while low < high:  # the largest batch that is fast enough
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if speed(middle) >= least_speed else (low, middle - 1)
+    return Fleet(-(-users // low), low, speed(low), "memory" if low == most else "speed")

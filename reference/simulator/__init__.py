@@ -1,1 +1,0 @@
-"""Traces of real generations: what a policy would have seen, without the model."""

@@ -1,0 +1,338 @@
+"""Records what a method does: watches it while a model writes, or asks it about a trace."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Bool, Float
+from tokenizers import Tokenizer
+
+from kvlab.reference.cache import Column, LayerCache, State
+from kvlab.reference.generate import generate
+from kvlab.reference.methods.lazy_eviction import LazyEviction
+from kvlab.reference.notation import Array
+from kvlab.reference.policy import (
+    Block,
+    Clock,
+    Needs,
+    Observation,
+    Policy,
+    Score,
+    StepResult,
+    empty_cache,
+    step,
+)
+from kvlab.reference.timeline.run import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
+from kvlab.reference.timeline.texts import token_texts
+from kvlab.reference.traces.replay import check_replay
+from kvlab.reference.traces.trace import Recording
+from kvlab.reference.transformer import Transformer
+
+MOST_VALUES = 2**20
+"""Entries in all snapshots of a run, by default."""
+
+
+def record(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    policy: Policy,
+    prompt: str,
+    max_new_tokens: int,
+    *,
+    budget: int | None = None,
+    stop: int | None = None,
+    block_size: int | None = None,
+    threshold: float = 0.01,
+    most_values: int = MOST_VALUES,
+    solved: Callable[[str], bool] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Let a model write under a method, and record what happens to every token.
+
+    Args:
+        model: the transformer.
+        tokenizer: its tokenizer.
+        policy: the method.
+        prompt: text to continue.
+        max_new_tokens: tokens to write at most.
+        budget: of the policy, in entries, to be shown.
+        stop: token id after which to end.
+        block_size: tokens per block of prefill; None for the whole prompt at once.
+        threshold: attention from which on an entry counts as activated.
+        most_values: entries that all snapshots may hold; steps between them are left out.
+        solved: says whether the answer is right.
+        progress: called with tokens done, and tokens there can be at most.
+
+    Raises:
+        ValueError: if the prompt is empty, or the policy cannot work with it.
+    """
+    ids = tokenizer.encode(prompt).ids
+    watch = Recorder(threshold, most_values)
+
+    def watch_and_tell(block: Block, result: StepResult) -> None:
+        watch(block, result)
+        if progress is not None:
+            progress(block.clock.seen, len(ids) + max_new_tokens - 1)
+
+    written = generate(
+        model,
+        watch.listening(policy),
+        ids,
+        max_new_tokens,
+        stop=stop,
+        block_size=block_size,
+        watch=watch_and_tell,
+    )
+    answer = tokenizer.decode(list(written.tokens), skip_special_tokens=False)
+    texts = token_texts(tokenizer, [*ids, *written.tokens])
+    return watch.run(policy, budget, len(ids), texts, solved(answer) if solved else None)
+
+
+def record_trace(
+    trace: Recording,
+    texts: Sequence[str],
+    policy: Policy,
+    *,
+    budget: int | None = None,
+    block_size: int | None = None,
+    threshold: float = 0.01,
+    most_values: int = MOST_VALUES,
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Ask a method what it would have done with the tokens of a trace.
+
+    Args:
+        trace: a recorded generation of any model.
+        texts: text of each of its tokens.
+        policy: the method.
+        budget: of the policy, in entries, to be shown.
+        block_size: tokens per block of the prompt; None for the whole prompt at once.
+        threshold: attention from which on an entry counts as activated.
+        most_values: entries that all snapshots may hold; steps between them are left out.
+        progress: called with tokens done and tokens in all.
+
+    Raises:
+        ValueError: if the policy does not fit the trace, or the texts do not.
+    """
+    check_replay(trace, [policy], block_size)
+    L, G, _, t, d = trace.shape
+    if len(texts) != t:
+        raise ValueError(f"texts of {len(texts)} tokens must be those of the trace's {t}")
+    watch = Recorder(threshold, most_values)
+    asked = watch.listening(policy)
+    caches = [empty_cache(asked, G, d) for _ in range(L)]
+    layers = [trace.vectors(index) for index in range(L)]
+    for clock in clocks(trace.prompt, t, block_size):
+        for index, number in enumerate(trace.metadata.layers):
+            block = block_of(trace, layers[index], number, clock)
+            result = step(asked, caches[index], block)
+            caches[index] = result.cache
+            watch(block, result)
+        if progress is not None:
+            progress(clock.seen, t)
+    return watch.run(policy, budget, trace.prompt, texts, None)
+
+
+def clocks(prompt: int, t: int, block_size: int | None) -> list[Clock]:
+    """Return the blocks in which a model reads: those of the prompt, then token by token."""
+    size = block_size or max(1, prompt)
+    ends = [*range(size, prompt, size), *([prompt] if prompt else []), *range(prompt + 1, t + 1)]
+    return [Clock(end, end - before, prompt) for before, end in zip([0, *ends], ends, strict=False)]
+
+
+def block_of(
+    trace: Recording, vectors: tuple[Array, Array, Array], layer: int, clock: Clock
+) -> Block:
+    """Return what a layer was handed at one step."""
+    rows = slice(clock.seen - clock.block, clock.seen)
+    queries, keys, values = (x[..., rows, :].astype(np.float64) for x in vectors)
+    confidence = trace.confidence[: clock.seen].astype(np.float64)
+    return Block(clock, layer, queries, keys, values, confidence, None, trace.metadata.softcap)
+
+
+@dataclass(frozen=True)
+class Overheard(Score):
+    """A score whose ratings are also told to somebody."""
+
+    base: Score
+    tell: Callable[[Observation, Bool[Array, "G n"], Float[Array, "G n"]], None]
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """What the score remembers."""
+        return self.base.columns
+
+    @property
+    def needs(self) -> Needs:
+        """What the score reads."""
+        return self.base.needs
+
+    def observe(self, state: State, seen: Observation) -> State:
+        """Let the score observe."""
+        return self.base.observe(state, seen)
+
+    def score(
+        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
+    ) -> Float[Array, "G n"]:
+        """Rate the entries, and tell."""
+        scores = self.base.score(state, seen, candidates, room)
+        self.tell(seen, candidates, scores)
+        return scores
+
+
+@dataclass
+class Known:
+    """What the recorder knows of all tokens of one layer; arrays ``[G, t]`` grow with the text."""
+
+    state: Array
+    score: Array
+    stamp: Array
+    interval: Array
+    activated: Array
+
+    @classmethod
+    def nothing(cls, kv_heads: int) -> "Known":
+        """Start without tokens."""
+        whole = np.zeros((kv_heads, 0), dtype=np.int64)
+        return cls(whole, np.zeros((kv_heads, 0)), whole, whole, whole)
+
+    def grow(self, t: int) -> None:
+        """Make room for the tokens of a block: not scored, never activated, stored wide."""
+        G, before = self.state.shape
+        fills = {"state": WIDE, "score": np.nan, "stamp": 0, "interval": 0, "activated": 0}
+        for name, fill in fills.items():
+            array = getattr(self, name)
+            new = np.full((G, t - before), fill, dtype=array.dtype)
+            setattr(self, name, np.concatenate([array, new], axis=1))
+
+
+@dataclass
+class Recorder:
+    """Collects a run; `generate` takes it as ``watch``, with the policy that `listening` gives."""
+
+    threshold: float
+    most_values: int = MOST_VALUES
+    layers: dict[int, Known] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    decisions: list[bool] = field(default_factory=list)
+    states: list[tuple[int, int]] = field(default_factory=lambda: list(FIRST_STATES))
+    events: list[Events] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    every: int = 1
+    """Steps between two snapshots."""
+
+    def __post_init__(self) -> None:
+        if self.most_values < 1:
+            raise ValueError(f"most_values = {self.most_values} must be at least 1")
+        self.recurrence = LazyEviction(threshold=self.threshold).policy(budget=10**9).score
+
+    def listening(self, policy: Policy) -> Policy:
+        """Return the same policy, whose ratings the recorder overhears."""
+        return replace(policy, score=Overheard(policy.score, self.overhear))
+
+    def overhear(
+        self, seen: Observation, candidates: Bool[Array, "G n"], scores: Float[Array, "G n"]
+    ) -> None:
+        """Write the ratings of a decision down."""
+        rated = np.where(candidates, scores, -np.inf)
+        np.put_along_axis(self.known(seen).score, seen.positions, rated, axis=1)
+
+    def known(self, seen: Observation) -> Known:
+        """Return what is known of a layer, with room for the tokens of this block."""
+        known = self.layers.setdefault(seen.layer, Known.nothing(len(seen.positions)))
+        if known.state.shape[1] < seen.clock.seen:
+            known.grow(seen.clock.seen)
+        return known
+
+    def __call__(self, block: Block, result: StepResult) -> None:
+        """Write one step of one layer down."""
+        seen, known = result.seen, self.known(result.seen)
+        if not self.steps or self.steps[-1] != seen.clock.seen:
+            self.thin_out()
+            self.steps.append(seen.clock.seen)
+            self.decisions.append(False)
+        self.decisions[-1] |= result.keep is not None
+        self.track_recurrence(known, seen)
+        if (len(self.steps) - 1) % self.every == 0:
+            self.snapshots.append(self.snapshot(known, seen))
+        self.note_changes(known, seen, result.cache)
+
+    def track_recurrence(self, known: Known, seen: Observation) -> None:
+        """Update time stamps and intervals as LazyEviction does, whatever the method is."""
+        names = ("stamp", "interval", "activated")
+        at = seen.positions
+        present = {name: np.take_along_axis(getattr(known, name), at, axis=1) for name in names}
+        after = self.recurrence.observe(State(present), seen)
+        for name in names:
+            np.put_along_axis(getattr(known, name), at, after.entries[name], axis=1)
+
+    def snapshot(self, known: Known, seen: Observation) -> Snapshot:
+        """Return what is known of the entries that this step attended to."""
+        at = seen.positions
+        of_entries = {
+            name: np.take_along_axis(getattr(known, name), at, axis=1)
+            for name in ("score", "stamp", "interval")
+        }
+        attention = seen.attention[:, :, -1].mean(axis=1)
+        layer = list(self.layers).index(seen.layer)
+        return Snapshot(len(self.steps) - 1, layer, attention, **of_entries)
+
+    def note_changes(self, known: Known, seen: Observation, cache: LayerCache) -> None:
+        """Compare what is stored now with what was stored before."""
+        now = np.full_like(known.state, GONE)
+        np.put_along_axis(now, cache.positions, self.codes(cache), axis=1)
+        head, position = np.nonzero(now != known.state)
+        same = np.ones_like(head)
+        self.events.append(
+            Events(
+                list(self.layers).index(seen.layer) * same,
+                head,
+                position,
+                (len(self.steps) - 1) * same,
+                now[head, position],
+            )
+        )
+        known.state = now
+
+    def codes(self, cache: LayerCache) -> Array:
+        """Return how each entry is stored, as indices into ``states``."""
+        pairs = np.stack([cache.keys.bits, cache.values.bits], axis=-1)
+        found = np.full(pairs.shape[:2], -1)
+        for bits in {tuple(pair) for pair in pairs.reshape(-1, 2).tolist()}:
+            if bits not in self.states:
+                self.states.append(bits)
+            found[(pairs == bits).all(axis=-1)] = self.states.index(bits)
+        return found
+
+    def thin_out(self) -> None:
+        """Drop every other snapshot while they hold too much."""
+        while sum(each.size for each in self.snapshots) > self.most_values and (
+            self.every < len(self.steps)
+        ):
+            self.every *= 2
+            self.snapshots = [each for each in self.snapshots if each.step % self.every == 0]
+
+    def run(
+        self,
+        policy: Policy,
+        budget: int | None,
+        prompt: int,
+        texts: Sequence[str],
+        solved: bool | None,
+    ) -> Run:
+        """Return what was collected."""
+        self.thin_out()
+        return Run(
+            policy.name,
+            budget,
+            prompt,
+            tuple(texts),
+            solved,
+            tuple(self.layers),
+            len(next(iter(self.layers.values())).state),
+            np.array(self.steps),
+            np.array(self.decisions),
+            tuple(self.states),
+            Events.joined(self.events),
+            tuple(sorted(self.snapshots, key=lambda each: (each.layer, each.step))),
+        )

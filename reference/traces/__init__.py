@@ -1,0 +1,1 @@
+"""Attention traces: recorded or synthetic, replayed under any policy, and judged."""

@@ -1,0 +1,121 @@
+"""Everything that a replay says about a policy, beside chance and the best that there could be."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from kvlab.reference.policy import Policy
+from kvlab.reference.traces.oracle import bound_of, oracle_of, random_of
+from kvlab.reference.traces.recall import Recall, recall
+from kvlab.reference.traces.replay import (
+    Fate,
+    Layer,
+    check_replay,
+    over_layers,
+    replay_layer,
+)
+from kvlab.reference.traces.trace import Recording
+
+EXACT = 512
+"""Tokens up to which the best keep sets are found exactly unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One policy in one layer; means are over KV heads and generated tokens."""
+
+    fate: Fate
+    recall: Recall
+    size: int
+    """Largest number of entries per KV head after a generated token."""
+    mass: float
+    error: float
+    random: float
+    """Mass that evicting at random holds with ``size`` entries."""
+    best: float
+    """Mass that the best keep sets of ``size`` entries hold, or a bound on it."""
+
+    @property
+    def regret(self) -> float:
+        """Mass that the best keep sets hold and this policy lost."""
+        return self.best - self.mass
+
+
+def judge(
+    trace: Recording,
+    policies: Sequence[Policy],
+    block_size: int | None = None,
+    workers: int = 1,
+    threshold: float = 0.01,
+    gap: int = 16,
+    exact: bool | None = None,
+) -> Iterator[list[Judgement]]:
+    """Replay one layer after the other and judge every policy.
+
+    Args:
+        trace: what was recorded.
+        policies: what to ask.
+        block_size: tokens per block of the prompt; None for the whole prompt at once.
+        workers: processes among which the layers are shared out.
+        threshold: attention from which on a token activates an entry.
+        gap: tokens without activation after which an entry regains importance.
+        exact: find the best keep sets exactly, instead of a bound; None: up to `EXACT` tokens.
+
+    Raises:
+        ValueError: if a policy does not fit the trace, or an argument is not allowed.
+    """
+    check_replay(trace, policies, block_size)
+    exact = trace.shape[3] <= EXACT if exact is None else exact
+    task = partial(
+        judge_layer,
+        policies=policies,
+        block_size=block_size,
+        threshold=threshold,
+        gap=gap,
+        exact=exact,
+    )
+    yield from over_layers(trace, task, workers)
+
+
+def judge_layer(
+    layer: Layer,
+    policies: Sequence[Policy],
+    block_size: int | None,
+    threshold: float,
+    gap: int,
+    exact: bool,
+) -> list[Judgement]:
+    """Replay one layer and judge every policy; see `judge`."""
+    fates = replay_layer(layer, policies, block_size)
+    generated = slice(layer.prompt, None)
+    sizes = [int(fate.entries[generated].max()) for fate in fates]
+    unique = sorted(set(sizes))
+    chance = random_of(layer, unique)[..., generated].mean(axis=(1, 2))
+    best = (oracle_of if exact else bound_of)(layer, unique)[..., generated].mean(axis=(1, 2))
+    return [
+        Judgement(
+            fate=fate,
+            recall=remembered,
+            size=size,
+            mass=float(fate.mass[:, generated].mean()),
+            error=float(fate.error[:, generated].mean()),
+            random=float(chance[unique.index(size)]),
+            best=float(best[unique.index(size)]),
+        )
+        for fate, remembered, size in zip(
+            fates, recall(layer, fates, threshold, gap), sizes, strict=True
+        )
+    ]
+
+
+def skill(judgements: Sequence[Judgement]) -> float:
+    """Return how far one policy came from random, 0, to the best, 1, over several layers.
+
+    NaN where nothing had to leave, so that chance and the best are the same.
+    """
+    random, best, mass = (
+        np.mean([getattr(each, name) for each in judgements]) for name in ("random", "best", "mass")
+    )
+    return float((mass - random) / (best - random)) if best > random + 1e-12 else float("nan")

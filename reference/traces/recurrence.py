@@ -1,0 +1,161 @@
+"""Token importance recurrence: how long until a token matters again (LazyEviction §3, Fig. 3c)."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+
+from kvlab.reference.generate import Generation, generate
+from kvlab.reference.methods.full import FullCache
+from kvlab.reference.methods.lazy_eviction import LazyEviction
+from kvlab.reference.notation import Array
+from kvlab.reference.policy import Never, Policy, check_at_least
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.replay import Layer
+from kvlab.reference.traces.trace import Recording
+from kvlab.reference.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Distribution of the maximum recurrence interval over tokens, layers and KV heads."""
+
+    problems: int
+    threshold: float
+    entries: int
+    share_recurring: float
+    """Share of the entries with MRI > 1."""
+    quantiles: dict[str, float]
+    """MRI of the entries that were activated at all, in generated steps."""
+
+
+@dataclass(frozen=True)
+class Recurring:
+    """One entry and when it was activated."""
+
+    layer: int
+    kv_head: int
+    position: int
+    threshold: float
+    steps: tuple[int, ...]
+    """Generated steps, counted from 1, that gave it at least ``threshold`` of their attention."""
+    born: int
+    """Step before its birth; 0 for the prompt."""
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """Steps from birth to the first activation, and from each activation to the next."""
+        return tuple(later - earlier for earlier, later in pairwise((self.born, *self.steps)))
+
+    @property
+    def interval(self) -> int:
+        """Maximum recurrence interval, MRI (LazyEviction Eq. 1); 0 if never activated."""
+        return max(self.gaps, default=0)
+
+
+def activations(trace: Recording, threshold: float) -> Iterator[Recurring]:
+    """Yield every entry of every recorded layer with its activations, as LazyEviction sees them.
+
+    A query head that gives at least ``threshold`` activates the entry of its KV head.
+
+    Raises:
+        ValueError: if ``threshold`` is negative.
+    """
+    check_at_least(0, threshold=threshold)
+    prompt, t = trace.prompt, trace.shape[3]
+    for number in range(trace.shape[0]):
+        layer = Layer.of(trace, number)
+        received = layer.full_attention(0, t).attention.max(axis=1)
+        for kv_head, rows in enumerate(received):
+            for position in range(t):
+                first = max(prompt, position)
+                steps = np.flatnonzero(rows[first:, position] >= threshold) + first - prompt + 1
+                born = max(0, position - prompt)
+                found = tuple(map(int, steps))
+                yield Recurring(layer.number, kv_head, position, threshold, found, born)
+
+
+def most_recurring(entries: Iterable[Recurring], count: int, gap: int = 16) -> list[Recurring]:
+    """Return the entries that came back most often after at least ``gap`` steps, one per position.
+
+    Args:
+        entries: of `activations`.
+        count: how many at most.
+        gap: steps without activation.
+    """
+    best: dict[int, Recurring] = {}
+
+    def returns(entry: Recurring) -> tuple[int, int]:
+        return sum(each >= gap for each in entry.gaps[1:]), entry.interval
+
+    for entry in entries:
+        if entry.position not in best or returns(entry) > returns(best[entry.position]):
+            best[entry.position] = entry
+    return sorted(best.values(), key=returns, reverse=True)[:count]
+
+
+def recurrence(directory: Path, problems: int, seed: int, threshold: float) -> Recurrence:
+    """Let the model solve held-out problems with the full cache and sum up every entry's MRI.
+
+    Args and errors are those of `intervals`.
+    """
+    longest = intervals(directory, problems, seed, threshold)
+    activated = longest[longest > 0]
+    levels = (0.5, 0.8, 0.9, 0.99)
+    return Recurrence(
+        problems,
+        threshold,
+        len(longest),
+        float((longest > 1).mean()),
+        {f"{100 * level:.0f} %": float(np.quantile(activated, level)) for level in levels},
+    )
+
+
+def intervals(
+    directory: Path, problems: int, seed: int, threshold: float
+) -> Int[Array, " entries"]:
+    """Let the model solve held-out problems with the full cache; return every entry's MRI.
+
+    Args:
+        directory: of the model.
+        problems: how many held-out problems.
+        seed: of the problems.
+        threshold: attention from which on an entry is activated.
+
+    Raises:
+        ValueError: if ``problems`` is below 1, ``threshold`` negative or above all attention, or
+            ``seed`` negative.
+        FileNotFoundError: if the model directory is incomplete.
+    """
+    if problems < 1:
+        raise ValueError(f"problems = {problems} must be at least 1")
+    if seed < 0:
+        raise ValueError(f"seed = {seed} must not be negative")
+    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+    policy = observing_policy(threshold)
+    found = []
+    for problem in reasoning.held_out(problems, seed):
+        prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
+        written = generate(model, policy, prompt, len(solution), stop=solution[-1])
+        found.append(longest_intervals(written))
+    longest = np.concatenate(found).astype(np.int64)
+    if not longest.any():
+        raise ValueError(f"threshold = {threshold} is more attention than any entry got")
+    return longest
+
+
+def observing_policy(threshold: float) -> Policy:
+    """Return a full cache that tracks recurrence as LazyEviction does."""
+    full = FullCache().policy()
+    score = LazyEviction(threshold=threshold).policy(budget=10**9).score
+    return Policy("recurrence", score, Never(), full.protect, full.budget, full.precision)
+
+
+def longest_intervals(generation: Generation) -> np.ndarray:
+    """Return the MRI of every entry of every layer and KV head."""
+    caches = generation.session.caches
+    return np.concatenate([cache.state.entries["interval"].ravel() for cache in caches])

@@ -1,0 +1,88 @@
+"""The benchmarks run and write what they promise; no time is judged here."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab.fast.lab.benchmarks import contenders, decode, memory
+from kvlab.fast.lab.benchmarks.workload import Footprint, Run, tiny_llama
+
+ENTRY = 4 * 8 * 2 * 32 * 4
+"""Bytes of one cached token: layers, heads, key and value, channels, float32."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    """`tests/fast/test_fusion.py` compiles, in processes without the tests' checks of shapes."""
+    monkeypatch.setattr(decode, "FUSED", ())
+
+
+def test_decoding_speed_is_written_with_machine_and_versions(tmp_path):
+    out, absent = tmp_path / "decode.json", tmp_path / "python"
+    decode.main(out=out, kvpress=absent, repeats=2, whole_repeats=1, tokens=40, stretch=4)
+    found = json.loads(out.read_text())
+    assert found["schema"] == decode.SCHEMA
+    assert found["machine"]["cores"] >= 1
+    assert found["versions"]["torch"]
+    assert found["kvpress"] == {"measured": False, "reason": f"{absent} does not exist"}
+    constant = {outcome["name"]: outcome for outcome in found["parts"]["constant"]}
+    assert {"transformers full cache", "kvlab h2o", "kvlab caote:h2o"} <= constant.keys()
+    assert constant["transformers full cache"]["share_of_full"] == 1
+    for outcome in constant.values():
+        assert len(outcome["tokens_per_second"]) == 2
+        assert 0 < outcome["lowest"] <= outcome["median"] <= outcome["highest"]
+        assert outcome["peak"]["bytes"] >= ENTRY * outcome["peak"]["entries"]
+    whole = {outcome["name"]: outcome for outcome in found["parts"]["whole"]}
+    assert whole["transformers full cache"]["peak"] == {"entries": 103, "bytes": 103 * ENTRY}
+
+
+def test_all_keep_as_many_entries_as_they_should():
+    model, part = tiny_llama(), decode.constant(stretch=40, repeats=1)
+    kept = {c.name: c.footprint(part.run(c)).entries for c in decode.contenders(part, model, None)}
+    per_step = {f"kvlab {method}" for method in decode.PER_STEP}
+    assert {kept[name] for name in per_step} == {256}
+    assert kept["kvlab lazy_eviction@window=32"] == 256 + 31
+    assert kept["transformers full cache"] == kept["kvlab full"] == 256 + 20 - 1
+
+
+def test_shares_are_taken_within_a_round():
+    full = decode.Outcome("full", Run(1, 2), Footprint(0, 0), [100, 200, 400])
+    half = decode.Outcome("half", Run(1, 2), Footprint(0, 0), [50, 100, 300])
+    assert half.share_of(full) == 0.5
+
+
+def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
+    script = tmp_path / "kvpress_contender.py"
+    script.write_text(
+        "import json, sys\n"
+        "print(json.dumps({'kvpress': '0'}), flush=True)\n"
+        "asked = json.loads(input())\n"
+        "print(json.dumps({'speed': asked['run']['tokens']}), flush=True)\n"
+    )
+    monkeypatch.setattr(contenders, "__file__", str(tmp_path / "contenders.py"))
+    worker = contenders.KvpressWorker(Path(sys.executable), "cpu", 1)
+    press = contenders.Kvpress(worker, "tova", 1)
+    assert worker.versions == {"kvpress": "0"}
+    assert press.speed(Run(3, 7), with_prompt=True) == 7
+    worker.process.wait()
+    with pytest.raises(RuntimeError, match="kvpress ended with code 0"):
+        worker._receive()
+    worker.close()
+
+
+def test_memory_is_read_along_the_way(tmp_path):
+    out = tmp_path / "memory.json"
+    memory.main(method="h2o", tokens=300, every=50, out=out)
+    found = json.loads(out.read_text())
+    assert list(map(int, found["resident_bytes"])) == [50, 100, 150, 200, 250, 300]
+    assert found["kept"] == found["entries"] == 256
+    assert memory.growth({100: 9, 200: 5, 300: 8, 400: 6}, after=200) == 3
+    with pytest.raises(ValueError, match="no reading after 400"):
+        memory.growth({300: 1}, after=400)
+
+
+def test_models_are_the_same_every_time():
+    first, second = tiny_llama(), tiny_llama()
+    assert first.lm_head.weight.equal(second.lm_head.weight)

@@ -1,0 +1,49 @@
+"""The benchmark of whole generations runs from end to end; its times are not looked at."""
+
+import json
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from kvlab.fast.lab.benchmarks import end_to_end
+
+
+@pytest.fixture
+def command():
+    app = typer.Typer()
+    app.command()(end_to_end.main)
+    return app
+
+
+def test_a_tiny_model_runs_everywhere(command, tmp_path):
+    path = tmp_path / "result.json"
+    result = CliRunner().invoke(command, ["--small", "--out", str(path)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(path.read_text())
+    methods = [each["method"] for each in found["latency"]]
+    assert methods == [end_to_end.FULL, "tova", "lazy_eviction"]
+    assert found["latency"][0]["over_full"] == 0
+    full, desirekv = found["capacity"]
+    assert full["batch"] == desirekv["batch"] == 2
+    whole = 2 * 4 * 8 * 32 * 2 * 4 * (end_to_end.PROMPT + 48 - 1)
+    assert 0 < desirekv["cache_bytes"] < whole
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 13, 64, 100, 300])
+def test_the_largest_batch_is_found_to_an_eighth(limit):
+    most, fits, too_many, batch, tried = 256, 0, 257, 1, 0
+    while batch < too_many:
+        fits, too_many = (batch, too_many) if batch <= limit else (fits, batch)
+        batch, tried = end_to_end.next_batch(fits, too_many, most), tried + 1
+    assert fits <= min(limit, most)
+    assert min(limit, most) - fits <= max(1, fits // 8)
+    assert tried < 16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_is_asked_for(command):
+    result = CliRunner().invoke(command, [])
+    assert result.exit_code == 1
+    assert "needs a GPU" in result.output

@@ -1,0 +1,95 @@
+"""The benchmark of the viewer measures what it says; no time is judged here."""
+
+import json
+import shutil
+
+import pytest
+from typer import BadParameter
+
+from kvlab.fast.lab.benchmarks import tables, viewer
+from kvlab.fast.lab.documents import Grid
+
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+needs_chromium = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="there is no chromium: apt-get install chromium"
+)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+TINY = viewer.Size(tokens=30, layers=2, kv_heads=2, budget=10)
+
+
+@needs_chromium
+def test_a_tiny_page_is_measured_and_written(tmp_path):
+    out = tmp_path / "viewer.json"
+    sizes = {"tokens": 30, "layers": 2, "kv_heads": 2, "budget": 10}
+    viewer.main(out=out, rounds=1, seconds=0.1, **sizes)
+    found = json.loads(out.read_text())
+    assert found["parameters"] == {"rounds": 1, "seconds": 0.1, "methods": 2, **sizes}
+    assert found["versions"]["chromium"] and found["versions"]["playwright"]
+    assert found["page_bytes"] > 10_000
+    paints = found["paint_ms"]
+    assert paints["first paint"]["median"] > 0 and paints["texts drawn"]["median"] > 0
+    assert list(found["frames"]) == list(viewer.MOVEMENTS)
+    assert all(each["frames"] > 1 for each in found["frames"].values())
+    assert list(found["change_ms"]) == list(viewer.CHANGES)
+    drawn = [block for block in tables.result_blocks(out.name, found) if isinstance(block, Grid)]
+    assert [len(grid.rows) for grid in drawn] == [5, 6]
+
+
+@needs_chromium
+def test_every_movement_moves_and_every_change_changes(tmp_path):
+    path = tmp_path / "view.html"
+    viewer.write_synthetic_viewer(TINY, path)
+    with viewer.chromium(None) as browser:
+        page = browser.new_page()
+        page.goto(path.as_uri())
+        page.evaluate(
+            "() => { const go = window.go; window.seen = new Set();"
+            " window.go = (step) => { window.seen.add(step); go(step); }; }"
+        )
+        last = int(page.get_attribute("#step", "max"))
+        for movement, least in (("drag", 5), ("jump", 5), ("play", 3)):
+            page.evaluate("() => seen.clear()")
+            page.evaluate(viewer.MOVE, [movement, 1000, "60"])
+            seen = set(page.evaluate("() => [...seen]"))
+            assert len(seen) >= least and max(seen) <= last, (movement, seen)
+            assert page.get_attribute("#play", "aria-pressed") == "false"
+        for selector, value in viewer.CHANGES.values():
+            assert page.input_value(selector) != value
+            page.evaluate(viewer.CHANGE, [selector, value])
+            assert page.input_value(selector) == value
+
+
+@needs_chromium
+def test_a_page_that_fails_is_not_measured(tmp_path):
+    path = tmp_path / "view.html"
+    viewer.write_synthetic_viewer(TINY, path)
+    wrong = path.read_text().replace(
+        "</body>", "<script>setTimeout(() => { throw Error('broken'); })</script></body>"
+    )
+    path.write_text(wrong)
+    with viewer.chromium(None) as browser, pytest.raises(RuntimeError, match="broken"):
+        viewer.measure_round(browser, path.as_uri(), 0.05, 0)
+
+
+def test_frames_of_all_rounds_are_joined():
+    def one(intervals, paint):
+        moved = {"drag": intervals}
+        return viewer.Round(paint, 2 * paint, moved, {"layer": paint})
+
+    found = viewer.summary([one([10.0] * 4, 100.0), one([40.0] * 2, 300.0), one([20.0] * 3, 200.0)])
+    drag = found["frames"]["drag"]
+    assert drag["frames"] == 9
+    assert drag["frames_per_second"]["rounds"] == [100, 25, 50]
+    assert drag["frames_per_second"]["median"] == 50
+    assert drag["interval_ms"] == {"median": 20, "percentile_95": 40, "longest": 40}
+    assert found["paint_ms"]["texts drawn"]["highest"] == 600
+    assert found["change_ms"]["layer"]["lowest"] == 100
+
+
+def test_a_missing_browser_is_said(tmp_path):
+    with (
+        pytest.raises(BadParameter, match="absent does not exist"),
+        viewer.chromium(tmp_path / "absent"),
+    ):
+        pass

@@ -1,0 +1,262 @@
+"""``kvlab generate`` and ``kvlab trace``, as they are typed."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.progress import Progress
+from typer.testing import CliRunner
+
+from kvlab.fast.lab.cli import app, main
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import Transformer, methods
+from kvlab.reference import generate as reference_generate
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.trace import load
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+writing = pytest.importorskip("kvlab.fast.lab.commands.writing")
+
+PROBLEM = reasoning.held_out(1)[0]
+PROMPT = len(PROBLEM.prompt.split(" "))
+SOLUTION = len(PROBLEM.solution.split(" "))
+FULL_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4
+"""Layers, keys and values, KV heads, channels, bytes of float32."""
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, (result.output, str(result.exception))
+    return result.stdout
+
+
+def refusal(monkeypatch, capfd, *arguments: object) -> str:
+    monkeypatch.setattr("sys.argv", ["kvlab", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    return capfd.readouterr().err
+
+
+# --- kvlab generate ------------------------------------------------------------------------------
+
+
+def test_generate_solves_a_problem_of_its_own():
+    found = json.loads(run("generate", "--json"))
+    assert f"{found['text']} {reasoning.END}" == PROBLEM.solution
+    assert found["method"] == "full"
+    assert found["budget"] is None
+    assert (found["prompt_tokens"], found["written_tokens"]) == (PROMPT, SOLUTION)
+    read = PROMPT + SOLUTION - 1
+    assert found["tokens_read"] == found["fewest_entries"] == found["most_entries"] == read
+    assert found["full_bytes"] == read * FULL_BYTES_PER_TOKEN
+    assert found["full_bytes"] <= found["entry_bytes"] < 1.25 * found["full_bytes"]
+    assert found["tokens_per_second"] > 0
+
+
+def test_generate_writes_what_the_reference_writes_under_a_budget():
+    method, tokens = "h2o@every=8", 60
+    found = json.loads(
+        run("generate", "--method", method, "--budget", "60%", "--max-new-tokens", tokens, "--json")
+    )
+    budget = -(-6 * (PROMPT + tokens) // 10)
+    assert found["budget"] == budget
+    tokenizer = load_tokenizer(reasoner_directory())
+    written = reference_generate(
+        Transformer.from_directory(reasoner_directory()),
+        methods.get(method, budget),
+        tokenizer.encode(PROBLEM.prompt).ids,
+        tokens,
+        stop=0,
+    )
+    assert found["text"] == tokenizer.decode(list(written.tokens))
+    assert found["text"] not in PROBLEM.solution  # the budget did change something
+    entries = {cache.positions.shape[1] for cache in written.session.caches}
+    assert entries == {found["fewest_entries"]} == {found["most_entries"]}
+    assert found["entry_bytes"] < found["full_bytes"]
+
+
+def test_generate_prints_text_and_figures():
+    printed = run(
+        *("generate", "--prompt", PROBLEM.prompt, "--max-new-tokens", 30),
+        *("--method", "streaming_llm", "--budget", "50%", "--block-size", 16),
+    )
+    assert f"streaming_llm, budget 50% = {-(-(PROMPT + 30) // 2)} entries" in printed
+    assert f"{PROMPT} given, 30 written" in printed
+    assert f"{-(-(PROMPT + 30) // 2)} of {PROMPT + 29} per KV head" in printed
+    assert "of the full cache's 278.0 KiB" in printed  # 139 tokens of 2 KiB
+    assert "tokens/s" in printed
+
+
+def test_sampling_follows_seed_and_temperature():
+    def sample(*options: object) -> str:
+        arguments = ("--max-new-tokens", 20, "--json", *options)
+        return json.loads(run("generate", *arguments))["text"]
+
+    greedy, hot = sample(), sample("--temperature", 3, "--seed", 1)
+    assert hot == sample("--temperature", 3, "--seed", 1)
+    assert len({greedy, hot, sample("--temperature", 3, "--seed", 2)}) == 3
+
+
+def test_one_token_has_no_rate():
+    printed = run("generate", "--max-new-tokens", 1)
+    assert f"{PROMPT} given, 1 written" in printed
+    assert "–" in printed
+
+
+def test_a_model_s_own_sampling_does_not_apply():
+    own = SimpleNamespace(eos_token_id=[7, 8], pad_token_id=None, repetition_penalty=1.3)
+    options = writing.plain(SimpleNamespace(generation_config=own), 5, 0.5)
+    assert options["pad_token_id"] == 7
+    assert (options["top_k"], options["top_p"], options["repetition_penalty"]) == (0, 1.0, 1.0)
+
+
+def test_pace_by_hand():
+    """Prompt at 0 s, tokens at 2, 3, 4 and 5 s: 2 s to the first, then one a second."""
+    pace = writing.Pace(Progress(disable=True), total=9)
+    pace.times = [0.0, 2.0, 3.0, 4.0, 5.0]
+    assert pace.first_token_seconds == 2.0
+    assert pace.tokens_per_second == 1.0
+    pace.times = [0.0, 2.0]
+    assert pace.tokens_per_second is None
+
+
+# --- kvlab trace ---------------------------------------------------------------------------------
+
+
+def test_trace_writes_what_it_says(tmp_path):
+    (tmp_path / "prompt.txt").write_text(PROBLEM.prompt, encoding="utf-8")
+    path = tmp_path / "new" / "trace.npz"
+    found = json.loads(
+        run(
+            *("trace", "--prompt-file", tmp_path / "prompt.txt", "--max-new-tokens", 9),
+            *("-o", path, "--layers", "0,2", "--dtype", "float16", "--json"),
+        )
+    )
+    trace = load(path)
+    assert trace.queries.shape == (2, 2, 2, PROMPT + 8, 32)
+    assert trace.queries.dtype == np.float16
+    assert trace.metadata.layers == (0, 2)
+    solution = load_tokenizer(reasoner_directory()).encode(PROBLEM.solution).ids
+    assert trace.tokens[PROMPT:].tolist() == solution[:8]
+    assert found["file_bytes"] == path.stat().st_size
+    assert found["array_bytes"] == 2 * 2 * (2 + 1 + 1) * (PROMPT + 8) * 32 * 2
+    assert (found["prompt_tokens"], found["written_tokens"]) == (PROMPT, 8)
+    assert found["mean_confidence"] == pytest.approx(np.nanmean(trace.confidence))
+
+
+def test_trace_prints_a_summary(tmp_path):
+    printed = run("trace", "--max-new-tokens", 1, "-o", tmp_path / "t.npz")
+    assert "4 query, 2 KV, 32 channels each" in printed
+    assert f"{PROMPT} given, 0 written and read" in printed
+    assert "schema 1" in printed
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["generate", "trace"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-new-tokens", "0"], "max_new_tokens = 0 must be at least 1"),
+        (["--prompt", "a", "--prompt-file", "b"], "--prompt and --prompt-file cannot both be"),
+        (["--prompt-file", "/nowhere"], "/nowhere does not exist"),
+        (["--model", "/nowhere"], "--prompt or --prompt-file must be given with --model"),
+        (["--model", "/nowhere", "--prompt", "a"], "model directory /nowhere does not exist"),
+        (["--prompt", ""], "prompt must hold at least one token"),
+        (["--device", "abacus"], "device = 'abacus' cannot be used"),
+        (["--device", "meta"], "device = 'meta' cannot be used: it holds no numbers"),
+        (["--prompt-file", "/"], "prompt_file = / must be a file"),
+        (["--dtype", "int4"], "dtype = 'int4' must be"),
+    ],
+)
+def test_bad_input_is_one_line(command, arguments, message, monkeypatch, capfd):
+    error = refusal(monkeypatch, capfd, command, *arguments)
+    assert message in error
+    assert error.count("kvlab: ") == 1
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--method", "h3o"], "unknown method 'h3o'"),
+        (["generate", "--method", "h2o"], "h2o"),
+        (["generate", "--budget", "none"], "budget = 'none' must be a number of entries or a"),
+        (["generate", "--method", "tova", "--budget", "0%"], "must be at least 1 entry"),
+        (["generate", "--block-size", "0"], "block_size = 0 must be at least 1"),
+        (["generate", "--temperature", "-1"], "temperature = -1.0 must be at least 0"),
+        (["generate", "--temperature", "nan"], "temperature = nan must be at least 0"),
+        (["generate", "--temperature", "inf"], "temperature = inf must be finite"),
+        (["generate", "--seed", "-1"], "seed = -1 must be at least 0"),
+        (["trace", "-o", "/dev/full"], "output = /dev/full is no regular file"),
+        (["trace", "--layers", "0,4"], "layers = [0, 4] must be some of the full-attention layers"),
+        (["trace", "--layers", "all"], "layers = 'all' must be numbers, separated by commas"),
+        (["trace", "-o", "/"], "output = / is a directory"),
+        (["trace", "-o", "/proc/nowhere/t.npz"], "output = /proc/nowhere/t.npz cannot be written"),
+        (["compare", "--report", "/proc/c.html"], "report = /proc/c.html cannot be written"),
+        (["compare", "--report", "/"], "report = / is a directory"),
+        (["prove", "--errata", "/dev/null/e.md"], "errata = /dev/null/e.md cannot be written"),
+    ],
+)
+def test_a_bad_option_is_named(arguments, message, monkeypatch, capfd):
+    assert message in refusal(monkeypatch, capfd, *arguments)
+
+
+def test_a_prompt_that_is_not_text_is_refused(tmp_path, monkeypatch, capfd):
+    (tmp_path / "prompt").write_bytes(b"\xff\xfe\xfd")
+    error = refusal(monkeypatch, capfd, "trace", "--prompt-file", tmp_path / "prompt")
+    assert f"prompt_file = {tmp_path / 'prompt'} must be UTF-8 text" in error
+
+
+def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, capfd):
+    def compute(*arguments, **options):
+        raise AssertionError("computed before the output was checked")
+
+    monkeypatch.setattr("kvlab.fast.lab.cli.comparing.compare", compute)
+    monkeypatch.setattr("kvlab.fast.lab.commands.prove.proofs.prove", compute)
+    monkeypatch.setattr("kvlab.fast.models.loading.load", compute)
+    for arguments in (
+        ["trace", "-o", "/dev/null/t.npz"],
+        ["compare", "--report", "/dev/null/c.html"],
+        ["prove", "--errata", "/dev/null/e.md"],
+    ):
+        assert "cannot be written" in refusal(monkeypatch, capfd, *arguments)
+
+
+def test_what_the_tokenizer_refuses_is_refused():
+    def tokenizer(text, **options):
+        raise Exception("WordLevel error: Missing [UNK] token")
+
+    with pytest.raises(ValueError, match="the tokenizer cannot encode the prompt: WordLevel"):
+        writing.encode(tokenizer, "hello", "cpu")
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+@pytest.mark.parametrize("command", ["generate", "trace"])
+def test_without_the_extra_one_line_says_what_to_install(command, missing):
+    code = f"""
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+sys.argv = ["kvlab", {command!r}]
+from kvlab.fast.lab.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
+    )
+    assert done.returncode == 2
+    expected = f"kvlab: this command needs {missing}: pip install 'kvlab[fast]'"
+    assert [line for line in done.stderr.splitlines() if line.strip()] == [expected]
+    assert done.stdout == ""

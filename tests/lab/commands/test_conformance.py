@@ -1,0 +1,144 @@
+"""``kvlab conformance``."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from kvlab.fast.lab.cli import app, main
+from kvlab.reference.conformance import published, vectors
+
+RIGHT = """
+from kvlab.reference.selection import keep_set
+def kept(scores, safe, room):
+    return keep_set(scores.astype(float), safe, room)
+IMPLEMENTATIONS = {"keep_set": kept}
+"""
+WRONG = RIGHT.replace("safe, room)\nIMPL", "safe, room + 1)\nIMPL")
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        made = tmp_path / "kernel.py"
+        made.write_text(text)
+        return str(made)
+
+    return write
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["conformance", *arguments])
+
+
+def refused(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["kvlab", "conformance", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("kvlab: ") and "\n" not in said
+    return said
+
+
+def test_run_prints_a_row_per_group(file):
+    done = invoke("run", file(RIGHT))
+    assert done.exit_code == 0, done.output
+    for shown in (
+        "keep_set",
+        "signed_zero",
+        "20 passed, 0 failed, 0 not tested",
+        "nothing tested of:",
+    ):
+        assert shown in done.output
+
+
+def test_a_failure_is_shown_small_and_exits_with_1(file):
+    done = invoke("run", file(WRONG))
+    assert done.exit_code == 1
+    assert "smallest: keep has the shape" in done.output
+
+
+def test_json_and_junit(file, tmp_path):
+    junit = tmp_path / "made" / "report.xml"
+    done = invoke("run", file(WRONG), "--json", "--junit", str(junit), "--group", "plain")
+    assert done.exit_code == 1
+    plain = json.loads(done.stdout)
+    assert [group["group"] for group in plain["groups"]] == ["plain"]
+    assert plain["groups"][0]["failed"] == 2
+    assert ElementTree.parse(junit).getroot()[0].get("failures") == "2"
+
+
+def test_what_a_kernel_prints_is_not_on_stdout(file):
+    loud = RIGHT.replace("    return", "    print('computing')\n    return") + "\nprint('loaded')\n"
+    done = invoke("run", file(loud), "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["passed"]
+    assert "computing" in done.stderr and "loaded" in done.stderr
+
+
+def test_a_kernel_that_exits_fails(file):
+    leaving = RIGHT.replace("    return", "    raise SystemExit(0)\n    return")
+    done = invoke("run", file(leaving), "--no-minimise")
+    assert done.exit_code == 1
+    assert "SystemExit: 0" in done.output
+
+
+def test_groups_and_targets_are_chosen(file):
+    done = invoke("run", file(RIGHT), "--target", "keep_set", "--exclude", "ties", "--json")
+    groups = {group["group"] for group in json.loads(done.stdout)["groups"]}
+    assert "plain" in groups and "ties" not in groups
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ("x = 1", [], "must define IMPLEMENTATIONS"),
+        ("1 / 0", [], "cannot be run: ZeroDivisionError"),
+        ("import sys; sys.exit(0)", [], "cannot be run: SystemExit: 0"),
+        ("IMPLEMENTATIONS = {'keep': print}", [], "target = 'keep' must be one of"),
+        ("IMPLEMENTATIONS = {'h2o.score': 1}", [], "must be a function, got 1"),
+        (RIGHT, ["--group", "no"], "group = 'no' must be one of"),
+        (RIGHT, ["--target", "attend"], "offers none of attend"),
+        (RIGHT, ["--target", "h4o"], "target = 'h4o' must be one of"),
+        (RIGHT, ["--precision", "int8"], "precision = 'int8' must be one of"),
+        (RIGHT, ["--arrays", "nothing_like_it"], "cannot be imported"),
+        (RIGHT, ["--exec", "true"], "either a Python file or --exec"),
+        (RIGHT, ["--junit", "/proc/no/report.xml"], "junit = /proc/no/report.xml cannot be"),
+    ],
+)
+def test_bad_input(file, monkeypatch, capsys, text, arguments, said):
+    assert said in refused(monkeypatch, capsys, "run", file(text), *arguments)
+
+
+def test_no_file_and_no_program(monkeypatch, capsys):
+    assert "must be given" in refused(monkeypatch, capsys, "run")
+    assert "does not exist" in refused(monkeypatch, capsys, "run", "no.py")
+    said = refused(monkeypatch, capsys, "run", "--exec", "no-such-program")
+    assert "must be a program that can be run" in said
+
+
+def test_list_and_show():
+    assert "caote:h2o.score" in invoke("list").output
+    rows = json.loads(invoke("list", "--json").stdout)
+    assert rows.keys() == {case.target for case in published()}
+    shown = invoke("show", "lazy_eviction.observe").output
+    assert "interval" in shown and "threshold" in shown
+    plain = json.loads(invoke("show", "attend", "--json").stdout)
+    assert plain["inputs"]["queries"]["axes"] == ["G", "rho", "m", "d"]
+
+
+def test_show_refuses_what_has_no_vectors(monkeypatch, capsys):
+    assert "there are no vectors" in refused(monkeypatch, capsys, "show", "full.store")
+
+
+def test_generate_and_verify(tmp_path, monkeypatch):
+    few = [case for case in published() if case.target == "keep_set"]
+    monkeypatch.setattr(vectors, "all_cases", lambda: few)
+    done = invoke("generate", "--out", str(tmp_path / "made"))
+    assert done.exit_code == 0, done.output
+    assert len(vectors.read(tmp_path / "made")) == len(few)
+    assert invoke("verify").exit_code == 1
+    monkeypatch.setattr(vectors, "DIRECTORY", tmp_path / "made")
+    assert invoke("verify").exit_code == 0

@@ -1,0 +1,103 @@
+"""``kvlab prove``, as it is typed."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kvlab.fast.lab.cli import app, main
+from kvlab.reference import proofs
+from kvlab.reference.proofs.claim import Claim, Finding, Paper, Verdict, proved, refuted
+
+
+def right(*, factor: float = 1.0) -> Finding:
+    """One is one."""
+    return proved("1 = 1", factor=factor)
+
+
+def wrong(*, factor: float = 1.0) -> Finding:
+    """One is two."""
+    return refuted("1 ≠ 2", "one subtraction")
+
+
+@pytest.fixture
+def two_claims(monkeypatch):
+    """One claim that ends as registered, and on request one that does not."""
+
+    def use(*checks):
+        paper = Paper("caote", "CAOTE", "arXiv")
+        for number, check in enumerate(checks):
+            paper.claim(f"CA-{number}", "Theorem", Verdict.PROVED)(check)
+        monkeypatch.setattr(proofs, "paper", lambda name: paper)
+        monkeypatch.setattr(proofs, "ProcessPoolExecutor", Inline)
+
+    return use
+
+
+class Inline:
+    """A pool that runs at once: other processes would not see the claims of a test."""
+
+    def __init__(self, workers):
+        from concurrent.futures import Future
+
+        self.future = Future
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def submit(self, function, *arguments):
+        done = self.future()
+        done.set_result(function(*arguments))
+        return done
+
+
+def test_a_claim_that_ends_as_registered(two_claims):
+    two_claims(right)
+    result = CliRunner().invoke(app, ["prove", "--paper", "caote", "--json"])
+    assert result.exit_code == 0
+    [found] = json.loads(result.stdout)
+    assert found["claim"] == "CA-0"
+    assert found["statement"] == "One is one."
+    assert found["verdict"] == "proved symbolically"
+    assert found["as_expected"] is True
+    assert found["figures"] == {"factor": 1.0}
+
+
+def test_another_verdict_than_registered_ends_with_one(two_claims):
+    two_claims(right, wrong)
+    result = CliRunner().invoke(app, ["prove", "--paper", "caote"])
+    assert result.exit_code == 1
+    assert "2 claims: 1 proved symbolically" in result.stdout
+    assert "counterexample: 1 ≠ 2" in result.stdout
+    assert "expected: proved symbolically" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--paper", "h2o"], "paper = 'h2o' must be one of lazy_eviction, caote, desirekv, ahakv"),
+        (["--paper", "caote", "--errata", "x.md"], "errata = 'x.md' needs all papers"),
+    ],
+)
+def test_bad_input_ends_with_one_line(monkeypatch, capfd, arguments, reason):
+    monkeypatch.setattr("sys.argv", ["kvlab", "prove", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert reason in capfd.readouterr().err
+
+
+def test_claims_are_checked_in_other_processes():
+    found = list(proofs.prove(proofs_model(), "caote", workers=2))
+    assert len(found) == len(proofs.claims("caote"))
+    assert all(result.as_expected for result in found)
+    assert isinstance(found[0].claim, Claim)
+
+
+def proofs_model():
+    from kvlab.fast.models import reasoner_directory
+
+    return reasoner_directory()

@@ -1,0 +1,83 @@
+"""Both backends write the same answers and measure the same figures."""
+
+import numpy as np
+import pytest
+from shapes import shapes_checked
+from tolerances import FLOAT32_LOGITS
+
+from kvlab.fast.lab.evaluate.backends import FastBackend, ReferenceBackend, load_backend, until
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference.tasks import reasoning
+
+SPECS = {
+    "full": None,
+    "h2o": 150,
+    "tova": 150,
+    "lazy_eviction@window=16,threshold=0.01": 150,
+    "caote:h2o": 150,
+    "kivi@residual=32": None,
+    "ddks@interval=32,selector=8,group=32": None,
+    "desirekv@interval=32,selector=8,group=32": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_checked_elsewhere():
+    with shapes_checked(False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def backends():
+    return FastBackend(reasoner_directory()), ReferenceBackend(reasoner_directory())
+
+
+@pytest.fixture(scope="module")
+def problems(backends):
+    """Prompts of two lengths, and what the full cache writes."""
+    fast, reference = backends
+    drawn = list({len(p.prompt.split(" ")): p for p in reasoning.held_out(12, seed=5)}.values())
+    prompts = [fast.encode(problem.prompt) for problem in drawn]
+    assert prompts == [reference.encode(problem.prompt) for problem in drawn]
+    assert len(set(map(len, prompts))) > 1
+    stop = reference.encode(drawn[0].solution)[-1]
+    answers, _ = reference.write("full", None, prompts, 160, stop)
+    return prompts, answers, stop
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_whole_problems_give_the_same_text(spec, backends, problems):
+    prompts, _, stop = problems
+    written = [backend.write(spec, SPECS[spec], prompts, 160, stop)[0] for backend in backends]
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_same_figures_are_measured(spec, backends, problems):
+    prompts, answers, _ = problems
+    found = [backend.measure(spec, SPECS[spec], prompts, answers) for backend in backends]
+    for (fast, logits), (reference, expected) in zip(*found, strict=True):
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=20 * FLOAT32_LOGITS)
+        for name in ("entries", "payload_bits", "output_error"):
+            ours, theirs = getattr(fast, name), getattr(reference, name)
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=10 * FLOAT32_LOGITS, err_msg=name)
+        np.testing.assert_allclose(fast.average_bits, reference.average_bits, rtol=0.01)
+
+
+def test_a_method_that_spoils_the_answer_is_seen_on_both_sides(backends, problems):
+    prompts, answers, _ = problems
+    for backend in backends:
+        full = backend.measure("full", None, prompts, answers)
+        yardstick = [logits for _, logits in full]
+        poor = backend.measure("streaming_llm", 60, prompts, answers, yardstick)
+        assert min(measurement.kl.max() for measurement, _ in poor) > 0.1
+
+
+def test_tokens_end_at_the_first_stop():
+    assert until([3, 9, 4, 9], 9) == [3, 9]
+    assert until([3, 4], 9) == [3, 4]
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="backend = 'cuda' must be one of 'fast', 'reference'"):
+        load_backend("cuda", reasoner_directory())

@@ -1,0 +1,232 @@
+"""Sweeps on a Ray cluster of two nodes on this machine, in which processes are killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sweeping import SMALL, results
+
+pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
+
+from kvlab.fast.lab.sweep import cluster
+from kvlab.fast.lab.sweep.configuration import read_sweep
+from kvlab.fast.lab.sweep.dataset import Dataset
+from kvlab.fast.lab.sweep.engines import Failure
+from kvlab.fast.lab.sweep.jobs import make_plan
+from kvlab.fast.lab.sweep.run import RESULTS, read_stored
+
+KILLS = 10
+TITLE = b"ray::RemoteWorker"
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster of two nodes with a core each; nothing but the commands below connects to it."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A sweep, and the results of running it in one process."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    path = directory / "sweep.toml"
+    path.write_text(SMALL)
+    with kvlab("sweep", str(path), "--out", str(directory)) as process:
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return path, results(directory)
+
+
+def kvlab(*arguments: str, **environment: str) -> subprocess.Popen:
+    """Start the command as a user does."""
+    code = "import sys; from kvlab.fast.lab.cli import main; sys.argv[0] = 'kvlab'; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def workers(made) -> list[int]:
+    """Process ids of the sweep's workers on the nodes of a cluster."""
+    raylets = {
+        process.process.pid
+        for node in made.list_all_nodes()
+        for process in node.all_processes["raylet"]
+    }
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (directory / "cmdline").read_bytes()
+            parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if title.startswith(TITLE) and parent in raylets:
+            found.append(int(directory.name))
+    return found
+
+
+def wait_until(true, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError("nothing happened")
+        time.sleep(0.02)
+
+
+def files(directory: Path) -> int:
+    return len(Dataset(directory / RESULTS).files())
+
+
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, tmp_path):
+    path, expected = undisturbed
+    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray", "--json")
+    with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
+        wait_until(lambda: files(tmp_path) >= 1)
+        victims = workers(nodes)
+        assert len(victims) == 2
+        os.kill(victims[0], signal.SIGKILL)
+        wait_until(lambda: process.poll() is not None or set(workers(nodes)) - set(victims))
+        printed, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "16/16" in said
+    assert json.loads(printed)["jobs"] == 16  # what Ray says of the dead worker is not among it
+    assert results(tmp_path).equals(expected)
+
+
+def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, tmp_path):
+    path, expected = undisturbed
+    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray", "--workers", "1")
+    with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
+        wait_until(lambda: files(tmp_path) >= 1)
+        assert len(workers(nodes)) == 1
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    wait_until(lambda: not workers(nodes), seconds=20)
+    assert 0 < files(tmp_path) < 16
+    assert not results(tmp_path).equals(expected)
+
+
+@pytest.mark.slow
+def test_ten_kills_of_workers_and_drivers_change_nothing(nodes, undisturbed, tmp_path):
+    path, expected = undisturbed
+    drawn = random.Random(9)
+    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray")
+    killed = {"worker": 0, "driver": 0}
+    while sum(killed.values()) < KILLS:
+        if files(tmp_path) == 16:
+            for done in drawn.sample(Dataset(tmp_path / RESULTS).files(), 12):
+                done.unlink()  # so that there is something to be killed at
+        with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
+            wait_until(lambda: process.poll() is not None or workers(nodes))
+            for _ in range(drawn.choice([1, 2])):
+                time.sleep(drawn.uniform(0, 4))
+                alive = workers(nodes)
+                if process.poll() is None and alive and drawn.random() < 0.5:
+                    os.kill(drawn.choice(alive), signal.SIGKILL)
+                    killed["worker"] += 1
+            time.sleep(drawn.uniform(0, 4))
+            if process.poll() is None and drawn.random() < 0.7:
+                process.kill()
+                killed["driver"] += 1
+            process.communicate(timeout=300)
+        wait_until(lambda: not workers(nodes), seconds=60)
+    with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert min(killed.values()) > 0
+    assert results(tmp_path).equals(expected)
+
+
+@pytest.mark.slow
+def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, tmp_path):
+    path, expected = undisturbed
+    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray", "--workers", "2")
+    with kvlab(*command, RAY_ADDRESS="") as process:
+        wait_until(lambda: files(tmp_path) >= 2)
+        process.kill()
+        process.communicate(timeout=60)
+    assert len(read_stored(tmp_path).missing()) > 0
+    with kvlab(*command, RAY_ADDRESS="") as process:
+        _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert results(tmp_path).equals(expected)
+
+
+# --- without a cluster ---------------------------------------------------------------------------
+
+
+def test_a_job_that_kills_its_workers_is_given_up(undisturbed):
+    jobs = list(make_plan(read_sweep(undisturbed[0])).jobs())[:2]
+    crew = cluster.Crew(jobs, gpus=0.0, most=None)
+    job = crew.waiting.popleft()
+    for _ in range(cluster.MOST_DEATHS - 1):
+        assert list(crew.mourn(job, "it died")) == []
+        assert crew.waiting.popleft() is job
+    ((given_up, failure),) = crew.mourn(job, "it died")
+    assert given_up is job
+    assert failure == Failure(f"{cluster.MOST_DEATHS} workers died of it: it died")
+    assert list(crew.waiting) == jobs[1:]
+
+
+def test_workers_that_never_start_end_the_sweep():
+    crew = cluster.Crew([], gpus=0.0, most=None)
+    error = cluster.RayError("it died\nModuleNotFoundError: No module named 'kvlab'")
+    for _ in range(cluster.MOST_DEATHS - 1):
+        crew.count_stillborn(error)
+    with pytest.raises(ConnectionError, match=r"do not start: .*No module named 'kvlab'"):
+        crew.count_stillborn(error)
+
+
+def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv(cluster.ADDRESS, "127.0.0.1:1")
+    with (
+        pytest.raises(ConnectionError, match=r"RAY_ADDRESS = 127\.0\.0\.1:1 cannot be reached"),
+        cluster.connected(),
+    ):
+        pass
+
+
+def test_room_is_counted_node_by_node(monkeypatch):
+    resources = [
+        {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}},
+        {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 4.0}},
+        {"Alive": True, "Resources": {"CPU": 5.0}},
+        {"Alive": False, "Resources": {"CPU": 100.0, "GPU": 100.0}},
+    ]
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: resources)
+    assert cluster.room(gpus=0) == 8 + 3 + 5
+    assert cluster.room(gpus=1) == 2 + 3
+    assert cluster.room(gpus=2) == 1 + 2
+    assert cluster.room(gpus=0.4) == 4 + 3  # two workers on a device, a fifth of it left over
+    assert cluster.room(gpus=8) == 0
+
+
+def test_a_worker_gets_a_gpu_where_there_are_any(monkeypatch):
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
+    assert cluster.RayEngine().gpus_per_worker() == 1
+    assert cluster.RayEngine(gpus=0.25).gpus_per_worker() == 0.25
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 4.0})
+    assert cluster.RayEngine().gpus_per_worker() == 0
+
+
+def test_other_versions_are_refused():
+    ours = cluster.what_counts()
+    cluster.check_version(ours)
+    with pytest.raises(ValueError, match=r"a worker of the cluster has kvlab 0\.0\.1, not"):
+        cluster.check_version({**ours, "kvlab": "0.0.1"})

@@ -1,0 +1,377 @@
+"""lm-evaluation-harness, really run, on local data in the format of the real tasks."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from importlib.resources import files
+
+import numpy as np
+import pytest
+from shapes import shapes_checked
+from texts import byte_model, write_task
+from tolerances import FLOAT32_LOGITS
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+lm_eval = pytest.importorskip("lm_eval")
+
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from kvlab.fast.lab.cli import app, main  # noqa: E402
+from kvlab.fast.lab.harness.model import OPTIONS, CompressedLM  # noqa: E402
+from kvlab.fast.lab.harness.run import Settings, evaluate  # noqa: E402
+from kvlab.fast.models import reasoner_directory  # noqa: E402
+from kvlab.reference import methods  # noqa: E402
+from kvlab.reference.tasks import reasoning  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_not_checked():
+    with shapes_checked(False):
+        yield
+
+
+GSM8K = files("lm_eval") / "tasks" / "gsm8k" / "gsm8k.yaml"
+QUESTIONS = [
+    {"question": f"Ann has {n} figs and buys {m}. How many?", "answer": f"It is. #### {n + m}"}
+    for n, m in ((3, 4), (10, 25), (7, 1), (120, 3))
+]
+PASSAGES = [
+    {
+        "context": "Passage 1: " + "The river is slow. " * (1 + n),
+        "question": "What is slow?",
+        "input": "The river is",
+        "answers": ["the river"],
+        "outputs": ["slow"],
+        "gen_prefix": "Answer:",
+        "max_length": 4096,
+    }
+    for n in range(3)
+]
+CHOICES = [
+    {"question": f"{n} and {n} is", "choices": [str(2 * n), "none at all", "7"], "label": 0}
+    for n in (2, 13, 40)
+]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """Folder of tasks: each as lm-eval has it, but for where the data come from."""
+    folder = tmp_path_factory.mktemp("tasks")
+    write_task(
+        folder, "gsm8k_local", QUESTIONS, include=str(GSM8K), generation_kwargs=SHORT, num_fewshot=2
+    )
+    write_task(
+        folder,
+        "longbench_local",
+        PASSAGES,
+        output_type="generate_until",
+        doc_to_text="{{context}}\n\nQuestion: {{question}}\nAnswer:",
+        doc_to_target="{{answers}}",
+        generation_kwargs=SHORT,
+        metric_list=[{"metric": "exact_match"}],
+    )
+    write_task(
+        folder,
+        "choices_local",
+        CHOICES,
+        output_type="multiple_choice",
+        doc_to_text="{{question}}",
+        doc_to_choice="{{choices}}",
+        doc_to_target="{{label}}",
+    )
+    write_task(
+        folder,
+        "rolling_local",
+        [{"page": "".join(row["context"] for row in PASSAGES)}],
+        output_type="loglikelihood_rolling",
+        doc_to_target="{{page}}",
+        doc_to_text="",
+        metric_list=[{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+    )
+    niah = write_task(
+        folder,
+        "niah_local",
+        PASSAGES,
+        output_type="generate_until",
+        doc_to_text="{{context}}\nWhat is slow?",
+        doc_to_target="{{outputs}}",
+        gen_prefix="{{gen_prefix}}",
+        target_delimiter=" ",
+        generation_kwargs=SHORT,
+    )
+    with (folder / f"{niah}.yaml").open("a") as file:
+        file.write(RULER_METRIC)
+    write_task(
+        folder,
+        "reasoner_local",
+        [vars(problem) for problem in reasoning.held_out(6)],
+        output_type="generate_until",
+        doc_to_text="{{prompt}}",
+        doc_to_target="{{answer}}",
+        generation_kwargs={"until": ["\n"], "max_gen_toks": 140, "do_sample": False},
+        filter_list=[
+            {
+                "name": "answer",
+                "filter": [
+                    {"function": "regex", "regex_pattern": r"# (\d)"},
+                    {"function": "take_first"},
+                ],
+            }
+        ],
+        metric_list=[{"metric": "exact_match"}],
+    )
+    return folder
+
+
+SHORT = {"max_gen_toks": 12, "until": ["Question:"], "do_sample": False, "temperature": 0.0}
+RULER_METRIC = """
+process_results: !function lm_eval.tasks.ruler.common_utils.process_results
+metric_list:
+  - metric: "4096"
+    aggregation: !function lm_eval.tasks.ruler.common_utils.aggregate_metrics
+    higher_is_better: true
+"""
+GENERATED = ("gsm8k_local", "longbench_local", "niah_local")
+RATED = ("choices_local", "rolling_local")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(byte_model(tmp_path_factory.mktemp("model")))
+
+
+def answers(model, tasks, names):
+    """What a model said, in the order of the problems: texts or log-likelihoods."""
+    results = lm_eval.simple_evaluate(
+        model=model,
+        tasks=list(names),
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+    )
+    assert results is not None
+    return {
+        name: [sample["resps"] for sample in sorted(samples, key=lambda sample: sample["doc_id"])]
+        for name, samples in results["samples"].items()
+    }, results["results"]
+
+
+def numbers(found):
+    return {name: np.array(rows, dtype=float).ravel() for name, rows in found.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(model, tasks):
+    """What lm-eval's own model says."""
+    from lm_eval.models.huggingface import HFLM
+
+    own = HFLM(pretrained=model, device="cpu", batch_size=1)
+    return answers(own, tasks, GENERATED), answers(own, tasks, RATED)
+
+
+@pytest.mark.parametrize(
+    ("spec", "budget", "block_size"),
+    [("full", None, None), ("full", None, 16), ("h2o", 100_000, 16), ("caote:tova", "100%", None)],
+)
+def test_with_room_for_everything_the_harness_sees_the_plain_model(
+    model, tasks, plain, spec, budget, block_size
+):
+    ours = CompressedLM(model, spec, budget, block_size, batch_size=3)
+    (texts, text_metrics), (likelihoods, _) = plain
+    written, metrics = answers(ours, tasks, GENERATED)
+    assert written == texts
+    assert metrics == text_metrics
+    rated, _ = answers(ours, tasks, RATED)
+    for name, wanted in numbers(likelihoods).items():
+        np.testing.assert_allclose(
+            numbers(rated)[name], wanted, rtol=FLOAT32_LOGITS, atol=FLOAT32_LOGITS
+        )
+
+
+def test_a_small_budget_is_seen(model, tasks, plain):
+    ours = CompressedLM(model, "streaming_llm", budget=12, block_size=8, batch_size=2)
+    (texts, _), (likelihoods, _) = plain
+    assert answers(ours, tasks, GENERATED)[0] != texts
+    rated = numbers(answers(ours, tasks, RATED)[0])
+    for name, wanted in numbers(likelihoods).items():
+        assert np.abs(rated[name] - wanted).max() > 100 * FLOAT32_LOGITS, name
+
+
+@pytest.mark.parametrize("budget", [24, "40%"])
+def test_answers_do_not_depend_on_the_batch(model, tasks, budget):
+    alone = CompressedLM(model, "h2o", budget, batch_size=1)
+    together = CompressedLM(model, "h2o", budget, batch_size=4)
+    assert answers(alone, tasks, GENERATED)[0] == answers(together, tasks, GENERATED)[0]
+    one, other = (numbers(answers(each, tasks, RATED)[0]) for each in (alone, together))
+    for name in RATED:
+        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=FLOAT32_LOGITS)
+
+
+def test_a_budget_in_percent_is_that_of_the_request(model):
+    ours = CompressedLM(model, "h2o", "25%")
+    assert [ours.entries_for(tokens) for tokens in (4, 100, 101)] == [1, 25, 26]
+    ours.use("h2o", 32)
+    assert ours.entries_for(4) == 32
+    ours.use("full")
+    assert ours.entries_for(4) is None
+
+
+def test_blocks_rate_a_prompt_and_steps_a_text_that_is_written(model, tasks):
+    """TOVA evicts in both; only one prompt's tokens see their whole block."""
+    steps = CompressedLM(model, "tova", 20, block_size=32)
+    blocks = CompressedLM(model, "tova", 20, block_size=32, feed="blocks")
+    one, other = (numbers(answers(each, tasks, RATED[1:])[0]) for each in (steps, blocks))
+    assert abs(one["rolling_local"] - other["rolling_local"]) > 1
+    wide = CompressedLM(model, "full", block_size=32, feed="blocks")
+    plain = CompressedLM(model, "full")
+    one, other = (numbers(answers(each, tasks, RATED)[0]) for each in (wide, plain))
+    for name in RATED:
+        np.testing.assert_allclose(one[name], other[name], rtol=FLOAT32_LOGITS, atol=FLOAT32_LOGITS)
+
+
+# --- the embedded model --------------------------------------------------------------------------
+
+
+def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(tasks):
+    found = evaluate(
+        Settings(
+            str(reasoner_directory()),
+            ("reasoner_local",),
+            ("full", "streaming_llm", "raas"),
+            ("50%", "150"),
+            batch_size=6,
+            include_path=tasks,
+        )
+    )
+    values = {(each.method, each.budget): each.value for each in found.figures}
+    assert values["full", None] == 1.0
+    assert values["streaming_llm", "50%"] < 0.5
+    assert {each.filter for each in found.figures} == {"answer"}
+    assert {each.problems for each in found.figures} == {6}
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+def test_kvlab_eval_prints_tables_and_json(tasks):
+    arguments = [
+        *("eval", "--tasks", "reasoner_local", "--include-path", str(tasks), "--limit", "2"),
+        *("--methods", "full; h2o@every=8", "--budgets", "60%,3", "--batch-size", "2"),
+    ]
+    printed = CliRunner().invoke(app, arguments)
+    assert printed.exit_code == 0, (printed.output, printed.exception)
+    assert "reasoner_local, 2 problems" in printed.stdout
+    assert "h2o@every=8" in printed.stdout
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    found = json.loads(result.stdout)
+    assert [(each["method"], each["budget"]) for each in found["figures"]] == [
+        ("full", None),
+        ("h2o@every=8", "60%"),
+        ("h2o@every=8", "3"),
+    ]
+    assert found["figures"][0]["value"] == 1.0
+    assert found["settings"]["limit"] == 2
+
+
+def test_no_git_repository_is_asked_for(tasks, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    model = str(reasoner_directory())
+    evaluate(Settings(model, ("reasoner_local",), ("full",), (), limit=1, include_path=tasks))
+    assert "git" not in capfd.readouterr().err
+
+
+def test_a_method_that_cannot_run_says_why(tasks):
+    found = evaluate(
+        Settings(
+            str(reasoner_directory()),
+            ("reasoner_local",),
+            ("full", "raas"),
+            ("50",),
+            limit=1,
+            include_path=tasks,
+        )
+    )
+    (refusal,) = found.refusals
+    assert (refusal.method, refusal.budget) == ("raas", "50")
+    assert "budget = 50" in refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "no_such_task"], "unknown task 'no_such_task'"),
+        (["--tasks", "gsm8k", "--methods", "h3o"], "unknown method 'h3o'"),
+        (["--tasks", "gsm8k", "--methods", "h2o"], "h2o needs a budget"),
+        (["--tasks", "gsm8k", "--budgets", "0"], "budget = '0' must be at least 1 entry"),
+        (["--tasks", "gsm8k", "--batch-size", "0"], "batch_size = 0 must be at least 1"),
+        (["--tasks", "gsm8k", "--fewshot", "-1"], "fewshot = -1 must not be negative"),
+        (["--tasks", "gsm8k", "--feed", "x"], "feed = 'x' must be one of 'steps', 'blocks'"),
+        (["--tasks", "gsm8k", "--include-path", "/nowhere"], "must be a folder"),
+        (["--tasks", " , "], "tasks must name at least one"),
+        (["--tasks", "gsm8k", "--model", "/nowhere"], "does not exist"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_exit_code_2(arguments, message, monkeypatch, capfd):
+    monkeypatch.setattr("sys.argv", ["kvlab", "eval", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert message in capfd.readouterr().err
+
+
+def test_the_command_line_of_lm_eval_knows_the_model(model, tasks, tmp_path):
+    """Options of a method are understood although lm-eval cuts its arguments at commas."""
+    finished = subprocess.run(
+        [
+            *(sys.executable, "-m", "kvlab.fast.lab.harness", "run", "--model", "kvlab"),
+            *("--model_args", f"pretrained={model},method=h2o@every=4,recent=8,budget=50%"),
+            *("--tasks", "gsm8k_local", "--include_path", str(tasks), "--batch_size", "2"),
+            *("--device", "cpu", "--output_path", str(tmp_path / "out.json")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "gsm8k_local" in finished.stdout
+    (written,) = tmp_path.glob("out*.json")
+    config = json.loads(written.read_text())["config"]
+    assert config["model"] == "kvlab"
+    assert config["model_args"]["recent"] == 8
+
+
+def test_options_of_a_method_may_follow_as_arguments(model):
+    apart = CompressedLM(model, "h2o@every=4", "50%", recent=8).policy_for(10)
+    together = CompressedLM(model, "h2o@every=4,recent=8", "50%").policy_for(10)
+    assert (apart.protect, apart.schedule) == (together.protect, together.schedule)
+    assert apart.protect != CompressedLM(model, "h2o@every=4", "50%").policy_for(10).protect
+
+
+def test_lm_eval_is_told_of_the_model_by_an_entry_point():
+    (entry,) = (each for each in entry_points(group="lm_eval.models") if each.name == "kvlab")
+    assert entry.load() is CompressedLM
+
+
+def test_no_option_of_a_method_has_the_name_of_a_model_argument():
+    own = {"pretrained", "method", "budget", "block_size", "feed", "device", "dtype"}
+    own |= {"parallel", "batch_size", *OPTIONS}
+    for name, entry in methods.describe().items():
+        assert not own & set(entry["options"]), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "h3o"}, "unknown method 'h3o'"),
+        ({"method": "h2o"}, "h2o needs a budget"),
+        ({"budget": "x"}, "budget = 'x' must be a number of entries or a percentage"),
+        ({"batch_size": "auto"}, "batch_size = 'auto' must be a whole number"),
+        ({"trust_remote_code": True}, "unknown option 'trust_remote_code' of full"),
+        ({"feed": "all"}, "feed = 'all' must be one of"),
+        ({"parallel": "rows"}, "parallel = 'rows' must be one of"),
+    ],
+)
+def test_model_arguments_are_checked(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        CompressedLM(model, **arguments)

@@ -1,0 +1,133 @@
+"""Likelihoods under a policy: against the reference, alone and in batches."""
+
+import numpy as np
+import pytest
+from shapes import shapes_checked
+from tolerances import FLOAT32_LOGITS, FLOAT64
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from kvlab.fast import methods  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import check_feed, likelihoods  # noqa: E402
+from kvlab.fast.models import reasoner_directory  # noqa: E402
+from kvlab.fast.models.loading import load  # noqa: E402
+from kvlab.reference import Transformer  # noqa: E402
+from kvlab.reference import methods as reference  # noqa: E402
+from kvlab.reference.generate import advance, start  # noqa: E402
+from kvlab.reference.policy import EveryBlock, EveryDecode  # noqa: E402
+from kvlab.reference.tasks import reasoning  # noqa: E402
+from kvlab.reference.tokenizer import load_tokenizer  # noqa: E402
+
+ENCODE = load_tokenizer(reasoner_directory()).encode
+PROBLEMS = reasoning.held_out(3)
+PROMPTS = [ENCODE(problem.prompt).ids for problem in PROBLEMS]
+SOLUTIONS = [ENCODE(problem.solution).ids[: 30 + 3 * n] for n, problem in enumerate(PROBLEMS)]
+BLOCK = 16
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_not_checked():
+    with shapes_checked(False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(reasoner_directory(), "float64")[0]
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    return Transformer.from_directory(reasoner_directory())
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def by_hand(teacher, spec, budget, prompt, blocks, rated):
+    """Log-probabilities of the last tokens, fed to the reference in these blocks.
+
+    transformers normalises in float32, whatever the model's number format is.
+    """
+    session = start(teacher, reference.get(spec, budget), prompt)
+    rows = []
+    for block in blocks:
+        logits, session = advance(session, block)
+        rows.append(logits)
+    found = log_softmax(np.concatenate(rows))[-len(rated) :]
+    return found[np.arange(len(rated)), rated], found.argmax(axis=-1) == rated
+
+
+def cut(tokens, size):
+    return [tokens[first : first + size] for first in range(0, len(tokens), size)]
+
+
+@pytest.mark.parametrize("spec", ["full", "h2o", "caote:tova", "lazy_eviction@window=8"])
+def test_steps_feed_a_continuation_as_if_it_was_written(model, teacher, spec):
+    budget = None if spec == "full" else 70
+    policy = methods.get(spec, budget)
+    (found,) = likelihoods(model, policy, PROMPTS[:1], SOLUTIONS[:1], BLOCK)
+    blocks = [*cut(PROMPTS[0], BLOCK), *([token] for token in SOLUTIONS[0][:-1])]
+    logprobs, greedy = by_hand(teacher, spec, budget, len(PROMPTS[0]), blocks, SOLUTIONS[0])
+    np.testing.assert_allclose(found.logprobs, logprobs, rtol=0, atol=FLOAT32_LOGITS)
+    np.testing.assert_array_equal(found.greedy, greedy)
+    if spec == "h2o":
+        assert found.entries == 70
+
+
+@pytest.mark.parametrize("spec", ["h2o", "caote:tova"])
+def test_blocks_feed_it_as_a_prompt(model, teacher, spec):
+    policy = methods.get(spec, 70)
+    (found,) = likelihoods(model, policy, PROMPTS[:1], SOLUTIONS[:1], BLOCK, "blocks")
+    fed = [*PROMPTS[0], *SOLUTIONS[0][:-1]]
+    blocks = cut(fed, BLOCK)
+    logprobs, greedy = by_hand(teacher, spec, 70, len(fed), blocks, SOLUTIONS[0])
+    np.testing.assert_allclose(found.logprobs, logprobs, rtol=0, atol=FLOAT32_LOGITS)
+    np.testing.assert_array_equal(found.greedy, greedy)
+    (steps,) = likelihoods(model, policy, PROMPTS[:1], SOLUTIONS[:1], BLOCK)
+    assert np.abs(steps.logprobs - found.logprobs).max() > 100 * FLOAT32_LOGITS  # another question
+
+
+@pytest.mark.parametrize("feed", ["steps", "blocks"])
+def test_a_batch_rates_what_each_alone_is_rated(model, feed):
+    """Left padding moves the borders of blocks, so a prompt is read at once here."""
+    policy = methods.get("h2o", 80)
+    together = likelihoods(model, policy, PROMPTS, SOLUTIONS, None, feed)
+    for row, found in enumerate(together):
+        (alone,) = likelihoods(model, policy, [PROMPTS[row]], [SOLUTIONS[row]], None, feed)
+        np.testing.assert_allclose(found.logprobs, alone.logprobs, rtol=0, atol=FLOAT64)
+        assert len(found.logprobs) == len(SOLUTIONS[row])
+        assert found.entries == alone.entries
+
+
+def test_entries_of_a_shorter_row_are_counted_at_its_own_end(model):
+    found = likelihoods(model, methods.get("full"), PROMPTS, SOLUTIONS)
+    assert [each.entries for each in found] == [
+        len(prompt) + len(solution) - 1 for prompt, solution in zip(PROMPTS, SOLUTIONS, strict=True)
+    ]
+
+
+def test_a_policy_that_never_looks_in_a_prompt_cannot_be_rated_in_blocks():
+    with pytest.raises(ValueError, match="nothing is evicted while 40 tokens are read in blocks"):
+        check_feed(EveryDecode(), 40, 16)
+    with pytest.raises(ValueError, match="in blocks of 40"):
+        check_feed(EveryBlock(), 40, None)
+    check_feed(EveryBlock(), 40, 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[1]], []), "1 contexts and 0 continuations"),
+        (([], []), "at least one"),
+        (([[]], [[1]]), "must hold at least one token each"),
+        (([[1]], [[]]), "must hold at least one token each"),
+        (([[1]], [[1]], None, "all"), "feed = 'all' must be one of 'steps', 'blocks'"),
+    ],
+)
+def test_bad_input_is_refused(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        likelihoods(model, methods.get("full"), *arguments)

@@ -1,0 +1,200 @@
+"""Needle in a haystack (CAOTE, Fig. 2)."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from shapes import shapes_checked
+from texts import byte_model
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from kvlab.fast.lab.cli import app, main  # noqa: E402
+from kvlab.fast.lab.evaluate.needle import (  # noqa: E402
+    Grid,
+    Haystack,
+    Settings,
+    heat_map,
+    problems,
+    search,
+    texts,
+)
+from kvlab.fast.models import reasoner_directory  # noqa: E402
+from kvlab.fast.models.loading import load  # noqa: E402
+
+HAY = "The river is long and slow. Nobody knows where it begins. " * 40
+DEPTHS = (0.0, 0.5, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_not_checked():
+    with shapes_checked(False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return str(byte_model(tmp_path_factory.mktemp("model"), context=2048))
+
+
+@pytest.fixture(scope="module")
+def reader(directory):
+    return load(directory)
+
+
+@pytest.fixture(scope="module")
+def reasoner():
+    return load(reasoner_directory())
+
+
+def test_a_secret_number_is_hidden_at_every_depth_and_length(reader):
+    _, tokenizer = reader
+    grid = texts(tokenizer, HAY, (300, 600), DEPTHS, trials=2)
+    assert len(grid.haystacks) == 2 * 3 * 2
+    for haystack in grid.haystacks:
+        prompt, answer = (tokenizer.decode(ids) for ids in (haystack.prompt, haystack.written))
+        ((depth, place),) = haystack.needles
+        stated = re.search(r"The secret number of (\w+) is (\d{6})\.", prompt)
+        assert stated is not None
+        city, number = stated.groups()
+        assert answer == f" {number}"
+        assert prompt.endswith(f"of {city}? The secret number of {city} is")
+        assert place == slice(0, len(haystack.written))
+        length = grid.lengths[haystack.length]
+        assert 0.8 * length < len(haystack.prompt) <= length
+        body = prompt.partition("\n\n")[0]
+        before = body.index("The secret") / (len(body) - len("The secret number of Oslo is 1."))
+        assert abs(before - DEPTHS[depth]) < 0.2
+    numbers = {tuple(haystack.written) for haystack in grid.haystacks}
+    assert len(numbers) == len(grid.haystacks)
+
+
+def test_a_chat_template_wraps_the_text_and_the_answer_begins_in_it(reader):
+    _, tokenizer = reader
+    tokenizer.chat_template = (
+        "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    )
+    (haystack,) = texts(tokenizer, HAY, (400,), (0.5,), 1, chat=True).haystacks
+    prompt = tokenizer.decode(haystack.prompt)
+    assert prompt.startswith("<user>")
+    assert re.search(r"<assistant>The secret number of \w+ is$", prompt)
+
+
+def test_what_the_model_writes_itself_is_found_with_room_and_lost_without(reader):
+    """The answer is the model's own greedy continuation: a needle that it does know."""
+    model, _ = reader
+    generator = np.random.default_rng(0)
+    haystacks = []
+    for number in range(4):
+        prompt = generator.integers(1, 250, size=60).tolist()
+        ids = torch.tensor([prompt])
+        written = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
+        )[0, 60:].tolist()
+        needles = [(0, slice(0, 3)), (1, slice(3, len(written)))]
+        haystacks.append(Haystack(prompt, written, needles, number % 2))
+    grid = Grid((30, 60), (0.0, 1.0), tuple(haystacks))
+    settings = Settings(("full", "streaming_llm"), ("10%",), 16, batch_size=3)
+    found = search(model, grid, settings)
+    full, small = found.rows
+    assert found.hidden == [[2, 2], [2, 2]]
+    assert full.found == found.hidden
+    assert full.accuracy == 1
+    assert small.accuracy is not None and small.accuracy < 0.5
+
+
+def test_the_reasoner_finds_its_definitions_with_the_full_cache(reasoner):
+    model, tokenizer = reasoner
+    grid = problems(tokenizer, DEPTHS, trials=2)
+    assert grid.lengths == (183, 211, 239)
+    found = search(model, grid, Settings(("full", "streaming_llm"), ("50%",), 64, 6))
+    full, small = found.rows
+    assert sum(map(sum, found.hidden)) == 2 * (12 + 14 + 16)
+    assert full.accuracy == 1.0
+    assert small.accuracy is not None and small.accuracy < 0.6
+    assert small.found is not None
+    first, *_, last = small.found
+    share = [sum(row) / sum(of) for row, of in zip((first, last), found.hidden[::2], strict=True)]
+    assert share[0] > share[1]  # the end of the problem is gone when its turn comes
+
+
+def test_a_method_that_cannot_run_says_why(reasoner):
+    model, tokenizer = reasoner
+    grid = problems(tokenizer, (0.5,), trials=1)
+    found = search(model, grid, Settings(("full", "raas"), ("20",), 64, 3))
+    assert "budget = 20" in str(found.rows[1].refusal)
+    assert heat_map(found).count("QuadMesh") == 1
+    with pytest.raises(ValueError, match="no method could run; raas"):
+        search(model, grid, Settings(("raas",), ("20",), 64, 3))
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_draws_and_prints(tmp_path):
+    drawing = tmp_path / "deep" / "needle.svg"
+    arguments = [
+        *("needle", "--methods", "full; h2o", "--budgets", "60%", "--trials", "1"),
+        *("--depths", "0,50%,100", "--heat-map", str(drawing)),
+    ]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert found["depths"] == [0.0, 0.5, 1.0]
+    assert [row["method"] for row in found["rows"]] == ["full", "h2o"]
+    svg = drawing.read_text()
+    assert svg.startswith("<svg")
+    assert svg.count("QuadMesh") == 2
+    assert "h2o, 60%" in svg
+    printed = CliRunner().invoke(app, arguments).stdout
+    assert "42 needles" in printed
+
+
+def test_the_command_reads_a_text(directory, tmp_path):
+    text = tmp_path / "hay.txt"
+    text.write_text(HAY, encoding="utf-8")
+    arguments = [
+        *("needle", "--text", str(text), "--model", directory, "--lengths", "200,300"),
+        *("--methods", "h2o", "--budgets", "64", "--trials", "1", "--depths", "50", "--json"),
+        *("--heat-map", str(tmp_path / "needle.svg")),
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
+    found = json.loads(result.stdout)
+    assert found["lengths"] == [200, 300]
+    assert found["hidden"] == [[1, 1]]
+    assert found["rows"][0]["accuracy"] == 0  # a random model knows no numbers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "x"], "need a --text"),
+        (["--chat"], "need a --text"),
+        (["--depths", "101"], "depth = 1.01 must be between 0 and 1"),
+        (["--depths", "deep"], "depths: 'deep' must be a number"),
+        (["--depths", ","], "depths must name at least one"),
+        (["--trials", "0"], "trials = 0 must be at least 1"),
+        (["--seed", "-1"], "seed = -1 must be at least 0"),
+        (["--budgets", "x"], "budget = 'x' must be a number"),
+        (["--heat-map", "/proc/x/y.svg"], "heat_map = /proc/x/y.svg cannot be written"),
+        (["--text", __file__, "--lengths", "0"], "lengths = [0] must be positive"),
+        (["--text", __file__, "--lengths", "99999"], "lengths asks for 99999"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_exit_code_2(
+    arguments, message, monkeypatch, capfd, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["kvlab", "needle", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_length_that_cannot_hold_the_needle_is_refused(reader):
+    _, tokenizer = reader
+    with pytest.raises(ValueError, match="length = 50 leaves no room"):
+        texts(tokenizer, HAY, (50,), (0.5,), 1)

@@ -1,0 +1,170 @@
+"""The perplexity gap (CAOTE, Table 4)."""
+
+import json
+from math import log
+
+import numpy as np
+import pytest
+from shapes import shapes_checked
+from texts import byte_model
+from tolerances import FLOAT32_LOGITS, FLOAT64
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from kvlab.fast.lab.cli import app, main  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Likelihood  # noqa: E402
+from kvlab.fast.lab.evaluate.perplexity import (  # noqa: E402
+    Passage,
+    Settings,
+    _row,
+    encoded,
+    measure,
+    windows,
+)
+from kvlab.fast.models.loading import load  # noqa: E402
+
+TEXT = "The cat sat on the mat. It was a grey cat, and it was asleep. " * 6
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_not_checked():
+    with shapes_checked(False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return str(byte_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def loaded(directory):
+    return load(directory)
+
+
+def rated(*probabilities: float) -> Likelihood:
+    logprobs = np.log(probabilities)
+    return Likelihood(logprobs, np.ones(len(logprobs), dtype=bool), 4)
+
+
+def test_a_row_by_hand():
+    """Full: ½, ½, ¼ → e^((2 ln 2 + ln 4)/3) = 2^(4/3); method: ¼, ¼, ¼ → 4.
+
+    Passage means: full ln 2 and ln 4, method ln 4 twice; differences ln 2 and 0, mean ln √2.
+    """
+    full = [rated(1 / 2, 1 / 2), rated(1 / 4)]
+    row = _row("h2o", 4, [rated(1 / 4, 1 / 4), rated(1 / 4)], full)
+    assert row.perplexity == pytest.approx(4, abs=FLOAT64)
+    assert row.gap == pytest.approx(4 - 2 ** (4 / 3), abs=FLOAT64)
+    assert row.nats == pytest.approx(log(2) / 2, abs=FLOAT64)
+    assert row.nats_low == pytest.approx(0, abs=FLOAT64)
+    assert row.nats_high == pytest.approx(log(2), abs=FLOAT64)
+    assert _row("full", None, full[:1], full[:1]).nats_low is None
+
+
+def test_the_full_cache_has_the_model_s_own_perplexity(loaded):
+    model, tokenizer = loaded
+    tokens = encoded(tokenizer, TEXT)
+    passages = windows(tokens, 100, 20)
+    found = measure(model, passages, Settings(("h2o",), ("30%",), 16, "blocks", 2))
+    losses = []
+    for passage in passages:
+        ids = torch.tensor([[*passage.prompt, *passage.rated]])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0].log_softmax(dim=-1)
+        losses += [-logprobs[n - 1, ids[0, n]].item() for n in range(20, 100)]
+    full, small = found.rows
+    assert full.perplexity == pytest.approx(np.exp(np.mean(losses)), rel=FLOAT32_LOGITS)
+    assert full.gap == 0
+    assert (found.passages, found.tokens) == (len(passages), 80 * len(passages))
+    assert small.budget == 30
+    assert small.entries == 30
+    assert abs(small.gap) > 1000 * FLOAT32_LOGITS
+
+
+@pytest.mark.parametrize("feed", ["steps", "blocks"])
+def test_with_room_for_everything_there_is_no_gap(loaded, feed):
+    model, tokenizer = loaded
+    passages = windows(encoded(tokenizer, TEXT), 60, 10, most=2)
+    settings = Settings(("h2o", "caote:tova"), ("100%",), 16, feed, 2)
+    for row in measure(model, passages, settings).rows:
+        assert row.gap == pytest.approx(0, abs=100 * FLOAT32_LOGITS)
+
+
+def test_a_method_that_only_looks_while_writing_needs_steps(loaded):
+    model, tokenizer = loaded
+    passages = windows(encoded(tokenizer, TEXT), 60, 10, most=1)
+    spec = "lazy_eviction@window=4,threshold=0.05"
+    refused = measure(model, passages, Settings((spec,), ("20",), 16, "blocks")).rows[1]
+    assert "take feed = 'steps'" in str(refused.refusal)
+    assert refused.perplexity is None
+    ran = measure(model, passages, Settings((spec,), ("20",), 16, "steps")).rows[1]
+    assert ran.refusal is None
+    assert ran.gap != 0
+
+
+def test_windows_cut_a_text_and_leave_the_rest_out():
+    assert windows([1, 2, 3, 4, 5, 6, 7], 3, 1) == [Passage([1], [2, 3]), Passage([4], [5, 6])]
+    assert windows([1, 2, 3, 4], 2, 1, most=1) == [Passage([1], [2])]
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_reads_a_text(directory, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    arguments = [
+        *("perplexity", "--text", str(text), "--model", directory, "--window", "90"),
+        *("--methods", "tova; kivi@group=8,residual=16", "--budgets", "25%,40", "--windows", "2"),
+        *("--block-size", "16"),
+    ]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert [(row["method"], row["budget"]) for row in found["rows"]] == [
+        ("full", None),
+        ("tova", 23),
+        ("tova", 40),
+        ("kivi@group=8,residual=16", None),
+    ]
+    assert found["passages"] == 2
+    assert found["tokens"] == 2 * 89
+    printed = CliRunner().invoke(app, arguments).stdout
+    assert "2 passages of 90 tokens, 178 rated" in printed
+
+
+def test_the_command_needs_no_text_for_the_embedded_model():
+    arguments = ["perplexity", "--methods", "h2o caote:h2o", "--budgets", "80%", "--windows", "3"]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    full, h2o, caote = found["rows"]
+    assert full["perplexity"] < 1.01
+    assert caote["gap"] < h2o["gap"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "x"], "need a --text"),
+        (["--text", "/nowhere"], "text = /nowhere does not exist"),
+        (["--windows", "0"], "windows = 0 must be at least 1"),
+        (["--block-size", "-1"], "block_size = -1 must be at least 1"),
+        (["--batch-size", "0"], "batch_size = 0 must be at least 1"),
+        (["--feed", "x"], "feed = 'x' must be one of"),
+        (["--methods", "h3o"], "unknown method 'h3o'"),
+        (["--budgets", "0"], "budget = '0' must be at least 1 entry"),
+        (["--text", __file__, "--window", "1"], "window = 1 must be at least 2"),
+        (["--text", __file__, "--window", "9", "--prompt", "9"], "prompt = 9 must be"),
+    ],
+)
+def test_bad_input_ends_with_one_line_and_exit_code_2(arguments, message, monkeypatch, capfd):
+    monkeypatch.setattr("sys.argv", ["kvlab", "perplexity", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_text_that_is_too_short_is_refused(loaded):
+    with pytest.raises(ValueError, match="the text has 3 tokens, too few for window = 10"):
+        windows([1, 2, 3], 10, 1)

@@ -1,0 +1,456 @@
+"""Sweeps in one process: what is asked, what is kept, what is done again."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from shapes import shapes_checked
+from sweeping import SMALL, results
+from typer.testing import CliRunner
+
+from kvlab.fast.lab.cli import app, main
+from kvlab.fast.lab.sweep import run as running
+from kvlab.fast.lab.sweep.choice import choose_engine
+from kvlab.fast.lab.sweep.configuration import make_sweep, read_sweep, to_toml
+from kvlab.fast.lab.sweep.dataset import COMPACTED, Dataset, rows
+from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
+from kvlab.fast.lab.sweep.jobs import fingerprint, make_plan
+from kvlab.fast.lab.sweep.run import PLAN, RESULTS, read_stored, run
+from kvlab.fast.lab.sweep.worker import Found, Worker
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference.methods import with_seed
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_checked_elsewhere():
+    with shapes_checked(False):
+        yield
+
+
+FOUND = {}
+"""What the local engine found for the jobs of `small`."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A plan, and a directory in which it was run undisturbed."""
+    directory = tmp_path_factory.mktemp("sweep")
+    (directory / "sweep.toml").write_text(SMALL)
+    plan = make_plan(read_sweep(directory / "sweep.toml"))
+    with shapes_checked(False):
+        ran = run(plan, directory, Recorder())
+    assert (ran.done, ran.total, ran.failures) == (16, 16, ())
+    return plan, directory
+
+
+class Recorder(LocalEngine):
+    """Remembers what it found."""
+
+    def results(self, jobs):
+        for job, found in super().results(jobs):
+            FOUND[job.id] = found
+            yield job, found
+
+
+class Interrupted(Engine):
+    """Finds again what was recorded, until it is stopped; fails at some methods."""
+
+    def __init__(self, jobs=None, failing=()):
+        self.most, self.failing, self.asked = jobs, failing, []
+
+    def results(self, jobs):
+        for number, job in enumerate(jobs):
+            if number == self.most:
+                raise KeyboardInterrupt
+            self.asked.append(job.id)
+            yield job, Failure("broken") if job.method in self.failing else FOUND[job.id]
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_cut_into_jobs(small):
+    plan, _ = small
+    jobs = list(plan.jobs())
+    assert plan.entries == {"reasoner": {"reasoning": {"40%": 82}}}
+    assert [(job.method, job.budget) for job in jobs if job.seed == 3 and job.first == 0] == [
+        ("full", None),
+        *((method, 82) for method in ("h2o", "raas", "nacl")),
+    ]
+    assert [job.seed for job in jobs] == [0] * 8 + [3] * 8
+    assert [job.measured for job in jobs[:2]] == [1, 0]
+    assert len({job.id for job in jobs}) == 16
+
+
+def test_an_id_changes_with_all_that_results_depend_on(small):
+    job = next(small[0].jobs())
+    changes = {
+        "backend": "fast",
+        "fingerprint": "0",
+        "task": "reasoning@variables=16",
+        "seed": 1,
+        "method": "h2o",
+        "budget": 7,
+        "first": 1,
+        "count": 2,
+        "measured": 0,
+    }
+    changed = [replace(job, **{name: value}).id for name, value in changes.items()]
+    assert len({job.id, *changed}) == len(changes) + 1
+    assert replace(job, model="elsewhere").id == job.id
+
+
+def test_a_fingerprint_sees_the_weights_and_nothing_beside_the_model(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((reasoner_directory() / name).read_bytes())
+    before = fingerprint(str(tmp_path))
+    (tmp_path / "README.md").write_text("more")
+    assert fingerprint(str(tmp_path)) == before
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x7f")
+    assert fingerprint(str(tmp_path)) != before
+    assert fingerprint("some/model") == "some/model"
+
+
+def test_only_methods_that_draw_are_given_the_seed():
+    assert with_seed("nacl", 5) == "nacl@seed=5"
+    assert with_seed("nacl@sinks=2", 5) == "nacl@sinks=2,seed=5"
+    assert with_seed("nacl@seed=1", 5) == "nacl@seed=1"
+    assert with_seed("h2o@every=16", 5) == "h2o@every=16"
+
+
+def test_a_sweep_survives_being_written(small):
+    sweep = small[0].sweep
+    assert make_sweep(tomllib.loads(to_toml(sweep))) == sweep
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("methods = []", "methods must name at least one"),
+        ("methods = ['h3o']", "unknown method 'h3o'"),
+        ("methods = ['h2o', 'h2o']", "methods names 'h2o' twice"),
+        ("methods = 'h2o'", "methods = 'h2o' must be a list"),
+        ("budgets = []", "budgets must name at least one: h2o takes a budget"),
+        ("budgets = ['many']", "budget = 'many' must be a number of entries or a percentage"),
+        ("budgets = [0.5]", "an entry of budgets = 0.5 must be a whole number or a percentage"),
+        ("problems = 0", "problems = 0 must be at least 1"),
+        ("problems = true", "problems = True must be a whole number"),
+        ("batch = 0", "batch = 0 must be at least 1"),
+        ("measured = 3", "measured = 3 must not exceed problems = 2"),
+        ("budgets = ['1/0%']", "budgets: budget = '1/0%' must be a number of entries or a perc"),
+        ("budgets = [0]", "budgets: budget = '0' must be at least 1 entry"),
+        ("budgets = [99999999999]", "budget = '99999999999' must be at most 2147483647 entries"),
+        ("budgets = ['9999999999%']", "budget = '9999999999%' must be at most 2147483647 entries"),
+        ("problems = 2147483648", "problems = 2147483648 must be at most 2147483647"),
+        ("seeds = [-1]", "an entry of seeds = -1 must be between 0 and 9223372036854775807"),
+        (
+            "seeds = [9223372036854775808]",
+            "an entry of seeds = 9223372036854775808 must be between",
+        ),
+        ("methods = ['h2o@every=-1']", "methods: h2o@every=-1: every = -1 must be at least 1"),
+        (
+            "methods = ['h2o@every=true']",
+            "methods: h2o@every=true: every = True of h2o must be int",
+        ),
+        ("methods = ['h2o@recent=90']", "methods: h2o@recent=90: budget = 82 must be at least the"),
+        ("methods = ['kivi@group=0']", "methods: kivi@group=0: group = 0 must be at least 1"),
+        ("methods = ['caote:nacl']", "methods: caote:nacl: CAOTE needs retention scores in prop"),
+        ("methods = ['caote:rkv']", "those of rkv may be negative"),
+        ("methods = ['caote:kivi']", "methods: caote:kivi: CAOTE wraps methods that keep 16 bit"),
+        ("seeds = [1, 1]", "seeds names 1 twice"),
+        ("backend = 'cuda'", "backend = 'cuda' must be one of 'fast', 'reference'"),
+        ("tasks = ['gsm8k']", "unknown task 'gsm8k'; known are reasoning"),
+        ("tasks = ['reasoning@variables=99']", "'reasoning@variables=99' cannot be drawn"),
+        ("tasks = ['reasoning@digits=2']", "unknown option 'digits' of task reasoning"),
+        ("pairs = [['h2o', 'tova']]", "pairs names 'tova', which is not among the methods"),
+        ("pairs = [['h2o']]", "must name two methods"),
+        ("curves = ['tova']", "curves names 'tova', which is not among the methods"),
+        ("models = ['/nowhere/at/all']", "/nowhere/at/all"),
+        ("model = ['reasoner']", "unknown key 'model' in a sweep"),
+        ("methods = [", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_in_one_line(line, message, tmp_path, monkeypatch, capfd):
+    name = line.partition(" ")[0]
+    kept = [each for each in SMALL.splitlines() if each.partition(" ")[0] not in (name, "pairs")]
+    path = tmp_path / "sweep.toml"
+    path.write_text("\n".join([line, *kept]))
+    monkeypatch.setattr("sys.argv", ["kvlab", "sweep", str(path), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "out" / PLAN).exists()
+
+
+def test_a_method_that_fits_one_of_the_budgets_is_run():
+    sweep = {"methods": ["h2o@recent=55"], "problems": 1, "backend": "reference"}
+    assert make_sweep({**sweep, "budgets": [50, 60]}).methods == ("h2o@recent=55",)
+    with pytest.raises(ValueError, match=r"methods: h2o@recent=55: budget = 50 must be at least"):
+        make_sweep({**sweep, "budgets": [50]})
+
+
+def test_two_names_of_one_model_are_refused(tmp_path):
+    other = tmp_path / "copy"
+    shutil.copytree(reasoner_directory(), other)
+    sweep = {"methods": ["full"], "budgets": [], "problems": 1, "backend": "reference"}
+    for names in (["reasoner", str(other)], ["reasoner", str(reasoner_directory())]):
+        with pytest.raises(ValueError, match="models names one model twice: 'reasoner' and '/"):
+            make_plan(make_sweep({**sweep, "models": names}))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config, indent=7))
+    plan = make_plan(make_sweep({**sweep, "models": ["reasoner", str(other)]}))
+    assert len(set(plan.fingerprints.values())) == 2
+
+
+def test_a_key_that_is_needed_is_asked_for():
+    with pytest.raises(ValueError, match="key 'budgets' is missing"):
+        make_sweep({"methods": ["h2o"], "problems": 1})
+
+
+def test_engines_are_chosen_by_name():
+    assert isinstance(choose_engine("local"), LocalEngine)
+    with pytest.raises(ValueError, match="engine = 'slurm' must be one of 'local', 'ray'"):
+        choose_engine("slurm")
+    with pytest.raises(ValueError, match="workers and gpus can only be given with engine = 'ray'"):
+        choose_engine("local", workers=2)
+    with pytest.raises(ValueError, match="workers = 0 must be at least 1"):
+        choose_engine("ray", workers=0)
+    with pytest.raises(ValueError, match="gpus = -1 must be at least 0"):
+        choose_engine("ray", gpus=-1)
+
+
+# --- what a job finds ----------------------------------------------------------------------------
+
+
+def test_every_problem_has_a_row(small):
+    table = results(small[1])
+    assert len(table) == 16
+    by_method = {}
+    for row in table.to_pylist():
+        by_method.setdefault((row["method"], row["budget"]), []).append(row)
+    assert all(row["solved"] for row in by_method["full", None])
+    assert all("budget = 82" in row["refusal"] for row in by_method["raas", 82])
+    assert all(row["solved"] is None for row in by_method["raas", 82])
+    measured = [row for row in by_method["h2o", 82] if row["problem"] == 0]
+    assert [row["entries"] for row in measured] == [82, 82]
+    assert all(row["output_error"] is None for row in by_method["h2o", 82] if row["problem"])
+
+
+def test_a_job_done_twice_finds_the_same(small):
+    plan, directory = small
+    job = next(job for job in plan.jobs() if job.method == "nacl" and job.measured)
+    again = rows(job, Worker().run(job)).drop_columns(["seconds_per_token"]).to_pylist()
+    kept = Dataset(directory / RESULTS).read([job.id]).drop_columns(["seconds_per_token"])
+    assert kept.to_pylist() == again
+
+
+# --- what is kept --------------------------------------------------------------------------------
+
+
+def test_a_rerun_does_nothing_and_a_larger_sweep_only_what_is_new(small, tmp_path):
+    plan, directory = small
+    before = results(directory)
+    ran = run(plan, directory, LocalEngine())
+    assert (ran.done, ran.total) == (0, 16)
+    assert results(directory).equals(before)
+    wider = replace(plan, sweep=replace(plan.sweep, methods=("full", "streaming_llm"), budgets=()))
+    engine = Interrupted(failing=("streaming_llm",))
+    data = Dataset(tmp_path / RESULTS)
+    data.directory.mkdir()
+    for path in Dataset(directory / RESULTS).files():
+        (data.directory / path.name).write_bytes(path.read_bytes())
+    run(wider, tmp_path, engine)
+    assert {job.method for job in wider.jobs() if job.id in engine.asked} == {"streaming_llm"}
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(small, tmp_path):
+    plan, directory = small
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path, Interrupted(jobs=5))
+    assert len(read_stored(tmp_path).missing()) == 11
+    assert not results(tmp_path).equals(results(directory))
+    rest = Interrupted()
+    ran = run(plan, tmp_path, rest)
+    assert ran.done == len(rest.asked) == 11
+    assert results(tmp_path).equals(results(directory))
+
+
+def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
+    plan, directory = small
+    ran = run(plan, tmp_path, Interrupted(failing=("nacl",)))
+    assert {job.method for job, _ in ran.failures} == {"nacl"}
+    assert len(ran.failures) == 4
+    written = tmp_path / running.FAILURES / f"{ran.failures[0][0].id}.txt"
+    assert "broken" in written.read_text()
+    assert run(plan, tmp_path, Interrupted()).done == 4
+    assert results(tmp_path).equals(results(directory))
+
+
+def test_the_local_engine_reports_what_goes_wrong(small, monkeypatch):
+    def fail(self, job):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Worker, "run", fail)
+    (_, failure), *_ = LocalEngine().results([next(small[0].jobs())])
+    assert failure.reason == "RuntimeError: out of memory"
+    assert "in fail" in failure.trace
+
+
+def test_compacting_keeps_every_row(small, tmp_path):
+    plan, directory = small
+    run(plan, tmp_path, Interrupted(), compact=True)
+    assert [path.name for path in Dataset(tmp_path / RESULTS).files()] == [COMPACTED]
+    assert results(tmp_path).equals(results(directory))
+    assert run(plan, tmp_path, LocalEngine(), compact=True).done == 0
+    assert results(tmp_path).equals(results(directory))
+
+
+def test_rows_that_are_there_twice_count_once(small, tmp_path):
+    plan, _ = small
+    job = next(plan.jobs())
+    found = [Found(0, 9, None, solved=True, answer_correct=True, tokens=3)]
+    data = Dataset(tmp_path)
+    data.write(job, found)
+    data.write_file("copy.parquet", rows(job, found))
+    assert len(data.read()) == 1
+    data.write(replace(job, first=1), [replace(found[0], problem=1)])
+    assert len(data.read()) == 2
+    assert len(data.read([job.id])) == 1
+
+
+def test_what_a_killed_process_left_is_no_result(small, tmp_path):
+    plan, _ = small
+    data = Dataset(tmp_path / RESULTS)
+    data.directory.mkdir()
+    (data.directory / "x.parquet.1.unfinished").write_bytes(b"PAR1")
+    assert data.done() == set()
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path, Interrupted(jobs=0))
+    assert [*data.directory.iterdir()] == []
+    (data.directory / "x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"x\.parquet holds no results of a sweep .*; delete it"):
+        run(plan, tmp_path, LocalEngine())
+
+
+def test_a_full_disk_is_said_with_the_file(small, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    job = next(small[0].jobs())
+    Dataset(tmp_path).directory.mkdir(exist_ok=True)
+    with pytest.raises(OSError, match=rf"No space left on device: '.*{job.id}\.parquet'") as stop:
+        Dataset(tmp_path).write(job, [])
+    assert stop.value.errno == errno.ENOSPC
+    assert Dataset(tmp_path).files() == []
+
+
+def test_two_sweeps_do_not_share_a_directory(small, tmp_path):
+    with (
+        FileLock(tmp_path / ".lock"),
+        pytest.raises(ValueError, match="is in use by another sweep"),
+    ):
+        run(small[0], tmp_path, LocalEngine())
+
+
+def test_a_stored_sweep_says_how_it_was_run(small):
+    stored = read_stored(small[1])
+    assert stored.plan == small[0]
+    assert stored.missing() == []
+    assert {"python", "commit", "kvlab", "pyarrow"} <= stored.run["versions"].keys()
+    assert stored.run["command"].startswith("kvlab")
+
+
+def test_a_directory_without_a_sweep_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no sweep"):
+        read_stored(tmp_path)
+    (tmp_path / PLAN).write_text("{}")
+    with pytest.raises(ValueError, match="is damaged"):
+        read_stored(tmp_path)
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_runs_and_says_what_it_did(tmp_path):
+    path = tmp_path / "one.toml"
+    path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
+    common = ["sweep", str(path), "--out", str(tmp_path / "out"), "--json"]
+    planned = CliRunner().invoke(app, [*common, "--dry-run"])
+    assert json.loads(planned.stdout) == {
+        "jobs": 1,
+        "missing": 1,
+        "directory": str(tmp_path / "out"),
+    }
+    assert not (tmp_path / "out").exists()
+    found = CliRunner().invoke(app, common)
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["done now"] == 1
+    assert json.loads(CliRunner().invoke(app, common).stdout)["done now"] == 0
+
+
+def test_what_libraries_print_does_not_reach_stdout(tmp_path, monkeypatch):
+    def chatter(self, job):
+        print("(raylet) A worker died")
+        return [Found(0, 9, None, solved=True, answer_correct=True, tokens=3)]
+
+    monkeypatch.setattr(Worker, "run", chatter)
+    path = tmp_path / "one.toml"
+    path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
+    found = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out"), "--json"])
+    assert json.loads(found.stdout)["done now"] == 1
+    assert "(raylet) A worker died" in found.stderr
+
+
+def test_a_failure_ends_with_exit_code_1(tmp_path, monkeypatch):
+    def fail(self, job):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Worker, "run", fail)
+    path = tmp_path / "one.toml"
+    path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
+    found = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
+    assert found.exit_code == 1
+
+
+def kvlab(*arguments: str, **environment: str) -> subprocess.Popen:
+    """Start the command as a user does."""
+    code = "import sys; from kvlab.fast.lab.cli import main; sys.argv[0] = 'kvlab'; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path):
+    _, directory = small
+    command = ("sweep", str(directory / "sweep.toml"), "--out", str(tmp_path))
+    with kvlab(*command) as process:
+        deadline = time.monotonic() + 60
+        while not [*Path(tmp_path).glob("results/*.parquet")] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "nothing that was done is lost" in said
+    assert "Traceback" not in said
+    assert 0 < len(Dataset(tmp_path / RESULTS).done()) < 16
+    with kvlab(*command) as process:
+        process.communicate(timeout=120)
+    assert results(tmp_path).equals(results(directory))

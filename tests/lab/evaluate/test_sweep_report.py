@@ -1,0 +1,364 @@
+"""What is made of a sweep's results, on results whose figures can be worked out by hand."""
+
+import json
+import re
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown import Markdown
+from tolerances import DECIMALS, EXACT
+from typer.testing import CliRunner
+
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.documents import Bold, Code, Grid, Heading, Text, escaped, markdown
+from kvlab.fast.lab.evaluate.statistics import (
+    holm,
+    mcnemar,
+    mean_interval,
+    paired_difference,
+    paired_shares,
+    wilson,
+)
+from kvlab.fast.lab.evaluate.study import study_directory
+from kvlab.fast.lab.sweep.configuration import make_sweep, read_sweep
+from kvlab.fast.lab.sweep.jobs import make_plan
+from kvlab.fast.lab.sweep.report import (
+    UNKNOWN,
+    accuracy_caption,
+    accuracy_cell,
+    write_report,
+)
+from kvlab.fast.lab.sweep.run import clear_unfinished, read_stored, write_plan
+from kvlab.fast.lab.sweep.summary import MEASURED, leaders, summarise
+from kvlab.fast.lab.sweep.worker import Found
+from kvlab.reference import methods
+
+SWEEP = {
+    "methods": ["full", "h2o", "tova", "rkv@every=16", "raas"],
+    "budgets": [50, 60],
+    "problems": 20,
+    "batch": 20,
+    "seeds": [0, 1],
+    "measured": 2,
+    "backend": "reference",
+    "pairs": [["h2o", "tova"], ["full", "h2o"]],
+}
+SOLVED = {
+    ("full", None): lambda n: True,
+    ("h2o", 50): lambda n: n < 8,  # 0 to 7: 8 of 20
+    ("tova", 50): lambda n: 6 <= n < 18,  # 12 of 20, 2 of them h2o's
+    ("rkv@every=16", 50): lambda n: True,
+    ("h2o", 60): lambda n: n % 2 == 0,
+    ("tova", 60): lambda n: n % 2 == 0,
+    ("rkv@every=16", 60): lambda n: True,
+}
+
+
+def found(job):
+    """Make up the rows of a job."""
+    solved = SOLVED.get((job.method, job.budget))
+    if solved is None:
+        return [Found(n, 90, "budget is < 90 & too small") for n in range(job.count)]
+    most = {"rkv@every=16": 15.0}.get(job.method, 0.0) + (job.budget or 200)
+    figures = dict.fromkeys(MEASURED, 0.25) | {"entries": most, "average_bits": 8.0}
+    return [
+        Found(
+            problem=n,
+            prompt_tokens=90,
+            refusal=None,
+            solved=solved(n),
+            answer_correct=True,
+            tokens=100,
+            seconds_per_token=0.002,
+            **(figures if n < job.measured else {}),
+        )
+        for n in range(job.count)
+    ]
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A complete sweep with made-up results."""
+    plan = make_plan(make_sweep(SWEEP))
+    clear_unfinished(tmp_path / "results")
+    write_plan(plan, tmp_path)
+    stored = read_stored(tmp_path)
+    for job in plan.jobs():
+        stored.data.write(job, found(job))
+    return stored
+
+
+# --- statistics ----------------------------------------------------------------------------------
+
+
+def test_mcnemar_by_hand():
+    """1 against 5: 2 · (C(6,0) + C(6,1)) / 2⁶ = 14/64."""
+    assert mcnemar(1, 5) == mcnemar(5, 1) == pytest.approx(14 / 64, abs=DECIMALS)
+    assert mcnemar(0, 10) == pytest.approx(2 / 2**10, abs=DECIMALS)
+    assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
+    with pytest.raises(ValueError, match="counts -1 and 2 must not be negative"):
+        mcnemar(-1, 2)
+
+
+def test_holm_by_hand():
+    """Of three, the smallest counts three times, the next twice, the last once, never falling."""
+    assert holm([0.02, 0.01, 0.03]) == pytest.approx([0.04, 0.03, 0.04], abs=DECIMALS)
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match=r"p = 1\.5 must be between 0 and 1"):
+        holm([0.1, 1.5])
+
+
+def test_holm_keeps_false_alarms_rare():
+    """Under no difference at all, one of ten tests is called in at most 5 % of 2,000 studies."""
+    drawn = np.random.default_rng(0).uniform(size=(2000, 10))
+    alarms = [min(holm(row.tolist())) < 0.05 for row in drawn]
+    unadjusted = (drawn < 0.05).any(axis=1)
+    assert np.mean(alarms) < 0.05 + 4 * 0.005
+    assert np.mean(unadjusted) > 0.3
+
+
+def test_shares_resampled_by_counts_are_those_resampled_one_by_one():
+    first = [1.0] * 30 + [0.0] * 70
+    second = [1.0] * 20 + [0.0] * 10 + [1.0] * 25 + [0.0] * 45
+    mean, low, high = paired_shares(10, 25, 100)
+    one_by_one = paired_difference(first, second)
+    assert mean == pytest.approx(one_by_one[0], abs=DECIMALS)
+    assert (low, high) == pytest.approx(one_by_one[1:], abs=0.0101)  # a problem more or less
+    assert paired_shares(25, 10, 100)[0] == -mean
+    with pytest.raises(ValueError, match="together at most trials = 5"):
+        paired_shares(3, 3, 5)
+
+
+def test_the_interval_of_a_mean_holds_it():
+    mean, low, high = mean_interval([1.0, 2.0, 3.0, 6.0])
+    assert (mean, low < mean < high) == (3.0, True)
+    assert mean_interval([2.0, 2.0]) == (2.0, 2.0, 2.0)
+
+
+# --- summary -------------------------------------------------------------------------------------
+
+
+def test_points_are_summed_over_seeds(stored):
+    (summary,) = summarise(stored)
+    point = summary.point("h2o", 50)
+    assert (point.problems, point.solved, point.by_seed) == (40, 0.4, {0: 0.4, 1: 0.4})
+    assert (point.interval.low, point.interval.high) == wilson(16, 40)
+    assert point.measured["entries"].mean == 50
+    assert point.seconds_per_token == pytest.approx(0.002, abs=DECIMALS)
+    assert summary.point("full", 50) is summary.point("full", None)
+    assert summary.point("raas", 60).refusal == (
+        "does not fit 40 of 40 problems: budget is < 90 & too small"
+    )
+    with pytest.raises(KeyError):
+        summary.point("snapkv", 50)
+
+
+def test_pairs_are_tested_on_the_same_problems(stored):
+    """h2o alone solves 6 of 20, tova alone 10, in both seeds; at 60 they solve the same."""
+    (summary,) = summarise(stored)
+    assert [(test.first, test.second, test.budget) for test in summary.tests] == [
+        ("h2o", "tova", 50),
+        ("h2o", "tova", 60),
+        ("full", "h2o", 50),
+        ("full", "h2o", 60),
+    ]
+    small, large, against_full, _ = summary.tests
+    assert (small.only_first, small.only_second) == (12, 20)
+    assert small.p == pytest.approx(mcnemar(12, 20), abs=EXACT)
+    assert small.difference.mean == pytest.approx(0.2, abs=DECIMALS)
+    assert small.difference.low < 0.2 < small.difference.high
+    assert small.verdict == large.verdict == "no difference shown"
+    assert (large.p, large.difference.high) == (1.0, 0.0)
+    assert (against_full.only_first, against_full.only_second) == (24, 0)
+    assert against_full.verdict == "full"
+    p_values = [test.p for test in summary.tests]
+    assert [test.p_adjusted for test in summary.tests] == holm(p_values)
+
+
+def test_leaders_hold_the_budget_and_are_not_shown_to_be_worse(stored):
+    (summary,) = summarise(stored)
+    assert summary.leaders == {50: {"h2o", "tova"}, 60: {"h2o", "tova"}}
+    points = [point for point in summary.points if point.method != "h2o"]
+    assert leaders(points)[50] == {"tova"}
+
+
+def held(stored, peaks):
+    """Sum a sweep up in which h2o's measured problems held so many entries at most."""
+    for job in stored.plan.jobs():
+        rows = found(job)
+        if job.method == "h2o" and job.budget == 60:
+            rows = [
+                replace(row, **dict.fromkeys(MEASURED))
+                if peak is None
+                else replace(row, entries=peak)
+                for row, peak in zip(rows, [*peaks, *[None] * 18], strict=True)
+            ]
+        stored.data.write(job, rows)
+    (summary,) = summarise(stored)
+    return summary
+
+
+def test_one_problem_above_the_budget_is_enough_for_the_mark(stored):
+    """The mean of 50 and 62 is below 60."""
+    summary = held(stored, (50.0, 62.0))
+    point = summary.point("h2o", 60)
+    assert (point.measured["entries"].mean, point.peak_entries) == (56.0, 62.0)
+    assert point.holds_budget is False
+    assert summary.leaders[60] == {"tova"}
+    assert accuracy_cell(summary, point) == "50.0 (35.2–64.8) †"
+    below = held(stored, (50.0, 60.0))
+    assert below.point("h2o", 60).holds_budget is True
+    assert accuracy_cell(below, below.point("h2o", 60)) == Bold("50.0 (35.2–64.8)")
+    assert UNKNOWN not in accuracy_caption(below)
+
+
+def test_one_measured_problem_tells_of_the_budget(stored):
+    assert held(stored, (62.0, None)).point("h2o", 60).holds_budget is False
+
+
+def test_where_nothing_was_measured_nothing_is_said_of_the_budget(stored):
+    summary = held(stored, (None, None))
+    point = summary.point("h2o", 60)
+    assert (point.measured, point.peak_entries, point.holds_budget) == ({}, None, None)
+    assert summary.leaders[60] == {"tova"}
+    assert accuracy_cell(summary, point) == "50.0 (35.2–64.8) ?"
+    assert f"{UNKNOWN}: no problem was measured" in accuracy_caption(summary)
+    assert summary.point("full", None).holds_budget is True
+
+
+def test_a_method_that_is_worse_is_no_leader(stored, monkeypatch):
+    monkeypatch.setitem(SOLVED, ("tova", 60), lambda n: False)
+    for job in stored.plan.jobs():
+        stored.data.write(job, found(job))
+    (summary,) = summarise(stored)
+    assert summary.leaders == {50: {"h2o", "tova"}, 60: {"h2o"}}
+
+
+def test_where_nobody_solves_anything_nobody_leads(stored, monkeypatch):
+    for method in ("h2o", "tova"):
+        monkeypatch.setitem(SOLVED, (method, 60), lambda n: False)
+    for job in stored.plan.jobs():
+        stored.data.write(job, found(job))
+    (summary,) = summarise(stored)
+    assert summary.leaders == {50: {"h2o", "tova"}, 60: frozenset()}
+    assert accuracy_cell(summary, summary.point("h2o", 60)) == "0.0 (0.0–8.8)"
+
+
+def test_a_seed_counts_when_it_is_complete(stored):
+    job = next(j for j in stored.plan.jobs() if j.method == "tova" and j.seed == 1)
+    (stored.data.directory / f"{job.id}.parquet").unlink()
+    (summary,) = summarise(stored)
+    assert summary.seeds == (0,)
+    assert summary.point("tova", job.budget).problems == 20
+    assert stored.missing() == [job]
+    other = next(j for j in stored.plan.jobs() if j.method == "h2o" and j.seed == 0)
+    (stored.data.directory / f"{other.id}.parquet").unlink()
+    (summary,) = summarise(stored)
+    assert summary.seeds == (0, 1)
+    assert summary.point("tova", job.budget).refusal == "20 of 40 problems run"
+    assert summary.point("tova", 60).solved == 0.5
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def test_the_report_is_whole_in_three_forms(stored, tmp_path):
+    write_report(stored, tmp_path / "deep")
+    html = (tmp_path / "deep" / "report.html").read_text()
+    text = (tmp_path / "deep" / "report.md").read_text()
+    plain = json.loads((tmp_path / "deep" / "report.json").read_text())
+    assert html.count("<svg") == 2
+    assert not re.search(r"(src|href)=[\"']https?:", html)
+    assert "budget is &lt; 90 &amp; too small" in html
+    assert "<b>40.0 (26.3–55.4)</b>" in html
+    assert "| h2o | **40.0 (26.3–55.4)** | **50.0 (35.2–64.8)** |" in text
+    assert "| rkv@every=16 | 100.0 (91.2–100.0) † | 100.0 (91.2–100.0) † |" in text
+    assert "| raas | – | – |" in text
+    drawings = re.findall(r"\((\S+\.svg)\)", text)
+    assert len(drawings) == 2
+    assert all((tmp_path / "deep" / name).exists() for name in drawings)
+    assert plain["missing_jobs"] == 0
+    assert [test["verdict"] for test in plain["tasks"][0]["tests"]][2] == "full"
+    assert plain["sweep"]["problems"] == 20
+
+
+def test_what_is_needed_to_run_again_is_in_the_report(stored, tmp_path):
+    write_report(stored, tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    (written,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    path = tmp_path / "again.toml"
+    path.write_text(written)
+    assert read_sweep(path) == stored.plan.sweep
+    for name in ("commit", "python", "numpy", "model reasoner"):
+        assert f"| {name} |" in text
+
+
+def test_the_command_reports(stored):
+    directory = str(stored.data.directory.parent)
+    shown = CliRunner().invoke(app, ["report", directory])
+    assert shown.exit_code == 0, shown.output
+    assert "40.0 (26.3–55.4)" in shown.stdout
+    plain = CliRunner().invoke(app, ["report", directory, "--json"])
+    assert json.loads(plain.stdout)["missing_jobs"] == 0
+
+
+def test_a_report_needs_results(stored):
+    for path in stored.data.files():
+        path.unlink()
+    with pytest.raises(ValueError, match="holds no results of this sweep yet"):
+        write_report(stored, stored.data.directory)
+
+
+def test_markdown_shows_text_as_it_is():
+    assert escaped("a_b*c|<d>") == r"a\_b\*c\|&lt;d\>"
+    assert markdown(Heading("x", 3)) == "### x"
+    assert markdown(Text("1 < 2")) == "1 &lt; 2"
+    assert markdown(Code("a_b\n", "toml")) == "```toml\na_b\n```"
+    grid = Grid(("m", "x", "y"), [("a_b", Bold("1"), "2"), ("c", "no")])
+    assert markdown(grid).splitlines() == [
+        "| m | x | y |",
+        "| --- | --: | --: |",
+        r"| a\_b | **1** | 2 |",
+        "| c | no |  |",
+    ]
+
+
+@given(st.text(alphabet="a1 .<>&;|*_`[]()#\\$~", max_size=20))
+@example("p < 0.05 & &lt; <b>")
+def test_the_site_shows_text_as_it_is(text):
+    """Python-Markdown knows fewer escapes than CommonMark."""
+    line = f"x{text}x"
+    shown = Markdown(extensions=["tables"]).convert(escaped(line))
+    assert shown == f"<p>{escape(line, quote=False)}</p>"
+
+
+# --- the study -----------------------------------------------------------------------------------
+
+
+def test_the_study_asks_for_every_method():
+    sweep = read_sweep(study_directory() / "sweep.toml")
+    named = {methods.base_name(spec) for spec in sweep.methods}
+    assert named == set(methods.names())
+    assert (sweep.problems, len(sweep.seeds), len(sweep.budgets)) == (500, 3, 6)
+
+
+def test_the_study_is_of_the_model_in_the_package():
+    stored = read_stored(study_directory())
+    plan = make_plan(read_sweep(study_directory() / "sweep.toml"))
+    assert plan == stored.plan
+    assert {job.seed for job in plan.jobs()} - {job.seed for job in stored.missing()}
+
+
+def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
+    page = Path(__file__).resolve().parents[3] / "docs" / "study"
+    (summary,) = write_report(read_stored(study_directory()), tmp_path)
+    for name in ("report.md", "report.json"):
+        assert (tmp_path / name).read_text() == (page / name).read_text()
+    assert (summary.point("full", None).solved or 0.0) > 0.99
+    assert summary.point("streaming_llm", min(summary.budgets.values())).solved == 0.0

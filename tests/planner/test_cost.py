@@ -1,0 +1,363 @@
+"""The cost model: sizes, bytes, operations, the roofline and what follows from them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tolerances import DECIMALS, FLOAT64
+
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import Transformer, methods
+from kvlab.reference.planner.cost import Plan, Runtime, fleet, slowest_speed
+from kvlab.reference.planner.figures import paper_figures
+from kvlab.reference.planner.hardware import HARDWARE, Hardware, find_hardware
+from kvlab.reference.planner.operations import Sizes, Work, observing, scoring, selecting
+from kvlab.reference.planner.shape import SHAPES, Shape, find_shape
+
+PUBLISHED = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-2-7b": 6_738_415_616,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwq-32b": 32_763_876_352,
+    "qwen3-4b": 4_022_468_096,
+    "llama-3.1-70b": 70_553_706_496,
+}
+"""Parameters, as the models' checkpoints hold them."""
+
+TINY = Shape("tiny", 2, 8, 4, 2, 4, 16, 10)
+PLAIN = Runtime(1.0, 1.0, start=0.0)
+BYTE_A_SECOND = Hardware("slow", 1e9, 1.0, 1e30, "none")
+
+
+def plan(spec="full", budget=None, **changes):
+    arguments = {
+        "shape": SHAPES["llama-3.1-8b"],
+        "hardware": HARDWARE["h200"],
+        "policy": methods.get(spec, budget),
+        "prompt": 64,
+        "generated": 300,
+    }
+    return Plan(**{**arguments, **changes})
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parameters_are_those_of_the_checkpoints(name):
+    assert SHAPES[name].parameters == PUBLISHED[name]
+
+
+def test_the_embedded_model_is_counted_right():
+    shape = find_shape(str(reasoner_directory()))
+    weights = Transformer.from_directory(reasoner_directory())
+    assert (shape.layers, shape.kv_heads) == (weights.config.layers, weights.config.kv_heads)
+    file = next(reasoner_directory().glob("*.safetensors"))
+    header = int.from_bytes(file.read_bytes()[:8], "little")
+    tensors = json.loads(file.read_bytes()[8 : 8 + header])
+    tensors.pop("__metadata__", None)
+    stored = sum(int(np.prod(tensor["shape"])) for tensor in tensors.values())
+    assert shape.parameters == stored
+
+
+def test_bytes_of_a_token():
+    assert SHAPES["llama-3.1-8b"].token_bytes == 2 * 2 * 32 * 8 * 128
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "must hold a JSON object"),
+        ("{", "is not valid JSON"),
+        ('{"model_type": "llama"}', "num_attention_heads = None must be a whole number"),
+        ('{"model_type": "llama", "num_attention_heads": true}', "must be a whole number"),
+        ('{"model_type": "llama", "num_attention_heads": 0}', "= 0 must be a whole number from 1"),
+        ('{"model_type": "mixtral"}', "model_type = 'mixtral' must be one of llama, mistral"),
+        ('{"model_type": null}', "model_type = None must be one of"),
+        ('{"text_config": null}', "model_type = None must be one of"),
+        ('{"model_type": "mistral", "sliding_window": 4096}', "sliding_window = 4096 must be"),
+        (
+            '{"model_type": "llama", "tie_word_embeddings": "false", "num_attention_heads": 1, '
+            '"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}',
+            "tie_word_embeddings = 'false' must be true or false",
+        ),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path, content, message):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        find_shape(str(tmp_path))
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(FileNotFoundError, match="model = 'gpt-9' must be"):
+        find_shape("gpt-9")
+    with pytest.raises(ValueError, match="gpu = 'abacus' must be one of v100"):
+        find_hardware("abacus")
+    with pytest.raises(ValueError, match="kv_heads = 3 must divide the 4 query heads"):
+        replace(TINY, kv_heads=3)
+    with pytest.raises(ValueError, match="layers = 0 must be at least 1"):
+        replace(TINY, layers=0)
+
+
+# --- operations ----------------------------------------------------------------------------------
+
+SIZES = Sizes(100, 4, 8)
+
+
+def test_observing_reads_probabilities_and_moves_the_state():
+    lazy = methods.get("lazy_eviction", 50).score
+    assert observing(lazy, SIZES).bytes == 4 * 100 * (4 + 2 * len(lazy.columns))
+    assert observing(methods.get("tova", 50).score, SIZES) == Work()
+
+
+def test_scores_that_look_again_read_keys_or_values():
+    keys_once = 2 * 100 * 8
+    base = scoring(methods.get("tova", 50).score, SIZES)
+    assert base.bytes == 4 * 100 * (4 + 1)
+    caote = scoring(methods.get("caote:tova", 50).score, SIZES)
+    assert caote.bytes == base.bytes + keys_once + 4 * 100 * 5
+    assert caote.flops == base.flops + 3 * 4 * 100 * 8
+    window = scoring(methods.get("snapkv@window=5", 50).score, SIZES)
+    assert window.bytes == keys_once + 4 * 100
+    assert window.flops == 4 * 5 * 100 * (2 * 8 + 5)
+    pairs = scoring(methods.get("rkv@window=5", 50).score, SIZES)
+    assert pairs.flops == window.flops + 2 * 100 * 100 * 8
+
+
+def test_one_entry_is_found_in_one_pass_and_several_by_sorting():
+    assert selecting(SIZES, several=False).flops == 100
+    assert selecting(SIZES, several=True).flops == pytest.approx(664.385619, abs=DECIMALS)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_memory_of_the_full_cache_by_hand():
+    found = plan(batch=3)
+    tokens = 64 + 300
+    assert found.memory.weights == 2 * PUBLISHED["llama-3.1-8b"]
+    assert found.memory.cache == 3 * tokens * 131072
+    assert found.memory.state == 3 * 32 * 8 * tokens * 4
+
+
+def test_layers_are_compressed_one_after_the_other():
+    found = plan("streaming_llm", 32, prompt=200)
+    per_token_and_layer = 131072 / 32
+    assert found.memory.cache == per_token_and_layer * (32 * 32 + 1)
+    state = 8 * 4 * np.array([32 * 32 + 200 - 32, 32 * 32 + 1])
+    while_reading = per_token_and_layer * (32 * 32 + 200 - 32) + state[0]
+    assert found.prompt_bytes == while_reading - found.memory.cache - state[1]
+
+
+def test_only_one_prompt_is_read_at_a_time():
+    long = plan("h2o", 64, prompt=8000, generated=100)
+    one, two = (long.with_batch(size).memory for size in (1, 2))
+    each = long.sequence_bytes + 4 * long.shape.vocabulary
+    assert two.total - one.total == pytest.approx(each)
+    assert long.prompt_bytes > long.sequence_bytes
+
+
+def test_users_who_are_spread_take_less():
+    together, spread = (plan(spread=way) for way in (False, True))
+    assert together.memory.cache == 364 * 131072
+    assert spread.memory.cache == pytest.approx((64 + 301 / 2) * 131072)
+    assert spread.largest_batch > together.largest_batch
+
+
+def test_blocks_bound_the_prompt():
+    whole, blocks = (plan("h2o", 32, prompt=2000, block_size=size) for size in (None, 16))
+    assert blocks.held.peak == 32 + 16
+    assert whole.held.peak == 2000
+    assert blocks.memory.workspace < whole.memory.workspace
+
+
+def test_the_largest_batch_is_the_largest_that_fits():
+    found = plan("h2o", 128)
+    most = found.largest_batch
+    usable = 0.9 * found.hardware.memory
+    assert found.with_batch(most).memory.total <= usable
+    assert found.with_batch(most + 1).memory.total > usable
+    assert plan(hardware=replace(HARDWARE["v100"], memory=10e9)).largest_batch == 0
+
+
+# --- time ----------------------------------------------------------------------------------------
+
+
+def test_time_of_a_step_by_hand():
+    """A device without any limit but one byte per second."""
+    found = Plan(TINY, BYTE_A_SECOND, methods.get("full"), 3, 2, batch=5, runtime=PLAIN)
+    weights = 2 * (2 * (TINY.projections + TINY.feed_forward) + 10 * 8)
+    pointwise = 5 * 2 * 12 * 2 * 8
+    cache = [5 * 2 * 2 * (2 * 4 * 2) * n for n in (4, 5)]
+    np.testing.assert_allclose(
+        found.step_seconds, [weights + pointwise + each for each in cache], rtol=FLOAT64
+    )
+    assert found.eviction_share == 0
+
+
+def test_the_host_bounds_a_step_from_below():
+    slow_host = plan(runtime=replace(PLAIN, host=1.0))
+    launches = sum(kernel.launches[0] for kernel in slow_host.kernels.values())
+    assert slow_host.step_seconds[0] == launches == 32 * 9 + 1
+
+
+def test_fewer_bits_are_fewer_bytes_to_read():
+    full, kivi = plan(generated=4000), plan("kivi@residual=32", generated=4000)
+    bytes_of = [each.kernels["attention"].bytes[-1] for each in (full, kivi)]
+    assert bytes_of[1] / bytes_of[0] == pytest.approx((4 + 1) / 16, rel=0.05)
+
+
+def test_what_a_lagged_policy_saves():
+    per_step, lagged = (plan(spec, 128) for spec in ("raas@pin_prompt=false", "lazy_eviction"))
+    assert 0 < lagged.eviction_share < per_step.eviction_share < 0.5
+    assert lagged.kernels["select"].launches.sum() < per_step.kernels["select"].launches.sum() / 20
+    assert "move" not in per_step.kernels
+
+
+def test_quantising_is_work():
+    found = {spec: plan(spec).policy_work for spec in ("kivi@residual=32", "full")}
+    assert found["full"] == {}
+    assert set(found["kivi@residual=32"]) == {"quantise"}
+    demoting = plan("ddks@interval=64,selector=8", generated=300).policy_work
+    assert set(demoting) == {"score", "select", "quantise"}
+    assert demoting["score"].launches.sum() == 4
+
+
+def test_other_batches_are_counted_anew_without_asking_the_policy_again():
+    one = plan("h2o", 64)
+    many = one.with_batch(7)
+    assert many.held is one.held
+    assert many == plan("h2o", 64, batch=7)
+    np.testing.assert_array_equal(many.step_seconds, plan("h2o", 64, batch=7).step_seconds)
+
+
+def test_prefill_is_arithmetic_and_blocks_read_the_weights_again():
+    whole = plan(prompt=4096)
+    layers = 32 * (whole.shape.projections + whole.shape.feed_forward)
+    attention = 4 * 32 * 32 * 128 * 4096 * 4097 / 2
+    flops = 2 * layers * 4096 + attention
+    assert whole.prefill_seconds == pytest.approx(flops / (0.6 * 989e12))
+    assert plan(prompt=4096, block_size=4096).prefill_seconds == whole.prefill_seconds
+    single = plan(prompt=4096, block_size=1)
+    assert single.prefill_seconds == pytest.approx(4096 * 2 * layers / (0.8 * 4.8e12))
+
+
+# --- fleets --------------------------------------------------------------------------------------
+
+
+def test_devices_for_many_users():
+    found = plan("h2o", 128)
+    memory = fleet(found, 10_000)
+    assert (memory.batch, memory.limit) == (found.largest_batch, "memory")
+    assert memory.devices == -(-10_000 // found.largest_batch)
+    fast = fleet(found, 10_000, least_speed=150)
+    assert fast.limit == "speed"
+    assert fast.tokens_per_second >= 150
+    assert slowest_speed(found.with_batch(fast.batch + 1)) < 150
+    assert fast.devices > memory.devices
+    given = fleet(found, 100, batch=8)
+    assert (given.devices, given.batch, given.limit) == (13, 8, "batch")
+
+
+def test_the_slowest_stretch_counts():
+    """With the full cache a step takes longer and longer."""
+    found = plan(generated=4000, batch=40)
+    assert slowest_speed(found) == pytest.approx(1 / found.step_seconds[-64:].mean())
+    assert slowest_speed(found) < found.generated / found.decode_seconds
+
+
+def test_a_fleet_that_cannot_be():
+    with pytest.raises(ValueError, match="does not fit on V100"):
+        fleet(plan(shape=SHAPES["qwq-32b"], hardware=HARDWARE["v100"]), 1)
+    with pytest.raises(ValueError, match=r"least_speed = 1000.0 is above"):
+        fleet(plan(), 1, least_speed=1000.0)
+    with pytest.raises(ValueError, match="users = 0"):
+        fleet(plan(), 0)
+    with pytest.raises(ValueError, match="batch = 9999 must be at most the"):
+        fleet(plan(), 1, batch=9999)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 0}, "batch = 0"),
+        ({"generated": 0}, "generated = 0"),
+        ({"policy": methods.get("raas", 32)}, "budget = 32 must be at least the 64 entries"),
+    ],
+)
+def test_bad_plans_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        plan(**change)
+
+
+@pytest.mark.parametrize("change", [{"bandwidth_share": 0}, {"flops_share": 1.5}, {"host": -1}])
+def test_bad_runtimes_are_refused(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        Runtime(**change)
+
+
+# --- the papers ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return {(each.paper, each.what): each for each in paper_figures()}
+
+
+@pytest.mark.parametrize(
+    ("what", "off"),
+    [
+        ("KV cache, batch 8 × 32,768", 0.002),
+        ("weights", 0.02),
+        ("together", 0.01),
+        ("saved by rpc", 0.05),
+        ("saved by desirekv", 0.05),
+    ],
+)
+def test_desirekv_memory_comes_out(figures, what, off):
+    """The bytes are counted alike; the weights are 1.2 % less than printed."""
+    assert figures["DesireKV", what].ratio == pytest.approx(1, abs=off)
+
+
+def test_more_than_100_gb_holds_for_the_largest_model_only(figures):
+    sizes = {
+        what.split()[3].rstrip(","): each.modelled
+        for (_, what), each in figures.items()
+        if "batch 32" in what
+    }
+    assert [name for name, size in sizes.items() if size > 100] == ["qwq-32b"]
+
+
+def test_desirekv_throughput_comes_out(figures):
+    """More sequences fit, but attention to their entries takes arithmetic and time as well."""
+    found = figures["DesireKV", "throughput over that of the full cache, 96 GB"]
+    assert found.ratio == pytest.approx(1, abs=0.1)
+
+
+def test_the_shape_of_table_7(figures):
+    """Level while the host is the limit, then falling behind; the crossing lies above 8K."""
+    full, lazy = (
+        [figures["LazyEviction", f"{spec}, token {step}"].modelled for step in (2048, 8192, 16384)]
+        for spec in ("full", "lazy_eviction")
+    )
+    assert lazy[0] > full[0]
+    assert full[2] > lazy[2]
+    ratios = [each.ratio for (_, what), each in figures.items() if ", token " in what]
+    assert 0.75 < min(ratios) <= max(ratios) < 1.3
+
+
+def test_the_order_of_table_8(figures):
+    """The full cache loses its lead as texts grow; TOVA takes longer than the model knows of."""
+    behind = []
+    for length in (4096, 8192, 16384):
+        full, tova, lazy = (
+            figures["LazyEviction", f"{spec}, {length} tokens"]
+            for spec in ("full", "tova", "lazy_eviction")
+        )
+        behind.append(lazy.modelled / full.modelled)
+        assert full.ratio == pytest.approx(1, abs=0.05)
+        assert lazy.ratio == pytest.approx(1, abs=0.07)
+        assert 0.8 < tova.ratio < 0.9
+    assert behind[0] > behind[1] > 1 > behind[2]

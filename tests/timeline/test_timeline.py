@@ -1,0 +1,70 @@
+"""What a timeline says is what the reference kept."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.timeline import read, record, write
+from kvlab.reference.timeline.run import GONE
+from kvlab.reference.timeline.synthetic import synthetic
+from kvlab.reference.tokenizer import load_tokenizer
+
+BUDGET = 100
+
+
+@pytest.fixture(scope="module")
+def reasoner():
+    directory = reasoner_directory()
+    return Transformer.from_directory(directory), load_tokenizer(directory)
+
+
+@pytest.mark.parametrize("spec", ["h2o", "lazy_eviction@window=16,threshold=0.01", "streaming_llm"])
+def test_entries_that_are_left_are_those_of_the_generation(reasoner, spec):
+    model, tokenizer = reasoner
+    prompt, kept = reasoning.held_out(1)[0].prompt, []
+    run = record(model, tokenizer, methods.get(spec, BUDGET), prompt, 40, budget=BUDGET)
+    ids = tokenizer.encode(prompt).ids
+
+    def watch(block, result):
+        kept.append(result.cache.positions)
+
+    generate(model, methods.get(spec, BUDGET), ids, 40, watch=watch)
+    layers = len(run.layers)
+    for step in range(len(run.steps)):
+        stored = run.stored(step) != GONE
+        for layer in range(layers):
+            positions = kept[step * layers + layer]
+            for head, entries in enumerate(positions):
+                np.testing.assert_array_equal(np.flatnonzero(stored[layer, head]), entries)
+
+
+def test_a_timeline_is_read_as_it_was_written():
+    written = synthetic()
+    found = read(write(written))
+    assert found.model == written.model
+    for ours, theirs in zip(found.runs, written.runs, strict=True):
+        assert ours.texts == theirs.texts
+        np.testing.assert_array_equal(ours.last_step, theirs.last_step)
+        for name, column in dataclasses.asdict(theirs.events).items():
+            np.testing.assert_array_equal(getattr(ours.events, name), column)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda x: x.update(version=2), "version = 2 must be 1"),
+        (lambda x: x.update(format="cat"), "no timeline"),
+        (lambda x: x.pop("runs"), "lacks 'runs'"),
+        (lambda x: x["runs"][0]["steps"].update(dtype="float64"), "must be uint8"),
+    ],
+)
+def test_damage_is_named(damage, message):
+    stored = json.loads(write(synthetic()))
+    damage(stored)
+    with pytest.raises(ValueError, match=message):
+        read(json.dumps(stored))

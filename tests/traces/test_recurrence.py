@@ -1,0 +1,68 @@
+"""Activations of a trace by hand, and against what LazyEviction's own state says."""
+
+import numpy as np
+import pytest
+
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import Transformer, generate
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces import workloads
+from kvlab.reference.traces.recording import record
+from kvlab.reference.traces.recurrence import (
+    Recurring,
+    activations,
+    intervals,
+    longest_intervals,
+    most_recurring,
+    observing_policy,
+)
+
+THRESHOLD = 0.01
+
+
+@pytest.fixture(scope="module")
+def solved():
+    directory = reasoner_directory()
+    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+    problem = reasoning.held_out(1)[0]
+    prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
+    trace = record(model, prompt, len(solution), stop=solution[-1])
+    live = generate(model, observing_policy(THRESHOLD), prompt, len(solution), stop=solution[-1])
+    return trace, live
+
+
+def test_gaps_and_interval_of_an_entry():
+    # born after step 2, activated at 3, 5, 9 and 10: gaps 1, 2, 4, 1
+    entry = Recurring(0, 0, 12, 0.1, (3, 5, 9, 10), born=2)
+    assert entry.gaps == (1, 2, 4, 1) and entry.interval == 4
+    assert Recurring(0, 0, 12, 0.1, (), born=2).interval == 0
+
+
+def test_intervals_are_those_that_lazy_eviction_tracks(solved):
+    trace, live = solved
+    found = [entry.interval for entry in activations(trace, THRESHOLD)]
+    np.testing.assert_array_equal(found, longest_intervals(live))
+    assert intervals(reasoner_directory(), 1, 0, THRESHOLD).tolist() == found
+
+
+def test_another_threshold_gives_other_intervals(solved):
+    trace, live = solved
+    found = [entry.interval for entry in activations(trace, 10 * THRESHOLD)]
+    assert (np.array(found) != longest_intervals(live)).any()
+
+
+def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():
+    workload = workloads.periodic_recurrence(seed=0)
+    entries = activations(workload.trace, 0.05)
+    found = most_recurring(entries, count=len(workload.facts["recurring"]), gap=20)
+    places = [entry.position for entry in found]
+    assert set(places) == set(workload.facts["recurring"].tolist())
+    by_place = dict(zip(workload.facts["recurring"], workload.facts["intervals"], strict=True))
+    # an entry's first gap starts at the step before its birth, one earlier than the workload's
+    assert all(entry.interval == by_place[entry.position] + 1 for entry in found)
+
+
+def test_a_negative_threshold_is_refused(solved):
+    with pytest.raises(ValueError, match="threshold = -1 must be at least 0"):
+        next(activations(solved[0], -1))

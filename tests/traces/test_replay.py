@@ -1,0 +1,182 @@
+"""A replay decides as a live run does, and measures what dense attention says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import BUDGETED, QUANTIZING, SELF_SIZED
+from noise import noise
+from tolerances import FLOAT64
+
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import Transformer, methods
+from kvlab.reference.generate import advance, start
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.replay import IndexRun, Layer, StepRun, replay
+from kvlab.reference.traces.replay import start as begin
+from kvlab.reference.traces.trace import Metadata, Trace
+
+
+def fates(trace, spec, budget, run=None, block_size=None, monkeypatch=None):
+    policy = methods.get(spec, None if spec in NO_BUDGET else budget)
+    if run is not None:
+        monkeypatch.setattr("kvlab.reference.traces.replay.start", run)
+    return [one for (one,) in replay(trace, [policy], block_size)]
+
+
+NO_BUDGET = (*SELF_SIZED, *QUANTIZING)
+
+
+@pytest.mark.parametrize("block_size", [None, 7])
+@pytest.mark.parametrize("spec", [*BUDGETED, "full", "rpc@interval=6,selector=3,compression=3"])
+def test_knowing_indices_is_as_good_as_stepping(spec, block_size, monkeypatch):
+    trace = noise()
+    assert isinstance(begin(methods.get("h2o", 9), Layer.of(trace, 0)), IndexRun)
+    indexed = fates(trace, spec, 12, block_size=block_size)
+    stepped = fates(trace, spec, 12, StepRun, block_size, monkeypatch)
+    for one, other in zip(indexed, stepped, strict=True):
+        np.testing.assert_array_equal(one.left, other.left)
+        np.testing.assert_array_equal(one.entries, other.entries)
+        np.testing.assert_array_equal(one.bits, other.bits)
+        np.testing.assert_allclose(one.mass, other.mass, atol=FLOAT64)
+        np.testing.assert_allclose(one.error, other.error, atol=FLOAT64)
+
+
+@pytest.mark.parametrize("spec", QUANTIZING)
+def test_quantising_policies_are_stepped(spec):
+    (fate, _) = fates(noise(), spec, None)
+    assert fate.bits[-1] < fate.entries[-1] * 2 * 8 * 16
+    assert fate.error[:, -1].min() > 0
+
+
+@pytest.mark.parametrize("spec", ["h2o", "tova", "lazy_eviction@window=4,threshold=0.05"])
+def test_mass_and_error_are_those_of_dense_attention(spec):
+    trace = noise(layers=1)
+    (fate,) = fates(trace, spec, 12)
+    layer, t = Layer.of(trace, 0), 70
+    full = layer.full_attention(0, t)
+    for token in (25, 40, 69):
+        there = (fate.left >= token) & (np.arange(t) <= token)
+        kept = full.attention[:, :, token] * there[:, None]
+        np.testing.assert_allclose(
+            fate.mass[:, token], kept.sum(axis=-1).mean(axis=1), rtol=FLOAT64
+        )
+        output = (kept / kept.sum(axis=-1, keepdims=True))[:, :, None] @ layer.values[:, None]
+        exact = full.output[:, :, token]
+        error = np.linalg.norm(output[:, :, 0] - exact, axis=(1, 2))
+        relative = error / np.linalg.norm(exact, axis=(1, 2))
+        np.testing.assert_allclose(fate.error[:, token], relative, rtol=FLOAT64)
+
+
+def test_several_policies_share_a_pass():
+    trace = noise()
+    policies = [methods.get("h2o", 9), methods.get("tova", 30), methods.get("full")]
+    together = list(replay(trace, policies))
+    for layer, several in enumerate(together):
+        for policy, fate in zip(policies, several, strict=True):
+            (alone,) = list(replay(trace, [policy]))[layer]
+            np.testing.assert_array_equal(fate.left, alone.left)
+            assert (fate.policy, fate.layer) == (policy.name, layer)
+
+
+def test_a_full_cache_keeps_everything():
+    (fate, _) = fates(noise(), "full", None)
+    assert (fate.left == 70).all()
+    np.testing.assert_array_equal(fate.entries[20:], np.arange(21, 71))
+    np.testing.assert_allclose(fate.mass, 1, rtol=FLOAT64)
+    np.testing.assert_allclose(fate.error, 0, atol=FLOAT64)
+    np.testing.assert_array_equal(fate.kept(30), np.tile(np.arange(31), (2, 1)))
+
+
+# --- live runs -----------------------------------------------------------------------------------
+
+
+def live_run(policy):
+    """Let the embedded model solve a problem under a policy.
+
+    Returns:
+        What its layers were handed, as a trace, and the positions that each layer kept after every
+        step.
+    """
+    directory = reasoner_directory()
+    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+    problem = reasoning.held_out(1)[0]
+    prompt = tokenizer.encode(problem.prompt).ids
+    answer = tokenizer.encode(problem.solution).ids
+    handed, kept = {}, {}
+
+    def watch(block, result):
+        handed.setdefault(block.layer, []).append((block.queries, block.keys, block.values))
+        kept.setdefault(block.layer, {})[block.clock.seen - 1] = result.cache.positions
+
+    session = start(model, policy, len(prompt))
+    _, session = advance(session, prompt, watch=watch)
+    for token in answer[:-1]:
+        _, session = advance(session, [token], 0.9, watch)
+    vectors = [
+        np.stack([np.concatenate([p[kind] for p in handed[n]], axis=-2) for n in sorted(handed)])
+        for kind in range(3)
+    ]
+    t = vectors[1].shape[2]
+    trace = Trace(
+        *vectors,
+        positions=np.arange(t),
+        tokens=np.array([*prompt, *answer])[:t],
+        prompt=len(prompt),
+        confidence=session.confidence,
+        metadata=Metadata("reasoner", tuple(sorted(handed))),
+    )
+    return trace, kept
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "h2o",
+        "tova",
+        "raas@pin_prompt=false,threshold=0.01",
+        "lazy_eviction@window=16,threshold=0.01",
+        "caote:h2o",
+        "fast_caote:snapkv@window=16",
+        "ahakv@recent=16",
+        "rkv@every=16",
+    ],
+)
+def test_a_live_run_is_reproduced_exactly(spec):
+    policy = methods.get(spec, 150)
+    trace, kept = live_run(policy)
+    for (fate,) in replay(trace, [policy]):
+        for token, positions in kept[fate.layer].items():
+            np.testing.assert_array_equal(fate.kept(token), positions)
+        assert (fate.left < trace.prompt + 60).any(), "nothing was ever evicted"
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused():
+    trace = noise()
+    with pytest.raises(ValueError, match="block_size = 0 must be at least 1"):
+        next(replay(trace, [methods.get("h2o", 9)], 0))
+    with pytest.raises(ValueError, match="reposition needs a model"):
+        next(replay(trace, [methods.get("streaming_llm@reposition=true", 9)]))
+    with pytest.raises(ValueError, match="positions must be 0, 1, 2"):
+        next(replay(replace(trace, positions=np.arange(70) + 1), [methods.get("full")]))
+    with pytest.raises(ValueError, match="budget = 9 must be at least"):
+        next(replay(trace, [methods.get("raas", 9)]))
+
+
+def test_who_left_before_attending_was_not_there():
+    trace = noise(layers=1)
+    specs = ("caote:tova", "caote:tova@evict_before_attend=true")
+    after, before = (methods.get(spec, 12) for spec in specs)
+    ((late, early),) = replay(trace, [after, before])
+    np.testing.assert_array_equal(late.left, early.left)
+    for token in range(30, 70):
+        present = early.present(token)[0]
+        present[token] = True
+        full = Layer.of(trace, 0).full_attention(token, token + 1).attention[0, :, 0].mean(axis=0)
+        there = present[: token + 1]
+        assert early.mass[0, token] == pytest.approx(full[there].sum())
+    assert early.mass[:, 30:].mean() < late.mass[:, 30:].mean()

@@ -1,0 +1,217 @@
+"""Traces on disk: what is written comes back, and what does not fit is refused by name."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlab.reference.traces.trace import MEMBERS, VERSION, Metadata, Trace, load, save
+
+L, G, rho, t, d = 2, 3, 2, 5, 4
+
+
+def example(dtype="float32", **given) -> Trace:
+    rng = np.random.default_rng(0)
+    members = {
+        "queries": rng.normal(size=(L, G, rho, t, d)).astype(dtype),
+        "keys": rng.normal(size=(L, G, t, d)).astype(dtype),
+        "values": rng.normal(size=(L, G, t, d)).astype(dtype),
+        "positions": np.arange(t),
+        "tokens": np.array([3, 1, 4, 1, 5]),
+        "prompt": 3,
+        "confidence": np.array([np.nan, np.nan, np.nan, 0.25, 1.0]),
+        "metadata": Metadata("model", (0, 7), softcap=50.0),
+    }
+    return Trace(**{**members, **given})
+
+
+def stored(tmp_path: Path, **changed) -> Path:
+    """Write the members of the example, some of them changed, and None for those left out."""
+    save(example(), tmp_path / "good.npz")
+    with np.load(tmp_path / "good.npz") as file:
+        members = {**file, **changed}
+    path = tmp_path / "changed.npz"
+    np.savez(path, **{name: value for name, value in members.items() if value is not None})
+    return path
+
+
+def metadata(**changed) -> str:
+    facts = {"version": VERSION, "model": "m", "layers": [0, 7], "softcap": None, "kvlab": "0"}
+    facts |= changed
+    return json.dumps({name: value for name, value in facts.items() if value != "absent"})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_is_saved_comes_back(dtype, tmp_path):
+    trace = example(dtype)
+    save(trace, tmp_path / "new" / "trace.npz")
+    found = load(tmp_path / "new" / "trace.npz")
+    for name in MEMBERS:
+        before, after = getattr(trace, name), getattr(found, name)
+        if isinstance(before, np.ndarray):
+            np.testing.assert_array_equal(after, before)
+            assert after.dtype == before.dtype
+        else:
+            assert after == before
+    assert isinstance(found.prompt, int)
+
+
+def test_the_schema_is_the_documented_one(tmp_path):
+    """The members, their shapes and the entries of the metadata, written out once more."""
+    save(example(), tmp_path / "trace.npz")
+    with np.load(tmp_path / "trace.npz", allow_pickle=False) as file:
+        shapes = {name: member.shape for name, member in file.items()}
+        facts = json.loads(str(file["metadata"]))
+    assert shapes == {
+        "queries": (2, 3, 2, 5, 4),
+        "keys": (2, 3, 5, 4),
+        "values": (2, 3, 5, 4),
+        "positions": (5,),
+        "tokens": (5,),
+        "prompt": (),
+        "confidence": (5,),
+        "metadata": (),
+    }
+    assert facts.pop("kvlab")
+    assert facts == {"version": 1, "model": "model", "layers": [0, 7], "softcap": 50.0}
+
+
+def test_what_others_add_is_ignored(tmp_path):
+    path = stored(tmp_path, note=np.array("hello"), metadata=metadata(note="hello"))
+    assert load(path).metadata.model == "m"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "trace.npz"
+    save(example(), path)
+    before = path.read_bytes()
+
+    def fail(file, **members):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez_compressed", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(example(prompt=0), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_missing_member_is_named(name, tmp_path):
+    with pytest.raises(ValueError, match=rf"changed\.npz is no trace: '{name}' is missing"):
+        load(stored(tmp_path, **{name: None}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"version": 2}, "version = 2 must be 1"),
+        ({"version": True}, "version = True must be the whole number 1"),
+        ({"version": "absent"}, "metadata lacks 'version'"),
+        ({"version": 2, "layers": "absent"}, "version = 2 must be 1"),
+        ({"layers": "absent"}, "metadata lacks 'layers'"),
+        ({"layers": 2}, "layers = 2 must be a list of layer numbers"),
+        ({"layers": [7, 0]}, "layers = [7, 0] must be ascending layer numbers"),
+        ({"layers": [0, 0]}, "layers = [0, 0] must be ascending layer numbers"),
+        ({"layers": [-1, 0]}, "layers = [-1, 0] must be ascending layer numbers"),
+        ({"layers": [0, 7.0]}, "layers = [0, 7.0] must be ascending layer numbers"),
+        ({"layers": [0]}, "layers = [0] must name the 2 layers of queries"),
+        ({"model": 3}, "model = 3 must be a string"),
+        ({"softcap": 0}, "softcap = 0 must be above 0 and finite"),
+        ({"softcap": float("nan")}, "softcap = nan must be above 0 and finite"),
+        ({"softcap": "high"}, "softcap = 'high' must be a number or null"),
+    ],
+)
+def test_metadata_that_is_not_allowed_is_named(changed, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(stored(tmp_path, metadata=metadata(**changed)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"metadata": "{"}, "metadata is not valid JSON"),
+        ({"metadata": "[1]"}, "metadata = [1] must be a JSON object"),
+        ({"metadata": np.arange(3)}, "metadata of type int64 and shape (3,) must be a string"),
+        ({"prompt": 1.5}, "prompt of type float64 and shape () must be a whole number"),
+        ({"prompt": 6}, "prompt = 6 must be between 0 and the 5 tokens"),
+        ({"prompt": -1}, "prompt = -1 must be between 0 and the 5 tokens"),
+        (
+            {"queries": np.zeros((2, 3, 2, 5, 4), np.int64)},
+            "queries of type int64 must be float16 or fl",
+        ),
+        ({"keys": np.zeros((2, 3, 5, 4), int)}, "keys of type int64 must be floating point"),
+        ({"queries": np.zeros((2, 3, 5, 4))}, "queries of shape (2, 3, 5, 4) must be [L, G, rho,"),
+        ({"queries": np.zeros((2, 3, 2, 0, 4))}, "queries of shape (2, 3, 2, 0, 4) must be [L, G,"),
+        ({"keys": np.zeros((2, 3, 4, 4))}, "keys of shape (2, 3, 4, 4) must have the shape (2, 3,"),
+        ({"values": np.zeros((2, 3, 5, 4))}, "values of type float64 must be float32, as queries"),
+        (
+            {"keys": np.zeros((2, 3, 5, 4), "float16")},
+            "keys of type float16 must be float32, as queries",
+        ),
+        ({"tokens": np.zeros(5)}, "tokens of type float64 must be whole numbers"),
+        ({"tokens": np.arange(4)}, "tokens of shape (4,) must have the shape (5,)"),
+        ({"positions": np.arange(5) - 1}, "positions must be at least 0, the lowest is -1"),
+        ({"positions": np.array([0, 1, 1, 2, 3])}, "positions must be strictly ascending"),
+        ({"positions": np.arange(5, dtype="u1")[::-1]}, "positions must be strictly ascending"),
+        ({"confidence": np.full(5, 1.5)}, "confidence must be NaN or between 0 and 1, one is 1.5"),
+        ({"confidence": np.full(5, -np.inf)}, "confidence must be NaN or between 0 and 1"),
+        ({"confidence": np.ones(5, int)}, "confidence of type int64 must be floating point"),
+        ({"keys": np.array([{}], object)}, "'keys' cannot be read: Object arrays cannot be loaded"),
+    ],
+)
+def test_a_member_that_does_not_fit_is_named(changed, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load(stored(tmp_path, **changed))
+
+
+@pytest.mark.parametrize("name", ["queries", "keys", "values"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_vectors_must_be_finite(name, wrong):
+    vectors = getattr(example("float16"), name).copy()
+    vectors[1, 0, ..., 2] = wrong
+    with pytest.raises(ValueError, match=rf"{name} of layer 7 must be finite; float16 reaches"):
+        example("float16", **{name: vectors})
+
+
+def test_a_file_that_is_no_trace_is_named(tmp_path):
+    path = tmp_path / "trace.npz"
+    with pytest.raises(FileNotFoundError, match=r"trace\.npz does not exist"):
+        load(path)
+    with open(path, "wb") as file:
+        np.save(file, np.arange(3))
+    with pytest.raises(ValueError, match="is no trace: it holds a single array"):
+        load(path)
+    for content in (b"", b"PK\x03\x04", b"no archive"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"trace\.npz is no trace"):
+            load(path)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_file_that_was_cut_or_damaged_is_refused(share, tmp_path):
+    path = tmp_path / "trace.npz"
+    save(example(), path)
+    whole = path.read_bytes()
+    place = int(share * len(whole))
+    path.write_bytes(whole[:place])
+    with pytest.raises(ValueError, match=r"trace\.npz is no trace"):
+        load(path)
+
+
+def test_a_damaged_member_is_named(tmp_path):
+    path = stored(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(example().keys.tobytes()[:16], b"0" * 16))
+    with pytest.raises(ValueError, match="'keys' cannot be read"):
+        load(path)
+
+
+def test_a_trace_does_not_change():
+    with pytest.raises(AttributeError):
+        example().prompt = 0
+    assert replace(example(), prompt=0).prompt == 0

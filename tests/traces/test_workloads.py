@@ -1,0 +1,118 @@
+"""Every workload has the structure that it promises."""
+
+import numpy as np
+import pytest
+from tolerances import FLOAT64
+
+from kvlab.reference.methods.desirekv import outlier_score
+from kvlab.reference.proofs.ranks import spearman
+from kvlab.reference.traces import workloads
+from kvlab.reference.traces.replay import Layer
+
+SEEDS = range(5)
+
+
+def attention_of(workload):
+    """Attention from the trace's own queries and keys."""
+    t = len(workload.logits)
+    return Layer.of(workload.trace, 0).full_attention(0, t).attention[0, 0]
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_queries_and_keys_give_the_wanted_attention(name):
+    workload = workloads.WORKLOADS[name](seed=3)
+    found = attention_of(workload)
+    np.testing.assert_allclose(found, workload.attention, rtol=1e3 * FLOAT64, atol=FLOAT64)
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_a_seed_says_it_all(name):
+    first, again, other = (workloads.WORKLOADS[name](seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.trace.keys, again.trace.keys)
+    assert (first.trace.values != other.trace.values).any()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_recurring_entries_come_back_at_their_intervals(seed):
+    workload = workloads.periodic_recurrence(seed=seed, bound=50, share=0.75)
+    attention, intervals = workload.attention, workload.facts["intervals"]
+    assert (intervals <= 50).mean() == 0.75
+    assert intervals.max() <= 100
+    for place, interval in zip(workload.facts["recurring"], intervals, strict=True):
+        used = np.flatnonzero(attention[place + 1 :, place] > 0.02) + 1
+        np.testing.assert_array_equal(used, np.arange(interval, len(attention) - place, interval))
+
+
+def test_fillers_are_used_as_often_as_said():
+    workload = workloads.periodic_recurrence(filler_uses=3, filler_interval=5)
+    fillers = np.setdiff1d(np.arange(300), workload.facts["recurring"])
+    assert (workload.facts["active"][:, fillers].sum(axis=0) == 3).all()
+    assert (np.diff(np.flatnonzero(workload.facts["active"][:, fillers[0]])) == 5).all()
+
+
+def test_recency_depends_on_the_distance_alone():
+    workload = workloads.pure_recency(width=12)
+    attention, logits = workload.attention, workload.logits
+    np.testing.assert_allclose(logits[300, 200:301], logits[350, 250:351], rtol=FLOAT64)
+    assert attention[300, 289:301].sum() > 0.9
+
+
+@pytest.mark.parametrize("mass", [0.3, 0.5, 0.8])
+def test_sinks_draw_their_share(mass):
+    workload = workloads.sinks(mass=mass)
+    share = workload.attention[:, workload.facts["sinks"]].sum(axis=1)
+    np.testing.assert_allclose(share[4:], mass, rtol=FLOAT64)
+
+
+def test_needles_are_found_in_the_end_only():
+    workload = workloads.needles(depths=(0.25, 0.5))
+    attention, places = workload.attention, workload.facts["needles"]
+    np.testing.assert_array_equal(places, [64, 128])
+    assert attention[-16:, places].sum(axis=1).min() > 0.5
+    assert attention[200:-16, places].max() < 0.01
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_exchangeable_logits_are_alike_everywhere(seed):
+    logits = workloads.exchangeable(seed=seed, deviation=1.5).logits
+    means = np.array([part.mean() for part in np.array_split(logits[-64:], 8, axis=1)])
+    assert np.abs(means).max() < 4 * 1.5 / np.sqrt(64 * logits.shape[1] / 8)
+    assert logits.std() == pytest.approx(1.5, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sizes_of_values_do_not_depend_on_importance(seed):
+    workload = workloads.varying_values(seed=seed, spread=1.0)
+    sizes, importance = workload.facts["sizes"], workload.facts["importance"]
+    np.testing.assert_allclose(np.linalg.norm(workload.trace.values[0, 0], axis=1), sizes)
+    assert abs(spearman(sizes, importance)) < 4 / np.sqrt(len(sizes))
+    assert np.log(sizes).std() == pytest.approx(1.0, rel=0.2)
+
+
+def test_all_values_lie_equally_far_from_the_output():
+    workload = workloads.equal_distances()
+    values = workload.trace.values[0, 0]
+    for token in range(65, 128, 2):
+        output = workload.attention[token] @ values
+        distance = np.linalg.norm(values[: token + 1] - output, axis=1)
+        np.testing.assert_allclose(distance, 1.0, rtol=FLOAT64)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_outlier_keys_are_those_that_score_high(seed):
+    workload = workloads.key_outliers(seed=seed, tokens=192)
+    chosen, importance = workload.facts["outliers"], workload.facts["importance"]
+    scores = np.array([outlier_score_of(key) for key in workload.trace.keys[0, 0]])
+    assert scores[chosen].min() > scores[~chosen].max()
+    assert abs(spearman(chosen.astype(float), importance)) < 4 / np.sqrt(len(chosen))
+    mean = workload.attention[-48:, :128].mean(axis=0)
+    assert spearman(mean, importance[:128]) > 0.9
+
+
+def outlier_score_of(key):
+    return outlier_score(key.reshape(-1, 64)).mean()
+
+
+def test_wrong_sizes_are_refused():
+    with pytest.raises(ValueError, match="prompt = 8 between 1 and 7"):
+        workloads.workload("none", np.zeros((8, 8)), prompt=8, seed=0)
