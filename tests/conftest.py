@@ -1,8 +1,13 @@
-"""Triton interprets its kernels where there is no GPU; it reads this when it is imported."""
+"""Settings that have to stand before any test is imported."""
 
 import os
 
+import hypothesis
 import torch
 
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
+
+# Triton reads this when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
