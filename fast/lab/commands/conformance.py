@@ -12,13 +12,21 @@ from rich.table import Table
 
 from kvlab.fast.lab.commands.options import prepare_output
 from kvlab.fast.lab.commands.terminal import AsJson, console, errors, progress, working
-from kvlab.reference.conformance import Report, Status, check, published, vectors
-from kvlab.reference.conformance.checker import shown, targets
-from kvlab.reference.conformance.implementation import Implementation
-from kvlab.reference.conformance.loading import load
+from kvlab.reference.conformance import (
+    Implementation,
+    Program,
+    Report,
+    Status,
+    cases,
+    check,
+    load,
+    to_junit,
+    to_plain,
+    vectors,
+)
+from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
-from kvlab.reference.conformance.program import Program
-from kvlab.reference.conformance.reporting import to_junit, to_plain
+from kvlab.reference.conformance.report import shown
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.methods import parse
 
@@ -145,8 +153,8 @@ def show(report: Report) -> None:
 def list_targets(as_json: AsJson = False) -> None:
     """List what can be tested, and in which groups."""
     rows = {
-        target: sorted({case.group for case in published() if case.target == target})
-        for target in targets(published())
+        target: sorted({case.group for case in cases() if case.target == target})
+        for target in targets(cases())
     }
     if as_json:
         print(json.dumps(rows, indent=1))
@@ -164,12 +172,12 @@ def show_target(
 ) -> None:
     """Show what a target is given and has to return."""
     operation = operation_of(target)
-    cases = [case for case in published() if case.target == target]
-    if not cases:
+    own = [case for case in cases(target) if case.target == target]
+    if not own:
         raise ValueError(f"there are no vectors for {target!r}")
-    names = {name for case in cases for name in case.inputs}
-    outputs = {name for case in cases for name in case.expected}
-    parameters = {name: value for case in cases for name, value in case.parameters.items()}
+    names = {name for case in own for name in case.inputs}
+    outputs = {name for case in own for name in case.expected}
+    parameters = {name: value for case in own for name, value in case.parameters.items()}
     if as_json:
         source = source_of(operation, target)
         print(json.dumps(plain(operation, source, names, outputs, parameters), indent=1))
@@ -189,7 +197,7 @@ def show_target(
                 table.add_row(title, name, axes, field.kind, escape(field.meaning))
     for name in parameters:
         meaning = operation.parameters.get(name, "option of the method")
-        values = dict.fromkeys(str(c.parameters[name]) for c in cases if name in c.parameters)
+        values = dict.fromkeys(str(c.parameters[name]) for c in own if name in c.parameters)
         table.add_row("parameter", name, "", ", ".join([*values][:4]), escape(meaning))
     console.print(table)
 
@@ -234,9 +242,9 @@ def generate(
     """Make the vectors anew from the reference: the same bits on every machine."""
     prepare_output("out", out / vectors.INDEX)
     with working("computing the vectors"):
-        cases = vectors.all_cases()
-    vectors.write(cases, out)
-    console.print(f"{len(cases)} cases in {out}", highlight=False, soft_wrap=True)
+        made = vectors.all_cases()
+    vectors.write(made, out)
+    console.print(f"{len(made)} cases in {out}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -245,7 +253,7 @@ def verify() -> None:
     vectors.check_sums(vectors.DIRECTORY)
     with TemporaryDirectory() as folder:
         with working("computing the vectors"):
-            vectors.write(vectors.all_cases(), Path(folder))
+            vectors.write(vectors.published_cases(), Path(folder))
         ours, theirs = (
             (directory / vectors.SUMS).read_text(encoding="utf-8").splitlines()
             for directory in (vectors.DIRECTORY, Path(folder))
