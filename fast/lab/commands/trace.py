@@ -20,7 +20,7 @@ from kvlab.fast.lab.commands.options import (
 from kvlab.fast.lab.commands.terminal import AsJson, kibibytes, print_facts, progress, working
 from kvlab.fast.lab.commands.writing import Pace, encode, plain
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference.traces.trace import DTYPES, Trace, save
+from kvlab.reference.traces.trace import DTYPES, Trace, save_trace
 
 
 def trace(
@@ -57,7 +57,7 @@ def trace(
         pace = Pace(bar, max_new_tokens)
         recorded = record(network, layers=wanted, dtype=dtype, streamer=pace, **inputs)
     with working(f"compressing into {output}"):
-        save(recorded, output)
+        save_trace(recorded, output)
     summary = summarise(recorded, output)
     if as_json:
         print(json.dumps(summary, indent=1))

@@ -29,11 +29,10 @@ from kvlab.reference import methods as registry
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.timeline import Run, Timeline, record, record_trace
+from kvlab.reference.timeline import Run, Timeline, record_generation, record_replay, token_texts
 from kvlab.reference.timeline.recorder import MOST_VALUES
-from kvlab.reference.timeline.texts import token_texts
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.trace import load
+from kvlab.reference.traces.trace import load_trace
 from kvlab.reference.transformer import Transformer, end_of_text
 
 DEFAULT_METHODS = (
@@ -149,7 +148,7 @@ def from_text(text: str, directory: Path, max_new_tokens: int, options: dict) ->
     """Let a model continue a text."""
     with working(f"loading {directory.name}"):
         model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-    run = partial(record, model, tokenizer)
+    run = partial(record_generation, model, tokenizer)
     given = {"prompt": text, "max_new_tokens": max_new_tokens, "stop": end_of_text(directory)}
     return Source(
         directory.name,
@@ -164,7 +163,7 @@ def from_trace(path: Path, directory: Path | None, options: dict) -> Source:
     Raises:
         ValueError: if the file is no trace, or its tokens are not the tokenizer's.
     """
-    recorded = load(path)
+    recorded = load_trace(path)
     name, embedded = recorded.metadata.model, reasoner_directory()
     if directory is None and name == embedded.name:
         directory = embedded
@@ -178,7 +177,7 @@ def from_trace(path: Path, directory: Path | None, options: dict) -> Source:
         texts = token_texts(tokenizer, ids)
     return Source(
         name,
-        lambda policy, **more: record_trace(recorded, texts, policy, **options, **more),
+        lambda policy, **more: record_replay(recorded, texts, policy, **options, **more),
         lambda: len(ids),
     )
 

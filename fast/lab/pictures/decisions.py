@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvlab.fast.lab.pictures.table import Table
+from kvlab.reference.accounting import NUMBER
 from kvlab.reference.planner.cost import Kernel, Plan
-from kvlab.reference.planner.operations import NUMBER
 from kvlab.reference.planner.shape import WIDE, Shape
 from kvlab.reference.policy import Block, Clock, Policy, empty_cache, step
 

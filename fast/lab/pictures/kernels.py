@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from kvlab.fast.lab.pictures.table import Table
 from kvlab.reference.conformance import Report, Status
-from kvlab.reference.conformance.checker import describe
+from kvlab.reference.conformance.report import describe
 
 
 def groups(report: Report) -> Table:

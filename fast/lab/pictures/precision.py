@@ -108,7 +108,7 @@ def bytes_held(caches: Mapping[str, Sequence[LayerCache]], tokens: int) -> Table
     for name, layers in caches.items():
         payload = sum(cache.payload_bytes for cache in layers)
         whole = sum(cache.nbytes for cache in layers)
-        G, d = layers[0].keys.read().shape[0::2]
+        G, d = layers[0].keys.vectors.shape[0::2]
         elements = 2 * tokens * G * d * len(layers)
         rows.append(
             (
