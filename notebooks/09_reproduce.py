@@ -29,7 +29,7 @@
 
 # %%
 from kvlab.fast.lab.evaluate import reproduction, study
-from kvlab.fast.lab.pictures.reproduced import tally
+from kvlab.fast.lab.pictures import claims
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.proofs import PAPERS
 
@@ -40,7 +40,7 @@ for name, each in zip(("study", "ablations"), found, strict=True):
         f"{len(each.outcomes)} runs"
     )
 judged = {paper: reproduction.judge(found, paper) for paper in PAPERS}
-tally(judged)
+claims.verdict_counts(judged)
 
 # %% [markdown]
 # ## What needs no model
@@ -50,20 +50,16 @@ tally(judged)
 # instead):
 
 # %%
-from kvlab.fast.lab.pictures.reproduced import proofs
-
-proofs(reasoner_directory())
+claims.proof_counts(reasoner_directory())
 
 # %% [markdown]
 # ## LazyEviction
 
 # %%
-from kvlab.fast.lab.pictures.reproduced import contrasts, forest, modelled, untested
-
-forest(judged["lazy_eviction"])
+claims.differences(judged["lazy_eviction"])
 
 # %%
-contrasts(judged["lazy_eviction"])
+claims.contrasts(judged["lazy_eviction"])
 
 # %% [markdown]
 # Better than H2O and TOVA, as printed; not better than RaaS and R-KV, which the paper beats. That
@@ -76,7 +72,7 @@ contrasts(judged["lazy_eviction"])
 # $\max(N_0, B) + W$ is proved (LE-4):
 
 # %%
-from kvlab.fast.lab.pictures.reproduced import entries_over_tokens
+from kvlab.fast.lab.pictures import replays
 from kvlab.reference import Transformer
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
@@ -92,26 +88,26 @@ traces = [
 ]
 budget = budget_entries("70%", 211)
 shown = {"full": None, "h2o": budget, "lazy_eviction@window=16,threshold=0.01": budget}
-entries_over_tokens(traces[0], {**shown, "rkv@every=16": budget})
+replays.entries_over_tokens(traces[0], {**shown, "rkv@every=16": budget})
 
 # %% [markdown]
 # Memory and time, printed and from the cost model (two of the milliseconds fit it, the others are
 # predictions):
 
 # %%
-modelled("LazyEviction")
+claims.planned_figures("LazyEviction")
 
 # %%
-untested("lazy_eviction")
+claims.untested("lazy_eviction")
 
 # %% [markdown]
 # ## CAOTE
 
 # %%
-forest(judged["caote"])
+claims.differences(judged["caote"])
 
 # %%
-contrasts(judged["caote"])
+claims.contrasts(judged["caote"])
 
 # %% [markdown]
 # Around H2O and SnapKV the improvement is larger than anything else on this page. Around TOVA there
@@ -124,17 +120,15 @@ contrasts(judged["caote"])
 # says that it is always smaller with CAOTE. On traces, where all methods see the same queries:
 
 # %%
-from kvlab.fast.lab.pictures.reproduced import error_by_layer
-
 pairs = [
     ("h2o", "caote:h2o"),
     ("tova@per_head=true", "caote:tova"),
     ("snapkv@window=16,schedule=every_block", "caote:snapkv@window=16"),
 ]
-error_by_layer(traces, pairs, budget)
+replays.error_by_layer(traces, pairs, budget)
 
 # %%
-untested("caote")
+claims.untested("caote")
 
 # %% [markdown]
 # ## DesireKV
@@ -143,10 +137,10 @@ untested("caote")
 # here, nor with a fifth, so its parts are compared by the error of the attention output.
 
 # %%
-forest(judged["desirekv"])
+claims.differences(judged["desirekv"])
 
 # %%
-contrasts(judged["desirekv"])
+claims.contrasts(judged["desirekv"])
 
 # %% [markdown]
 # What was measured speaks of eviction, not of bits: K4V4, which evicts nothing, solves all problems
@@ -157,10 +151,10 @@ contrasts(judged["desirekv"])
 # notebook 05: both hold there. Memory and throughput from the cost model:
 
 # %%
-modelled("DesireKV")
+claims.planned_figures("DesireKV")
 
 # %%
-untested("desirekv")
+claims.untested("desirekv")
 
 # %% [markdown]
 # ## AhaKV
@@ -168,10 +162,10 @@ untested("desirekv")
 # We have a summary of the paper, not its text, so there are no printed figures to set beside.
 
 # %%
-forest(judged["ahakv"])
+claims.differences(judged["ahakv"])
 
 # %%
-contrasts(judged["ahakv"])
+claims.contrasts(judged["ahakv"])
 
 # %% [markdown]
 # The two budgets contradict each other, which is the honest result: at 85 % AhaKV beats H2O and its
@@ -183,7 +177,7 @@ contrasts(judged["ahakv"])
 # where its assumption is.
 
 # %%
-untested("ahakv")
+claims.untested("ahakv")
 
 # %% [markdown]
 # ## What to take home

@@ -13,8 +13,8 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
 from kvlab.fast.lab.commands.view import view
-from kvlab.fast.lab.documents import Bold, Cell, Grid, escaped
 from kvlab.fast.lab.pictures import study
+from kvlab.fast.lab.tables import escape_markdown
 from kvlab.reference import methods
 
 ROOT = Path(__file__).parents[2]
@@ -71,33 +71,19 @@ def parts() -> dict[str, str]:
     stored, found = study.read_study()
     specs = study.families(stored)
     return {
-        "budgets": table(study.under_budgets(found, specs, BUDGETS)),
-        "budgets explained": escaped(study.explained(stored, found, specs)),
-        "own rules": table(study.under_own_rules(found)),
+        "budgets": study.under_budgets(found, specs, BUDGETS).markdown(linked),
+        "budgets explained": escape_markdown(study.explained(stored, found, specs)),
+        "own rules": study.under_own_rules(found).markdown(linked),
         "picture": study.solved_over_memory(found, specs)._repr_html_(),
         "played": played(),
     }
 
 
-def table(grid: Grid) -> str:
-    """Write a table in which every method leads to its page."""
-    marks = ["---", *(len(grid.columns) - 1) * ["--:"]]
-    rows = [[linked(row[0]), *map(shown, row[1:])] for row in grid.rows]
-    lines = [list(map(escaped, grid.columns)), marks, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def shown(cell: Cell) -> str:
-    """Write a figure."""
-    return f"**{escaped(cell.text)}**" if isinstance(cell, Bold) else escaped(cell)
-
-
-def linked(cell: Cell) -> str:
+def linked(spec: str) -> str:
     """Write a method as a link to its page, its options on a line of their own."""
-    assert isinstance(cell, str)
-    name, _, options = cell.partition("@")
-    options = f"<br><small>{escaped(options)}</small>" if options else ""
-    return f"[`{name}`](methods/{method_pages()[methods.base_name(cell)]}){options}"
+    name, _, options = spec.partition("@")
+    options = f"<br><small>{escape_markdown(options)}</small>" if options else ""
+    return f"[`{name}`](methods/{method_pages()[methods.base_name(spec)]}){options}"
 
 
 @cache

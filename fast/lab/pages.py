@@ -1,20 +1,18 @@
-"""HTML pages that need no network, and the drawings in them."""
+"""Old names of `kvlab.fast.lab.reports` and `kvlab.fast.lab.drawing`."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import matplotlib
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.drawing import canvas, curve_style, finish
+from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html, write_page
+from kvlab.fast.lab.tables import Table
 
-matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
+__all__ = ["TablePage", "color", "plot", "svg", "write_page"]
 
 
 @dataclass(frozen=True)
@@ -25,54 +23,31 @@ class TablePage:
     introduction: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    """A row that is shorter than the columns says in its second cell why there are no figures."""
     caption: str
     plots: Sequence[tuple[str, str]]
     """Titles and drawings in SVG."""
 
     def write(self, path: Path) -> None:
         """Write the page; a file of that name is replaced."""
-        plots = [(title, Markup(drawing)) for title, drawing in self.plots]
-        facts = {**vars(self), "plots": plots}
-        write_page(path, "tables.html.jinja", page=facts)
-
-
-def write_page(path: Path, template: str, **content: Any) -> None:
-    """Fill a template of ``kvlab/fast/lab/templates``; all but `Markup` is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("kvlab.fast.lab", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    html = environment.get_template(template).render(**content)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, html)
+        drawings = [Drawing("", title, drawing) for title, drawing in self.plots]
+        table = Table(self.columns, self.rows)
+        blocks = (Heading(self.title, 1), Text(self.introduction), table, Text(self.caption))
+        write_html([*blocks, *drawings], path)
 
 
 def plot() -> tuple[Figure, Axes]:
     """Return an empty drawing."""
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    return figure, figure.add_subplot()
+    figure, (axes,) = canvas(width=9, height=5)
+    return figure, axes
 
 
-def color(number: int, of: int) -> tuple[float, float, float, float]:
+def color(number: int, of: int) -> Any:
     """Return the colour of one of several curves."""
-    palette = matplotlib.colormaps["tab10" if of <= 10 else "tab20"]
-    return palette(number % palette.N)
+    return curve_style(number, of)["color"]
 
 
 def svg(figure: Figure) -> str:
-    """Finish a drawing with a grid and a legend beside it."""
-    for axes in figure.axes:
-        axes.grid(alpha=0.25)
-    if figure.axes[0].get_legend_handles_labels()[0]:
-        figure.legend(
-            *figure.axes[0].get_legend_handles_labels(),
-            loc="outside right upper",
-            fontsize=7,
-            frameon=False,
-        )
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    drawing = buffer.getvalue()
-    return drawing[drawing.index("<svg") :]
+    """Finish a drawing with a legend beside it."""
+    first = figure.axes[0]
+    description = f"{first.get_ylabel()} over {first.get_xlabel()}"
+    return finish(figure, description, legend="right").on_white

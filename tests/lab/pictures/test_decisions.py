@@ -2,12 +2,12 @@
 
 import pytest
 
-from kvlab.fast.lab.pictures.decisions import (
-    decisions,
+from kvlab.fast.lab.pictures.costs import (
     entry_bytes,
-    memory,
+    memory_held,
     remembered,
     remembered_bytes,
+    work_per_token,
 )
 from kvlab.reference import methods
 from kvlab.reference.planner.cost import Plan
@@ -29,21 +29,21 @@ def cells(table):
 def test_work_of_h2o_by_hand():
     """65 entries but for the first 4 tokens: probabilities of 4 query heads are read, a sum is read
     and written, 65·4·(4 + 2) bytes = 1.5 KiB; somebody has to go from the fifth token on."""
-    found = cells(decisions(plan("h2o", 64, generated=400)))
+    found = cells(work_per_token(plan("h2o", 64, generated=400)))
     assert found["update what is remembered"][:2] == ("every step", "1.5")
     assert found["find who goes"][0] == "396 of 400 steps"
     assert "move the survivors together" not in found
 
 
 def test_a_lagged_method_decides_now_and_then():
-    found = cells(decisions(plan("lazy_eviction@window=10", 64)))
+    found = cells(work_per_token(plan("lazy_eviction@window=10", 64)))
     assert found["rate the entries"][0] == "4 of 40 steps"
     assert found["update what is remembered"][0] == "every step"
 
 
 def test_memory_by_hand():
     """100 entries of 32·8 heads at 512 bytes: 12.5 MiB; H2O's 64 at most, and 8 bytes each."""
-    found = cells(memory(plan("h2o", 64), plan("full")))
+    found = cells(memory_held(plan("h2o", 64), plan("full")))
     assert found["entries per KV head during a step, at most"] == ("65", "100")
     assert found["keys and values after a step, at most"] == ("8 MiB", "12 MiB")
     assert found["positions and scores after a step, at most"] == ("0.1 MiB", "0.1 MiB")

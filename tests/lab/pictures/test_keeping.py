@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvlab.fast.lab.pictures.keeping import keeping, kept_bits
+from kvlab.fast.lab.pictures.kept import kept_bits, kept_over_steps
 from kvlab.reference.timeline import Events, Run
 from kvlab.reference.timeline.run import FIRST_STATES, GONE
 
@@ -36,7 +36,7 @@ def test_bits_are_means_over_keys_values_layers_and_heads():
 
 
 def test_the_picture_says_what_it_shows():
-    picture = keeping(run())
+    picture = kept_over_steps(run())
     assert "with a budget of 3 entries of 3 tokens of a prompt and the 2 that follow" in (
         picture.description
     )
@@ -50,4 +50,4 @@ def test_the_picture_says_what_it_shows():
 
 @pytest.mark.parametrize("budget", [None, 3])
 def test_a_budget_is_drawn_where_there_is_one(budget):
-    assert (">budget<" in keeping(run(budget)).svg) == (budget is not None)
+    assert (">budget<" in kept_over_steps(run(budget)).svg) == (budget is not None)

@@ -1,4 +1,4 @@
-"""Token importance recurrence: attention that comes back."""
+"""LazyEviction: token importance recurrence, attention that comes back."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from kvlab.fast.lab.pictures.picture import Picture, canvas, finish
-from kvlab.fast.lab.pictures.table import Table
+from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
+from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.lazy_eviction import code_h2, importance, printed_h2
 from kvlab.reference.traces.recurrence import Recurring, intervals
@@ -22,7 +22,7 @@ def attention_map(rows: Float[Array, "t t"], prompt: int, marked: Sequence[int] 
     Args:
         rows: causal attention.
         prompt: tokens of the prompt; red lines mark its end.
-        marked: entries to point at.
+        marked: entries that get an arrow.
     """
     figure, (axes,) = canvas(width=6.4, height=5.6)
     shown = np.log10(np.maximum(rows, FAINTEST))
@@ -31,15 +31,11 @@ def attention_map(rows: Float[Array, "t t"], prompt: int, marked: Sequence[int] 
     bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=[-4, -3, -2, -1, 0])
     bar.ax.set_yticklabels(["≤ 0.0001", "0.001", "0.01", "0.1", "1"], fontsize=7.5)
     for line in (axes.axhline, axes.axvline):
-        line(prompt - 0.5, color="tab:red", linewidth=0.8)
+        line(prompt - 0.5, color=RED, linewidth=0.8)
+    arrow = {"arrowstyle": "->", "color": RED, "linewidth": 1.2}
     for entry in marked:
-        axes.annotate(
-            "",
-            (entry, entry),
-            textcoords="offset points",
-            xytext=(11, -1),
-            arrowprops={"arrowstyle": "->", "color": "tab:red", "linewidth": 1.2},
-        )
+        place = entry, entry
+        axes.annotate("", place, xytext=(11, -1), textcoords="offset points", arrowprops=arrow)
     axes.set(xlabel="entry that is looked at", ylabel="token that looks")
     return finish(figure, "Attention of one head: columns that light up, fade and light up again.")
 
@@ -58,10 +54,9 @@ def lifelines(
     for axes, entry in zip(panels, recurring, strict=True):
         tokens = np.arange(entry.position, len(rows))
         axes.vlines(tokens, 0, rows[tokens, entry.position], linewidth=1.2, color="C0")
-        axes.axhline(entry.threshold, color="tab:red", linewidth=0.6)
-        axes.set(ylim=(0, 1.02), xlim=(0, len(rows)))
-        axes.set_ylabel(words[entry.position].strip() or "⏎", rotation=0, ha="right", va="center")
-        axes.set_yticks([0, 1])
+        axes.axhline(entry.threshold, color=RED, linewidth=0.6)
+        axes.set(ylim=(0, 1.02), xlim=(0, len(rows)), yticks=[0, 1])
+        axes.set_ylabel(visible(words[entry.position]), rotation=0, ha="right", va="center")
     panels[-1].set_xlabel("token that looks")
     return finish(
         figure,
@@ -69,23 +64,21 @@ def lifelines(
     )
 
 
-def most_recurring_table(found: Sequence[Recurring], words: Sequence[str]) -> Table:
+def visible(word: str) -> str:
+    """Return a token's text without blanks; a line break becomes a sign."""
+    return word.strip() or "⏎"
+
+
+def recurring_entries(found: Sequence[Recurring], words: Sequence[str]) -> Table:
     """List entries with their activations."""
-    return Table(
-        ("token", "position", "head", "activated at steps", "MRI"),
-        [
-            (
-                words[each.position].strip() or "⏎",
-                str(each.position),
-                f"layer {each.layer}, KV {each.kv_head}",
-                ", ".join(map(str, each.steps)),
-                str(each.interval),
-            )
-            for each in found
-        ],
-        words=4,
-        wrap=True,
+    columns = (
+        Column("token", lambda each: visible(words[int(each.position)])),
+        Column("position"),
+        Column("head", lambda each: f"layer {each.layer}, KV {each.kv_head}"),
+        Column("activated at steps", lambda each: ", ".join(map(str, each.steps))),
+        Column("MRI", "interval"),
     )
+    return tabulate(found, columns, words=4, wrap=True)
 
 
 def interval_histogram(
@@ -94,15 +87,16 @@ def interval_histogram(
     """Draw how the longest intervals of entries are distributed, and a quantile of them.
 
     Args:
-        intervals: MRI of every entry; those never activated, 0, are counted in the title.
-        quantile: to be marked; the paper's window is the 80 % quantile.
+        intervals: MRI of every entry; entries that are never activated, 0, are counted in the
+            title.
+        quantile: which one is marked; the paper's window is the 80 % quantile.
         bins: of the histogram.
     """
     figure, (axes,) = canvas(height=3.2)
     active = intervals[intervals > 0]
     axes.hist(active, bins=bins, color="C0", alpha=0.85)
     limit = float(np.quantile(active, quantile))
-    axes.axvline(limit, color="tab:red", linewidth=1, label=f"{quantile:.0%} below {limit:.0f}")
+    axes.axvline(limit, color=RED, linewidth=1, label=f"{quantile:.0%} below {limit:.0f}")
     axes.set(xlabel="maximum recurrence interval, generated tokens", ylabel="entries")
     axes.set_title(
         f"{len(intervals):,} entries: {(intervals > 1).mean():.1%} recur (MRI > 1), "
@@ -125,16 +119,10 @@ def intervals_by_threshold(
     rows = []
     for threshold in thresholds:
         longest = intervals(directory, problems, seed, threshold)
-        active = longest[longest > 0]
-        quantiles = np.quantile(active, (0.5, 0.8, 0.99))
-        rows.append(
-            (
-                f"{threshold:g}",
-                f"{(longest > 1).mean():.1%}",
-                f"{(longest == 0).mean():.1%}",
-                *(f"{value:.0f}" for value in quantiles),
-            )
-        )
+        quantiles = np.quantile(longest[longest > 0], (0.5, 0.8, 0.99))
+        recurring, silent = (longest > 1).mean(), (longest == 0).mean()
+        shares = f"{recurring:.1%}", f"{silent:.1%}"
+        rows.append((f"{threshold:g}", *shares, *(f"{value:.0f}" for value in quantiles)))
     columns = ("threshold", "MRI > 1", "never activated", "median MRI", "80 % below", "99 % below")
     return Table(columns, rows)
 
