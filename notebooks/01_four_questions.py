@@ -103,11 +103,11 @@ kept.KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.
 # instead of after each, on 8 problems, beside H2O, CAOTE around it, and LazyEviction:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import Settings, compare
+from kvlab.fast.lab import Sweep, compare
 from kvlab.fast.lab.pictures import solved
 
 specs = ("h2o", "h2o@every=16", "caote:h2o", shown[3])
-comparison = compare(Settings(reasoner_directory(), specs, ("70%",), 8, 0, workers=0))
+comparison = compare(Sweep(specs, ("70%",), problems=8, backend="reference"))
 solved.results(comparison)
 
 # %% [markdown]

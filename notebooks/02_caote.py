@@ -91,20 +91,20 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # how they were measured):
 
 # %%
-from kvlab.fast.lab.evaluate import reproduction
+from kvlab.fast.lab import stored_summary
 
 specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
-claims.solved_at_budgets(reproduction.load(), specs)
+claims.solved_at_budgets(stored_summary("ablations"), specs)
 
 # %% [markdown]
 # Around H2O it makes all the difference; around TOVA none. Is the attention output closer to the
 # full cache's? Four problems, measured now:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import Settings, compare
+from kvlab.fast.lab import Sweep, compare
 from kvlab.fast.lab.pictures import solved
 
-solved.results(compare(Settings(reasoner_directory(), specs, ("70%",), 4, 0, workers=0)))
+solved.results(compare(Sweep(specs, ("70%",), problems=4, backend="reference")))
 
 # %% [markdown]
 # Look at *error*, the mean distance of the attention output from full attention: for H2O with and

@@ -118,12 +118,12 @@ bias.entropy_of_heads(real)
 # results lie in the package, and notebook 09 says how they were measured.
 
 # %%
-from kvlab.fast.lab.evaluate import reproduction
+from kvlab.fast.lab import stored_summary
 
 base = "ahakv@recent=16"
 parts = ("gain=none", "accumulation=all", "value_prior=none")
 specs = (base, *(f"{base},{part}" for part in parts), "h2o")
-claims.solved_at_budgets(reproduction.load(), specs)
+claims.solved_at_budgets(stored_summary("ablations"), specs)
 
 # %% [markdown]
 # At 85 % AhaKV is better than H2O, and gain and value prior help. At 70 % it solves next to

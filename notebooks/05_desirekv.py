@@ -111,11 +111,11 @@ precision.bytes_held(caches, seen)
 # evicts a fifth of every window instead of half of it.
 
 # %%
-from kvlab.fast.lab.evaluate import reproduction
-from kvlab.fast.lab.evaluate.experiments import MILD
+from kvlab.fast.lab import stored_summary
 from kvlab.fast.lab.pictures import claims
 
-claims.solved_at_budgets(reproduction.load(), (*specs, MILD))
+mild = "desirekv@interval=32,selector=8,group=32,importance_quantile=0.2"
+claims.solved_at_budgets(stored_summary("ablations"), (*specs, mild))
 
 # %% [markdown]
 # DesireKV solves nothing here, not even if it evicts a fifth only; RPC, which evicts as well,
@@ -123,7 +123,7 @@ claims.solved_at_budgets(reproduction.load(), (*specs, MILD))
 # lowered; with 16 bits everywhere, entries are only evicted. Six problems, measured now:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import Settings, compare
+from kvlab.fast.lab import Sweep, compare
 from kvlab.fast.lab.pictures import solved
 
 parameters = "interval=32,selector=8,group=32"
@@ -132,7 +132,7 @@ halves = (
     f"desirekv@{parameters},importance_quantile=0",
     f"desirekv@{parameters},low_bits=16,high_bits=16",
 )
-solved.results(compare(Settings(reasoner_directory(), halves, ("70%",), 6, 0, workers=0)))
+solved.results(compare(Sweep(halves, (), problems=6, backend="reference")))
 
 # %% [markdown]
 # The bits are harmless here. It is the *eviction* of half of every window, after a single look,

@@ -22,24 +22,21 @@
 # Every method solved held-out problems at 70 % and 85 % of the memory (DesireKV and its rivals by
 # their own rule). Two methods are compared on the problems of the miniature study if both took part
 # in it (`kvlab sweep`, six budgets; see the page *Study*), otherwise, as all ablations are, on the
-# fewer ones of `python -m kvlab.fast.lab.evaluate.reproduction`. Both lie in the package.
-# Differences are paired, problem by problem; their bootstrap intervals are widened (Bonferroni), so
-# that all of them hold together with 95 %. Windows and thresholds are fitted to texts of 200
-# tokens: the papers' own are made for thousands.
+# fewer ones of a second sweep. Both lie in the package. Differences are paired, problem by problem;
+# their bootstrap intervals are widened (Bonferroni), so that all of them hold together with 95 %.
+# Windows and thresholds are fitted to texts of 200 tokens: the papers' own are made for thousands.
 
 # %%
-from kvlab.fast.lab.evaluate import reproduction, study
+from kvlab.fast.lab import judge, stored_summary
 from kvlab.fast.lab.pictures import claims
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.proofs import PAPERS
 
-found = [study.outcomes(), reproduction.load()]
+found = [stored_summary(name) for name in ("study", "ablations")]
 for name, each in zip(("study", "ablations"), found, strict=True):
-    print(
-        f"{name}: {each.problems} problems of {each.mean_length:.0f} tokens, "
-        f"{len(each.outcomes)} runs"
-    )
-judged = {paper: reproduction.judge(found, paper) for paper in PAPERS}
+    runs = [point for point in each.points if point.refusal is None]
+    print(f"{name}: {runs[0].problems} problems of {each.mean_length:.0f} tokens, {len(runs)} runs")
+judged = {paper: judge(found, paper) for paper in PAPERS}
 claims.verdict_counts(judged)
 
 # %% [markdown]
@@ -199,7 +196,7 @@ claims.untested("ahakv")
 # percent. Put `True` or `False` into `distinguishable`: does 88.25 lie outside of it?
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-from kvlab.fast.lab.evaluate.statistics import wilson
+from kvlab.fast.lab import wilson
 
 low, high = (100 * bound for bound in wilson(round(0.8840 * 1319), 1319))
 distinguishable = not low <= 88.25 <= high
@@ -214,16 +211,16 @@ assert distinguishable is False
 # did not, and `only_h2o`, the other way round.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-caote_solved = found[0].of("caote:h2o", "70%").solved
-h2o_solved = found[0].of("h2o", "70%").solved
+caote_solved = found[0].point_at("caote:h2o", "70%").outcomes
+h2o_solved = found[0].point_at("h2o", "70%").outcomes
 only_caote = sum(a and not b for a, b in zip(caote_solved, h2o_solved, strict=True))
 only_h2o = sum(b and not a for a, b in zip(caote_solved, h2o_solved, strict=True))
 
 # %% tags=["check"]
-ours, other = (found[0].of(spec, "70%").share.mean for spec in ("caote:h2o", "h2o"))
-assert only_caote - only_h2o == round((ours - other) * found[0].problems)
+ours, other = (found[0].point_at(spec, "70%") for spec in ("caote:h2o", "h2o"))
+assert only_caote - only_h2o == round((ours.solved - other.solved) * ours.problems)
 both = sum(a and b for a, b in zip(caote_solved, h2o_solved, strict=True))
-assert only_caote + both == round(ours * found[0].problems)
+assert only_caote + both == round(ours.solved * ours.problems)
 
 # %% [markdown]
 # **3.** How many problems would one need so that a share of 88.4 % has a Wilson interval of ± 0.1

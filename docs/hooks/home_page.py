@@ -1,9 +1,6 @@
 """The first page: the study's tables and picture, and a generation to play."""
 
-import json
-from contextlib import redirect_stdout
 from functools import cache
-from io import StringIO
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,9 +9,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.lab.commands.view import view
+from kvlab.fast.lab import problem_source, record_methods, write_viewer
 from kvlab.fast.lab.pictures import study
 from kvlab.fast.lab.tables import escape_markdown
+from kvlab.fast.lab.viewing import Row
 from kvlab.reference import methods
 
 ROOT = Path(__file__).parents[2]
@@ -101,32 +99,29 @@ def method_pages() -> dict[str, str]:
 
 
 @cache
-def recorded(path: Path) -> list[dict]:
+def recorded(path: Path) -> tuple[Row, ...]:
     """Write the page that plays a generation; return what became of every method.
 
     Raises:
         PluginError: if a method cannot be played, or the page is too large to stand on another.
     """
     path.parent.mkdir(exist_ok=True)
-    printed = StringIO()
-    with redirect_stdout(printed):
-        view(path, " ".join(PLAYED), PLAYED_BUDGET, most_values=MOST_VALUES, as_json=True)
-    facts = json.loads(printed.getvalue())
-    refused = [f"{each['method']}: {each['refusal']}" for each in facts["methods"]]
-    refused = [each for each in refused if not each.endswith("None")]
+    found = record_methods(problem_source(), PLAYED, PLAYED_BUDGET, most_values=MOST_VALUES)
+    refused = [f"{row.method}: {row.refusal}" for row in found.rows if row.refusal is not None]
     if refused:
         raise PluginError(f"the first page cannot play {'; '.join(refused)}")
-    if facts["file_bytes"] > LARGEST:
-        raise PluginError(f"{path} has {facts['file_bytes']} bytes, more than {LARGEST}")
-    return facts["methods"]
+    write_viewer(found.timeline, path)
+    if (size := path.stat().st_size) > LARGEST:
+        raise PluginError(f"{path} has {size} bytes, more than {LARGEST}")
+    return found.rows
 
 
 def played() -> str:
     """Say what is played, and what came of it."""
     rows = recorded(ROOT / "build" / VIEWER)
-    budget = next(row["budget"] for row in rows if row["budget"] is not None)
+    budget = next(row.budget for row in rows if row.budget is not None)
     right, wrong = (
-        ", ".join(f"`{row['method']}`" for row in rows if row["solved"] is solved) or "none"
+        ", ".join(f"`{row.method}`" for row in rows if row.solved is solved) or "none"
         for solved in (True, False)
     )
     return (

@@ -26,7 +26,7 @@ from kvlab.fast.lab.benchmarks.contenders import Contender, KvpressWorker, kvlab
 from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, tiny_llama
-from kvlab.fast.lab.commands.terminal import console, progress
+from kvlab.fast.lab.terminal import console, progress
 
 SCHEMA = 2
 LAGGED = "lazy_eviction@window=32"

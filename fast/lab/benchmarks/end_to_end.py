@@ -30,7 +30,7 @@ from kvlab.fast.lab.benchmarks.workload import (
     tiny_llama,
     tokens_per_second,
 )
-from kvlab.fast.lab.commands.terminal import progress
+from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 1
 FULL = "transformers full cache"

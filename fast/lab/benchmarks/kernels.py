@@ -36,7 +36,7 @@ from kvlab.fast.kernels.tracking import Reduction, Tracking
 from kvlab.fast.lab.benchmarks.machine import gpu_or_small
 from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, write
-from kvlab.fast.lab.commands.terminal import progress
+from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 3
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128

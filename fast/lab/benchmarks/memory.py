@@ -16,7 +16,7 @@ from kvlab.fast import compress
 from kvlab.fast.lab.benchmarks.report import SETTLED, show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, write
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, Watcher, generate, tiny_llama
-from kvlab.fast.lab.commands.terminal import progress
+from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 1
 

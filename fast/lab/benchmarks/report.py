@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.benchmarks.results import RESULTS, Result, gpu_of, read, result_files
-from kvlab.fast.lab.commands.terminal import console
 from kvlab.fast.lab.reports import Block, Code, Heading, Text
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.terminal import console
 
 
 def blocks(directory: Path = RESULTS) -> Iterator[Block]:

@@ -25,7 +25,7 @@ import typer
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
-from kvlab.fast.lab.commands.terminal import progress
+from kvlab.fast.lab.terminal import progress
 from kvlab.fast.lab.viewer import template, write_viewer
 from kvlab.reference.timeline.synthetic import synthetic
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
-from kvlab.fast.lab.evaluate.compare import takes_budget
-from kvlab.fast.lab.evaluate.experiments import UNTESTED
-from kvlab.fast.lab.evaluate.reproduction import BUDGETS, Judged, Reproduction, Verdict, counts
+from kvlab.fast.lab.evaluate import contrasts as measured
+from kvlab.fast.lab.evaluate.contrasts import BUDGETS, Judged, Verdict, counts
+from kvlab.fast.lab.sweep.summary import TaskSummary
 from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
 from kvlab.reference.planner.figures import paper_figures
 from kvlab.reference.proofs import PAPERS, Finding, claims
@@ -153,7 +153,7 @@ def verdict_counts(judged: Mapping[str, Sequence[Sequence[Judged]]]) -> Table:
     rows = []
     for paper, judgements in judged.items():
         found = counts(judgements)
-        untestable = sum(each.paper == paper for each in UNTESTED)
+        untestable = sum(each.paper == paper for each in measured.untested())
         numbers = [*(found[verdict] for verdict in Verdict), untestable]
         rows.append((paper, *map(str, numbers)))
     return Table(("paper", *map(str, Verdict), "needs other models"), rows, wrap=True)
@@ -167,15 +167,16 @@ def untested(paper: str) -> Table:
         Column("why not here", "why"),
         Column("what tests it", "instead"),
     )
-    chosen = [each for each in UNTESTED if each.paper == paper]
+    chosen = [each for each in measured.untested() if each.paper == paper]
     return tabulate(chosen, columns, words=4, wrap=True)
 
 
-def solved_at_budgets(found: Reproduction, specs: Sequence[str]) -> Table:
+def solved_at_budgets(found: TaskSummary, specs: Sequence[str]) -> Table:
     """List the shares of problems solved with 95 % intervals, at every budget that was measured."""
 
     def share(spec: str, budget: str) -> str:
-        interval = found.of(spec, budget if takes_budget(spec) else None).share
+        interval = found.point_at(spec, budget).interval
+        assert interval is not None
         return percent_interval(interval.mean, interval.low, interval.high)
 
     rows = [(spec, *(share(spec, budget) for budget in BUDGETS)) for spec in specs]

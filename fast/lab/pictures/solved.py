@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
-from kvlab.fast.lab.evaluate.compare import Comparison, Row
+from kvlab.fast.lab.evaluate.compare import COLUMNS, Comparison
 from kvlab.fast.lab.evaluate.statistics import wilson
-from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
+from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.tasks.reasoning import Grade
 
 Curve = Sequence[tuple[float, float, float, float]]
@@ -15,25 +15,11 @@ Curve = Sequence[tuple[float, float, float, float]]
 
 
 def results(comparison: Comparison) -> Table:
-    """List what `kvlab.fast.lab.evaluate.compare.compare` found, refusals left out."""
-    columns = (
-        Column("method", "spec"),
-        Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
-        Column("solved (95 %)", solved),
-        Column("error", "output_error", ".3f"),
-        Column("KL", "kl", ".3f"),
-        Column("entries", format=".0f"),
-        Column("KiB", "kilobytes", ".0f"),
-        Column("bits", "average_bits", ".1f"),
-    )
-    return tabulate([row for row in comparison.rows if row.refusal is None], columns)
-
-
-def solved(row: Row) -> str | None:
-    """Return the share of problems solved and its interval; None if the method was refused."""
-    if row.accuracy is None or row.accuracy_low is None or row.accuracy_high is None:
-        return None
-    return percent_interval(row.accuracy, row.accuracy_low, row.accuracy_high)
+    """List what `kvlab.fast.lab.compare` found, refusals left out."""
+    method, *figures = COLUMNS
+    budget = Column("budget", lambda point: "own rule" if point.budget is None else point.budget)
+    points = [point for point in comparison.summary.points if point.refusal is None]
+    return tabulate(points, (method, budget, *figures))
 
 
 def solved_by(grades: Mapping[str, Sequence[Grade]]) -> Table:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvlab.fast.lab.drawing import Picture
-from kvlab.fast.lab.evaluate.study import study_directory
+from kvlab.fast.lab.evaluate.contrasts import STUDY, stored_directory
 from kvlab.fast.lab.pictures.solved import solved_over
 from kvlab.fast.lab.sweep.report import EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
@@ -20,7 +20,7 @@ def read_study() -> tuple[Stored, TaskSummary]:
     Raises:
         ValueError: if a file of its results is damaged.
     """
-    stored = read_stored(study_directory())
+    stored = read_stored(stored_directory(STUDY))
     (found,) = summarise(stored)
     return stored, found
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
-from kvlab.fast.lab.evaluate.measured import measured_figures
+from kvlab.fast.lab.planning import measured_figures
 from kvlab.reference import methods
 from kvlab.reference.planner.cost import Plan, fleet
 from kvlab.reference.planner.hardware import HARDWARE
