@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -285,11 +286,12 @@ def table(found: Search) -> Table:
     """Lay the shares out: over all needles, and by length."""
     hidden = np.array(found.hidden).sum(axis=0)
 
-    def share(number: int) -> Callable[[Row], float | None]:
-        return lambda row: row.found and np.array(row.found).sum(axis=0)[number] / hidden[number]
+    def share(row: Row, number: int) -> float | None:
+        return None if row.found is None else sum(d[number] for d in row.found) / hidden[number]
 
     lengths = [
-        Column(str(length), share(number), ".2f") for number, length in enumerate(found.lengths)
+        Column(str(length), partial(share, number=number), ".2f")
+        for number, length in enumerate(found.lengths)
     ]
     return tabulate(found.rows, (*COLUMNS, *lengths))
 

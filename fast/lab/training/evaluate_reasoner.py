@@ -39,13 +39,13 @@ def evaluate(directory: Path, problems: int, seed: int) -> dict[str, Any]:
         backend="reference",
     )
     comparison = compare(sweep, workers=os.cpu_count() or 1)
-    rows = {row.spec: asdict(row) for row in comparison.rows}
+    rows = {row["spec"]: row for row in comparison.to_json()["rows"]}
     lengths = [problem.tokens for problem in reasoning.held_out(problems, seed)]
     return {
         "problems": problems,
         "seed": seed,
         "tokens": {"min": min(lengths), "mean": sum(lengths) / problems, "max": max(lengths)},
-        "budget": comparison.budgets[BUDGET],
+        "budget": comparison.summary.budgets[BUDGET],
         **rows,
         "recurrence": asdict(
             recurrence(directory, RECURRENCE_PROBLEMS, seed, RECURRENCE_THRESHOLD)

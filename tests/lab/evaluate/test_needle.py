@@ -128,7 +128,7 @@ def test_a_method_that_cannot_run_says_why(reasoner):
     grid = problem_haystacks(tokenizer, (0.5,), trials=1)
     found = search_needles(model, grid, Reading(("full", "raas"), ("20",), 64, batch_size=3))
     assert "budget = 20" in str(found.rows[1].refusal)
-    assert heat_map(found).count("QuadMesh") == 1
+    assert heat_map(found).svg.count("QuadMesh") == 1
     with pytest.raises(ValueError, match="no method could run; raas"):
         search_needles(model, grid, Reading(("raas",), ("20",), 64, batch_size=3))
 
