@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvlab.fast.lab.evaluate.statistics import wilson as wilson
     from kvlab.fast.lab.generation import Written as Written
     from kvlab.fast.lab.generation import generate as generate
+    from kvlab.fast.lab.harness.model import CompressedLM as CompressedLM
     from kvlab.fast.lab.harness.run import Settings as Settings
     from kvlab.fast.lab.harness.run import evaluate_tasks as evaluate_tasks
     from kvlab.fast.lab.planning import Planned as Planned
@@ -55,6 +56,7 @@ MODULES = {
     "evaluate.perplexity": ("cut_windows", "measure_perplexity", "problem_passages"),
     "evaluate.statistics": ("wilson",),
     "generation": ("Written", "generate"),
+    "harness.model": ("CompressedLM",),
     "harness.run": ("Settings", "evaluate_tasks"),
     "planning": ("Planned", "Serving", "plan_methods"),
     "recording": ("record_generation",),
