@@ -10,6 +10,7 @@ from kvlab.fast.lab.reports import (
     Heading,
     Text,
     markdown,
+    write_drawings,
     write_html,
     write_markdown,
 )
@@ -29,6 +30,8 @@ __all__ = [
     "escaped",
     "markdown",
     "write_document",
+    "write_drawings",
+    "write_html",
 ]
 
 
