@@ -118,7 +118,7 @@ solved.results(comparison)
 # The papers' own ablations have names:
 
 # %%
-from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.pictures import Table
 
 Table(("name", "is"), list(methods.variants().items()), words=2)
 

@@ -18,10 +18,10 @@ NO_GPU = (
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put the results where the page asks for them.
+    """Replace the mark of the page by the results.
 
     Raises:
-        PluginError: if the page does not ask for them, or a file of results is damaged.
+        PluginError: if the mark is missing, or a file of results is damaged.
     """
     if page.file.src_uri != "benchmarks.md":
         return markdown

@@ -45,10 +45,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put what the package found where the page asks for it.
+    """Replace the marks of the page by what the package found.
 
     Raises:
-        PluginError: if the page does not ask for it.
+        PluginError: if a mark is missing.
     """
     if page.file.src_uri != "index.md":
         return markdown
@@ -65,7 +65,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 @cache
 def parts() -> dict[str, str]:
-    """Return what is generated, by the mark where it goes."""
+    """Return the generated parts, each by the mark that it replaces."""
     stored, found = study.read_study()
     specs = study.families(stored)
     return {
@@ -117,7 +117,7 @@ def recorded(path: Path) -> tuple[Row, ...]:
 
 
 def played() -> str:
-    """Say what is played, and what came of it."""
+    """Say which methods are played, and which of them solve the problem."""
     rows = recorded(ROOT / "build" / VIEWER)
     budget = next(row.budget for row in rows if row.budget is not None)
     right, wrong = (

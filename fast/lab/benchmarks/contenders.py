@@ -22,10 +22,10 @@ from kvlab.fast.lab.benchmarks.workload import (
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who generates."""
+    """A cache of some library that a model generates with."""
 
     name: str
-    """What the result calls it."""
+    """Its name in the result."""
     compresses: bool
     """Whether it evicts anything."""
     speed: Callable[[Run, bool], float]

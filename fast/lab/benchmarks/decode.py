@@ -41,19 +41,19 @@ PER_STEP = (
     "ahakv",
 )
 FUSED = ("caote:h2o", "caote:tova", "fast_caote:h2o")
-"""Once more with `compress(fuse=True)`."""
+"""Methods that are measured once more, with `compress(fuse=True)`."""
 LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))
-"""At LazyEviction's interval. No press keeps a record of attention between its events, as
-LazyEviction does: SnapKV computes that of its last 16 queries anew, TOVA that of the last one,
-ObservedAttention reads that of the last one and needs eager attention in every step for it."""
+"""Presses at LazyEviction's interval. LazyEviction keeps a record of attention between its events;
+no press does: SnapKV and TOVA compute the attention of their last 16 queries or last query anew,
+and ObservedAttention reads the last query's, for which every step needs eager attention."""
 PER_STEP_PRESSES = (
     ("streaming_llm", 1),
     ("observed_attention", 1),
     ("tova", 1),
     ("critical_tova", 1),
 )
-"""Nearest to StreamingLLM, H2O (the attention that is observed, in eager mode), TOVA and CAOTE
-(a score weighted by what the values do to the output). RaaS and AhaKV have no neighbour there."""
+"""The presses nearest to StreamingLLM, H2O (attention observed in eager mode), TOVA and CAOTE (a
+score weighted by the effect of the values on the output). No press is near to RaaS or AhaKV."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,21 @@ class Part:
     name: str
     with_prompt: bool
     full: Run
-    """What a full cache does."""
+    """The generation of a full cache."""
     compressed: Run
-    """What a compressed one does."""
+    """The generation of a compressed cache."""
     methods: tuple[str, ...]
     fused: tuple[str, ...]
     presses: tuple[tuple[str, int], ...]
     repeats: int
 
     def run(self, contender: Contender) -> Run:
-        """Return what a contender has to do."""
+        """Return the generation of a contender."""
         return self.compressed if contender.compresses else self.full
 
 
 def constant(stretch: int, repeats: int) -> Part:
-    """`ENTRIES` entries throughout: compressed caches are full from the start.
+    """Return steps with `ENTRIES` entries throughout: compressed caches are full from the start.
 
     A full cache holds as many on average, half of ``stretch`` fewer at first and more in the end.
     """
@@ -94,13 +94,13 @@ def constant(stretch: int, repeats: int) -> Part:
 
 
 def whole(tokens: int, repeats: int) -> Part:
-    """One long generation from a short prompt."""
+    """Return one long generation from a short prompt."""
     run = Run(64, tokens)
     return Part("whole", True, run, run, (LAGGED,), (), LAGGED_PRESSES, repeats)
 
 
 def contenders(part: Part, model: Any, worker: KvpressWorker | None) -> Iterator[Contender]:
-    """Yield who takes part, the full cache of transformers first."""
+    """Yield the contenders, the full cache of transformers first."""
     yield stock(model)
     for method in ("full", *part.methods):
         yield kvlab(model, method)

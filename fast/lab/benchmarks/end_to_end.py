@@ -2,8 +2,8 @@
 
     python -m kvlab.fast.lab.benchmarks.end_to_end --out end-to-end-gpu.json
 
-The model has the shape of Llama-3-8B and random weights: speed does not depend on them, as long as
-what a method keeps does not; of DesireKV the bytes that its cache holds are reported, too.
+The model has the shape of Llama-3-8B and random weights. Speed does not depend on the weights where
+the number of kept entries does not; DesireKV's does, so the bytes of its cache are reported, too.
 ``latency`` writes 4k, 8k and 16k tokens with the budgets of the paper. ``capacity`` finds the
 largest batch that fits under a memory cap, and notes what it writes.
 ``--small`` runs both on a tiny model on any device: its times mean nothing.

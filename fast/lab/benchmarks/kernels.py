@@ -3,9 +3,9 @@
 python -m kvlab.fast.lab.benchmarks.kernels --out fast/lab/benchmarks/results/kernels-gpu.json
 
 Every kernel is timed with events, the cache of the processor overwritten before each run; the
-figure is the median. Its bytes are those of the function's docstring. What is stored in fewer bits
-is compared with the kernel for 16 bits: its gain, and the share of the gain that its bytes allow.
-The file is written after every size; what memory is not enough for is left out, and named.
+figure is the median. The bytes of a kernel are those of its function's docstring. A kernel for
+fewer bits is compared with the kernel for 16 bits: its gain, and the share of the gain that its
+bytes allow. The file is written after every size, and names cases for which memory is not enough.
 ``--small`` runs a single small case once, on any device, to see that everything runs: its times
 mean nothing.
 """
@@ -48,7 +48,7 @@ TOKENS_TOGETHER = 32
 ROWS = 1024
 """Rows of a block of the prompt, for its attention and the prefill scores."""
 PLAIN, WITH_SCORES = "decode attention, no scores", "decode attention, probabilities"
-"""What attention to tables is compared with."""
+"""Names of the cases that attention to tables is compared with."""
 FLUSHED = 2**28
 """Bytes written before every run: more than any processor's cache."""
 HEAD_START = 2_000_000
@@ -64,7 +64,7 @@ class Case:
     entries: int
     run: Callable[[], Any]
     bytes: int
-    """That have to be moved; 0 where arithmetic is the limit."""
+    """Bytes that have to be moved; 0 where arithmetic is the limit."""
     rival: str = ""
     """Another case of this size that does the same with more bytes, or with more arithmetic."""
 
@@ -114,7 +114,7 @@ def all_cases(size: Size) -> Iterator[Iterator[Case]]:
 
 
 def decode_cases(size: Size) -> Iterator[Case]:
-    """Yield attention of one query to all entries, and what else it may hand out."""
+    """Yield attention of one query to all entries, with and without what scores read of it."""
     queries, keys, values = size.random(GROUP, 1, HEAD_DIM), *vectors_of(size)
     cache = 2 * size.rows * size.vector_bytes
 

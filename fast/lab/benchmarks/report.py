@@ -31,10 +31,12 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
 
 
 def show(result: Result) -> None:
-    """Print the tables of a result."""
+    """Print what was measured."""
     for block in layout(result).contents(result):
         if isinstance(block, Table):
             console.print(block.terminal())
+        elif isinstance(block, Heading | Text):
+            console.print(block.text, markup=False, highlight=False)
 
 
 def machine_text(result: Result) -> str:
@@ -101,33 +103,15 @@ DECODING = (
 )
 
 
+PARTS = {"constant": "Steps at constant size", "whole": "One long generation"}
+
+
 def decoding(result: Result) -> Iterator[Block]:
     """Yield tokens per second of the generations that were compared."""
-    parameters = result["parameters"]
-    about = {
-        "constant": (
-            "Steps at constant size",
-            f"What one token costs at {parameters['entries']} entries per KV head, whatever the "
-            f"method, over {parameters['stretch']} tokens; {parameters['repeats']} rounds.",
-        ),
-        "whole": (
-            "One long generation",
-            f"{parameters['tokens']:,} tokens from a short prompt, which is included in the time; "
-            f"{parameters['whole_repeats']} rounds.",
-        ),
-    }
-    yield Text(
-        "Decoding speed of a small Llama with random weights, in Hugging Face's generate. All "
-        "contenders are measured in turn, in another order in every round: medians over rounds. "
-        "“of full” is the median share of the speed of the full cache of transformers in the same "
-        "round. Entries and MiB are peaks, per KV head and of the whole cache."
-    )
     if not result["kvpress"]["measured"]:
         yield Text(f"kvpress was not measured: {result['kvpress']['reason']}.")
     for name, outcomes in result["parts"].items():
-        title, says = about[name]
-        yield Heading(title, 3)
-        yield Text(says)
+        yield Heading(PARTS[name], 3)
         yield tabulate(outcomes, DECODING)
 
 
@@ -146,11 +130,6 @@ SETTLED = 2000
 
 def resident(result: Result) -> Iterator[Block]:
     """Yield how the memory of a process grows while it writes."""
-    yield Text(
-        f"One generation of {result['tokens']:,} tokens under {result['method']} with a budget of "
-        f"{result['entries']} entries: a small Llama with random weights. Growth is by how much "
-        f"the resident memory of the process ever exceeded its reading at token {SETTLED:,}."
-    )
     readings = {int(token): reading / 2**20 for token, reading in result["resident_bytes"].items()}
     shown = {
         f"process at token {token:,}, MiB": f"{readings[token]:.1f}"
@@ -158,6 +137,7 @@ def resident(result: Result) -> Iterator[Block]:
         if token in readings
     }
     facts = {
+        "entries allowed": str(result["entries"]),
         "entries at the end": str(result["kept"]),
         "cache, MiB": f"{result['cache_bytes'] / 2**20:.2f}",
         **shown,
@@ -188,13 +168,11 @@ KERNELS = (
 def kernels(result: Result) -> Iterator[Block]:
     """Yield how long every kernel takes, and how near it comes to copying its bytes."""
     shape = result["shape"]
+    copied = result["copy_bytes_per_second"] / 1e9
     yield Text(
-        f"Each kernel alone, in {shape['dtype'].removeprefix('torch.')}: {shape['kv_heads']} KV "
-        f"heads, {shape['group']} query heads each, head dimension {shape['head_dim']}. Copying "
-        f"reaches {result['copy_bytes_per_second'] / 1e9:,.0f} GB/s there; “of copying” is the "
-        "rate at which a kernel moves the bytes that it has to move, as a share of that. A gain is "
-        "the speed over another kernel's at the same size; “of its bytes” is its share of the gain "
-        "that reading fewer bytes allows."
+        f"In {shape['dtype'].removeprefix('torch.')}: {shape['kv_heads']} KV heads, "
+        f"{shape['group']} query heads each, head dimension {shape['head_dim']}. Copying reaches "
+        f"{copied:,.0f} GB/s."
     )
     yield tabulate(result["results"], KERNELS)
     for each in result.get("left_out", ()):
@@ -231,12 +209,7 @@ CAPACITY = (
 
 def end_to_end(result: Result) -> Iterator[Block]:
     """Yield an 8B model beside the papers' own figures."""
-    yield Text(
-        "A model of Llama-3-8B's shape with random weights, in bfloat16. Latency beside "
-        "LazyEviction's Table 8 (another model and GPU: compare the two columns of overhead, not "
-        f"the times); how many sequences fit under {result['cap_bytes'] / 1e9:.0f} GB beside "
-        "DesireKV's Fig. 5b."
-    )
+    yield Text(f"Memory cap: {result['cap_bytes'] / 1e9:.0f} GB.")
     for name, columns in (("latency", LATENCY), ("capacity", CAPACITY)):
         if result[name]:
             yield tabulate(result[name], columns)
@@ -262,20 +235,12 @@ def viewer(result: Result) -> Iterator[Block]:
     """Yield how soon the page of `kvlab view` is there, how it moves and changes."""
     asked = result["parameters"]
     yield Text(
-        "The page of kvlab view in headless Chromium, which draws in software: "
         f"{asked['tokens']:,} tokens × {asked['layers']} layers × {asked['kv_heads']} KV heads "
-        f"under {asked['methods']} methods that decide at random, "
-        f"{result['page_bytes'] / 2**20:.1f} MiB. Opened {asked['rounds']} times: medians over the "
-        "rounds, lowest to highest. A change takes from the event to the frame that shows it."
+        f"under {asked['methods']} methods, {result['page_bytes'] / 2**20:.1f} MiB; "
+        f"{asked['rounds']} rounds, movements of {asked['seconds']:g} seconds."
     )
     changes = {f"change of {name}": each for name, each in result["change_ms"].items()}
     yield tabulate({**result["paint_ms"], **changes}.items(), TIMES)
-    yield Text(
-        f"Movements of {asked['seconds']:g} seconds: “drag” moves the slider evenly over all "
-        "steps, “jump” puts it elsewhere at every frame, “play” plays as fast as the page offers; "
-        "of all heads together, or of one. The browser draws at most 60 frames a second. “within” "
-        "is the 95th percentile of the time from one frame to the next."
-    )
     yield tabulate(result["frames"].items(), MOVEMENTS)
 
 

@@ -74,7 +74,7 @@ def prompt(length: int, device: Any = "cpu", batch: int = 1) -> torch.Tensor:
 
 
 def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
-    """Write exactly ``run.tokens`` tokens, greedily; ``streamer`` learns of the prompt and each."""
+    """Write exactly ``run.tokens`` tokens, greedily; ``streamer`` is told of each."""
     ids = prompt(run.prompt, model.device, run.batch)
     model.generate(
         ids,
@@ -113,7 +113,7 @@ class Watcher:
         self.notice()
 
     def end(self) -> None:
-        """Do nothing: the text has ended."""
+        """Take in the end of the text; nothing is noticed."""
 
 
 def tokens_per_second(model: Any, run: Run, cache: Any, with_prompt: bool) -> float:
