@@ -71,15 +71,15 @@ class LoudValues(Method):
 # changes nothing. `check_promises` tries them on random streams of several shapes.
 
 # %%
-from kvlab.fast.lab.pictures.promises import promises
+from kvlab.fast.lab.pictures import checks
 
-promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget)))
+checks.promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget)))
 
 # %% [markdown]
 # Would it have noticed a mistake? Two classics. A budget that is off by one:
 
 # %%
-promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget + 1)))
+checks.promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget + 1)))
 
 
 # %% [markdown]
@@ -99,7 +99,7 @@ def broken(budget):
     return Policy("broken", Reshaped(), EveryBlock(), Edges(recent=3), Entries(budget), Full())
 
 
-promises(check_promises(broken))
+checks.promises(check_promises(broken))
 
 # %% [markdown]
 # The same promises, on many more streams, hold every method of the registry in CI
@@ -111,7 +111,7 @@ promises(check_promises(broken))
 # compared.
 
 # %%
-from kvlab.fast.lab.pictures.fates import judgements
+from kvlab.fast.lab.pictures import replays
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import (
     Transformer,
@@ -137,13 +137,13 @@ specs = [
     "caote:h2o",
     "caote:loud_values",
 ]
-judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec in specs])))
+replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec in specs])))
 
 # %% [markdown]
 # Then on problems. `solve` lets the model write them under any policy.
 
 # %%
-from kvlab.fast.lab.pictures.comparison import solved_by
+from kvlab.fast.lab.pictures import solved
 from kvlab.reference.tasks.solving import solve
 
 problems = reasoning.held_out(12)
@@ -153,7 +153,7 @@ def at(percent, spec):
     return lambda problem: methods.get(spec, budget_entries(percent, problem.tokens))
 
 
-solved_by(
+solved.solved_by(
     {
         spec: list(solve(reasoner_directory(), problems, at("80%", spec)))
         for spec in ("h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from outside import SOURCE, methods_named
+from shapes import shapes_checked
 
 from kvlab.reference import Example, Method, Needs, check_promises, methods
 from kvlab.reference.accounting import Sizes
@@ -254,8 +255,18 @@ def test_comparisons_name_every_method_and_begin_with_the_full_cache():
     assert budgeted == sorted(budgeted)
 
 
-def test_options_are_checked_however_a_method_is_made():
-    with pytest.raises(ValueError, match="gain = 'steep' must be one of 'step', 'measured'"):
-        methods.lookup("ahakv")(gain="steep")
-    with pytest.raises(TypeError, match="window = 'wide' of snapkv must be int"):
-        methods.lookup("snapkv")(window="wide")
+@pytest.mark.parametrize(
+    ("name", "option", "error", "message"),
+    [
+        (
+            "ahakv",
+            {"gain": "steep"},
+            ValueError,
+            "gain = 'steep' must be one of 'step', 'measured'",
+        ),
+        ("snapkv", {"window": "wide"}, TypeError, "window = 'wide' of snapkv must be int"),
+    ],
+)
+def test_options_are_checked_however_a_method_is_made(name, option, error, message):
+    with shapes_checked(False), pytest.raises(error, match=message):  # past the tests' type check
+        methods.lookup(name)(**option)
