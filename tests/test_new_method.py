@@ -55,7 +55,7 @@ def rows(*arguments: object, key: str = "rows") -> list:
 
 
 def test_it_is_listed():
-    assert json.loads(kvlab("methods", "--json"))["looks"]["options"] == {
+    assert json.loads(kvlab("methods", "--json"))["methods"]["looks"]["options"] == {
         "share": 0.05,
         "recent": 4,
     }
