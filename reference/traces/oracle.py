@@ -20,9 +20,9 @@ NEVER = -1e18
 def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[Array, " t"]:
     """Return when each entry leaves under the best keep sets of one KV head; exact.
 
-    B slots hold one entry each. What a slot holds is looked at until a newer token takes its place,
-    so a slot's history is a chain of entries, and each token is in one chain at most: the heaviest
-    B disjoint chains are an assignment of successors, which is solved exactly.
+    B slots hold one entry each. Later tokens look at the entry until a newer token takes its place
+    in the slot. So a slot's history is a chain of entries, and each token is in one chain at most:
+    the heaviest B disjoint chains are an assignment of successors, which is solved exactly.
 
     Args:
         attention: of every token to every entry, zeros after the diagonal.
