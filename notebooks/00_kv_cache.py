@@ -17,10 +17,8 @@
 import numpy as np
 
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import Transformer, methods
-from kvlab.reference.generate import advance, prefill
+from kvlab.reference import Transformer, advance, load_tokenizer, methods, prefill
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -68,7 +66,7 @@ print(f"largest difference of a logit: {np.abs(at_once - np.stack(stepwise)).max
 
 # %%
 from kvlab.fast.lab.pictures import costs
-from kvlab.reference.planner.shape import SHAPES, Shape
+from kvlab.reference import SHAPES, Shape
 
 shape = Shape.from_config(reasoner_directory())
 print("formula: ", shape.token_bytes, "bytes a token")
@@ -88,7 +86,7 @@ costs.cache_sizes(list(SHAPES.values()), tokens=32768)
 # that much for a few users at once.
 
 # %%
-from kvlab.reference.planner.hardware import HARDWARE
+from kvlab.reference import HARDWARE
 
 chosen = [SHAPES[name] for name in ("llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-4b")]
 costs.memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
@@ -102,7 +100,7 @@ costs.memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
 # these bytes and divides them by the bandwidth (a roofline, not a measurement: see *Plan*).
 
 # %%
-from kvlab.reference.planner.cost import Plan
+from kvlab.reference import Plan
 
 full = Plan(SHAPES["llama-3.1-8b"], HARDWARE["h200"], methods.get("full"), 512, 16384, batch=48)
 costs.time_of_steps(full)

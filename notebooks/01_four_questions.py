@@ -45,10 +45,8 @@ for question in ("score", "schedule", "protect", "budget", "precision"):
 
 # %%
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import Transformer, generate
-from kvlab.reference.selection import budget_entries
+from kvlab.reference import Transformer, budget_entries, generate, load_tokenizer
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -75,10 +73,9 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
 
 # %%
 from kvlab.fast.lab.pictures import kept
-from kvlab.reference.traces.recording import record
-from kvlab.reference.traces.replay import replay
+from kvlab.reference import record_trace, replay
 
-trace = record(model, prompt, 160, stop, name="reasoner")
+trace = record_trace(model, prompt, 160, stop, name="reasoner")
 shown = ("streaming_llm", "h2o", "tova", "lazy_eviction@window=16,threshold=0.01", "caote:h2o")
 layers = list(replay(trace, [methods.get(spec, budget) for spec in shown]))
 fates = dict(zip(shown, layers[2], strict=True))
@@ -132,7 +129,7 @@ Table(("name", "is"), list(methods.variants().items()), words=2)
 spec = "h2o@every=16,recent=8"
 
 # %% tags=["check"]
-from kvlab.reference.policy import Edges, EveryBlock
+from kvlab.reference import Edges, EveryBlock
 
 policy = methods.get(spec, 120)
 assert policy.schedule == EveryBlock(16)

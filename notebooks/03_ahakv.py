@@ -22,8 +22,8 @@ import numpy as np
 
 from kvlab.fast.lab.pictures import bias
 from kvlab.fast.models import reasoner_directory
+from kvlab.reference import workloads
 from kvlab.reference.proofs.observed import observe
-from kvlab.reference.traces import workloads
 
 fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
 heads = observe(reasoner_directory())
@@ -51,8 +51,7 @@ print(claims.explanation("AK-10", reasoner_directory()))
 # over the last 32 rows, keeps all stretches alike.
 
 # %%
-from kvlab.reference import methods
-from kvlab.reference.traces.replay import replay
+from kvlab.reference import methods, replay
 
 specs = ("h2o@recent=0", "h2o", "ahakv", "ahakv@accumulation=all")
 fates = {spec: [] for spec in specs}

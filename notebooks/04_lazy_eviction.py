@@ -16,19 +16,23 @@
 # %%
 from kvlab.fast.lab.pictures import recurrence
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import Transformer, methods
+from kvlab.reference import (
+    Layer,
+    Transformer,
+    activations,
+    load_tokenizer,
+    methods,
+    most_recurring,
+    record_trace,
+)
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.recording import record
-from kvlab.reference.traces.recurrence import activations, most_recurring
-from kvlab.reference.traces.replay import Layer
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
 problem = reasoning.held_out(1)[0]
 prompt = tokenizer.encode(problem.prompt).ids
 stop = tokenizer.encode(reasoning.END).ids[0]
-trace = record(model, prompt, 160, stop, name="reasoner")
+trace = record_trace(model, prompt, 160, stop, name="reasoner")
 words = [tokenizer.id_to_token(int(token)) for token in trace.tokens]
 
 entries = list(activations(trace, threshold=0.1))
@@ -67,7 +71,7 @@ recurrence.recurring_entries(most_recurring(facts, count=5, gap=16), words)
 # Over 8 problems, all layers and KV heads:
 
 # %%
-from kvlab.reference.traces.recurrence import intervals
+from kvlab.reference import intervals
 
 longest = intervals(reasoner_directory(), problems=8, seed=0, threshold=0.01)
 recurrence.interval_histogram(longest)
@@ -119,8 +123,7 @@ recurrence.interval_scores()
 
 # %%
 from kvlab.fast.lab.pictures import replays
-from kvlab.reference.traces import workloads
-from kvlab.reference.traces.judge import judge
+from kvlab.reference import judge, workloads
 
 workload = workloads.periodic_recurrence(seed=0)
 entries_at_most = 176
@@ -145,7 +148,7 @@ replays.judgements(
 # better, on a trace that is made for LazyEviction. On the reasoner's own trace, at 70 %:
 
 # %%
-from kvlab.reference.selection import budget_entries
+from kvlab.reference import budget_entries
 
 budget = budget_entries("70%", len(words))
 specs = (

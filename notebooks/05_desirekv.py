@@ -24,18 +24,22 @@
 # %%
 from kvlab.fast.lab.pictures import precision
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import Transformer, generate, methods
+from kvlab.reference import (
+    Transformer,
+    generate,
+    load_tokenizer,
+    methods,
+    outliers_and_errors,
+    record_trace,
+)
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.importance_and_sensitivity import outliers_and_errors
-from kvlab.reference.traces.recording import record
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
 problem = reasoning.held_out(1)[0]
 prompt = tokenizer.encode(problem.prompt).ids
 stop = tokenizer.encode(reasoning.END).ids[0]
-trace = record(model, prompt, 160, stop, name="reasoner")
+trace = record_trace(model, prompt, 160, stop, name="reasoner")
 
 scores, errors = outliers_and_errors(trace.keys[3], bits=4)
 precision.stored_key(trace.keys[3, 0, scores[0].argmin()], (8, 4, 2))
@@ -62,8 +66,7 @@ precision.outliers_against_errors(trace.keys, bits=4)
 # with the medians that divide the quadrants:
 
 # %%
-from kvlab.reference.traces.importance_and_sensitivity import quadrants
-from kvlab.reference.traces.replay import Layer
+from kvlab.reference import Layer, quadrants
 
 judged = {f"layer {n}": quadrants(Layer.of(trace, n)) for n in range(trace.shape[0])}
 precision.importance_over_sensitivity(judged)
@@ -191,7 +194,7 @@ def stored_bits(bits, group, channels):
 # %% tags=["check"]
 import numpy as np
 
-from kvlab.reference.quantization import quantize
+from kvlab.reference import quantize
 
 for bits, group, channels in ((4, 32, 32), (2, 64, 128), (8, 64, 96), (4, 64, 32)):
     held = quantize(np.random.default_rng(0).normal(size=(1, channels)), bits, group)

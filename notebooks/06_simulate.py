@@ -16,11 +16,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import Transformer, methods
+from kvlab.reference import (
+    Transformer,
+    load_tokenizer,
+    load_trace,
+    methods,
+    record_trace,
+    save_trace,
+)
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.recording import record
-from kvlab.reference.traces.trace import load, save
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -29,9 +33,9 @@ prompt = tokenizer.encode(problem.prompt).ids
 stop = tokenizer.encode(reasoning.END).ids[0]
 with TemporaryDirectory() as folder:
     file = Path(folder) / "trace.npz"
-    save(record(model, prompt, 160, stop, name="reasoner"), file)
+    save_trace(record_trace(model, prompt, 160, stop, name="reasoner"), file)
     print(f"{file.stat().st_size / 1024:.0f} KiB")
-    trace = load(file)
+    trace = load_trace(file)
 L, G, rho, t, d = trace.shape
 print(f"{L} layers, {G} KV heads, {rho} query heads each, {t} tokens, {d} channels")
 print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
@@ -45,8 +49,7 @@ print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
 
 # %%
 from kvlab.fast.lab.pictures import replays
-from kvlab.reference.selection import budget_entries
-from kvlab.reference.traces.judge import judge
+from kvlab.reference import budget_entries, judge
 
 budget = budget_entries("70%", t)
 specs = ("streaming_llm", "h2o", "tova", "raas@pin_prompt=false,threshold=0.01")
@@ -64,8 +67,7 @@ replays.judgements(specs, judged)
 
 # %%
 from kvlab.fast.lab.pictures import kept
-from kvlab.reference.traces.oracle import best_left
-from kvlab.reference.traces.replay import Layer
+from kvlab.reference import Layer, best_left
 
 layer = Layer.of(trace, 2)
 attention = layer.full_attention(0, t).attention.mean(axis=1)[0]
@@ -92,7 +94,7 @@ replays.mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), b
 # % is evicting at random, 100 % the best there could be.
 
 # %%
-from kvlab.reference.traces import workloads
+from kvlab.reference import workloads
 
 made = {
     "recency": workloads.pure_recency(tokens=224, prompt=48),
@@ -124,9 +126,7 @@ replays.skills(made, candidates, budget=64)
 
 # %%
 from kvlab.fast.lab.pictures import costs
-from kvlab.reference.planner.cost import Plan
-from kvlab.reference.planner.hardware import HARDWARE
-from kvlab.reference.planner.shape import SHAPES
+from kvlab.reference import HARDWARE, SHAPES, Plan
 
 length, shape, gpu = 512 + 16384, SHAPES["llama-3.1-8b"], HARDWARE["h200"]
 plans = {
@@ -180,7 +180,7 @@ def forgetful(budget):
 
 
 # %% tags=["check"]
-from kvlab.reference.traces.judge import skill
+from kvlab.reference import skill
 
 ((found,),) = judge(made["recency"].trace, [forgetful(64)])
 assert found.size == 64
@@ -191,7 +191,7 @@ assert skill([found]) < 0
 # million users? Write `saved(plans, users, speed)`, and use `fleet`.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-from kvlab.reference.planner.cost import fleet
+from kvlab.reference import fleet
 
 
 def saved(plans, users, speed):

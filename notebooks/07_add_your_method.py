@@ -15,16 +15,25 @@
 # A `Score` rates the entries; `seen` holds what the block of queries saw: attention
 # `[G, rho, m, n]` for $G$ KV heads with $\rho$ query heads each, $m$ queries and $n$ entries; keys
 # and values `[G, n, d]`. Higher is kept. The `Method` puts the four answers together; its fields
-# are its options.
+# are its options. `register` makes its name known, so that it is used like any other method.
 
 # %%
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvlab.reference.cache import Column
-from kvlab.reference.method import Method
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy, Score
+from kvlab.reference import (
+    Column,
+    Edges,
+    Entries,
+    EveryBlock,
+    Full,
+    Method,
+    Policy,
+    Score,
+    check_promises,
+    methods,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class ValueWeightedAttention(Score):
         return attention * np.linalg.norm(seen.values, axis=-1)
 
 
+@methods.register
 @dataclass(frozen=True)
 class LoudValues(Method):
     """Keep what moves the output most, and the newest entries."""
@@ -44,7 +54,6 @@ class LoudValues(Method):
 
     name = "loud_values"
     source = "this notebook"
-    equations = ()
 
     def policy(self, budget):
         protect = Edges(recent=self.recent)
@@ -59,19 +68,18 @@ class LoudValues(Method):
 # Every policy promises a few things, whatever its idea is: the output is what attention over the
 # entries that are left gives; no entry changes its position; a due step leaves at most the budget;
 # with room for all, nothing is lost; heads are not told apart by their number; a refused step
-# changes nothing. `check` tries them on random streams of several shapes.
+# changes nothing. `check_promises` tries them on random streams of several shapes.
 
 # %%
 from kvlab.fast.lab.pictures import checks
-from kvlab.reference.invariants import check
 
-checks.promises(check(lambda budget: LoudValues(recent=3).policy(budget)))
+checks.promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget)))
 
 # %% [markdown]
 # Would it have noticed a mistake? Two classics. A budget that is off by one:
 
 # %%
-checks.promises(check(lambda budget: LoudValues(recent=3).policy(budget + 1)))
+checks.promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget + 1)))
 
 
 # %% [markdown]
@@ -91,7 +99,7 @@ def broken(budget):
     return Policy("broken", Reshaped(), EveryBlock(), Edges(recent=3), Entries(budget), Full())
 
 
-checks.promises(check(broken))
+checks.promises(check_promises(broken))
 
 # %% [markdown]
 # The same promises, on many more streams, hold every method of the registry in CI
@@ -105,27 +113,31 @@ checks.promises(check(broken))
 # %%
 from kvlab.fast.lab.pictures import replays
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import Transformer, methods
-from kvlab.reference.selection import budget_entries
+from kvlab.reference import (
+    Transformer,
+    budget_entries,
+    judge,
+    load_tokenizer,
+    methods,
+    record_trace,
+)
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.judge import judge
-from kvlab.reference.traces.recording import record
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
 problem = reasoning.held_out(1, seed=1)[0]
 stop = tokenizer.encode(reasoning.END).ids[0]
-trace = record(model, tokenizer.encode(problem.prompt).ids, 160, stop, name="reasoner")
+trace = record_trace(model, tokenizer.encode(problem.prompt).ids, 160, stop, name="reasoner")
 budget = budget_entries("80%", len(trace.tokens))
-policies = {
-    "h2o": methods.get("h2o", budget),
-    "tova@per_head=true": methods.get("tova@per_head=true", budget),
-    "loud_values": LoudValues().policy(budget),
-    "loud_values, 60 recent": LoudValues(recent=60).policy(budget),
-    "caote:h2o": methods.get("caote:h2o", budget),
-}
-replays.judgements(list(policies), list(judge(trace, list(policies.values()))))
+specs = [
+    "h2o",
+    "tova@per_head=true",
+    "loud_values",
+    "loud_values@recent=60",
+    "caote:h2o",
+    "caote:loud_values",
+]
+replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec in specs])))
 
 # %% [markdown]
 # Then on problems. `solve` lets the model write them under any policy.
@@ -137,19 +149,14 @@ from kvlab.reference.tasks.solving import solve
 problems = reasoning.held_out(12)
 
 
-def at(percent, method):
-    return lambda problem: method.policy(budget_entries(percent, problem.tokens))
+def at(percent, spec):
+    return lambda problem: methods.get(spec, budget_entries(percent, problem.tokens))
 
 
 solved.solved_by(
     {
-        name: list(solve(reasoner_directory(), problems, at("80%", method)))
-        for name, method in {
-            "h2o": methods.parse("h2o"),
-            "tova@per_head=true": methods.parse("tova@per_head=true"),
-            "loud_values": LoudValues(),
-            "loud_values, 60 recent": LoudValues(recent=60),
-        }.items()
+        spec: list(solve(reasoner_directory(), problems, at("80%", spec)))
+        for spec in ("h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")
     }
 )
 
@@ -160,10 +167,17 @@ solved.solved_by(
 #
 # ## To stay
 #
-# Five steps make it part of kvlab (*Add a method*): its file in `reference/methods/`, its line in
-# the registry, a test with one example per equation worked out by hand, its row in the docs, and
-# its twin in `fast/methods/`. Then `kvlab compare --methods loud_values`, `caote:loud_values` and
-# all shared tests know it.
+# The class needs nothing else. In a file of your own, it is known to every command: `kvlab
+# methods`, `compare`, `plan`, `view`, `conformance check` and all others, on any model of
+# transformers.
+#
+# ```
+# KVLAB_METHODS=loud_values.py kvlab compare --methods "h2o loud_values caote:loud_values"
+# ```
+#
+# Three files make it part of kvlab (*Add a method*): its file in `reference/methods/`, its test
+# with one example per equation worked out by hand, and its page. A twin in `fast/methods/` makes
+# it fast.
 #
 # ## Exercises
 #
@@ -179,7 +193,7 @@ class Newest(Score):
 
 
 # %% tags=["check"]
-from kvlab.reference.traces.replay import replay
+from kvlab.reference import replay
 
 
 def newest(budget):
@@ -189,7 +203,7 @@ def newest(budget):
 (kept,) = next(iter(replay(trace, [newest(60)])))
 t = len(trace.tokens)
 assert kept.kept(t - 1).tolist() == [list(range(t - 60, t))] * 2
-assert not [each for each in check(newest) if each.objection]
+assert not [each for each in check_promises(newest) if each.objection]
 
 # %% [markdown]
 # **2.** A score that remembers: write `LongestLooked`, which counts for every entry how many
@@ -213,16 +227,16 @@ class LongestLooked(Score):
 
 
 # %% tags=["check"]
-from kvlab.reference.invariants import random_stream, run
+from kvlab.reference import Source, random_stream, run_stream
 
 
 def looking(budget):
     return Policy("looks", LongestLooked(), EveryBlock(), Edges(), Entries(budget), Full())
 
 
-assert not [each for each in check(looking) if each.objection]
-stream = random_stream(0, prompt=0, generated=24)
-results = run(looking(100), stream)
+assert not [each for each in check_promises(looking) if each.objection]
+stream = random_stream(Source("looks"), prompt=0, generated=24)
+results = list(run_stream(looking(100), stream))
 counted = sum(
     np.pad((each.seen.attention.mean(axis=1) >= 0.05).sum(axis=1), ((0, 0), (0, 24 - n)))
     for n, each in enumerate(results, start=1)
@@ -231,9 +245,9 @@ scores = looking(100).score.score(results[-1].cache.state, results[-1].seen, Non
 assert np.array_equal(scores, counted)
 
 # %% [markdown]
-# **3.** Break a promise on purpose: write `partial(budget)`, a policy of which `check` says that
-# the output is not dense attention without the evicted entries, and nothing else. (One field of
-# `Policy` does it.)
+# **3.** Break a promise on purpose: write `partial(budget)`, a policy of which `check_promises`
+# says that the output is not dense attention without the evicted entries, and nothing else. (One
+# field of `Policy` does it.)
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
 from dataclasses import replace
@@ -244,5 +258,5 @@ def partial(budget):
 
 
 # %% tags=["check"]
-broken_promises = [each.promise for each in check(partial) if each.objection]
+broken_promises = [each.promise for each in check_promises(partial) if each.objection]
 assert broken_promises == ["output is dense attention without the evicted"]

@@ -70,17 +70,14 @@ claims.contrasts(judged["lazy_eviction"])
 
 # %%
 from kvlab.fast.lab.pictures import replays
-from kvlab.reference import Transformer
-from kvlab.reference.selection import budget_entries
+from kvlab.reference import Transformer, budget_entries, load_tokenizer, record_trace
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.recording import record
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
 stop = tokenizer.encode(reasoning.END).ids[0]
 traces = [
-    record(model, tokenizer.encode(problem.prompt).ids, 160, stop, name="reasoner")
+    record_trace(model, tokenizer.encode(problem.prompt).ids, 160, stop, name="reasoner")
     for problem in reasoning.held_out(6)
 ]
 budget = budget_entries("70%", 211)

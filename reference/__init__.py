@@ -1,12 +1,132 @@
 """KV-cache compression in NumPy, to be read beside the papers.
 
-Start with `kvlab.reference.policy` (the four questions and the step) and
+What users and notebooks import is here; methods are in `kvlab.reference.methods`, the kit that
+tests kernels in `kvlab.reference.conformance`, the papers' claims in `kvlab.reference.proofs`.
+
+Start to read with `kvlab.reference.policy` (the four questions and the step) and
 `kvlab.reference.methods` (one file per method, and the registry).
 """
 
 from kvlab.reference import methods
-from kvlab.reference.generate import generate
-from kvlab.reference.policy import Policy, step
+from kvlab.reference.cache import Column, LayerCache, State
+from kvlab.reference.generate import Generation, Session, advance, generate, prefill
+from kvlab.reference.invariants import check_promises
+from kvlab.reference.method import Divergence, Example, Method, Wrapper
+from kvlab.reference.observation import Clock, Observation
+from kvlab.reference.planner.cost import Fleet, Plan, Runtime, fleet
+from kvlab.reference.planner.hardware import HARDWARE, Hardware
+from kvlab.reference.planner.shape import SHAPES, Shape
+from kvlab.reference.policy import (
+    NO_ATTENTION,
+    AfterPrefill,
+    AfterPrefillThenEverySeen,
+    Budget,
+    Edges,
+    Entries,
+    EveryBlock,
+    EveryDecode,
+    EveryGenerated,
+    Full,
+    Needs,
+    Never,
+    Nobody,
+    Policy,
+    Precision,
+    PromptAndRecent,
+    Protect,
+    Schedule,
+    Score,
+    Unlimited,
+    step,
+)
+from kvlab.reference.quantization import quantize
+from kvlab.reference.selection import budget_entries
+from kvlab.reference.streams import Source, Stream, random_stream, run_stream
+from kvlab.reference.timeline import record_generation, record_replay
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces import workloads
+from kvlab.reference.traces.importance_and_sensitivity import outliers_and_errors, quadrants
+from kvlab.reference.traces.judge import Judgement, judge, skill
+from kvlab.reference.traces.oracle import best_left
+from kvlab.reference.traces.recurrence import activations, intervals, most_recurring
+from kvlab.reference.traces.replay import Fate, Layer, replay
+from kvlab.reference.traces.stored import StoredTrace
+from kvlab.reference.traces.trace import Metadata, Trace, load_trace, record_trace, save_trace
 from kvlab.reference.transformer import Transformer
 
-__all__ = ["Policy", "Transformer", "generate", "methods", "step"]
+__all__ = [
+    "HARDWARE",
+    "NO_ATTENTION",
+    "SHAPES",
+    "AfterPrefill",
+    "AfterPrefillThenEverySeen",
+    "Budget",
+    "Clock",
+    "Column",
+    "Divergence",
+    "Edges",
+    "Entries",
+    "EveryBlock",
+    "EveryDecode",
+    "EveryGenerated",
+    "Example",
+    "Fate",
+    "Fleet",
+    "Full",
+    "Generation",
+    "Hardware",
+    "Judgement",
+    "Layer",
+    "LayerCache",
+    "Metadata",
+    "Method",
+    "Needs",
+    "Never",
+    "Nobody",
+    "Observation",
+    "Plan",
+    "Policy",
+    "Precision",
+    "PromptAndRecent",
+    "Protect",
+    "Runtime",
+    "Schedule",
+    "Score",
+    "Session",
+    "Shape",
+    "Source",
+    "State",
+    "StoredTrace",
+    "Stream",
+    "Trace",
+    "Transformer",
+    "Unlimited",
+    "Wrapper",
+    "activations",
+    "advance",
+    "best_left",
+    "budget_entries",
+    "check_promises",
+    "fleet",
+    "generate",
+    "intervals",
+    "judge",
+    "load_tokenizer",
+    "load_trace",
+    "methods",
+    "most_recurring",
+    "outliers_and_errors",
+    "prefill",
+    "quadrants",
+    "quantize",
+    "random_stream",
+    "record_generation",
+    "record_replay",
+    "record_trace",
+    "replay",
+    "run_stream",
+    "save_trace",
+    "skill",
+    "step",
+    "workloads",
+]

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from kvlab.reference.notation import Array
-from kvlab.reference.storage import Storage
+from kvlab.reference.stored_vectors import StoredVectors
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Column:
     whole: bool = False
     """Whether the numbers count something: they are whole, and other implementations must agree
     exactly."""
+    asked: bool = True
+    """Whether other implementations are asked for it; if not, it only helps to compute the rest."""
 
     def rows(self, heads: int, entries: int) -> Array:
         """Return the numbers of new entries, ``[heads, entries]``."""
@@ -52,15 +54,15 @@ class State:
 class LayerCache:
     """Entries of one layer in ascending position, per KV head."""
 
-    keys: Storage
-    values: Storage
+    keys: StoredVectors
+    values: StoredVectors
     positions: Int[Array, "G n"]
     state: State = field(default_factory=State)
 
     @classmethod
     def empty(cls, kv_heads: int, head_dim: int, columns: Mapping[str, Column]) -> "LayerCache":
         """Return a cache without entries; ``columns`` is what a score remembers of each."""
-        nothing = Storage.empty(kv_heads, head_dim)
+        nothing = StoredVectors.empty(kv_heads, head_dim)
         entries = {name: column.rows(kv_heads, 0) for name, column in columns.items()}
         positions = np.zeros((kv_heads, 0), dtype=np.int64)
         return cls(nothing, nothing, positions, State(entries))

@@ -1,96 +1,23 @@
 """What the design promises of every policy, checked on random streams.
 
-A promise is a function that returns what is wrong, or nothing. `check` runs them all; the tests run
-them over many more streams and every method of the registry.
+A promise is a function that returns what is wrong, or nothing. `check_promises` runs them all; the
+tests run them over many more streams and every method of the registry.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from kvlab.reference.attention import attend, visible
-from kvlab.reference.notation import Array
-from kvlab.reference.policy import Block, Clock, Policy, StepResult, empty_cache, step
+from kvlab.reference.policy import Policy, step
+from kvlab.reference.streams import Source, Stream, random_stream, run_stream
 
 Make = Callable[[int], Policy]
 """Builds the policy for a budget of entries."""
 
 ROUNDING = 1e-9
 """Two float64 computations of one output in another order, for values of size 1."""
-
-
-@dataclass(frozen=True)
-class Stream:
-    """What one layer is handed: a prompt in blocks, then token by token."""
-
-    queries: Float[Array, "G rho t d"]
-    keys: Float[Array, "G t d"]
-    values: Float[Array, "G t d"]
-    prompt: int
-    block: int | None = None
-    """Tokens per block of the prompt; None for the whole prompt at once."""
-    layer: int = 0
-    """Number of the layer, which policies that draw at random look at."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens t of the stream."""
-        return self.keys.shape[1]
-
-    def heads(self, order: Sequence[int] | Int[Array, " G"]) -> "Stream":
-        """Return the stream with its KV heads in another order."""
-        chosen = np.asarray(order)
-        return replace(
-            self, queries=self.queries[chosen], keys=self.keys[chosen], values=self.values[chosen]
-        )
-
-    def piece(self, first: int, last: int) -> Block:
-        """Return the tokens from ``first`` up to ``last`` as a block."""
-        confidence = np.random.default_rng(0).random(self.tokens)
-        confidence[: self.prompt] = np.nan
-        return Block(
-            Clock(last, last - first, self.prompt),
-            self.layer,
-            self.queries[:, :, first:last],
-            self.keys[:, first:last],
-            self.values[:, first:last],
-            confidence[:last],
-        )
-
-    def pieces(self) -> Iterator[Block]:
-        """Yield all blocks."""
-        size = self.block or max(self.prompt, 1)
-        for first in range(0, self.prompt, size):
-            yield self.piece(first, min(first + size, self.prompt))
-        for position in range(self.prompt, self.tokens):
-            yield self.piece(position, position + 1)
-
-
-def random_stream(
-    seed: int,
-    G: int = 2,
-    rho: int = 2,
-    d: int = 4,
-    prompt: int = 12,
-    generated: int = 20,
-    block: int | None = None,
-) -> Stream:
-    """Draw Gaussian queries, keys and values."""
-    rng, t = np.random.default_rng(seed), prompt + generated
-    queries = 2 * rng.normal(size=(G, rho, t, d))
-    return Stream(queries, rng.normal(size=(G, t, d)), rng.normal(size=(G, t, d)), prompt, block)
-
-
-def run(policy: Policy, stream: Stream) -> list[StepResult]:
-    """Run one layer over a stream; return the result of every step."""
-    policy.check(stream.prompt)
-    cache, results = empty_cache(policy, len(stream.keys), stream.keys.shape[2]), []
-    for piece in stream.pieces():
-        results.append(step(policy, cache, piece))
-        cache = results[-1].cache
-    return results
 
 
 # --- promises ------------------------------------------------------------------------------------
@@ -100,7 +27,7 @@ def output_is_dense_attention_without_the_evicted(
     make: Make, budget: int, stream: Stream, tolerance: float = ROUNDING
 ) -> str:
     """The output equals attention over everything seen, the evicted entries masked out."""
-    for result in run(make(budget), stream):
+    for result in run_stream(make(budget), stream):
         clock = result.seen.clock
         first, last = clock.seen - clock.block, clock.seen
         mask = visible(clock.positions, np.tile(np.arange(last), (len(stream.keys), 1)))
@@ -117,7 +44,7 @@ def keep_sets_are_ascending_and_entries_keep_their_positions(
     make: Make, budget: int, stream: Stream
 ) -> str:
     """Keep sets ascend strictly inside the cache; positions and state leave with their entries."""
-    for result in run(make(budget), stream):
+    for result in run_stream(make(budget), stream):
         token, cache = result.seen.clock.seen - 1, result.cache
         if result.keep is not None:
             n = result.seen.positions.shape[1]
@@ -137,7 +64,7 @@ def keep_sets_are_ascending_and_entries_keep_their_positions(
 
 def due_steps_leave_at_most_the_budget(make: Make, budget: int, stream: Stream) -> str:
     """After a step that selects, min(n, budget) entries are left."""
-    for result in run(make(budget), stream):
+    for result in run_stream(make(budget), stream):
         n, left = result.seen.positions.shape[1], len(result.cache)
         if result.keep is not None and left != min(n, budget):
             return f"token {result.seen.clock.seen - 1}: {left} of {n} entries, budget {budget}"
@@ -146,7 +73,7 @@ def due_steps_leave_at_most_the_budget(make: Make, budget: int, stream: Stream) 
 
 def whole_length_changes_nothing(make: Make, budget: int, stream: Stream) -> str:
     """With a budget of the whole length, every entry stays."""
-    for result in run(make(stream.tokens), stream):
+    for result in run_stream(make(stream.tokens), stream):
         if len(result.cache) != result.seen.clock.seen:
             return f"token {result.seen.clock.seen - 1}: {len(result.cache)} entries are left"
     return ""
@@ -157,8 +84,8 @@ def heads_do_not_know_their_number(
 ) -> str:
     """Reordering the KV heads reorders outputs and keep sets, and nothing else."""
     order = np.roll(np.arange(len(stream.keys)), 1)
-    plain, turned = run(make(budget), stream), run(make(budget), stream.heads(order))
-    for one, other in zip(plain, turned, strict=True):
+    turned = run_stream(make(budget), stream.heads(order))
+    for one, other in zip(run_stream(make(budget), stream), turned, strict=True):
         token = one.seen.clock.seen - 1
         if not np.array_equal(one.cache.positions[order], other.cache.positions):
             return f"token {token}: other entries stay"
@@ -168,24 +95,21 @@ def heads_do_not_know_their_number(
 
 
 def failed_steps_change_nothing(make: Make, budget: int, stream: Stream) -> str:
-    """A step that is refused leaves the cache as it was, ready for the next."""
+    """A step that is refused leaves the cache as it was, ready for the next step."""
     policy = make(budget)
-    shorter = replace(
-        stream,
-        queries=stream.queries[:, :, :-1],
-        keys=stream.keys[:, :-1],
-        values=stream.values[:, :-1],
-    )
-    cache = run(policy, shorter)[-1].cache
-    keys, positions = cache.keys.read().copy(), cache.positions.copy()
-    block = stream.piece(stream.tokens - 1, stream.tokens)
+    *results, _ = run_stream(policy, stream)
+    *_, block = stream.pieces()
+    cache = results[-1].cache
+    keys, positions = cache.keys.vectors.copy(), cache.positions.copy()
     try:
         step(policy, cache, replace(block, values=np.full_like(block.values, np.nan)))
     except ValueError:
         pass
     else:
         return "NaN among the values was accepted"
-    if not (np.array_equal(cache.keys.read(), keys) and np.array_equal(cache.positions, positions)):
+    if not (
+        np.array_equal(cache.keys.vectors, keys) and np.array_equal(cache.positions, positions)
+    ):
         return "the cache changed"
     step(policy, cache, block)
     return ""
@@ -207,7 +131,7 @@ PROMISES: Mapping[str, Callable[[Make, int, Stream], str]] = {
 
 @dataclass(frozen=True)
 class Kept:
-    """A promise, and what was found wrong with it."""
+    """A promise, and the objection to it if it was broken."""
 
     promise: str
     streams: int
@@ -215,7 +139,7 @@ class Kept:
     """Empty if the promise held on all streams."""
 
 
-def check(make: Make, budget: int = 9, streams: int = 12) -> list[Kept]:
+def check_promises(make: Make, budget: int = 9, streams: int = 12) -> list[Kept]:
     """Hold a policy that evicts down to a budget to every promise.
 
     Args:
@@ -229,7 +153,7 @@ def check(make: Make, budget: int = 9, streams: int = 12) -> list[Kept]:
     if streams < 1 or budget < 1:
         raise ValueError(f"streams = {streams} and budget = {budget} must be at least 1")
     tried = [
-        random_stream(seed, G=1 + seed % 3, rho=1 + seed % 2, prompt=seed % 15, block=block)
+        random_stream(Source("promises", seed), 1 + seed % 3, 1 + seed % 2, 4, seed % 15, 20, block)
         for seed, block in zip(range(streams), [None, 1, 4] * streams, strict=False)
     ]
     found = []
@@ -242,7 +166,7 @@ def check(make: Make, budget: int = 9, streams: int = 12) -> list[Kept]:
 def objection(
     promise: Callable[[Make, int, Stream], str], make: Make, budget: int, stream: Stream
 ) -> str:
-    """Return what is wrong; an error of the policy is wrong as well."""
+    """Return what is wrong with a policy; an error that it raises is wrong as well."""
     try:
         return promise(make, budget, stream)
     except (ValueError, TypeError, IndexError, KeyError) as error:

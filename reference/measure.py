@@ -1,4 +1,4 @@
-"""What a policy costs and what it spoils, measured along a given continuation."""
+"""The memory and the error of a policy, measured along a given continuation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Measurement:
 
 @dataclass
 class DenseShadow:
-    """Keeps everything a layer ever saw, and measures each step against it."""
+    """Everything that the layers ever saw, and the error of each step against it."""
 
     keys: list[list[Array]]
     values: list[list[Array]]
@@ -62,7 +62,7 @@ class DenseShadow:
         self.errors.append(output_error(dense, result.output))
 
     def mean_error(self) -> float:
-        """Return the mean over the layers of the last block, and forget it."""
+        """Return the mean error of the last block over the layers, and start anew."""
         error = float(np.mean(self.errors))
         self.errors.clear()
         return error

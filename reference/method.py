@@ -1,11 +1,15 @@
-"""What a file in ``methods/`` has to offer: hyper-parameters that make a policy, and its papers."""
+"""A method: hyper-parameters that make a policy, and everything that others must know about it."""
 
 import re
+import types
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, Literal
 
+from kvlab.reference.checks import check_choice
 from kvlab.reference.policy import Policy
 
 
@@ -15,9 +19,11 @@ class Divergence:
 
     topic: str
     paper: str
-    elsewhere: str
     default: str
-    option: str
+    """What kvlab does."""
+    elsewhere: str = "no code"
+    """What the authors' code and re-implementations do."""
+    option: str = "none"
     """The options, in registry syntax, that give the other readings; or words."""
 
     @property
@@ -30,26 +36,97 @@ SPECIFICATION = re.compile(r"\w+(?::\w+)?@\w+=[\w.]+(?:,\w+=[\w.]+)*|\w+:\w+")
 """``name@option=value,...``, or a wrapper and its base."""
 
 
+@dataclass(frozen=True)
+class Example:
+    """Options under which a method decides often on streams of three dozen tokens.
+
+    The tests that hold every method run it, and test vectors are made of it.
+    """
+
+    spec: str
+    """In registry syntax."""
+    budget: int | None = 12
+    """Entries that may stay; None where the method sizes itself."""
+    groups: tuple[str, ...] | None = None
+    """Groups of test vectors; None: those that suit the first example of a method, or an option."""
+    also: tuple[str, ...] = ()
+    """Further groups."""
+    ties: bool = False
+    """Whether equal scores decide in every group, as where a score counts steps."""
+    shared: bool = True
+    """Whether the tests that hold every method run it, where it takes one with any budget from six
+    entries on."""
+
+
 class Method(ABC):
     """Hyper-parameters of one method, as fields of a frozen dataclass.
 
-    Field names are the option names of the registry syntax ``name@field=value``.
+    Field names are the option names of the registry syntax ``name@field=value``. A file that
+    defines a method says everything about it; the defaults below are right for every method.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
     """Paper, arXiv identifier, sections."""
-    equations: ClassVar[tuple[str, ...]]
+    published: ClassVar[str] = "unpublished"
+    """Year and month, as in ``2023-06``: tables list methods in this order."""
+    equations: ClassVar[tuple[str, ...]] = ()
     """Tags of the equations that the file implements, each tagged once in its code."""
     variants: ClassVar[Mapping[str, str]] = {}
     """Names of the papers' ablations and variants, and what they are in registry syntax."""
     divergences: ClassVar[tuple[Divergence, ...]] = ()
     budgeted: ClassVar[bool] = True
     """Whether a budget has to be given; the others state their memory by their own parameters."""
+    examples: ClassVar[tuple[Example, ...]] = ()
+    """For tests and test vectors, the main reading first; empty: the method with its defaults."""
+    compared: ClassVar[tuple[str, ...]] = ()
+    """Specifications for comparisons on texts of some 200 tokens, as those of the embedded model;
+    empty: the method with its defaults."""
+
+    def __post_init__(self) -> None:
+        for option, value in vars(self).items():
+            check_option(type(self), option, value)
 
     @abstractmethod
     def policy(self, budget: int | None) -> Policy:
-        """Compose the four answers for a budget of entries per KV head and layer."""
+        """Compose the four answers for a budget of entries per KV head and layer.
+
+        Raises:
+            ValueError: if a budget is missing or not allowed, or too small for what is protected.
+        """
+
+
+@dataclass(frozen=True)
+class Wrapper(Method):
+    """A method around the score of another, as in ``caote:h2o``."""
+
+    base: Method
+
+
+def check_option(method: type[Method], option: str, value: Any) -> None:
+    """Raise ValueError or TypeError unless an option may have a value."""
+    hint = type_hints(method)[option]
+    if typing.get_origin(hint) is Literal:
+        check_choice(typing.get_args(hint), **{option: value})
+    elif not _accepts(hint, value):
+        expected = getattr(hint, "__name__", str(hint))
+        raise TypeError(f"{option} = {value!r} of {method.name} must be {expected}")
+
+
+@cache
+def type_hints(method: type[Method]) -> Mapping[str, Any]:
+    """Return the types of a method's options, by name."""
+    hints = typing.get_type_hints(method)
+    return {field.name: hints[field.name] for field in fields(method)}  # type: ignore[arg-type]
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    kind = typing.get_origin(hint) or hint
+    if kind in (typing.Union, types.UnionType):
+        return any(_accepts(part, value) for part in typing.get_args(hint))
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def require_budget(name: str, budget: int | None) -> int:

@@ -18,6 +18,16 @@ scores and per-entry state ``[G, n]``. ``B`` is a budget in entries, ``W`` an ob
 """
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 Array = np.ndarray
 """An array of the reference: float64, integers or booleans, for one sequence."""
+
+Scores = Float[Array, "G n"]
+"""One number per entry."""
+
+Marks = Bool[Array, "G n"]
+"""Which of the entries something holds for."""
+
+KeepSet = Int[Array, "G kept"]
+"""Indices of the entries that stay, ascending; every KV head keeps equally many."""

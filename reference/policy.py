@@ -14,82 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from kvlab.reference.attention import attend, logits, visible, weighted_values
+from kvlab.reference.accounting import NUMBER, Held, Sizes, Work
+from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import Column, LayerCache, State
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_at_least, check_protected
+from kvlab.reference.notation import Array, KeepSet, Marks, Scores
+from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.selection import keep_set
 
 
 @dataclass(frozen=True)
-class Clock:
-    """Where in the token stream a block stands; all counts are tokens of the sequence."""
-
-    seen: int
-    """Tokens seen, the block included: the absolute position of the next token."""
-    block: int
-    """Tokens in this block."""
-    prompt: int
-    """Tokens of the prompt; 0 for pure decoding."""
-
-    @property
-    def positions(self) -> Int[Array, " m"]:
-        """Absolute positions of the block's tokens."""
-        return np.arange(self.seen - self.block, self.seen)
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether the block belongs to the prompt."""
-        return self.seen <= self.prompt
-
-    @property
-    def prefill_ends(self) -> bool:
-        """Whether this is the last block of the prompt."""
-        return self.seen == self.prompt
-
-    @property
-    def generated(self) -> int:
-        """Tokens seen after the prompt."""
-        return max(0, self.seen - self.prompt)
-
-    @property
-    def generated_before(self) -> int:
-        """Tokens seen after the prompt when the block began."""
-        return max(0, self.seen - self.block - self.prompt)
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What one block of queries saw in one layer, all present entries included."""
-
-    clock: Clock
-    layer: int
-    queries: Float[Array, "G rho m d"]
-    attention: Float[Array, "G rho m n"]
-    keys: Float[Array, "G n d"]
-    values: Float[Array, "G n d"]
-    positions: Int[Array, "G n"]
-    bits: Int[Array, "G n"]
-    """Bits per element of the stored keys: 16 for entries never quantised."""
-    confidence: Float[Array, " t"]
-    """Largest probability of the distribution that produced each token; NaN for given tokens."""
-    softcap: float | None = None
-    """Bound of the model's attention logits, if it has one."""
-
-    def logits(self, queries: Float[Array, "G rho w d"]) -> Float[Array, "G rho w n"]:
-        """Logits of these queries over the present entries, as the model computes them."""
-        return logits(queries, self.keys, self.softcap)
-
-    @property
-    def query_positions(self) -> Int[Array, " m"]:
-        """Absolute positions of the block's queries."""
-        return self.clock.positions
-
-
-@dataclass(frozen=True)
 class Needs:
-    """What a score reads of attention. The fast side does not compute what no score reads."""
+    """What a score reads of attention. The fast side computes nothing that no score reads."""
 
     rows: Literal["all", "last", "none"] = "all"
     """Rows of the attention probabilities, one per query of the block."""
@@ -128,8 +66,8 @@ class Score(ABC):
         """Whether scores may be negative."""
         return False
 
-    def drawn(self, seen: "Observation") -> Mapping[str, Array]:
-        """Return the random numbers that `score` uses: what another implementation is given."""
+    def drawn(self, seen: Observation) -> Mapping[str, Array]:
+        """Return the random numbers that `score` uses; other implementations are given the same."""
         return {}
 
     def observe(self, state: State, seen: Observation) -> State:
@@ -137,9 +75,7 @@ class Score(ABC):
         return state
 
     @abstractmethod
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         """Rate the entries.
 
         Args:
@@ -150,14 +86,23 @@ class Score(ABC):
         """
 
     def retention(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"]
+        self, state: State, seen: Observation, candidates: Marks
     ) -> Float[Array, "G k n"]:
-        """Return what CAOTE wraps: weights of the entries, in proportion to which they are read.
+        """Return the weights with which entries are read, up to a factor; CAOTE wraps them.
 
         One row per query head where the score keeps them apart, one per KV head otherwise; a
         score that does not say better gives itself.
         """
         return self.score(state, seen, candidates, room=0)[:, None]
+
+    def work(self, sizes: Sizes) -> Work:
+        """Return the work of rating the entries of one KV head once.
+
+        A score that does not say better passes over its columns, or over the last token's
+        probabilities where it has none.
+        """
+        numbers = len(self.columns) or sizes.rho
+        return Work(NUMBER * sizes.n * (numbers + 1), sizes.n * numbers)
 
 
 class Schedule(ABC):
@@ -172,11 +117,11 @@ class Protect(ABC):
     """Who is safe?"""
 
     @abstractmethod
-    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
+    def safe(self, seen: Observation) -> Marks:
         """Mark the entries that must stay."""
 
     def count(self, prompt: int) -> int:
-        """Entries that are always safe once they exist, for a prompt of this length."""
+        """Return the number of entries that are always safe, for a prompt of this length."""
         return 0
 
 
@@ -184,7 +129,7 @@ class Budget(ABC):
     """How many entries may stay?"""
 
     @abstractmethod
-    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
+    def room(self, seen: Observation, safe: Marks) -> int:
         """Say how many entries may stay besides the safe ones."""
 
     def check(self, protect: Protect, prompt: int) -> None:
@@ -192,18 +137,218 @@ class Budget(ABC):
         return
 
 
+Stored = tuple[LayerCache, Int[Array, "G stays"]]
+"""A cache at lower precision, and the indices of its entries that stay."""
+
+
 class Precision(ABC):
     """How precisely is it kept?"""
 
     @abstractmethod
     def store(
-        self,
-        cache: LayerCache,
-        seen: Observation,
-        candidates: Bool[Array, "G n"],
-        keep: Int[Array, "G kept"],
-    ) -> tuple[LayerCache, Int[Array, "G stays"]]:
+        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> Stored:
         """Quantise entries and return the keep set, which may spare some that would have gone."""
+
+    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+        """Return the bits that `store` leaves, where only the positions in ``seen`` are true.
+
+        A precision that does not say better is asked by running it on drawn vectors.
+        """
+        draw = np.random.default_rng(seen.clock.seen).normal
+        cache = held.drawn or LayerCache.empty(1, seen.keys.shape[-1], {})
+        positions = held.positions[len(cache) :]
+        keys, values = draw(size=(2, 1, len(positions), seen.keys.shape[-1]))
+        cache = cache.append(keys, values, positions, {})
+        seen = replace(
+            seen,
+            queries=draw(size=seen.queries.shape),
+            attention=np.full(seen.attention.shape, 1 / len(cache)),
+            keys=cache.keys.vectors,
+            values=cache.values.vectors,
+            bits=cache.keys.bits,
+        )
+        cache, stays = self.store(cache, seen, candidates, keep)
+        cache = cache.compact(stays)
+        keys, values = cache.keys.bits_with_scales[0], cache.values.bits_with_scales[0]
+        return Held(cache.positions[0], keys, values, cache)
+
+
+# --- schedules -----------------------------------------------------------------------------------
+
+
+def crosses(before: int, after: int, period: int, offset: int = 0) -> bool:
+    """Whether a count that went from ``before`` to ``after`` reached offset + k·period, k ≥ 1."""
+    return (after - offset) // period > max(0, before - offset) // period
+
+
+@dataclass(frozen=True)
+class Never(Schedule):
+    """Nothing is ever selected."""
+
+    def due(self, clock: Clock) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class EveryBlock(Schedule):
+    """After every block of prefill and every ``decode_steps`` generated tokens."""
+
+    decode_steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_at_least(1, every=self.decode_steps)
+
+    def due(self, clock: Clock) -> bool:
+        return clock.prefilling or EveryDecode(self.decode_steps).due(clock)
+
+
+@dataclass(frozen=True)
+class EveryDecode(Schedule):
+    """At generated token W, 2W, … for W = ``steps``; never in prefill."""
+
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_at_least(1, every=self.steps)
+
+    def due(self, clock: Clock) -> bool:
+        return crosses(clock.generated_before, clock.generated, self.steps)
+
+
+@dataclass(frozen=True)
+class AfterPrefill(Schedule):
+    """Once, after the last block of the prompt."""
+
+    def due(self, clock: Clock) -> bool:
+        return clock.prefill_ends
+
+
+@dataclass(frozen=True)
+class AfterPrefillThenEverySeen(Schedule):
+    """When the prompt is complete, then whenever the tokens seen reach a multiple of ``tokens``."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        check_at_least(1, every=self.tokens)
+
+    def due(self, clock: Clock) -> bool:
+        before = clock.seen - clock.block
+        decoding = not clock.prefilling and crosses(before, clock.seen, self.tokens)
+        return clock.prefill_ends or decoding
+
+
+@dataclass(frozen=True)
+class EveryGenerated(Schedule):
+    """At P + R, 2P + R, … generated tokens, for P = ``interval`` and R = ``selector``."""
+
+    interval: int
+    selector: int
+
+    def __post_init__(self) -> None:
+        check_at_least(1, interval=self.interval, selector=self.selector)
+        if self.selector >= self.interval:
+            raise ValueError(
+                f"selector = {self.selector} must be smaller than interval = {self.interval}"
+            )
+
+    def due(self, clock: Clock) -> bool:
+        return crosses(clock.generated_before, clock.generated, self.interval, self.selector)
+
+
+# --- protection ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Nobody(Protect):
+    """Every entry may leave."""
+
+    def safe(self, seen: Observation) -> Marks:
+        return np.zeros(seen.positions.shape, dtype=bool)
+
+
+@dataclass(frozen=True)
+class Edges(Protect):
+    """The first ``sinks`` tokens of the text and the last ``recent`` entries."""
+
+    sinks: int = 0
+    recent: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(0, sinks=self.sinks, recent=self.recent)
+
+    def safe(self, seen: Observation) -> Marks:
+        n = seen.positions.shape[1]
+        return (seen.positions < self.sinks) | (np.arange(n) >= n - self.recent)
+
+    def count(self, prompt: int) -> int:
+        return self.sinks + self.recent
+
+
+@dataclass(frozen=True)
+class PromptAndRecent(Protect):
+    """All tokens of the prompt and the last ``recent`` entries."""
+
+    recent: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least(0, recent=self.recent)
+
+    def safe(self, seen: Observation) -> Marks:
+        n = seen.positions.shape[1]
+        return (seen.positions < seen.clock.prompt) | (np.arange(n) >= n - self.recent)
+
+    def count(self, prompt: int) -> int:
+        return prompt + self.recent
+
+
+# --- budgets -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unlimited(Budget):
+    """Everything stays."""
+
+    def room(self, seen: Observation, safe: Marks) -> int:
+        return safe.shape[1]
+
+
+@dataclass(frozen=True)
+class Entries(Budget):
+    """At most ``budget`` entries per KV head and layer."""
+
+    budget: int
+
+    def __post_init__(self) -> None:
+        check_at_least(1, budget=self.budget)
+
+    def room(self, seen: Observation, safe: Marks) -> int:
+        protected = int(safe.sum(axis=-1).max())
+        check_protected(self.budget, protected)
+        return self.budget - protected
+
+    def check(self, protect: Protect, prompt: int) -> None:
+        check_protected(self.budget, protect.count(prompt))
+
+
+# --- precision -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Full(Precision):
+    """Everything that is kept stays at 16 bits."""
+
+    def store(
+        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> Stored:
+        return cache, keep
+
+    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+        return held.take(keep[0])
+
+
+# --- policy and step -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -215,7 +360,7 @@ class Policy:
     schedule: Schedule
     protect: Protect
     budget: Budget
-    precision: Precision
+    precision: Precision = Full()
     evict_before_attend: bool = False
     """Attend over the survivors only, as CAOTE's Eq. 5-7 print it; each query keeps its own key."""
     reposition: bool = False
@@ -231,7 +376,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Block:
-    """What the model hands to one layer's cache for one block of tokens."""
+    """Queries, keys and values that the model hands to one layer for one block of tokens."""
 
     clock: Clock
     layer: int
@@ -247,12 +392,12 @@ class Block:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step of one layer produced."""
+    """The results of one step of one layer."""
 
     output: Float[Array, "G rho m d"]
     cache: LayerCache
     seen: Observation
-    keep: Int[Array, "G kept"] | None = None
+    keep: KeepSet | None = None
     """Indices that stayed, into the entries of ``seen``; None if the step was not due."""
 
 
@@ -288,7 +433,7 @@ def observe_attention(
     policy: Policy, cache: LayerCache, block: Block
 ) -> tuple[Float[Array, "G rho m d"], Observation]:
     """Let the block's queries attend to all present entries."""
-    keys, values, queries = cache.keys.read(), cache.values.read(), block.queries
+    keys, values, queries = cache.keys.vectors, cache.values.vectors, block.queries
     clock, n = block.clock, len(cache)
     query_positions = clock.positions
     if policy.reposition:
@@ -313,9 +458,7 @@ def observe_attention(
     return output, seen
 
 
-def select(
-    policy: Policy, state: State, seen: Observation
-) -> tuple[Bool[Array, "G n"], Int[Array, "G kept"]]:
+def select(policy: Policy, state: State, seen: Observation) -> tuple[Marks, KeepSet]:
     """Return the candidates and the keep set: the safe entries and the best of the rest."""
     safe = policy.protect.safe(seen)
     room = policy.budget.room(seen, safe)
@@ -327,7 +470,7 @@ def select(
     return candidates, keep_set(scores, safe, room)
 
 
-def attend_survivors(seen: Observation, keep: Int[Array, "G kept"]) -> Float[Array, "G rho m d"]:
+def attend_survivors(seen: Observation, keep: KeepSet) -> Float[Array, "G rho m d"]:
     """Attention output over the kept entries, renormalised; a query always keeps its own key."""
     kept = np.zeros(seen.positions.shape, dtype=bool)  # [CAOTE 7]
     np.put_along_axis(kept, keep, True, axis=-1)
@@ -353,209 +496,3 @@ def check_block(cache: LayerCache, block: Block) -> None:
     for name in ("queries", "keys", "values"):
         if not np.isfinite(getattr(block, name)).all():
             raise ValueError(f"{name} must be finite, got NaN or infinity")
-
-
-# --- schedules -----------------------------------------------------------------------------------
-
-
-def crosses(before: int, after: int, period: int, offset: int = 0) -> bool:
-    """Whether a count that went from ``before`` to ``after`` reached offset + k·period, k ≥ 1."""
-    return (after - offset) // period > max(0, before - offset) // period
-
-
-@dataclass(frozen=True)
-class Never(Schedule):
-    """Nothing is ever selected."""
-
-    def due(self, clock: Clock) -> bool:
-        """Never."""
-        return False
-
-
-@dataclass(frozen=True)
-class EveryBlock(Schedule):
-    """After every block of prefill and every ``decode_steps`` generated tokens."""
-
-    decode_steps: int = 1
-
-    def __post_init__(self) -> None:
-        check_at_least(1, every=self.decode_steps)
-
-    def due(self, clock: Clock) -> bool:
-        """Always in prefill, lagged while decoding."""
-        decoding = EveryDecode(self.decode_steps)
-        return clock.prefilling or decoding.due(clock)
-
-
-@dataclass(frozen=True)
-class EveryDecode(Schedule):
-    """Every ``steps`` generated tokens; never in prefill."""
-
-    steps: int = 1
-
-    def __post_init__(self) -> None:
-        check_at_least(1, every=self.steps)
-
-    def due(self, clock: Clock) -> bool:
-        """At generated token W, 2W, …"""
-        return crosses(clock.generated_before, clock.generated, self.steps)
-
-
-@dataclass(frozen=True)
-class AfterPrefill(Schedule):
-    """Once, when the prompt is complete."""
-
-    def due(self, clock: Clock) -> bool:
-        """At the last block of the prompt."""
-        return clock.prefill_ends
-
-
-@dataclass(frozen=True)
-class AfterPrefillThenEverySeen(Schedule):
-    """When the prompt is complete, then whenever the tokens seen reach a multiple of ``tokens``."""
-
-    tokens: int
-
-    def __post_init__(self) -> None:
-        check_at_least(1, every=self.tokens)
-
-    def due(self, clock: Clock) -> bool:
-        """At the end of prefill and at multiples of ``tokens`` seen while decoding."""
-        before = clock.seen - clock.block
-        decoding = not clock.prefilling and crosses(before, clock.seen, self.tokens)
-        return clock.prefill_ends or decoding
-
-
-@dataclass(frozen=True)
-class EveryGenerated(Schedule):
-    """First at ``interval + selector`` generated tokens, then every ``interval``."""
-
-    interval: int
-    selector: int
-
-    def __post_init__(self) -> None:
-        check_at_least(1, interval=self.interval, selector=self.selector)
-        if self.selector >= self.interval:
-            raise ValueError(
-                f"selector = {self.selector} must be smaller than interval = {self.interval}"
-            )
-
-    def due(self, clock: Clock) -> bool:
-        """At P+R, 2P+R, … generated tokens."""
-        return crosses(clock.generated_before, clock.generated, self.interval, self.selector)
-
-
-# --- protection ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Nobody(Protect):
-    """Every entry may leave."""
-
-    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
-        """Nothing."""
-        return np.zeros(seen.positions.shape, dtype=bool)
-
-
-@dataclass(frozen=True)
-class Edges(Protect):
-    """The first ``sinks`` tokens of the text and the last ``recent`` entries."""
-
-    sinks: int = 0
-    recent: int = 0
-
-    def __post_init__(self) -> None:
-        check_at_least(0, sinks=self.sinks, recent=self.recent)
-
-    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
-        """Positions below ``sinks`` and the ``recent`` newest entries."""
-        n = seen.positions.shape[1]
-        return (seen.positions < self.sinks) | (np.arange(n) >= n - self.recent)
-
-    def count(self, prompt: int) -> int:
-        """Sinks and recent entries."""
-        return self.sinks + self.recent
-
-
-@dataclass(frozen=True)
-class PromptAndRecent(Protect):
-    """All tokens of the prompt and the last ``recent`` entries."""
-
-    recent: int = 0
-
-    def __post_init__(self) -> None:
-        check_at_least(0, recent=self.recent)
-
-    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
-        """Positions inside the prompt and the ``recent`` newest entries."""
-        n = seen.positions.shape[1]
-        return (seen.positions < seen.clock.prompt) | (np.arange(n) >= n - self.recent)
-
-    def count(self, prompt: int) -> int:
-        """The prompt and the recent entries."""
-        return prompt + self.recent
-
-
-# --- budgets -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Unlimited(Budget):
-    """Everything stays."""
-
-    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
-        """As many as there are."""
-        return safe.shape[1]
-
-
-@dataclass(frozen=True)
-class Entries(Budget):
-    """At most ``budget`` entries per KV head and layer."""
-
-    budget: int
-
-    def __post_init__(self) -> None:
-        check_at_least(1, budget=self.budget)
-
-    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
-        """What the safe entries leave of the budget."""
-        protected = int(safe.sum(axis=-1).max())
-        check_protected(self.budget, protected)
-        return self.budget - protected
-
-    def check(self, protect: Protect, prompt: int) -> None:
-        """Raise ValueError if the protected entries alone exceed the budget."""
-        check_protected(self.budget, protect.count(prompt))
-
-
-# --- precision -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Full(Precision):
-    """Everything that is kept stays at 16 bits."""
-
-    def store(
-        self,
-        cache: LayerCache,
-        seen: Observation,
-        candidates: Bool[Array, "G n"],
-        keep: Int[Array, "G kept"],
-    ) -> tuple[LayerCache, Int[Array, "G stays"]]:
-        """Change nothing."""
-        return cache, keep
-
-
-def check_protected(budget: int, protected: int) -> None:
-    """Raise ValueError if the protected entries alone exceed the budget."""
-    if protected > budget:
-        raise ValueError(
-            f"budget = {budget} must be at least the {protected} entries that are protected"
-        )
-
-
-def check_at_least(least: float, **arguments: float) -> None:
-    """Raise ValueError naming the first argument that is below ``least``."""
-    for name, value in arguments.items():
-        if not value >= least:
-            raise ValueError(f"{name} = {value} must be at least {least}")

@@ -1,4 +1,4 @@
-"""Who stays: the only place that chooses entries, and the only place that converts a budget."""
+"""Keep sets and budgets: the only place that chooses entries or converts a budget."""
 
 import math
 from fractions import Fraction

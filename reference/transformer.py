@@ -65,7 +65,7 @@ class ModelConfig:
             FileNotFoundError: if there is none.
             ValueError: if it is corrupt or not supported.
         """
-        return cls.from_dict(_read_json(Path(directory) / "config.json"))
+        return cls.from_dict(read_json(Path(directory) / "config.json"))
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
@@ -258,7 +258,7 @@ def end_of_text(directory: str | Path) -> int | None:
         FileNotFoundError: if there is no ``config.json``.
         ValueError: if it is corrupt.
     """
-    found = _read_json(Path(directory) / "config.json").get("eos_token_id")
+    found = read_json(Path(directory) / "config.json").get("eos_token_id")
     every = found if isinstance(found, list) else [found]
     return every[0] if every else None
 
@@ -299,7 +299,13 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it holds something else.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:
@@ -315,7 +321,7 @@ def _read_tensors(directory: Path) -> dict[str, Array]:
     """Read one safetensors file, or the shards that its index lists."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ValueError(f"{index} lacks 'weight_map'")
         files = sorted(set(weight_map.values()))

@@ -1,4 +1,4 @@
-"""What several scores share: the last queries, attention of a window, pooling, head reduction."""
+"""Parts that several scores share: last queries, attention of a window, pooling, head reduction."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import State
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_choice, check_kernel
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import Observation
 
 GroupReduction = Literal["mean", "max", "sum"]
@@ -41,10 +42,7 @@ def window_logits(
 
 
 def window_attention(
-    state: State,
-    seen: Observation,
-    size: int,
-    over: Bool[Array, "G n"] | None = None,
+    state: State, seen: Observation, size: int, over: Marks | None = None
 ) -> Float[Array, "G rho w n"]:
     """Attention of the last ``size`` queries over the present entries, or over ``over`` alone."""
     raw, mask = window_logits(state, seen, size)
@@ -77,28 +75,10 @@ def windows_along_last(
     return np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=-1)
 
 
-def among_candidates(
-    x: Float[Array, "G n"],
-    candidates: Bool[Array, "G n"],
-    function: Callable[[Array], Array],
-) -> Float[Array, "G n"]:
+def among_candidates(x: Scores, candidates: Marks, function: Callable[[Array], Array]) -> Scores:
     """Apply ``function`` to the candidates' columns alone, in cache order; others keep ``x``."""
     result = x.copy()
     chosen = x[candidates].reshape(len(x), -1)
     if chosen.size:
         result[candidates] = function(chosen).reshape(-1)
     return result
-
-
-def check_kernel(kernel: int) -> None:
-    """Raise ValueError unless a pooling kernel has a centre."""
-    if kernel < 1 or kernel % 2 == 0:
-        raise ValueError(f"kernel = {kernel} must be odd and at least 1")
-
-
-def check_choice(allowed, **arguments) -> None:
-    """Raise ValueError naming the first argument that is not among ``allowed``."""
-    for name, value in arguments.items():
-        if value not in allowed:
-            choices = ", ".join(repr(choice) for choice in allowed)
-            raise ValueError(f"{name} = {value!r} must be one of {choices}")

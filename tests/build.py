@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvlab.reference import invariants
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.invariants import Stream
 from kvlab.reference.policy import Clock, Observation, Policy, Score, select
+from kvlab.reference.streams import Stream, block_lengths, run_stream
 
 Array = np.ndarray
 
@@ -72,4 +71,8 @@ def stream(rng: np.random.Generator, G: int, rho: int, d: int, tokens: int):
 
 def run(policy: Policy, queries, keys, values, prompt: int, block: int | None = None, layer=0):
     """Run one layer over a stream: prefill in blocks, then token by token; return all results."""
-    return invariants.run(policy, Stream(queries, keys, values, prompt, block, layer))
+    t = keys.shape[1]
+    confidence = np.where(np.arange(t) < prompt, np.nan, np.random.default_rng(0).random(t))
+    blocks = block_lengths(prompt, t - prompt, block)
+    given = Stream(queries, keys, values, confidence, prompt, blocks, layer=layer)
+    return list(run_stream(policy, given))

@@ -1,61 +1,47 @@
-"""The methods as the shared tests run them: parameters that fire often on short streams."""
+"""The methods as the shared tests run them: with the options of their examples."""
 
-BUDGETED = (
-    "streaming_llm@sinks=2",
-    "h2o",
-    "h2o@every=5,recent=3",
-    "h2o@reduce=max",
-    "tova",
-    "tova@per_head=true",
-    "tova@every=5",
-    "snapkv@window=3",
-    "snapkv@window=3,schedule=every_block",
-    "snapkv@window=3,schedule=every_block,pooling=max,kernel=7",
-    "raas@pin_prompt=false,threshold=0.05",
-    "raas@pin_prompt=false,share=0.5,every=5",
-    "rkv@every=6,window=3",
-    "nacl",
-    "lazy_eviction@window=4,threshold=0.05",
-    "lazy_eviction@window=4,threshold=0.05,guard=true",
-    "caote:h2o",
-    "caote:tova",
-    "caote:tova@every=5",
-    "caote:tova@heads=layer",
-    "caote:snapkv@window=3",
-    "caote:h2o@several=joint_greedy",
-    "caote:h2o@several=sequential",
-    "fast_caote:h2o",
-    "fast_caote:tova",
-    "ahakv@recent=3",
-    "ahakv@recent=3,accumulation=all",
-    "ahakv@recent=3,gain=measured,sinks=2",
-)
+from shapes import shapes_checked
+
+from kvlab.reference import methods
+from kvlab.reference.method import Example
+from kvlab.reference.policy import EveryBlock
+from kvlab.reference.streams import Source, random_stream, run_stream
+
+EXAMPLES = tuple(example for example in methods.examples() if example.shared)
+
+BUDGETED = tuple(example.spec for example in EXAMPLES if example.budget is not None)
 """Methods that evict down to a budget."""
 
 HOLDS_BUDGET_ALWAYS = tuple(
-    spec
-    for spec in BUDGETED
-    if not spec.startswith(("nacl", "rkv", "lazy", "raas"))
-    and "every=" not in spec
-    and spec != "snapkv@window=3"
+    spec for spec in BUDGETED if methods.get(spec, 12).schedule == EveryBlock()
 )
 """Those that are due after every block and step."""
 
-SELF_SIZED = (
-    "full",
-    "rpc@interval=6,selector=3,compression=3",
-    "desirekv@interval=6,selector=3,low_bits=16,high_bits=16",
-)
-"""Methods that evict by their own rule, or not at all, at full precision."""
 
-QUANTIZING = (
-    "kivi@group=4,residual=8",
-    "kivi@group=4,residual=8,key_bits=8",
-    "ddks@interval=6,selector=3,group=4",
-    "desirekv@interval=6,selector=3,group=4",
-    "desirekv@interval=6,selector=3,group=4,scope=all",
-)
-"""Methods that store codes."""
+def stores_codes(example: Example) -> bool:
+    """Whether an entry has fewer than 16 bits after a stream of three dozen tokens."""
+    *_, last = run_stream(methods.get(example.spec, example.budget), random_stream(Source("codes")))
+    return bool((last.cache.keys.bits < 16).any())
 
-RANDOM = ("nacl",)
-"""Methods that draw noise per head, which a permutation of the heads does not permute."""
+
+def draws(example: Example) -> bool:
+    """Whether a method draws numbers when it decides."""
+    policy = methods.get(example.spec, example.budget)
+    return any(
+        policy.score.drawn(each.seen) for each in run_stream(policy, random_stream(Source("codes")))
+    )
+
+
+with shapes_checked(False):
+    QUANTIZING = tuple(example.spec for example in EXAMPLES if stores_codes(example))
+    """Methods that store codes."""
+
+    SELF_SIZED = tuple(
+        example.spec
+        for example in EXAMPLES
+        if example.budget is None and example.spec not in QUANTIZING
+    )
+    """Methods that evict by their own rule, or not at all, at full precision."""
+
+    RANDOM = tuple(example.spec for example in EXAMPLES if draws(example))
+    """Methods that draw noise per head, which a permutation of the heads does not permute."""

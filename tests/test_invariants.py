@@ -14,8 +14,8 @@ from tolerances import FLOAT64
 
 from kvlab.reference import invariants as promised
 from kvlab.reference import methods
-from kvlab.reference.invariants import Stream, random_stream
 from kvlab.reference.policy import Entries, Observation, Precision, Score
+from kvlab.reference.streams import Source, Stream, random_stream, run_stream
 
 SEEDS = st.integers(0, 2**32 - 1)
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 8]))
@@ -33,7 +33,7 @@ def make(spec: str):
 
 def drawn(seed, shape=(2, 2, 4), prompt=12, generated=16, block=None) -> Stream:
     G, rho, d = shape
-    return random_stream(seed, G, rho, d, prompt, generated, block)
+    return random_stream(Source("invariants", seed), G, rho, d, prompt, generated, block)
 
 
 @pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED)
@@ -76,7 +76,7 @@ def test_a_due_step_leaves_at_most_the_budget(spec, seed, prompt, budget):
     given_stream = drawn(seed, prompt=prompt, generated=20, block=7)
     assert not promised.due_steps_leave_at_most_the_budget(make(spec), budget, given_stream)
     if spec in HOLDS_BUDGET_ALWAYS:
-        results = promised.run(policy_for(spec, budget), given_stream)
+        results = run_stream(policy_for(spec, budget), given_stream)
         assert all(result.keep is not None for result in results)
 
 
@@ -86,8 +86,8 @@ def test_a_due_step_leaves_at_most_the_budget(spec, seed, prompt, budget):
 def test_a_budget_of_the_whole_length_changes_nothing(spec, shape, seed, prompt):
     given_stream = drawn(seed, shape, prompt, generated=12)
     assert not promised.whole_length_changes_nothing(make(spec), 9, given_stream)
-    full = promised.run(methods.get("full"), given_stream)
-    same = promised.run(policy_for(spec, given_stream.tokens), given_stream)
+    full = run_stream(methods.get("full"), given_stream)
+    same = run_stream(policy_for(spec, given_stream.tokens), given_stream)
     for one, other in zip(full, same, strict=True):
         np.testing.assert_array_equal(one.output, other.output)
         np.testing.assert_array_equal(one.cache.positions, other.cache.positions)
@@ -210,14 +210,14 @@ BROKEN = {
 
 @pytest.mark.parametrize("promise", promised.PROMISES)
 def test_every_promise_can_be_broken(promise):
-    kept = {each.promise: each.objection for each in promised.check(BROKEN[promise])}
+    kept = {each.promise: each.objection for each in promised.check_promises(BROKEN[promise])}
     assert kept[promise]
 
 
 def test_every_promise_is_kept_by_a_method():
-    assert not [each for each in promised.check(tova()) if each.objection]
+    assert not [each for each in promised.check_promises(tova()) if each.objection]
 
 
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="streams = 0 and budget = 9 must be at least 1"):
-        promised.check(tova(), streams=0)
+        promised.check_promises(tova(), streams=0)

@@ -1,5 +1,6 @@
 """Every method has a page of one shape, and its links lead to what they name."""
 
+import inspect
 import re
 import shlex
 import sys
@@ -15,14 +16,13 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.reference import methods
-from kvlab.reference.methods import METHODS, WRAPPERS
-from kvlab.reference.methods.caote import Caote
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))  # as MkDocs does while it loads them
 try:
     import method_pages
     import method_sections
+    import registry_pages
     import source_pages
     import symbols
 finally:
@@ -64,13 +64,48 @@ def tags_of(meta):
 
 def test_every_method_has_a_page_and_the_site_lists_it():
     about = [name for page in PAGES for name in names_on(parsed(page)[1])]
-    assert sorted(about) == sorted([*METHODS, *WRAPPERS])
+    assert sorted(about) == sorted(own_methods())
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)
+    registry_pages.on_config(SimpleNamespace(nav=config["nav"]))
     (listed,) = [section["Methods"] for section in config["nav"] if "Methods" in section]
     files = [path for each in listed for path in each.values()]
     assert sorted(files) == sorted(["methods.md", *(f"methods/{page.name}" for page in PAGES)])
-    overview = (ROOT / "docs" / "methods.md").read_text()
-    assert all(f"(methods/{page.name})" in overview for page in PAGES)
+    assert files[:4] == [
+        "methods.md",
+        "methods/full.md",
+        "methods/h2o.md",
+        "methods/streaming_llm.md",
+    ]
+    assert {"Full cache": "methods/full.md"} in listed
+
+
+def own_methods():
+    """Methods of this repository; those of other packages need no page."""
+    files = {name: Path(inspect.getfile(methods.lookup(name))) for name in methods.names()}
+    return [name for name, file in files.items() if file.resolve().is_relative_to(ROOT)]
+
+
+def test_the_overview_has_a_row_for_every_page():
+    overview = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    shown = registry_pages.on_page_markdown(overview, None)
+    assert all(f"(methods/{page.name})" in shown for page in PAGES)
+    assert "| [`h2o`](methods/h2o.md) | accumulated attention | every step | last B/2 |" in shown
+    columns = {line.count(" | ") for line in shown.splitlines() if line.startswith("| ")}
+    assert columns == {len(registry_pages.COLUMNS)}
+
+
+def test_the_reference_documents_the_module_of_every_method():
+    page = (ROOT / "docs" / "api" / "methods.md").read_text(encoding="utf-8")
+    shown = registry_pages.on_page_markdown(page, None)
+    for name in own_methods():
+        assert f"::: {methods.lookup(name).__module__}\n" in shown + "\n"
+
+
+def test_a_mark_without_an_answer_would_be_seen():
+    for page in (ROOT / "docs").rglob("*.md"):
+        shown = registry_pages.on_page_markdown(page.read_text(encoding="utf-8"), None)
+        assert "{{" not in shown, page
+    assert registry_pages.on_page_markdown("{{ nothing }}", None) == "{{ nothing }}"
 
 
 def names_on(meta):
@@ -89,7 +124,7 @@ def test_a_page_has_the_shape_of_all_pages(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_equation_of_the_method_is_on_its_page_once(page):
     meta = parsed(page)[1]
-    method = METHODS.get(meta["method"], Caote)
+    method = methods.lookup(meta["method"])
     assert sorted(tags_of(meta)) == sorted(method.equations)
 
 
@@ -301,8 +336,7 @@ def test_options_are_the_registrys_with_their_defaults():
 
 @pytest.mark.parametrize("name", methods.names())
 def test_every_option_says_what_it_means(name):
-    kind = METHODS.get(name, Caote)
-    said = method_sections.field_docstrings(kind)
+    said = method_sections.field_docstrings(methods.lookup(name))
     assert set(methods.describe()[name]["options"]) <= said.keys()
 
 

@@ -1,14 +1,22 @@
 """The registry's syntax, and that equations and divergences are complete."""
 
 import inspect
+import os
 import re
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from outside import SOURCE, methods_named
+from shapes import shapes_checked
 
-from kvlab.reference import methods
-from kvlab.reference.methods import METHODS, WRAPPERS
+from kvlab.reference import Example, Method, Needs, check_promises, methods
+from kvlab.reference.accounting import Sizes
+from kvlab.reference.methods import METHODS, WRAPPERS, lookup
 from kvlab.reference.methods.caote import Caote
+from kvlab.reference.methods.h2o import H2O
 
 REFERENCE = Path(methods.__file__).parents[1]
 TAG = re.compile(r"# \[([A-Za-z0-9-]+ \d+)\]$", re.MULTILINE)
@@ -18,7 +26,7 @@ def all_tags() -> list[str]:
     return [tag for path in REFERENCE.rglob("*.py") for tag in TAG.findall(path.read_text())]
 
 
-@pytest.mark.parametrize("method", [*METHODS.values(), Caote], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [*map(lookup, methods.names())], ids=lambda method: method.name)
 def test_every_equation_is_implemented_once(method):
     tags = all_tags()
     assert {equation: tags.count(equation) for equation in method.equations} == dict.fromkeys(
@@ -27,7 +35,7 @@ def test_every_equation_is_implemented_once(method):
 
 
 def test_every_tag_is_listed_by_a_method():
-    listed = {equation for method in (*METHODS.values(), Caote) for equation in method.equations}
+    listed = {equation for name in methods.names() for equation in lookup(name).equations}
     assert set(all_tags()) == listed
 
 
@@ -64,7 +72,7 @@ def test_keyword_options_and_text_are_the_same():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("h3o", "unknown method 'h3o'; known are full, streaming_llm"),
+        ("h3o", "unknown method 'h3o'; known are full, h2o, streaming_llm"),
         ("", "unknown method ''"),
         ("h2o:tova", "method 'h2o' wraps nothing"),
         ("fast_caote", "fast_caote wraps another method"),
@@ -110,3 +118,155 @@ def test_every_method_is_described():
     described = methods.describe()
     assert set(described) == set(METHODS) | set(WRAPPERS)
     assert described["lazy_eviction"]["options"]["window"] == 25
+
+
+# --- methods from outside ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "looks_file.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_a_file_that_the_environment_names_is_a_method(file):
+    with methods_named(file):
+        assert methods.names()[-3:] == ("looks", "caote", "fast_caote")
+        assert methods.describe()["looks"]["options"] == {"share": 0.05, "recent": 4}
+        policy = methods.get("looks@share=0.1", 9)
+        assert (policy.score.share, policy.protect.recent) == (0.1, 4)
+        assert methods.get("caote:looks@recent=3", 9).protect.recent == 3
+        with pytest.raises(ValueError, match="unknown option 'sinks' of looks"):
+            methods.get("looks@sinks=1", 9)
+    with pytest.raises(ValueError, match="unknown method 'looks'"):
+        methods.get("looks", 9)
+
+
+def test_what_a_method_does_not_say_has_a_default(file):
+    with methods_named(file):
+        assert methods.examples_of("looks") == (Example("looks", 12),)
+        assert "looks" in methods.compared()
+        assert methods.takes_budget("looks")
+        assert methods.divergences("looks") == ()
+        score = methods.get("looks", 9).score
+        assert (score.needs, score.ordinal, score.signed) == (Needs(), False, False)
+        assert score.work(Sizes(n=10, rho=2, d=4)).bytes == 4 * 10 * (1 + 1)
+
+
+def test_it_keeps_every_promise(file):
+    with methods_named(file):
+        found = check_promises(lambda budget: methods.get("looks@recent=3", budget))
+        assert not [each for each in found if each.objection]
+        around = check_promises(lambda budget: methods.get("caote:looks@recent=3", budget))
+        assert not [each for each in around if each.objection]
+
+
+def test_an_installed_module_is_named_without_its_file(file, monkeypatch):
+    monkeypatch.syspath_prepend(file.parent)
+    with methods_named("looks_file"):
+        assert methods.lookup("looks").__module__ == "looks_file"
+    sys.modules.pop("looks_file")
+
+
+def test_other_processes_know_it_too(file):
+    code = "from kvlab.reference import methods; print(methods.get('looks', 9).score)"
+    environment = {**os.environ, methods.OUTSIDE: str(file)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "MostLooks(share=0.05)"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "KVLAB_METHODS: .*mine.py cannot be imported: file = .*mine.py does not exist"),
+        ("1 / 0", "mine.py cannot be imported: .* cannot be run: ZeroDivisionError"),
+        (SOURCE.replace('"looks"\n', '"h2o"\n'), "method 'h2o' is defined twice: by H2O of .*h2o"),
+        (SOURCE.replace('"looks"\n', '"mikv"\n'), "method 'mikv' is defined twice: by DDKS of"),
+        (SOURCE.replace('"looks"\n', '"a:b"\n'), "name = 'a:b' of Looks must be a word"),
+        (SOURCE.replace('    name = "looks"\n', ""), "name = None of Looks must be a word"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(tmp_path, content, message):
+    path = tmp_path / "mine.py"
+    if content is not None:
+        path.write_text(content)
+    with methods_named(path), pytest.raises(ValueError, match=message):
+        methods.names()
+
+
+def test_a_module_that_is_not_there_is_named():
+    with methods_named("no_such_module"), pytest.raises(ValueError, match="KVLAB_METHODS: no_such"):
+        methods.names()
+
+
+def test_a_class_is_registered_where_it_is_defined():
+    def define():
+        @methods.register
+        @dataclass(frozen=True)
+        class Mine(H2O):
+            name = "mine"
+            variants = {"mine-lagged": "mine@every=5"}
+
+        return Mine
+
+    with methods_named():
+        define()
+        newer = define()  # as a notebook's cell that is run again
+        assert methods.lookup("mine") is newer
+        assert methods.get("mine-lagged", 9).schedule.decode_steps == 5
+        with pytest.raises(TypeError, match="must be a class that derives from Method"):
+            inspect.unwrap(methods.register)(dict)
+    assert "mine" not in methods.names()
+
+
+def test_tables_follow_the_dates_of_publication():
+    listed = [METHODS[name].published for name in METHODS]
+    assert listed == sorted(listed)
+    assert listed[0] == "" and all(re.fullmatch(r"20\d\d-[01]\d", date) for date in listed[1:])
+    assert methods.names()[-2:] == ("caote", "fast_caote")
+    assert Method.published > max(listed), "unpublished ones come last"
+
+
+def test_a_wrapper_wraps_no_wrapper():
+    with pytest.raises(ValueError, match="caote wraps another method"):
+        methods.parse("caote:fast_caote")
+
+
+# --- examples and comparisons --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_every_method_has_examples_that_tests_run(name):
+    examples = methods.examples_of(name)
+    assert any(example.shared for example in examples)
+    for example in examples:
+        assert methods.base_name(example.spec) == name
+        methods.get(example.spec, example.budget)
+
+
+def test_comparisons_name_every_method_and_begin_with_the_full_cache():
+    compared = methods.compared()
+    assert compared[0] == "full"
+    assert {methods.base_name(spec) for spec in compared} == set(methods.names())
+    budgeted = [methods.takes_budget(spec) for spec in compared]
+    assert budgeted == sorted(budgeted)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "error", "message"),
+    [
+        (
+            "ahakv",
+            {"gain": "steep"},
+            ValueError,
+            "gain = 'steep' must be one of 'step', 'measured'",
+        ),
+        ("snapkv", {"window": "wide"}, TypeError, "window = 'wide' of snapkv must be int"),
+    ],
+)
+def test_options_are_checked_however_a_method_is_made(name, option, error, message):
+    with shapes_checked(False), pytest.raises(error, match=message):  # past the tests' type check
+        methods.lookup(name)(**option)

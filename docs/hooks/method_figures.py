@@ -16,7 +16,7 @@ from kvlab.reference.planner.shape import SHAPES
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.timeline import Run, record
+from kvlab.reference.timeline import Run, record_generation
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer, end_of_text
 
@@ -34,13 +34,7 @@ MOST_TOKENS = 128
 def policy(meta: Meta) -> Policy:
     """Return the composition whose answers and costs a page shows."""
     spec = meta.get("policy", meta["method"])
-    return methods.get(spec, BUDGET if takes_budget(spec) else None)
-
-
-def takes_budget(spec: str) -> bool:
-    """Say whether a method has to be told how many entries may stay."""
-    parsed = methods.parse(spec)
-    return getattr(parsed, "base", parsed).budgeted
+    return methods.get(spec, BUDGET if methods.takes_budget(spec) else None)
 
 
 # --- picture -------------------------------------------------------------------------------------
@@ -67,7 +61,7 @@ def caption(meta: Meta) -> str:
     specs = meta["picture"]
     named = ", then ".join(f"`{spec}`" for spec in specs)
     allowed = "memory as its own rule has it"
-    if takes_budget(specs[0]):
+    if methods.takes_budget(specs[0]):
         allowed = f"{half()} entries, half of what the full cache holds in the end"
     outcomes = ["right" if recorded(spec).solved else "wrong" for spec in specs]
     outcome = outcomes[0] if len(set(outcomes)) == 1 else ", then ".join(outcomes)
@@ -81,7 +75,7 @@ def caption(meta: Meta) -> str:
 
 def recorded(spec: str) -> Run:
     """Record the embedded reasoner under a method, at half the memory if it takes a budget."""
-    return run_problem(spec, half() if takes_budget(spec) else None)
+    return run_problem(spec, half() if methods.takes_budget(spec) else None)
 
 
 @cache
@@ -94,7 +88,7 @@ def half() -> int:
 def run_problem(spec: str, budget: int | None) -> Run:
     """Let the embedded reasoner solve the problem under a method."""
     directory, problem = reasoner_directory(), reasoning.held_out(PROBLEM + 1)[PROBLEM]
-    return record(
+    return record_generation(
         Transformer.from_directory(directory),
         load_tokenizer(directory),
         methods.get(spec, budget),
@@ -115,7 +109,7 @@ def costs(meta: Meta) -> str:
     composed = policy(meta)
     plan, full = planned(composed), planned(methods.get("full"))
     beside = ", ".join(f"`{name}`" for name in entry_columns(composed))
-    budget = f", {BUDGET:,} entries" if takes_budget(composed.name) else ""
+    budget = f", {BUDGET:,} entries" if methods.takes_budget(composed.name) else ""
     return "\n\n".join(
         [
             f"Besides its key and value an entry carries {beside}: {entry_bytes(composed)} bytes "

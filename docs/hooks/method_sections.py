@@ -6,6 +6,7 @@ A page ``docs/methods/NAME.md`` states in its front matter what the package cann
 |---|---|
 | ``method`` | name in the registry |
 | ``also`` | further names in the registry that the page is about |
+| ``row`` | the method's row in the table of all methods, by column |
 | ``policy`` | specification whose answers and cost are shown; default: the method's name |
 | ``picture`` | specifications whose kept entries are drawn |
 | ``errata`` | heading of the paper in ``docs/errata.md``, if its claims were checked |
@@ -37,12 +38,11 @@ from typing import Any, get_type_hints
 
 import symbols
 from markdown.extensions.toc import slugify
-from method_figures import BUDGET, Meta, policy, takes_budget
+from method_figures import BUDGET, Meta, policy
 from symbols import ROOT, TARGET, Target
 
 from kvlab.reference import methods
 from kvlab.reference.method import Divergence
-from kvlab.reference.methods import WRAPPERS
 from kvlab.reference.policy import Policy
 
 Link = Callable[[Target], str]
@@ -113,7 +113,7 @@ def anchor(text: str, target: Target, link: Link) -> str:
 
 def answers(shown: Policy, link: Link) -> str:
     """List the parts of a policy with what they say of themselves."""
-    budget = f" with a budget of {BUDGET:,} entries" if takes_budget(shown.name) else ""
+    budget = f" with a budget of {BUDGET:,} entries" if methods.takes_budget(shown.name) else ""
     lines = [f"As `kvlab.reference.methods` composes `{shown.name}`{budget}:", ""]
     for question, parts in QUESTIONS:
         said = "<br>".join(described(getattr(shown, part), link) for part in parts)
@@ -150,12 +150,14 @@ def first_sentence(kind: type) -> str:
 def equation(each: Meta, link: Link) -> str:
     """Write an equation: formula, meaning, passage, and the lines that compute and test it."""
     tag = each["tag"]
+    found = symbols.equation_in(tag, each["reference"])
     mirrored = each.get("fast") or symbols.twin(tag)
-    if mirrored is None:
+    has_twin = (ROOT / "fast" / found.path.removeprefix("reference/")).is_file()
+    if mirrored is None and has_twin:
         raise ValueError(f"[{tag}]: fast/ has no function of that name; the page has to say which")
     lines = {
-        "reference": [symbols.equation_in(tag, each["reference"])],
-        "fast": resolved(mirrored),
+        "reference": [found],
+        "fast": resolved(mirrored or ()),
         "kernel": resolved(each.get("kernel", ())),
         "test": resolved(each["test"]),
     }
@@ -165,7 +167,9 @@ def equation(each: Meta, link: Link) -> str:
         for kind, targets in lines.items()
         if targets
     ]
-    if not lines["kernel"]:
+    if not has_twin:
+        shown.insert(2, "<dt>fast</dt><dd>none: the reference’s score runs on the host</dd>")
+    elif not lines["kernel"]:
         why = "the host counts" if each.get("host") else "PyTorch’s own operations"
         shown.insert(3, f"<dt>kernel</dt><dd>none: {why}</dd>")
     return "\n\n".join(
@@ -256,7 +260,7 @@ def options(name: str) -> str:
     Raises:
         KeyError: if the reference does not say what one means.
     """
-    kind = WRAPPED if name in WRAPPERS else methods.METHODS[name]
+    kind = methods.lookup(name)
     said = field_docstrings(kind)
     hints = get_type_hints(kind)
     rows = [
@@ -273,10 +277,6 @@ def options(name: str) -> str:
     ]
     named = f"\n\nNamed variants: {'; '.join(variants)}." if variants else ""
     return "With their defaults:\n\n" + "\n".join(rows) + named
-
-
-WRAPPED = type(methods.parse("caote:h2o"))
-"""The class behind all names of `WRAPPERS`."""
 
 
 def value(default: Any) -> str:
@@ -299,30 +299,30 @@ def kinds(hint: Any) -> str:
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    """Return what stands below the fields of a dataclass."""
-    tree = ast.parse(inspect.getsource(kind)).body[0]
-    assert isinstance(tree, ast.ClassDef)
+    """Return what stands below the fields of a dataclass, inherited ones included."""
     found = {}
-    for field, after in zip(tree.body, tree.body[1:], strict=False):
-        match field, after:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                found[name] = re.sub(r"``([^`]+)``", r"`\1`", " ".join(text.split()))
+    for each in filter(is_dataclass, reversed(kind.__mro__)):
+        tree = ast.parse(inspect.getsource(each)).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for field, after in zip(tree.body, tree.body[1:], strict=False):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = re.sub(r"``([^`]+)``", r"`\1`", " ".join(text.split()))
     return found
 
 
 def usage(meta: Meta) -> str:
     """Return a command and a snippet that run as they stand."""
     spec = meta["picture"][0]
-    budget = ", budget=120" if takes_budget(spec) else ""
-    share = " --budget 60%" if takes_budget(spec) else ""
+    budget = ", budget=120" if methods.takes_budget(spec) else ""
+    share = " --budget 60%" if methods.takes_budget(spec) else ""
     return "\n\n".join(
         [
             f'```\nkvlab compare --methods "full {spec}"{share} --problems 4\n```',
             f"""```python
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import Transformer, generate, methods
+from kvlab.reference import Transformer, generate, load_tokenizer, methods
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 directory = reasoner_directory()  # any Llama, Mistral, Qwen2 or Qwen3 directory
 model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)

@@ -9,7 +9,7 @@ import torch
 
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.terminal import Report
-from kvlab.reference.policy import check_at_least
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 
 

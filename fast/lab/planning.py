@@ -13,11 +13,11 @@ from kvlab.fast.lab.points import check_some_ran, takes_budget
 from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.planner.cost import Plan, Runtime, fleet
 from kvlab.reference.planner.figures import PaperFigure, paper_figures
 from kvlab.reference.planner.hardware import HARDWARE, Hardware
 from kvlab.reference.planner.shape import Shape
-from kvlab.reference.policy import check_at_least
 from kvlab.reference.selection import budget_entries
 
 GB = 1e9

@@ -11,14 +11,13 @@ from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
-from kvlab.reference.policy import check_at_least
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.timeline import Run, Timeline, record, record_trace
+from kvlab.reference.timeline import Run, Timeline, record_generation, record_replay, token_texts
 from kvlab.reference.timeline.recorder import MOST_VALUES
-from kvlab.reference.timeline.texts import token_texts
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.trace import load
+from kvlab.reference.traces.trace import load_trace
 from kvlab.reference.transformer import Transformer, end_of_text
 
 
@@ -29,7 +28,8 @@ class Source:
     name: str
     """Of the model."""
     record: Callable[..., Run]
-    """Called with a policy and the keyword arguments that `record` and `record_trace` share."""
+    """Called with a policy and the keyword arguments that both `record_generation` and
+    `record_replay` take."""
     length: Callable[[], int]
     """Returns the tokens that the full cache holds in the end."""
 
@@ -143,7 +143,7 @@ def text_source(
         "max_new_tokens": max_new_tokens,
         "stop": end_of_text(directory),
     }
-    run = partial(record, model, tokenizer, **given)
+    run = partial(record_generation, model, tokenizer, **given)
 
     def length() -> int:
         return run(methods.get("full"), most_values=1).read
@@ -162,7 +162,7 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
     Raises:
         ValueError: if the file is no trace, or its tokens are not the tokenizer's.
     """
-    recorded = load(path)
+    recorded = load_trace(path)
     name, embedded = recorded.metadata.model, reasoner_directory()
     if directory is None and name == embedded.name:
         directory = embedded
@@ -174,7 +174,7 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
         if max(ids) >= (known := tokenizer.get_vocab_size()):
             raise ValueError(f"{directory} knows {known} tokens, {path} holds token {max(ids)}")
         texts = token_texts(tokenizer, ids)
-    return Source(name, partial(record_trace, recorded, texts), lambda: len(ids))
+    return Source(name, partial(record_replay, recorded, texts), lambda: len(ids))
 
 
 def table(rows: Sequence[Row]) -> Table:

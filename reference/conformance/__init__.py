@@ -2,12 +2,20 @@
 
 ``check("h2o.score", my_function)`` or ``kvlab conformance run my_kernel.py``: see
 docs/conformance.md. The vectors lie in ``vectors/``; ``kvlab conformance generate`` makes them
-anew, bit by bit.
+anew, bit by bit. A method without published vectors is tested on cases that are made on the spot,
+from its examples.
 """
 
 from kvlab.reference.conformance.case import Case, Expected, Tolerance
-from kvlab.reference.conformance.checker import Group, Outcome, Report, Status, check, published
-from kvlab.reference.conformance.implementation import Functions, Implementation, NotTestedError
+from kvlab.reference.conformance.checker import cases, check, published
+from kvlab.reference.conformance.implementation import (
+    Functions,
+    Implementation,
+    NotTestedError,
+    load,
+)
+from kvlab.reference.conformance.program import Program
+from kvlab.reference.conformance.report import Group, Outcome, Report, Status, to_junit, to_plain
 
 __all__ = [
     "Case",
@@ -17,9 +25,14 @@ __all__ = [
     "Implementation",
     "NotTestedError",
     "Outcome",
+    "Program",
     "Report",
     "Status",
     "Tolerance",
+    "cases",
     "check",
+    "load",
     "published",
+    "to_junit",
+    "to_plain",
 ]

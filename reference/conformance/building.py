@@ -1,41 +1,36 @@
 """Makes the test vectors of the methods: records a stream and takes cases from its steps."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.conformance import stages
-from kvlab.reference.conformance.case import Case, Expected, Inputs, Parameters
-from kvlab.reference.conformance.drawing import Source
-from kvlab.reference.conformance.operation import DTYPES
-from kvlab.reference.conformance.rounding import is_safe, to_float32
-from kvlab.reference.conformance.streams import TIED, Stream, stream_of
-from kvlab.reference.conformance.subjects import (
+from kvlab.reference.conformance.case import Case
+from kvlab.reference.conformance.groups import (
+    OPTION,
     OPTIONS,
-    SUBJECTS,
-    VARIANT,
-    Subject,
+    TIED,
+    groups_of,
     is_option,
+    stream_of,
 )
-from kvlab.reference.conformance.targets import OPERATIONS, target_of
+from kvlab.reference.conformance.storing import UncertainError, finished
+from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import (
-    Block,
-    Clock,
-    Full,
-    Observation,
-    Policy,
-    Unlimited,
-    empty_cache,
-    select,
-    step,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Full, Policy, Unlimited, empty_cache, select
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.streams import Source, Stream, run_stream
 
 ATTEMPTS = 2000
 """Streams that are drawn at most until one has clear decisions only."""
+
+QUICK_ATTEMPTS = 20
+"""The same for a method without published vectors, whose cases are made while somebody waits."""
 
 CLEAR = 1e-4
 """Relative distance between the score that just stays and the one that just goes."""
@@ -52,30 +47,47 @@ NUDGE = 1e-5
 NUDGES = 4
 
 
-def method_cases() -> Iterator[Case]:
-    """Build all cases of all methods."""
-    for subject in SUBJECTS:
-        for group in subject.groups:
-            yield from subject_cases(subject, group)
+def method_cases(names: Iterable[str]) -> Iterator[Case]:
+    """Build all cases of all examples of these methods.
+
+    Raises:
+        RuntimeError: if no stream of a group leads to clear decisions.
+    """
+    for name in names:
+        for example in methods.examples_of(name):
+            for group in groups_of(example):
+                yield from example_cases(example, group, ATTEMPTS)
 
 
-def subject_cases(subject: Subject, group: str) -> tuple[Case, ...]:
-    """Return the cases of one method in one group, from the first stream that is clear.
+def cases_on_the_spot(name: str) -> Iterator[Case]:
+    """Build the cases of a method without published ones, but for groups that are never clear."""
+    for example in methods.examples_of(name):
+        for group in groups_of(example):
+            for ties in (example.ties, True):
+                try:
+                    yield from example_cases(replace(example, ties=ties), group, QUICK_ATTEMPTS)
+                    break
+                except RuntimeError:
+                    continue
+
+
+def example_cases(example: Example, group: str, attempts: int) -> tuple[Case, ...]:
+    """Return the cases of an example in one group, from the first stream that is clear.
 
     Raises:
         RuntimeError: if no stream is.
     """
-    for attempt in range(ATTEMPTS):
+    for attempt in range(attempts):
         stream = stream_of(group, attempt)
-        budget = stream.length if group == "budget_ge_length" else subject.budget
-        policy = stages.policy_of(subject.spec, {"budget": budget})
-        tied = subject.tied or group in TIED
+        budget = stream.tokens if group == "budget_ge_length" else example.budget
+        policy = methods.get(example.spec, budget)
+        tied = example.ties or group in TIED
         whole = not tied or attempt < READY_TO_RUN
-        events = clear_events(policy, stream, tied) if whole else recorded(policy, stream)
+        events = clear_events(policy, stream, tied) if whole else [*recording(policy, stream)]
         if events is None:
             continue
         try:
-            cases = tuple(from_events(subject, budget, policy, stream, events, group))
+            cases = tuple(from_events(example, budget, policy, stream, events, group))
         except UncertainError:
             continue
         runs = [case for case in cases if case.operation == "run"]
@@ -83,7 +95,7 @@ def subject_cases(subject: Subject, group: str) -> tuple[Case, ...]:
             return tuple(case for case in cases if case not in runs)
         if all(is_steady(case, policy) for case in runs):
             return cases
-    raise RuntimeError(f"no stream of {group} gives {subject.spec} clear decisions")
+    raise RuntimeError(f"no stream of {group} gives {example.spec} clear decisions")
 
 
 # --- recording -----------------------------------------------------------------------------------
@@ -91,7 +103,7 @@ def subject_cases(subject: Subject, group: str) -> tuple[Case, ...]:
 
 @dataclass(frozen=True)
 class Event:
-    """What one block did."""
+    """The effect of one block on one layer."""
 
     seen: Observation
     before: State
@@ -111,7 +123,7 @@ class Event:
 
 
 def clear_events(policy: Policy, stream: Stream, tied: bool) -> list[Event] | None:
-    """Return every step of a stream; None as soon as one leaves doubt about who leaves."""
+    """Return every step of a stream, or None if the scores of a step do not decide clearly."""
     events = []
     for event in recording(policy, stream):
         if not is_clear(policy, event, tied):
@@ -120,30 +132,11 @@ def clear_events(policy: Policy, stream: Stream, tied: bool) -> list[Event] | No
     return events
 
 
-def recorded(policy: Policy, stream: Stream) -> list[Event]:
-    """Return every step of a stream."""
-    return list(recording(policy, stream))
-
-
 def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
     """Feed a stream to a policy and note every step."""
-    G, _, _, d = stream.queries.shape
-    cache, done = empty_cache(policy, G, d), 0
-    confidence = np.concatenate([np.full(stream.first, np.nan), stream.confidence])
-    for m in stream.blocks:
-        part = slice(done, done + m)
-        done += m
-        block = Block(
-            Clock(stream.first + done, m, stream.prompt),
-            0,
-            stream.queries[:, :, part],
-            stream.keys[:, part],
-            stream.values[:, part],
-            confidence[: stream.first + done],
-            softcap=stream.softcap,
-        )
+    cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
+    for block, result in zip(stream.pieces(), run_stream(policy, stream), strict=True):
         grown = cache.append(block.keys, block.values, block.clock.positions, policy.score.columns)
-        result = step(policy, cache, block)
         after = policy.score.observe(grown.state, result.seen)
         fresh = bool((grown.keys.bits == FULL_BITS).all())
         cache = result.cache
@@ -152,7 +145,7 @@ def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
 
 
 def is_clear(policy: Policy, event: Event, tied: bool) -> bool:
-    """Whether nobody can doubt who leaves; equal scores are clear where a group is about them."""
+    """Whether the scores decide clearly; equal scores count as clear if ``tied``."""
     if not event.evicts or policy.score.ordinal:
         return True
     assert event.keep is not None
@@ -196,32 +189,19 @@ def is_steady(case: Case, policy: Policy) -> bool:
 
 
 def is_decisive(case: Case) -> bool:
-    """Whether a case leaves no doubt about who stays; only whole streams can."""
+    """Whether the scores of a case decide clearly; only whole streams can leave doubt."""
     if case.operation != "run" or case.method is None:
         return True
-    inputs, parameters = case.inputs, case.parameters
-    stream = Stream(
-        inputs["queries"],
-        inputs["keys"],
-        inputs["values"],
-        inputs["confidence"],
-        parameters["prompt"],
-        tuple(int(m) for m in inputs["blocks"]),
-        softcap=parameters["softcap"],
-    )
-    policy = stages.policy_of(case.method, parameters)
+    stream = stages.stream_from(case.inputs, case.parameters)
+    policy = stages.policy_of(case.method, case.parameters)
     return clear_events(policy, stream, case.group in TIED) is not None
 
 
 # --- cases ---------------------------------------------------------------------------------------
 
 
-class UncertainError(Exception):
-    """A number could be stored in two ways."""
-
-
 def from_events(
-    subject: Subject,
+    example: Example,
     budget: int | None,
     policy: Policy,
     stream: Stream,
@@ -229,15 +209,10 @@ def from_events(
     group: str,
 ) -> Iterator[Case]:
     """Take the whole stream as a case, and the steps of the blocks that decide."""
-    spec, prefix = subject.spec, ""
-    if is_option(subject) and group in VARIANT:
+    spec, prefix = example.spec, ""
+    if is_option(example) and group in OPTION:
         group, prefix = OPTIONS, f"{group}-"
-    parameters = {
-        **stages.options_of(spec),
-        "budget": budget,
-        "softcap": stream.softcap,
-        "prompt": stream.prompt,
-    }
+    parameters = parameters_of(spec, budget, stream)
     for number, event in enumerate(chosen(events, group)):
         here = parameters | stages.clock_parameters(event.seen.clock)
         for operation, inputs, more in event_inputs(policy, event, group):
@@ -247,6 +222,12 @@ def from_events(
         yield finished(
             "run", spec, group, f"{prefix}0", parameters, run_inputs(policy, stream, events)
         )
+
+
+def parameters_of(spec: str, budget: int | None, stream: Stream) -> dict[str, Any]:
+    """Return the parameters that all cases of one stream share."""
+    given = {"budget": budget, "softcap": stream.softcap, "prompt": stream.prompt}
+    return {**stages.options_of(spec), **given}
 
 
 def chosen(events: list[Event], group: str) -> list[Event]:
@@ -294,7 +275,7 @@ def given_scores(seen: Observation, group: str) -> Array:
 
 
 def run_inputs(policy: Policy, stream: Stream, events: list[Event]) -> dict[str, Array]:
-    """Return a stream, and what is drawn while it runs, as inputs."""
+    """Return a stream and the numbers drawn on its way, as inputs."""
     drawn: dict[str, Array] = {}
     for event in events:
         if event.keep is not None:
@@ -307,61 +288,3 @@ def run_inputs(policy: Policy, stream: Stream, events: list[Event]) -> dict[str,
         "confidence": stream.confidence,
         **drawn,
     }
-
-
-def finished(
-    operation: str,
-    method: str | None,
-    group: str,
-    name: str,
-    parameters: Parameters,
-    inputs: Inputs,
-) -> Case:
-    """Round inputs as they are stored, and let the reference answer.
-
-    Raises:
-        UncertainError: if a number could be stored in two ways.
-    """
-    stored = stored_inputs(operation, inputs)
-    expected = OPERATIONS[operation].compute(stored, parameters, method)
-    target = target_of(operation, method)
-    full_name = "/".join(part for part in (target, group, method, name) if part)
-    return Case(
-        full_name, target, group, method, dict(parameters), stored, stored_expected(expected)
-    )
-
-
-def stored_inputs(operation: str, inputs: Inputs) -> dict[str, Array]:
-    """Return inputs with the values that their stored form has."""
-    described = OPERATIONS[operation].inputs
-    return {
-        name: rounded(x)
-        if described[name].kind == "float"
-        else x.astype(DTYPES[described[name].kind])
-        for name, x in inputs.items()
-    }
-
-
-def stored_expected(expected: Mapping[str, Expected]) -> dict[str, Expected]:
-    """Return expected values as their stored form has them."""
-    return {name: stored_one(each) for name, each in expected.items()}
-
-
-def stored_one(each: Expected) -> Expected:
-    """Round numbers; what is exact is stored as it is."""
-    if each.kind != "numbers":
-        return each
-    value = each.value if each.where is None else np.where(each.where, each.value, 0.0)
-    slack = None if each.slack is None else rounded(each.slack)
-    return Expected("numbers", rounded(value), each.tolerance, each.where, slack, each.either)
-
-
-def rounded(x: Array) -> Array:
-    """Return what float32 makes of numbers.
-
-    Raises:
-        UncertainError: if float64's last digits would decide.
-    """
-    if not is_safe(x):
-        raise UncertainError
-    return to_float32(x.astype(np.float64))

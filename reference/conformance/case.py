@@ -1,4 +1,4 @@
-"""What a test vector is: inputs, and what has to come out of them within which tolerance."""
+"""A test vector: inputs, and the outputs that have to come out of them, with tolerances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,104 +1,23 @@
 """Runs an implementation on test vectors, and reports."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from time import monotonic
 from typing import Any
 
+from kvlab.reference import methods
 from kvlab.reference.conformance import vectors
+from kvlab.reference.conformance.building import cases_on_the_spot
 from kvlab.reference.conformance.case import Case
-from kvlab.reference.conformance.comparing import difference
+from kvlab.reference.conformance.expecting import difference
 from kvlab.reference.conformance.implementation import Functions, Implementation, NotTestedError
-from kvlab.reference.conformance.minimise import SECONDS, Found, minimised
-from kvlab.reference.conformance.targets import OPERATIONS, operation_of
+from kvlab.reference.conformance.minimise import SECONDS, minimised
+from kvlab.reference.conformance.report import Group, Outcome, Report, Status
+from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
 
 ALL_SECONDS = 40.0
 """Time that is spent on making the failures of one check small."""
-
-IN_FULL = 3
-"""Failures that are shown with their smallest inputs; of others only what is wrong."""
-
-
-class Status(StrEnum):
-    """How a case ended."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    NOT_TESTED = "not tested"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one case gave."""
-
-    case: Case
-    status: Status
-    reason: str = ""
-    """What is wrong, or why it was not tested."""
-    smallest: Found | None = None
-    """The same failure with the smallest inputs; of the first failure of a group alone."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """What the cases of a target in one group gave."""
-
-    target: str
-    group: str
-    outcomes: tuple[Outcome, ...]
-
-    def count(self, status: Status) -> int:
-        """Number of cases that ended so."""
-        return sum(outcome.status == status for outcome in self.outcomes)
-
-    @property
-    def first_failure(self) -> Outcome | None:
-        """The first case that failed."""
-        failures = (each for each in self.outcomes if each.status is Status.FAILED)
-        return next(failures, None)
-
-
-@dataclass(frozen=True)
-class Report:
-    """What an implementation was found to be."""
-
-    groups: tuple[Group, ...]
-    not_offered: tuple[str, ...]
-    """Targets that have vectors and that the implementation does not offer."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing failed and something was tested."""
-        return self.count(Status.FAILED) == 0 and self.count(Status.PASSED) > 0
-
-    def count(self, status: Status) -> int:
-        """Number of cases that ended so."""
-        return sum(group.count(status) for group in self.groups)
-
-    @property
-    def untested(self) -> tuple[str, ...]:
-        """Targets of which no case was tested."""
-        tried = {
-            group.target
-            for group in self.groups
-            if group.count(Status.PASSED) or group.count(Status.FAILED)
-        }
-        found = (group.target for group in self.groups if group.target not in tried)
-        return (*dict.fromkeys(found), *self.not_offered)
-
-    def failures(self) -> list[Outcome]:
-        """Return the first failure of every group that has one."""
-        return [found for group in self.groups if (found := group.first_failure) is not None]
-
-    def raise_for_failures(self) -> None:
-        """Raise AssertionError that shows the first failure of every group."""
-        failures = self.failures()
-        if failures:
-            raise AssertionError(f"{self.count(Status.FAILED)} cases failed\n\n{shown(failures)}")
-        if not self.count(Status.PASSED):
-            raise AssertionError("nothing was tested")
 
 
 def check(
@@ -113,7 +32,7 @@ def check(
     minimise: bool = True,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Report:
-    """Check an implementation against the published vectors.
+    """Check an implementation against the test vectors.
 
     Args:
         method: what is implemented: a building block (``"attend"``), a step of a method
@@ -138,7 +57,7 @@ def check(
         TypeError: if an implementation is no function, or asks for what there is not.
     """
     under_test = as_implementation(method, implementation, arrays, device, precision)
-    chosen = selected(published(), method, groups, exclude)
+    chosen = selected(cases(method), method, groups, exclude)
     offered = [case for case in chosen if under_test.offers(case.target)]
     if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
@@ -169,6 +88,27 @@ def published() -> tuple[Case, ...]:
     return tuple(vectors.read())
 
 
+def cases(method: str | None = None) -> tuple[Case, ...]:
+    """Return the published cases, and cases made on the spot for methods that have none.
+
+    Args:
+        method: a target or method; of other methods nothing is made. None: of every method.
+    """
+    unpublished = (
+        name
+        for name in methods.names()
+        if name not in vectors.published_methods()
+        and (method is None or name == re.split("[.:]", method)[0])
+    )
+    return (*published(), *(case for name in unpublished for case in made_on_the_spot(name)))
+
+
+@lru_cache(maxsize=64)
+def made_on_the_spot(name: str) -> tuple[Case, ...]:
+    """Return the cases of a method without published ones."""
+    return tuple(cases_on_the_spot(name))
+
+
 def as_implementation(
     method: str | None,
     implementation: Any,
@@ -176,7 +116,7 @@ def as_implementation(
     device: str | None,
     precision: str,
 ) -> Implementation:
-    """Return what answers cases, of anything that `check` takes."""
+    """Turn anything that `check` takes into an implementation that answers cases."""
     if hasattr(implementation, "offers") and hasattr(implementation, "answer"):
         return implementation
     if isinstance(implementation, Mapping):
@@ -196,7 +136,7 @@ def as_implementation(
 
 def is_method(name: str) -> bool:
     """Whether a name is a method with vectors, not a building block or a step."""
-    return any(case.target.rpartition(".")[0] == name for case in published())
+    return any(case.target.rpartition(".")[0] == name for case in cases(name))
 
 
 def is_target(name: str) -> bool:
@@ -215,7 +155,7 @@ def full_target(method: str | None, name: str) -> str:
 
 
 def selected(
-    cases: Iterable[Case],
+    everything: Sequence[Case],
     method: str | None,
     groups: Iterable[str] | None,
     exclude: Iterable[str],
@@ -225,7 +165,6 @@ def selected(
     Raises:
         ValueError: if a target has no cases, or a group is unknown.
     """
-    everything = list(cases)
     chosen = [case for case in everything if method is None or belongs(case, method)]
     if not chosen:
         operation_of(method or "")
@@ -247,13 +186,13 @@ def belongs(case: Case, method: str) -> bool:
     return case.target == method or case.target.rpartition(".")[0] == method
 
 
-def targets(cases: Iterable[Case]) -> list[str]:
+def targets(listed: Iterable[Case]) -> list[str]:
     """Return the targets of cases, each once, in order."""
-    return list(dict.fromkeys(case.target for case in cases))
+    return list(dict.fromkeys(case.target for case in listed))
 
 
 def run_case(under_test: Implementation, case: Case, seconds: float = 0.0) -> Outcome:
-    """Let an implementation answer one case, and take so long to make a failure small."""
+    """Let an implementation answer one case; spend up to ``seconds`` on making a failure small."""
     try:
         reason = wrong(under_test, case)
     except NotTestedError as why:
@@ -279,28 +218,13 @@ def wrong(under_test: Implementation, case: Case) -> str | None:
         raise
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
         return f"{type(error).__name__}: {error}"
-    described = OPERATIONS[case.operation].outputs
+    outputs = described(case).outputs
     for name, expected in case.expected.items():
         if name not in found:
-            if described[name].optional:
+            if outputs[name].optional:
                 continue
             return f"{name} was not returned"
         reason = difference(expected, found[name], under_test.precision)
         if reason is not None:
             return f"{name} {reason}"
     return None
-
-
-def shown(failures: list[Outcome]) -> str:
-    """Describe failures, the first ones with their smallest inputs."""
-    described = [describe(each) for each in failures[:IN_FULL]]
-    others = [f"{each.case.name}: {each.reason}" for each in failures[IN_FULL:]]
-    return "\n\n".join([*described, "\n".join(others)]).strip()
-
-
-def describe(outcome: Outcome) -> str:
-    """Say what failed, with the smallest inputs that still fail."""
-    lines = [f"{outcome.case.name}: {outcome.reason}"]
-    if outcome.smallest is not None:
-        lines.append(outcome.smallest.describe())
-    return "\n".join(lines)

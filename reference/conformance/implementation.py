@@ -1,21 +1,23 @@
-"""What is under test: Python functions, by target."""
+"""Implementations under test: Python functions by target, which take arrays of any library."""
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from kvlab.reference.conformance.arrays import cast, converter, to_numpy
+from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance.case import PRECISIONS, Case
 from kvlab.reference.conformance.operation import DTYPES, Field, Operation
-from kvlab.reference.conformance.targets import OPERATIONS, operation_of
+from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
+from kvlab.reference.importing import import_file
 from kvlab.reference.notation import Array
-from kvlab.reference.windows import check_choice
 
 CHANNELS = ("d", "length")
 """Axes of vectors: arrays that have one come in the implementation's number format."""
@@ -33,7 +35,7 @@ class Implementation(Protocol):
     """Number format in which it works."""
 
     def offers(self, target: str) -> bool:
-        """Whether it has something for a target."""
+        """Whether the implementation offers a target."""
         ...
 
     def answer(self, case: Case) -> dict[str, Array]:
@@ -72,7 +74,7 @@ class Functions:
         return self._function(target) is not None
 
     def answer(self, case: Case) -> dict[str, Array]:
-        """Call the function with what it names, and return its outputs as NumPy arrays.
+        """Call the function with the inputs that it names; return its outputs as NumPy arrays.
 
         Raises:
             NotTestedError: if there is no function, or it raises NotImplementedError.
@@ -81,12 +83,12 @@ class Functions:
         function = self._function(case.target)
         if function is None:
             raise NotTestedError("no function")
-        operation = OPERATIONS[case.operation]
+        operation = described(case)
         available = {
             **dict.fromkeys(operation.inputs),
             **dict.fromkeys(operation.parameters),
             **case.parameters,
-            **{name: self._given(x, operation.inputs[name]) for name, x in case.inputs.items()},
+            **{name: self._given(x, operation.input(name, x)) for name, x in case.inputs.items()},
             "method": case.method,
         }
         try:
@@ -208,7 +210,7 @@ def outputs_of(returned: Any, case: Case) -> dict[str, Array]:
     """
     names = [*case.expected]
     if isinstance(returned, Mapping):
-        unknown = set(returned) - {*OPERATIONS[case.operation].outputs}
+        unknown = set(returned) - {*described(case).outputs}
         if unknown:
             raise TypeError(f"{min(unknown)!r} is no output of {case.target}; they are {names}")
         return {name: to_numpy(x) for name, x in returned.items() if name in case.expected}
@@ -217,3 +219,99 @@ def outputs_of(returned: Any, case: Case) -> dict[str, Array]:
     if len(returned) > len(names):
         raise TypeError(f"{len(returned)} outputs for {case.target}; they are {names}")
     return {name: to_numpy(x) for name, x in zip(names, returned, strict=False)}
+
+
+TABLE = "IMPLEMENTATIONS"
+"""Name of the dictionary, target → function, that a file has to define."""
+
+
+def load(
+    file: Path,
+    arrays: str | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+) -> Functions:
+    """Run a Python file and return what it implements.
+
+    Args:
+        file: defines ``IMPLEMENTATIONS``, and may define ``ARRAYS``, ``DEVICE`` and ``PRECISION``.
+        arrays: instead of the file's ``ARRAYS``; without both numpy.
+        device: instead of the file's ``DEVICE``.
+        precision: instead of the file's ``PRECISION``; without both float32.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it cannot be run, or defines no implementations.
+    """
+    module = import_file(file, f"conformance_{file.stem}")
+    table = getattr(module, TABLE, None)
+    if not isinstance(table, Mapping) or not table:
+        raise ValueError(f"{file} must define {TABLE}, a dictionary from targets to functions")
+    functions: Mapping[str, Callable[..., Any]] = table
+    return Functions(
+        functions,
+        arrays or getattr(module, "ARRAYS", "numpy"),
+        device or getattr(module, "DEVICE", None),
+        precision or getattr(module, "PRECISION", "float32"),
+    )
+
+
+# --- arrays of any library -----------------------------------------------------------------------
+
+
+def converter(library: str, device: str | None = None) -> Callable[[Array], Any]:
+    """Return the function that turns a NumPy array into a library's array: its ``asarray``.
+
+    Args:
+        library: module with ``asarray``, such as ``torch``, ``cupy``, ``jax.numpy``.
+        device: as the library names it; None for its default.
+
+    Raises:
+        ValueError: if the module cannot be imported or has no ``asarray``.
+    """
+    if library == "numpy" and device is None:
+        return np.array
+    try:
+        module = importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"arrays = {library!r} cannot be imported: {error}") from None
+    if not hasattr(module, "asarray"):
+        raise ValueError(f"arrays = {library!r} must be a module with asarray, as torch or cupy")
+    if device is None:
+        return lambda x: module.asarray(x.copy())
+    return lambda x: module.asarray(x.copy(), device=device)
+
+
+def cast(x: Any, library: str, dtype: str) -> Any:
+    """Return a library's array in another number format of the same library."""
+    target = getattr(importlib.import_module(library), dtype)
+    return x.to(target) if hasattr(x, "to") else x.astype(target)
+
+
+def to_numpy(x: Any) -> Array:
+    """Return an array of any library in main memory, 16-bit formats as float32.
+
+    Raises:
+        TypeError: if it is no array.
+    """
+    host = on_host(x)
+    if "bfloat16" in str(getattr(host, "dtype", "")):
+        host = host.float() if hasattr(host, "float") else host.astype("float32")
+    if isinstance(host, list | tuple | int | float) or hasattr(host, "__array__"):
+        found = np.asarray(host)
+    elif hasattr(host, "__dlpack__"):
+        found = np.from_dlpack(host)
+    else:
+        raise TypeError(f"an array was expected, got {type(x).__name__}")
+    if found.dtype == object:
+        raise TypeError("an array was expected, got nested objects of unequal length")
+    return found
+
+
+def on_host(x: Any) -> Any:
+    """Return an array without its gradient, in main memory."""
+    if hasattr(x, "detach"):  # PyTorch
+        return x.detach().cpu()
+    if hasattr(x, "get") and hasattr(x, "device"):  # CuPy
+        return x.get()
+    return x

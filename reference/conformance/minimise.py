@@ -10,8 +10,8 @@ import numpy as np
 from kvlab.reference.conformance.building import is_decisive
 from kvlab.reference.conformance.case import Case, Expected, Inputs, Parameters
 from kvlab.reference.conformance.implementation import NotTestedError
-from kvlab.reference.conformance.operation import AXES, Operation
-from kvlab.reference.conformance.targets import OPERATIONS
+from kvlab.reference.conformance.operation import AXES
+from kvlab.reference.conformance.targets import described
 from kvlab.reference.notation import Array
 
 SECONDS = 5.0
@@ -78,20 +78,18 @@ def fails(case: Case, wrong: Wrong) -> str | None:
 
 
 def reductions(case: Case) -> Iterator[Case]:
-    """Return smaller cases, the boldest first; those that the reference refuses are left out."""
-    operation = OPERATIONS[case.operation]
-    for inputs, parameters in (*shorter(case, operation), *simpler(case, operation)):
-        smaller = answered(case, operation, inputs, parameters)
+    """Yield smaller cases, the boldest first; cases that the reference refuses are left out."""
+    for inputs, parameters in (*shorter(case), *simpler(case)):
+        smaller = answered(case, inputs, parameters)
         if smaller is None or not is_block_newest(smaller.inputs):
             continue
         if has_infinite(case.expected) or not has_infinite(smaller.expected):
             yield smaller
 
 
-def answered(
-    case: Case, operation: Operation, inputs: Inputs, parameters: Parameters
-) -> Case | None:
+def answered(case: Case, inputs: Inputs, parameters: Parameters) -> Case | None:
     """Return a case with other inputs; None if they are not valid."""
+    operation = described(case)
     try:
         with np.errstate(all="ignore"):
             whole = operation.derive(inputs, parameters, case.method)
@@ -127,13 +125,13 @@ def has_infinite(expected: Mapping[str, Expected]) -> bool:
 # --- shorter axes --------------------------------------------------------------------------------
 
 
-def shorter(case: Case, operation: Operation) -> Iterator[tuple[Inputs, Parameters]]:
-    """Cut every axis to its half, then by one; and lower the budget."""
+def shorter(case: Case) -> Iterator[tuple[Inputs, Parameters]]:
+    """Cut every axis to one, to its half and by one; then lower the budget and the like."""
     for axis in AXES:
-        length = axis_length(case, operation, axis)
+        length = axis_length(case, axis)
         for wanted in dict.fromkeys((1, length // 2, length - 1)):
             for last in (True, False) if 0 < wanted < length else ():
-                cut = with_axis(case, operation, axis, wanted, last)
+                cut = cut_axis(case, axis, wanted, last)
                 if cut is not None:
                     yield cut
     for name, least in (("budget", 0), ("room", 0), ("group", 1), ("kernel", 1)):
@@ -144,47 +142,56 @@ def shorter(case: Case, operation: Operation) -> Iterator[tuple[Inputs, Paramete
                     yield case.inputs, {**case.parameters, name: less}
 
 
-def axis_length(case: Case, operation: Operation, axis: str) -> int:
+def axes_of(case: Case) -> Mapping[str, tuple[str, ...]]:
+    """Return the axes of every input."""
+    operation = described(case)
+    return {name: operation.input(name, x).axes for name, x in case.inputs.items()}
+
+
+def axis_length(case: Case, axis: str) -> int:
     """Return the length of an axis, 0 where the case has none; codes follow their vectors."""
     if axis in ("kept", "groups", "bytes", "blocks"):
         return 0
-    for name, x in case.inputs.items():
-        axes = operation.inputs[name].axes
+    for name, axes in axes_of(case).items():
         if axis in axes:
-            return x.shape[axes.index(axis)]
+            return case.inputs[name].shape[axes.index(axis)]
     return 0
 
 
-def with_axis(
-    case: Case, operation: Operation, axis: str, wanted: int, last: bool
-) -> tuple[Inputs, Parameters] | None:
-    """Return inputs with the first or last ``wanted`` along an axis.
+def cut_axis(case: Case, axis: str, wanted: int, last: bool) -> tuple[Inputs, Parameters] | None:
+    """Return inputs with the first or last ``wanted`` along an axis; None if that cannot be.
 
     A stream keeps its start, and a block of queries its own entries, the newest ones: in a step of
     a method with their state; in a building block, which has none, by their positions alone.
     """
     if last and axis == "t":
         return None
-    inputs, parameters = dict(case.inputs), dict(case.parameters)
-    length = axis_length(case, operation, axis)
-    own = len(inputs["query_positions"]) if axis == "n" and "query_positions" in inputs else 0
-    if wanted < own:
+    everything = np.arange(axis_length(case, axis))
+    queries = len(case.inputs.get("query_positions", ())) if axis == "n" else 0
+    if wanted < queries:
         return None
-    everything = np.arange(length)
+    of_method = described(case).of_method
     newest = everything[-wanted:]
-    stateful = own if operation.of_method else 0
-    chosen = newest if last else first_and_own(everything, wanted - stateful, stateful)
-    moves = own and not stateful
-    for name, x in case.inputs.items():
-        axes = operation.inputs[name].axes
+    own = queries if of_method else 0
+    chosen = newest if last else first_and_own(everything, wanted - own, own)
+    inputs = dict(case.inputs)
+    for name, axes in axes_of(case).items():
         if axis in axes:
-            places = newest if moves and name == "positions" else chosen
-            inputs[name] = np.take(x, places, axis=axes.index(axis))
+            moves = queries and not of_method and name == "positions"
+            inputs[name] = np.take(inputs[name], newest if moves else chosen, axes.index(axis))
         elif "groups" in axes and axis in CODED:
-            group = parameters["group"]
-            if last and wanted % group != length % group:
+            group = case.parameters["group"]
+            if last and wanted % group != len(everything) % group:
                 return None
-            inputs[name] = x[..., np.unique(chosen // group)]
+            inputs[name] = inputs[name][..., np.unique(chosen // group)]
+    return follow_cut(case, inputs, axis, wanted, chosen)
+
+
+def follow_cut(
+    case: Case, inputs: dict[str, Array], axis: str, wanted: int, chosen: Array
+) -> tuple[Inputs, Parameters] | None:
+    """Adapt keep sets, blocks and the length of the prompt to an axis that was cut."""
+    parameters = dict(case.parameters)
     if axis == "n" and "keep" in inputs:
         moved = within(inputs["keep"], chosen)
         if moved is None:
@@ -220,10 +227,11 @@ def first_tokens(blocks: Array, wanted: int) -> Array:
 # --- simpler numbers -----------------------------------------------------------------------------
 
 
-def simpler(case: Case, operation: Operation) -> Iterator[tuple[Inputs, Parameters]]:
+def simpler(case: Case) -> Iterator[tuple[Inputs, Parameters]]:
     """Replace numbers by zeros, ones of the same sign, whole numbers, or fewer digits."""
+    operation = described(case)
     for name, x in case.inputs.items():
-        if operation.inputs[name].kind != "float" or name == "attention":
+        if operation.input(name, x).kind != "float" or name == "attention":
             continue
         for change in (np.zeros_like, signs, integers, quarters):
             changed: Any = change(x)

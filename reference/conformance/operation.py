@@ -1,12 +1,15 @@
-"""What can be tested: a function with named arrays in and out, and the reference's answer."""
+"""Operations that can be tested: named arrays in and out, and the reference's answer."""
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from kvlab.reference.conformance.case import Expected, Inputs, Parameters
+from kvlab.reference.notation import Array
 
 Kind = Literal["float", "int", "bool", "code"]
 
@@ -18,22 +21,12 @@ DTYPES: Mapping[Kind, type] = {
 }
 """How each kind of number is stored."""
 
-AXES = {
-    "G": "KV heads",
-    "rho": "query heads that share a KV head",
-    "m": "queries of the block",
-    "n": "entries of the cache",
-    "d": "channels",
-    "t": "tokens of the stream",
-    "w": "remembered queries",
-    "k": "rows of retention: query heads, or one",
-    "kept": "entries that stay",
-    "rows": "vectors",
-    "length": "elements of a vector",
-    "groups": "groups of elements that share a scale",
-    "bytes": "bytes of packed codes",
-    "blocks": "blocks of tokens",
-}
+DESCRIBED: Mapping[str, Any] = tomllib.loads(
+    Path(__file__).with_name("operations.toml").read_text(encoding="utf-8")
+)
+
+AXES: Mapping[str, str] = DESCRIBED["axes"]
+"""What every axis counts."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +67,38 @@ class Operation:
     of_method: bool = False
     """Whether it is a step of a method, as in ``h2o.score``."""
 
-
-def floats(*axes: str, meaning: str, optional: bool = False) -> Field:
-    """Describe an array of numbers."""
-    return Field(axes, "float", meaning, optional)
-
-
-def whole(*axes: str, meaning: str, optional: bool = False) -> Field:
-    """Describe an array of whole numbers."""
-    return Field(axes, "int", meaning, optional)
+    def input(self, name: str, x: Array) -> Field:
+        """Describe an input; an array that a score remembers or draws may have any name."""
+        kinds: Mapping[str, Kind] = {"f": "float", "i": "int", "b": "bool"}
+        return self.inputs.get(name) or Field(
+            (), kinds[x.dtype.kind], "remembered or drawn by the score"
+        )
 
 
-def marks(*axes: str, meaning: str, optional: bool = False) -> Field:
-    """Describe an array of booleans."""
-    return Field(axes, "bool", meaning, optional)
+def described_operation(name: str, compute: Compute, derive: Derive = unchanged) -> Operation:
+    """Return an operation as ``operations.toml`` describes it."""
+    told = DESCRIBED["operations"][name]
+    optional, other = told.get("optional", ()), told.get("arrays", {})
 
+    def described_fields(kind: str) -> dict[str, Field]:
+        found = {}
+        for array in told[kind]:
+            own = other.get(kind, {}).get(array)
+            axes, number, meaning = own or DESCRIBED["arrays"][array]
+            found[array] = Field(
+                tuple(axes.split()), number, meaning, f"{kind}.{array}" in optional
+            )
+        return found
 
-def codes(*axes: str, meaning: str, optional: bool = False) -> Field:
-    """Describe an array of unsigned bytes."""
-    return Field(axes, "code", meaning, optional)
+    meanings = {**DESCRIBED["parameters"], **told.get("meanings", {})}
+    return Operation(
+        name,
+        told["summary"],
+        told["source"],
+        described_fields("inputs"),
+        described_fields("outputs"),
+        {parameter: meanings[parameter] for parameter in told.get("parameters", ())},
+        compute,
+        derive,
+        told.get("of_method", False),
+    )

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
+from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance.case import PRECISIONS, Case
 from kvlab.reference.conformance.implementation import NotTestedError
 from kvlab.reference.conformance.operation import DTYPES
-from kvlab.reference.conformance.targets import OPERATIONS
+from kvlab.reference.conformance.targets import described
 from kvlab.reference.notation import Array
-from kvlab.reference.windows import check_choice
 
 SKIPPED = 77
 """Exit code of a program that does not do what a case asks for, as in Automake."""
@@ -47,7 +47,7 @@ class Program:
             raise ValueError(f"exec = {self.command!r} must be a program that can be run")
 
     def offers(self, target: str) -> bool:
-        """Whether the program may do a target: only running it tells."""
+        """Whether the program offers a target; only running it tells, so this is always true."""
         return True
 
     def answer(self, case: Case) -> dict[str, Array]:
@@ -82,9 +82,9 @@ class Program:
 
 def request(case: Case) -> bytes:
     """Return a case's inputs and parameters as a safetensors file."""
-    described = OPERATIONS[case.operation].inputs
+    operation = described(case)
     tensors = {
-        name: np.ascontiguousarray(x, dtype=DTYPES[described[name].kind])
+        name: np.ascontiguousarray(x, dtype=DTYPES[operation.input(name, x).kind])
         for name, x in case.inputs.items()
     }
     parameters = {name: as_text(value) for name, value in case.parameters.items()}

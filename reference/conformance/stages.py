@@ -11,43 +11,21 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, visible
-from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.conformance.blocks import (
-    KEYS,
-    POSITIONS,
-    QUERIES,
-    QUERY_POSITIONS,
-    SOFTCAP,
-    VALUES,
-    logit_size,
-)
+from kvlab.reference.cache import Column, LayerCache, State
+from kvlab.reference.conformance.blocks import logit_size
 from kvlab.reference.conformance.case import Expected, Inputs, Parameters
 from kvlab.reference.conformance.expecting import exact, keep, numbers, scores
-from kvlab.reference.conformance.operation import Operation, floats, marks, whole
+from kvlab.reference.conformance.operation import Field, Operation, described_operation
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import (
-    Block,
-    Clock,
-    Observation,
-    Policy,
-    empty_cache,
-    select,
-    step,
-)
+from kvlab.reference.observation import Clock, Observation
+from kvlab.reference.policy import Policy, empty_cache, select
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.selection import keep_set
-from kvlab.reference.storage import Storage
+from kvlab.reference.stored_vectors import StoredVectors
+from kvlab.reference.streams import Stream, run_stream
 
 REMEMBERED = "remembered_"
 """Prefix of what a score remembers of the stream, besides the state of the entries."""
-
-CLOCK = {
-    "seen": "tokens seen, this block included: the absolute position of the next token",
-    "block": "tokens of this block",
-    "prompt": "tokens of the prompt",
-    "generated": "tokens seen after the prompt",
-    "budget": "entries that may stay per KV head; none where the method sizes itself",
-}
 
 
 def policy_of(method: str | None, parameters: Parameters) -> Policy:
@@ -75,7 +53,7 @@ def clock_of(parameters: Parameters) -> Clock:
 
 
 def clock_parameters(clock: Clock) -> dict[str, int]:
-    """Return what a case says about where it stands."""
+    """Return the parameters that say where in the stream a case stands."""
     return {
         "seen": clock.seen,
         "block": clock.block,
@@ -88,7 +66,7 @@ def clock_parameters(clock: Clock) -> dict[str, int]:
 
 
 def observation_of(inputs: Inputs, parameters: Parameters) -> Observation:
-    """Rebuild what a block saw."""
+    """Rebuild the observation of a block."""
     positions, clock = inputs["positions"], clock_of(parameters)
     G, n = positions.shape
     nothing = np.zeros((G, 1, clock.block, 0))
@@ -107,7 +85,7 @@ def observation_of(inputs: Inputs, parameters: Parameters) -> Observation:
 
 
 def inputs_of(seen: Observation) -> dict[str, Array]:
-    """Return what every step of a method is given."""
+    """Return the inputs that every step of a method is given."""
     return {
         "queries": seen.queries,
         "keys": seen.keys,
@@ -119,7 +97,7 @@ def inputs_of(seen: Observation) -> dict[str, Array]:
 
 
 def state_of(policy: Policy, inputs: Inputs) -> State:
-    """Rebuild what a score remembers."""
+    """Rebuild the state of a score."""
     entries = {name: inputs[name] for name in policy.score.columns}
     stream = {
         name.removeprefix(REMEMBERED): x
@@ -130,13 +108,36 @@ def state_of(policy: Policy, inputs: Inputs) -> State:
 
 
 def state_inputs(policy: Policy, state: State) -> dict[str, Array]:
-    """Return what a score remembers, as inputs."""
-    remembered = {REMEMBERED + name: x for name, x in state.stream.items()}
+    """Return the state of a score as inputs.
+
+    Raises:
+        ValueError: if it remembers something of the stream that is no array of numbers.
+    """
+    remembered = {REMEMBERED + name: np.asarray(x) for name, x in state.stream.items()}
+    for name, x in remembered.items():
+        if x.dtype.kind not in "fib":
+            raise ValueError(
+                f"state.stream[{name.removeprefix(REMEMBERED)!r}] of {policy.name} must be an "
+                "array of numbers to be written into a test vector"
+            )
     return {**{name: state.entries[name] for name in policy.score.columns}, **remembered}
 
 
+def stream_from(inputs: Inputs, parameters: Parameters) -> Stream:
+    """Rebuild the stream of a run."""
+    return Stream(
+        inputs["queries"],
+        inputs["keys"],
+        inputs["values"],
+        inputs["confidence"],
+        parameters["prompt"],
+        tuple(int(m) for m in inputs["blocks"]),
+        softcap=parameters.get("softcap"),
+    )
+
+
 def derive(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
-    """Compute anew what follows from other inputs: attention, and what is drawn."""
+    """Compute attention and drawn numbers anew, which follow from the other inputs."""
     found = dict(inputs)
     if "attention" in inputs:
         mask = visible(inputs["query_positions"], inputs["positions"])
@@ -144,10 +145,8 @@ def derive(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs
         found["attention"] = attend(
             inputs["queries"], inputs["keys"], inputs["values"], mask, softcap
         )[1]
-    if "noise" in inputs:
-        seen = observation_of(found, parameters)
-        found.update(policy_of(method, parameters).score.drawn(seen))
-    return found
+    drawn = policy_of(method, parameters).score.drawn(observation_of(found, parameters))
+    return {**found, **{name: x for name, x in drawn.items() if name in inputs}}
 
 
 def size_of(inputs: Inputs) -> float:
@@ -161,7 +160,7 @@ def size_of(inputs: Inputs) -> float:
 
 
 def expect_state(inputs: Inputs, parameters: Parameters, method: str | None):
-    """State of the entries after a block."""
+    """Expect the state of the entries after a block."""
     policy = policy_of(method, parameters)
     state = policy.score.observe(state_of(policy, inputs), observation_of(inputs, parameters))
     return {name: state_expected(state.entries[name], inputs) for name in policy.score.columns}
@@ -183,14 +182,14 @@ def rated(inputs: Inputs, parameters: Parameters, method: str | None) -> Expecte
 
 
 def expect_scores(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Worth of every candidate."""
+    """Expect the score of every candidate."""
     if policy_of(method, parameters).score.ordinal:
         raise ValueError(f"{method} gives an order, not scores; test select")
     return {"scores": rated(inputs, parameters, method)}
 
 
 def expect_selected(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Who stays, from everything that a block saw."""
+    """Expect the keep set that follows from everything that a block saw."""
     policy, seen = policy_of(method, parameters), observation_of(inputs, parameters)
     candidates, indices = select(policy, state_of(policy, inputs), seen)
     if policy.score.ordinal or not candidates.any():
@@ -201,7 +200,7 @@ def expect_selected(inputs: Inputs, parameters: Parameters, method: str | None):
 
 
 def expect_kept(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Who stays, from given scores: protection, budget and the rule for equal scores."""
+    """Expect the keep set that follows from given scores: protection, budget, equal scores."""
     policy, seen = policy_of(method, parameters), observation_of(inputs, parameters)
     safe = policy.protect.safe(seen)
     room = policy.budget.room(seen, safe)
@@ -209,10 +208,10 @@ def expect_kept(inputs: Inputs, parameters: Parameters, method: str | None):
 
 
 def expect_stored(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Who stays at which precision, and what attention reads of it."""
+    """Expect the entries that stay, their bits, and the vectors that attention reads."""
     policy, seen = policy_of(method, parameters), observation_of(inputs, parameters)
     G, _, d = inputs["keys"].shape
-    nothing = Storage.empty(G, d)
+    nothing = StoredVectors.empty(G, d)
     cache = LayerCache(
         nothing.append(inputs["keys"]), nothing.append(inputs["values"]), inputs["positions"]
     )
@@ -223,7 +222,7 @@ def expect_stored(inputs: Inputs, parameters: Parameters, method: str | None):
 
 def stored_expected(cache: LayerCache) -> dict[str, Expected]:
     """Expect widths, and vectors as attention reads them."""
-    keys, values = cache.keys.read(), cache.values.read()
+    keys, values = cache.keys.vectors, cache.values.vectors
     return {
         "key_bits": exact(cache.keys.bits),
         "value_bits": exact(cache.values.bits),
@@ -234,7 +233,7 @@ def stored_expected(cache: LayerCache) -> dict[str, Expected]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a stream did under a policy."""
+    """The way of a stream under a policy."""
 
     output: Array
     present: Array
@@ -245,36 +244,23 @@ class Replayed:
 
 def replay(inputs: Inputs, parameters: Parameters, method: str | None) -> Replayed:
     """Feed a stream block by block."""
-    policy = policy_of(method, parameters)
-    policy.check(parameters["prompt"])
-    G, _, t, d = inputs["queries"].shape
-    cache, outputs, present, seen = empty_cache(policy, G, d), [], [], 0
+    policy, stream = policy_of(method, parameters), stream_from(inputs, parameters)
+    outputs, present = [], []
     drawn: dict[str, Array] = {}
-    for m in inputs["blocks"]:
-        part = slice(seen, seen + m)
-        seen += int(m)
-        block = Block(
-            Clock(seen, int(m), parameters["prompt"]),
-            0,
-            inputs["queries"][:, :, part],
-            inputs["keys"][:, part],
-            inputs["values"][:, part],
-            inputs["confidence"][:seen],
-            softcap=parameters.get("softcap"),
-        )
-        result = step(policy, cache, block)
+    cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
+    for result in run_stream(policy, stream):
         cache = result.cache
         if result.keep is not None:
             drawn |= policy.score.drawn(result.seen)
         outputs.append(result.output)
-        there = np.zeros((G, t), dtype=bool)
+        there = np.zeros((len(stream.keys), stream.tokens), dtype=bool)
         np.put_along_axis(there, cache.positions, True, axis=-1)
         present.append(there)
     return Replayed(np.concatenate(outputs, axis=2), np.array(present), cache, drawn)
 
 
 def expect_run(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Output of every token, survivors after every block, storage and state after the last."""
+    """Expect every token's output, the survivors of every block, storage and state at the end."""
     found = replay(inputs, parameters, method)
     size = logit_size(inputs["queries"], inputs["keys"])
     expected = {
@@ -289,134 +275,38 @@ def expect_run(inputs: Inputs, parameters: Parameters, method: str | None):
 
 
 def derive_run(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
-    """Draw anew what a policy draws while a stream runs."""
-    if "noise" not in inputs:
+    """Draw the numbers anew that a policy draws while a stream runs."""
+    if inputs.keys() <= {"queries", "keys", "values", "blocks", "confidence"}:
         return inputs
     return {**inputs, **replay(inputs, parameters, method).drawn}
 
 
-OBSERVED = {
-    "queries": QUERIES,
-    "keys": KEYS,
-    "values": VALUES,
-    "attention": floats("G", "rho", "m", "n", meaning="probabilities of this block's queries"),
-    "positions": POSITIONS,
-    "query_positions": QUERY_POSITIONS,
-}
-STATE = {
-    "accumulated": floats("G", "n", meaning="attention received so far", optional=True),
-    "stamp": whole("G", "n", meaning="generated step of the latest use", optional=True),
-    "interval": whole("G", "n", meaning="longest steps between two uses (MRI)", optional=True),
-    "activated": whole("G", "n", meaning="1 once the entry was used", optional=True),
-    f"{REMEMBERED}queries": floats(
-        "G", "rho", "w", "d", meaning="the last queries of the stream", optional=True
-    ),
-    f"{REMEMBERED}query_positions": whole("w", meaning="their positions", optional=True),
-}
-CANDIDATES = marks("G", "n", meaning="entries that may leave")
-NOISE = floats("G", "n", meaning="Gumbel noise of the random part", optional=True)
-CONFIDENCE = floats(
-    "t",
-    meaning="largest probability behind each token, NaN for given ones",
-    optional=True,
-)
-BITS = whole("G", "n", meaning="bits per element of the stored keys", optional=True)
-KEEP = whole("G", "kept", meaning="indices that stay, ascending")
-COMMON = {**CLOCK, **SOFTCAP}
-AFTER = {
-    "key_bits": whole("G", "kept", meaning="bits per element of keys"),
-    "value_bits": whole("G", "kept", meaning="bits per element of values"),
-    "keys": floats("G", "kept", "d", meaning="keys as attention reads them"),
-    "values": floats("G", "kept", "d", meaning="values as attention reads them"),
-}
+def column_field(column: Column, optional: bool = True) -> Field:
+    """Describe a column of a score's state as an array."""
+    return Field(("G", "n"), "int" if column.whole else "float", column.meaning, optional)
 
-OPERATIONS: Mapping[str, Operation] = {
-    operation.name: operation
-    for operation in (
-        Operation(
-            "observe",
-            "State of the entries after a block, from the state before it.",
-            "the method's running sums and counters",
-            {**OBSERVED, **STATE},
-            {name: replace(field, optional=name == "activated") for name, field in STATE.items()},
-            COMMON,
-            expect_state,
-            derive,
-            of_method=True,
-        ),
-        Operation(
-            "score",
-            "What every candidate is worth, after the block was observed.",
-            "the method's score",
-            {**OBSERVED, **STATE, "candidates": CANDIDATES, "confidence": CONFIDENCE},
-            {"scores": floats("G", "n", meaning="higher stays; only candidates are compared")},
-            {**COMMON, "room": "candidates that may stay"},
-            expect_scores,
-            derive,
-            of_method=True,
-        ),
-        Operation(
-            "select",
-            "Who stays after a block, from everything it saw; either of two equal scores may stay.",
-            "the method's score, protection and budget",
-            {**OBSERVED, **STATE, "stored_bits": BITS, "confidence": CONFIDENCE, "noise": NOISE},
-            {"keep": KEEP},
-            COMMON,
-            expect_selected,
-            derive,
-            of_method=True,
-        ),
-        Operation(
-            "keep",
-            "Who stays, from given scores: protection, budget, and the later of equal scores.",
-            "the method's protection and budget",
-            {
-                "scores": floats("G", "n", meaning="higher stays"),
-                "positions": POSITIONS,
-                "stored_bits": BITS,
-                "confidence": CONFIDENCE,
-            },
-            {"keep": KEEP},
-            CLOCK,
-            expect_kept,
-            of_method=True,
-        ),
-        Operation(
-            "store",
-            "Who stays at which precision, from a selection; entries were all at 16 bits before.",
-            "the method's precision",
-            {**OBSERVED, "keep": KEEP, "confidence": CONFIDENCE},
-            {"keep": KEEP, **AFTER},
-            COMMON,
-            expect_stored,
-            derive,
-            of_method=True,
-        ),
-        Operation(
-            "run",
-            "A whole stream, block by block: outputs, survivors, storage, and state at the end.",
-            "the method",
-            {
-                "queries": floats("G", "rho", "t", "d", meaning="of every token"),
-                "keys": floats("G", "t", "d", meaning="of every token"),
-                "values": floats("G", "t", "d", meaning="of every token"),
-                "blocks": whole("blocks", meaning="tokens of each block, in order"),
-                "confidence": replace(CONFIDENCE, optional=False),
-                "noise": NOISE,
-            },
-            {
-                "output": floats("G", "rho", "t", "d", meaning="attention output of every token"),
-                "present": marks(
-                    "blocks", "G", "t", meaning="positions in the cache after each block"
-                ),
-                **{name: replace(field, optional=True) for name, field in AFTER.items()},
-                **{name: replace(field, optional=True) for name, field in STATE.items()},
-            },
-            {"prompt": CLOCK["prompt"], "budget": CLOCK["budget"], **SOFTCAP},
-            expect_run,
-            derive_run,
-            of_method=True,
-        ),
+
+STEPS: Mapping[str, Operation] = {
+    step.name: step
+    for step in (
+        described_operation("observe", expect_state, derive),
+        described_operation("score", expect_scores, derive),
+        described_operation("select", expect_selected, derive),
+        described_operation("keep", expect_kept),
+        described_operation("store", expect_stored, derive),
+        described_operation("run", expect_run, derive_run),
     )
 }
-"""All steps of a method by name."""
+"""All steps of a method by name, but for what its score remembers of every entry."""
+
+
+def operations(columns: Mapping[str, Column]) -> Mapping[str, Operation]:
+    """Return the steps of a method whose score remembers ``columns`` of every entry."""
+    remembered = {name: column_field(column) for name, column in columns.items()}
+    asked = {name: column_field(column, not column.asked) for name, column in columns.items()}
+    found = dict(STEPS)
+    for name in ("observe", "score", "select"):
+        found[name] = replace(found[name], inputs={**found[name].inputs, **remembered})
+    for name, outputs in (("observe", asked), ("run", remembered)):
+        found[name] = replace(found[name], outputs={**found[name].outputs, **outputs})
+    return found

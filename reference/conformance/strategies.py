@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 
 from kvlab.reference.conformance import stages
 from kvlab.reference.conformance.block_cases import GROUPS
-from kvlab.reference.conformance.building import clear_events, event_inputs, recorded, run_inputs
+from kvlab.reference.conformance.building import (
+    clear_events,
+    event_inputs,
+    parameters_of,
+    recording,
+    run_inputs,
+)
 from kvlab.reference.conformance.case import Case
-from kvlab.reference.conformance.drawing import Source
 from kvlab.reference.conformance.minimise import answered
-from kvlab.reference.conformance.operation import Operation
-from kvlab.reference.conformance.streams import Stream
-from kvlab.reference.conformance.targets import OPERATIONS, operation_of, target_of
+from kvlab.reference.conformance.targets import operation_of, target_of
 from kvlab.reference.notation import Array
+from kvlab.reference.streams import Source, Stream, random_stream
 
 Draw = Callable[..., Any]
 """What hypothesis hands to a composite strategy: it draws from another."""
@@ -70,24 +74,13 @@ def selections(draw: Draw, most_entries: int = 48) -> dict[str, Any]:
 
 @st.composite
 def streams(draw: Draw, most_prompt: int = 24, most_generated: int = 12) -> Stream:
-    """Draw what one layer is handed: a prompt in blocks of one length, then single tokens."""
+    """Draw a stream: a prompt in blocks of one length, then single tokens."""
     G, rho = draw(st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 3)]))
     d = draw(st.sampled_from([4, 8, 12]))
     prompt, generated = draw(st.integers(1, most_prompt)), draw(st.integers(0, most_generated))
     size = draw(st.integers(1, prompt))
-    blocks = [min(size, prompt - start) for start in range(0, prompt, size)]
     source = Source("hypothesis", draw(st.integers(0, 2**31)))
-    t = prompt + generated
-    confidence = source.uniform(t)
-    confidence[:prompt] = np.nan
-    return Stream(
-        2 * source.normal(G, rho, t, d),
-        source.normal(G, t, d),
-        source.normal(G, t, d),
-        confidence,
-        prompt,
-        (*blocks, *[1] * generated),
-    )
+    return random_stream(source, G, rho, d, prompt, generated, size)
 
 
 @st.composite
@@ -106,7 +99,7 @@ def observations(
     stream = draw(streams().filter(lambda s: fits(policy, s)))
     taken = [
         (event, inputs, more)
-        for event in recorded(policy, stream)
+        for event in recording(policy, stream)
         if event.keep is not None
         for name, inputs, more in event_inputs(policy, event, "plain")
         if name == operation
@@ -114,31 +107,21 @@ def observations(
     if not taken:
         reject()
     event, inputs, more = draw(st.sampled_from(taken))
-    parameters = {
-        **stages.options_of(method),
-        "budget": budget,
-        "softcap": stream.softcap,
-        **stages.clock_parameters(event.seen.clock),
-        **more,
-    }
-    return case_of(OPERATIONS[operation], method, inputs, parameters)
+    clock = stages.clock_parameters(event.seen.clock)
+    parameters = {**parameters_of(method, budget, stream), **clock, **more}
+    return case_of(operation, method, inputs, parameters)
 
 
 @st.composite
 def runs(draw: Draw, method: str, budget: int | None = None) -> Case:
-    """Draw a whole stream in which nobody can doubt who leaves, with the reference's answer."""
+    """Draw a whole stream in which the scores decide clearly, with the reference's answer."""
     policy = stages.policy_of(method, {"budget": budget})
     stream = draw(streams().filter(lambda s: fits(policy, s)))
-    events = recorded(policy, stream)
-    parameters = {
-        **stages.options_of(method),
-        "budget": budget,
-        "softcap": stream.softcap,
-        "prompt": stream.prompt,
-    }
+    events = list(recording(policy, stream))
     if clear_events(policy, stream, tied=False) is None:
         reject()
-    return case_of(OPERATIONS["run"], method, run_inputs(policy, stream, events), parameters)
+    parameters = parameters_of(method, budget, stream)
+    return case_of("run", method, run_inputs(policy, stream, events), parameters)
 
 
 def cases(target: str) -> st.SearchStrategy[Case]:
@@ -147,37 +130,36 @@ def cases(target: str) -> st.SearchStrategy[Case]:
     Raises:
         ValueError: if the target is none, or a step of a method: see `observations`.
     """
-    operation = operation_of(target)
-    if operation.of_method:
+    if operation_of(target).of_method:
         raise ValueError(f"target = {target!r} must be a building block; see observations")
-    return block_cases(target, operation)
+    return block_cases(target)
 
 
 @st.composite
-def block_cases(draw: Draw, target: str, operation: Operation) -> Case:
+def block_cases(draw: Draw, target: str) -> Case:
     """Draw the numbers of one of a building block's groups anew."""
     group = draw(st.sampled_from(sorted(GROUPS[target])))
     make = draw(st.sampled_from(GROUPS[target][group]))
     inputs, parameters = make(Source(f"hypothesis {target}", draw(st.integers(0, 2**31))))
-    return case_of(operation, None, inputs, parameters)
+    return case_of(target, None, inputs, parameters)
 
 
 def fits(policy: Any, stream: Stream) -> bool:
     """Whether a policy can work with the length of a stream's prompt."""
     try:
         policy.check(stream.prompt)
-        recorded(policy, stream)
+        list(recording(policy, stream))
     except ValueError:
         return False
     return True
 
 
 def case_of(
-    operation: Operation, method: str | None, inputs: Mapping[str, Array], parameters: Any
+    operation: str, method: str | None, inputs: Mapping[str, Array], parameters: Any
 ) -> Case:
     """Let the reference answer."""
-    target = target_of(operation.name, method)
+    target = target_of(operation, method)
     blank = Case("drawn", target, "drawn", method, parameters, inputs, {})
-    found = answered(blank, operation, inputs, parameters)
+    found = answered(blank, inputs, parameters)
     assert found is not None, "the reference refuses its own inputs"
     return found

@@ -1,40 +1,58 @@
 """Names of what can be tested: ``attend``, or a method's step such as ``caote:h2o.score``."""
 
+from functools import lru_cache
+
 from kvlab.reference import methods
+from kvlab.reference.cache import Column
 from kvlab.reference.conformance import blocks, stages
+from kvlab.reference.conformance.case import Case
+from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.operation import Operation
 
-OPERATIONS = {**blocks.OPERATIONS, **stages.OPERATIONS}
-"""Building blocks, then the steps of a method."""
+OPERATIONS = {**blocks.OPERATIONS, **stages.STEPS}
+"""Building blocks, then the steps of a method, without what a score remembers of each entry."""
 
 
-def target_of(operation: str, method: str | None) -> str:
+def target_of(name: str, method: str | None) -> str:
     """Return the name of a building block, or of a method's step; options are left out."""
-    return operation if method is None else f"{composition(method)}.{operation}"
+    return name if method is None else f"{composition(method)}.{name}"
 
 
-def composition(method: str) -> str:
-    """Return a method without its options, in registry syntax."""
-    return methods.variants().get(method, method).partition("@")[0]
+def described(case: Case) -> Operation:
+    """Return the operation that a case asks for."""
+    return operation(case.operation, case.method, case.parameters.get("budget"))
+
+
+@lru_cache(maxsize=512)
+def operation(name: str, method: str | None, budget: int | None) -> Operation:
+    """Return a building block, or a step of a method in registry syntax."""
+    if method is None:
+        return blocks.OPERATIONS[name]
+    return stages.operations(methods.get(method, budget).score.columns)[name]
 
 
 def operation_of(target: str) -> Operation:
-    """Return what a target computes.
+    """Return the operation behind a target, with the columns of all examples of its method.
 
     Raises:
         ValueError: if there is no such operation.
     """
     method, _, name = target.rpartition(".")
-    operation = OPERATIONS.get(name)
-    if operation is None or operation.of_method != bool(method):
+    found = OPERATIONS.get(name)
+    if found is None or found.of_method != bool(method):
         raise ValueError(f"target = {target!r} must be {allowed()}")
-    if method:
-        methods.parse(method)
-    return operation
+    if not method:
+        return found
+    methods.parse(method)
+    columns: dict[str, Column] = {}
+    for example in methods.examples_of(method.partition(":")[0]):
+        if composition(example.spec) == method:
+            columns |= methods.get(example.spec, example.budget).score.columns
+    return stages.operations(columns)[name]
 
 
 def allowed() -> str:
     """Say what a target can be."""
     own = ", ".join(blocks.OPERATIONS)
-    steps = ", ".join(stages.OPERATIONS)
+    steps = ", ".join(stages.STEPS)
     return f"one of {own}, or a method and one of {steps}, as in 'h2o.score'"

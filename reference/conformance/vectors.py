@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save
 
+from kvlab.reference import methods
 from kvlab.reference.conformance.block_cases import block_cases
-from kvlab.reference.conformance.building import method_cases
-from kvlab.reference.conformance.case import PRECISIONS, Case, Expected, Tolerance
+from kvlab.reference.conformance.building import cases_on_the_spot, method_cases
+from kvlab.reference.conformance.case import Case, Expected, Tolerance
+from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.operation import Field, Kind
-from kvlab.reference.conformance.targets import OPERATIONS, composition
+from kvlab.reference.conformance.targets import described
 from kvlab.reference.notation import Array
 
 FORMAT = 1
@@ -35,18 +37,30 @@ STORED: Mapping[Kind, type] = {
 }
 """Number formats of the files."""
 
-LOADED: Mapping[Kind, type] = {
-    "float": np.float64,
-    "int": np.int64,
-    "bool": np.bool_,
-    "code": np.uint8,
-}
-"""Number formats that the reference computes with."""
+LOADED = {np.dtype(np.float32): np.float64, np.dtype(np.int32): np.int64}
+"""Number formats that the reference computes with in place of those of the files."""
+
+
+@lru_cache(maxsize=1)
+def published_methods() -> tuple[str, ...]:
+    """Return the names of the methods that have published vectors, in the order of the index.
+
+    They are made in this order whatever the registry's is, so that a new method renames no tensor.
+    """
+    index = json.loads((DIRECTORY / INDEX).read_text(encoding="utf-8"))
+    specs = (entry["method"] for entry in index["cases"])
+    return tuple(dict.fromkeys(methods.base_name(spec) for spec in specs if spec is not None))
+
+
+def published_cases() -> list[Case]:
+    """Build every published case anew from the reference."""
+    return [*block_cases(), *method_cases(published_methods())]
 
 
 def all_cases() -> list[Case]:
-    """Build every case from the reference."""
-    return [*block_cases(), *method_cases()]
+    """Build every published case anew, and cases for methods that have none."""
+    others = (name for name in methods.names() if name not in published_methods())
+    return [*published_cases(), *(case for name in others for case in cases_on_the_spot(name))]
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -86,7 +100,7 @@ def write(cases: Iterable[Case], directory: Path) -> None:
     }
     lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
     contents[INDEX] = f'{{"format":{FORMAT},"cases":[\n{lines}\n]}}\n'.encode()
-    contents[SCHEMA] = (json.dumps(schema(), indent=1) + "\n").encode()
+    contents[SCHEMA] = (DIRECTORY / SCHEMA).read_bytes()
     for name, content in contents.items():
         (directory / name).write_bytes(content)
     sums = [f"{sha256(contents[name])}  {name}\n" for name in sorted(contents)]
@@ -95,7 +109,7 @@ def write(cases: Iterable[Case], directory: Path) -> None:
 
 def case_to_json(case: Case, writer: Writer) -> dict[str, Any]:
     """Return a case's entry of the index, and hand its tensors to the writer."""
-    operation = OPERATIONS[case.operation]
+    operation = described(case)
     own = "blocks" if case.method is None else composition(case.method).replace(":", "-")
     shared = "streams" if case.operation == "run" else own
     return {
@@ -105,7 +119,7 @@ def case_to_json(case: Case, writer: Writer) -> dict[str, Any]:
         "method": case.method,
         "parameters": dict(case.parameters),
         "inputs": {
-            name: writer.add(shared, x, operation.inputs[name].kind)
+            name: writer.add(shared, x, operation.input(name, x).kind)
             for name, x in case.inputs.items()
         },
         "expected": {
@@ -115,11 +129,11 @@ def case_to_json(case: Case, writer: Writer) -> dict[str, Any]:
     }
 
 
-def expected_to_json(each: Expected, described: Field, file: str, writer: Writer) -> dict[str, Any]:
+def expected_to_json(each: Expected, field: Field, file: str, writer: Writer) -> dict[str, Any]:
     """Return an output's entry of the index."""
     entry: dict[str, Any] = {
         "kind": each.kind,
-        "value": writer.add(file, each.value, described.kind),
+        "value": writer.add(file, each.value, field.kind),
     }
     if each.kind == "numbers":
         entry["tolerance"] = {
@@ -173,133 +187,44 @@ def check_sums(directory: Path) -> None:
 
 def case_from_json(entry: Mapping[str, Any], directory: Path) -> Case:
     """Return one case of an index."""
-    operation = OPERATIONS[entry["target"].rpartition(".")[2]]
     return Case(
         entry["name"],
         entry["target"],
         entry["group"],
         entry["method"],
         entry["parameters"],
-        {
-            name: tensor(directory, where, operation.inputs[name].kind)
-            for name, where in entry["inputs"].items()
-        },
-        {
-            name: expected_from_json(each, operation.outputs[name], directory)
-            for name, each in entry["expected"].items()
-        },
+        {name: tensor(directory, where) for name, where in entry["inputs"].items()},
+        {name: expected_from_json(each, directory) for name, each in entry["expected"].items()},
     )
 
 
-def expected_from_json(entry: Mapping[str, Any], described: Field, directory: Path) -> Expected:
+def expected_from_json(entry: Mapping[str, Any], directory: Path) -> Expected:
     """Return one output of an index."""
-    value = tensor(directory, entry["value"], described.kind)
+    value = tensor(directory, entry["value"])
     tolerance = {name: Tolerance(*each) for name, each in entry.get("tolerance", {}).items()}
     where, slack = entry.get("where"), entry.get("slack")
     either = {}
     if entry["kind"] == "keep":
         found = entry.get("either", {})
-        either = {name: tensor(directory, found[name], "bool") for name in found}
+        either = {name: tensor(directory, found[name]) for name in found}
     return Expected(
         entry["kind"],
         value,
         tolerance,
-        None if where is None else tensor(directory, where, "bool"),
-        None if slack is None else tensor(directory, slack, "float"),
+        None if where is None else tensor(directory, where),
+        None if slack is None else tensor(directory, slack),
         either,
     )
 
 
-def tensor(directory: Path, where: str, kind: Kind) -> Array:
+def tensor(directory: Path, where: str) -> Array:
     """Return the array called ``file/tensor``."""
     file, _, name = where.partition("/")
-    return load(directory / f"{file}.safetensors")[name].astype(LOADED[kind])
+    found = load(directory / f"{file}.safetensors")[name]
+    return found.astype(LOADED.get(found.dtype, found.dtype))
 
 
 @lru_cache(maxsize=64)
 def load(file: Path) -> dict[str, Array]:
     """Read one safetensors file."""
     return load_file(file)
-
-
-# --- schema --------------------------------------------------------------------------------------
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of the index."""
-    reference = {"type": "string", "pattern": "^[a-z0-9_-]+/t[0-9]{4}$"}
-    tensors = {"type": "object", "additionalProperties": reference}
-    tolerance = {
-        "type": "array",
-        "items": {"type": "number", "minimum": 0},
-        "minItems": 2,
-        "maxItems": 2,
-        "description": "absolute, relative: a number x may be off the expected e by "
-        "absolute + relative * |e|, plus slack where there is one",
-    }
-    by_precision = {
-        "type": "object",
-        "properties": dict.fromkeys(PRECISIONS, tolerance),
-        "required": list(PRECISIONS),
-        "additionalProperties": False,
-        "description": "by the number format in which the implementation works",
-    }
-    expected = {
-        "type": "object",
-        "properties": {
-            "kind": {
-                "enum": ["numbers", "exact", "keep"],
-                "description": "numbers: within the tolerance, infinite where the expected is, or "
-                "above 1e30; exact: bit by bit; keep: indices that ascend, as many as expected, "
-                "the expected ones but for entries marked in either",
-            },
-            "value": reference,
-            "tolerance": by_precision,
-            "where": {**reference, "description": "elements that count; missing: all"},
-            "slack": {**reference, "description": "further absolute tolerance per element"},
-            "either": {
-                "type": "object",
-                "properties": dict.fromkeys(PRECISIONS, reference),
-                "additionalProperties": False,
-                "description": "near ties: marks [G, n] of entries that may stay or go, by "
-                "precision; missing: none",
-            },
-        },
-        "required": ["kind", "value"],
-        "additionalProperties": False,
-    }
-    case = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string"},
-            "target": {
-                "type": "string",
-                "description": "a building block such as attend, or a step of a method such as "
-                "caote:h2o.score",
-            },
-            "group": {"type": "string", "description": "what the case stresses"},
-            "method": {
-                "type": ["string", "null"],
-                "description": "name@option=value,... with all options that differ from defaults",
-            },
-            "parameters": {
-                "type": "object",
-                "additionalProperties": {"type": ["number", "string", "boolean", "null"]},
-                "description": "of the operation, and all options of the method",
-            },
-            "inputs": tensors,
-            "expected": {"type": "object", "additionalProperties": expected, "minProperties": 1},
-        },
-        "required": ["name", "target", "group", "method", "parameters", "inputs", "expected"],
-        "additionalProperties": False,
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "kvlab conformance vectors",
-        "description": "A tensor is named file/tensor: tensor of file.safetensors. Floats are F32, "
-        "whole numbers I32, marks BOOL, codes U8.",
-        "type": "object",
-        "properties": {"format": {"const": FORMAT}, "cases": {"type": "array", "items": case}},
-        "required": ["format", "cases"],
-        "additionalProperties": False,
-    }

@@ -3,64 +3,153 @@
 ``name``, ``wrapper:name``, ``name@option=value,option=value``: ``"lazy_eviction"``,
 ``"caote:snapkv"``, ``"h2o@every=25"``, ``"caote:h2o@every=25,recent=8"``. Options of a wrapped
 method are written behind the same ``@``. An option is a field of the method's dataclass.
+
+A method is found by itself: the registry looks through the modules of this package, and through
+the modules and Python files that the environment variable ``KVLAB_METHODS`` names, separated as in
+``PATH``. `register` adds a method that is defined elsewhere, such as in a notebook.
 """
 
-import types
-import typing
-from collections.abc import Callable, Mapping
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial
-from typing import Any, Literal
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
 
-from kvlab.reference.method import Divergence, Method
-from kvlab.reference.methods.ahakv import AhaKV
-from kvlab.reference.methods.caote import Caote
-from kvlab.reference.methods.ddks import DDKS
-from kvlab.reference.methods.desirekv import DesireKV
-from kvlab.reference.methods.full import FullCache
-from kvlab.reference.methods.h2o import H2O
-from kvlab.reference.methods.kivi import KIVI
-from kvlab.reference.methods.lazy_eviction import LazyEviction
-from kvlab.reference.methods.nacl import NACL
-from kvlab.reference.methods.raas import RaaS
-from kvlab.reference.methods.rkv import RKV
-from kvlab.reference.methods.rpc import RPC
-from kvlab.reference.methods.snapkv import SnapKV
-from kvlab.reference.methods.streaming_llm import StreamingLLM
-from kvlab.reference.methods.tova import TOVA
+from kvlab.reference.importing import import_file
+from kvlab.reference.method import Divergence, Example, Method, Wrapper, check_option
 from kvlab.reference.policy import Policy
-from kvlab.reference.windows import check_choice
 
-METHODS: Mapping[str, type[Method]] = {
-    method.name: method
-    for method in (
-        FullCache,
-        StreamingLLM,
-        H2O,
-        TOVA,
-        SnapKV,
-        RaaS,
-        RKV,
-        NACL,
-        RPC,
-        KIVI,
-        DDKS,
-        LazyEviction,
-        DesireKV,
-        AhaKV,
-    )
-}
-"""Methods that stand alone, in the order in which tables show them."""
+OUTSIDE = "KVLAB_METHODS"
+"""Environment variable that names modules and files with further methods."""
 
-WRAPPERS: Mapping[str, Callable[..., Method]] = {
-    "caote": Caote,
-    "fast_caote": partial(Caote, fast=True),
-}
+MethodClass = TypeVar("MethodClass", bound=type[Method])
+
+_registered: dict[str, type[Method]] = {}
+
+
+# --- discovery -----------------------------------------------------------------------------------
+
+
+class Methods(Mapping[str, type[Method]]):
+    """Methods by name, in the order in which they were published; found when first asked for."""
+
+    def __init__(self, kind: type[Method], other_than: tuple[type[Method], ...] = ()) -> None:
+        self.kind, self.other_than = kind, other_than
+
+    def found(self) -> dict[str, type[Method]]:
+        """Return the methods of this kind."""
+        discover()
+        suitable = (
+            method
+            for method in _registered.values()
+            if issubclass(method, self.kind) and not issubclass(method, self.other_than)
+        )
+        ordered = sorted(suitable, key=lambda method: (method.published, method.name))
+        return {method.name: method for method in ordered}
+
+    def __getitem__(self, name: str) -> type[Method]:
+        return self.found()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.found())
+
+    def __len__(self) -> int:
+        return len(self.found())
+
+
+METHODS = Methods(Method, other_than=(Wrapper,))
+"""Methods that stand alone."""
+
+WRAPPERS = Methods(Wrapper)
 """Methods that wrap the score of another: ``caote:h2o``."""
 
 
+def register(method: MethodClass) -> MethodClass:
+    """Add a method to the registry; also a decorator of its class.
+
+    A class that is defined anew, as by a notebook cell that is run again, replaces the older one.
+
+    Raises:
+        TypeError: if it is no method.
+        ValueError: if its name is no word, or another method or variant has it.
+    """
+    if not (inspect.isclass(method) and issubclass(method, Method)):
+        raise TypeError(f"method = {method!r} must be a class that derives from Method")
+    name = getattr(method, "name", None)
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(
+            f"name = {name!r} of {method.__qualname__} must be a word of lower-case letters, "
+            "digits and underscores"
+        )
+    others = [other for other in _registered.values() if not same_definition(other, method)]
+    for other in others:
+        if clash := {name, *method.variants} & {other.name, *other.variants}:
+            raise ValueError(
+                f"method {min(clash)!r} is defined twice: by {other.__qualname__} of "
+                f"{source_of(other)} and by {method.__qualname__} of {source_of(method)}"
+            )
+    _registered[name] = method
+    return method
+
+
+def same_definition(one: type, other: type) -> bool:
+    """Whether two classes come from the same lines, run twice."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def source_of(method: type[Method]) -> str:
+    """Return the file that defines a method, or its module if there is no file."""
+    module = inspect.getmodule(method)
+    return getattr(module, "__file__", None) or method.__module__
+
+
+@cache
+def discover() -> None:
+    """Import the modules of this package and the ones that `OUTSIDE` names; register their methods.
+
+    Raises:
+        ValueError: if a module or file that `OUTSIDE` names cannot be imported, or a name is
+            defined twice.
+    """
+    for module in pkgutil.iter_modules(__path__):
+        register_all(importlib.import_module(f"{__name__}.{module.name}"))
+    for named in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
+        register_all(import_named(named))
+
+
+def import_named(named: str) -> ModuleType:
+    """Import a module by its name, or a Python file.
+
+    Raises:
+        ValueError: if it cannot be imported.
+    """
+    try:
+        if named.endswith(".py"):
+            return import_file(Path(named), f"kvlab_methods_{Path(named).stem}")
+        return importlib.import_module(named)
+    except Exception as error:  # whatever a user's module does wrong is bad input
+        raise ValueError(f"{OUTSIDE}: {named} cannot be imported: {error}") from error
+
+
+def register_all(module: ModuleType) -> None:
+    """Register the methods that a module defines; methods that it imports are left out."""
+    for value in vars(module).values():
+        defined = inspect.isclass(value) and value.__module__ == module.__name__
+        if defined and issubclass(value, Method) and not inspect.isabstract(value):
+            register(value)
+
+
+# --- what methods say of themselves --------------------------------------------------------------
+
+
 def names() -> tuple[str, ...]:
-    """Return every method's name; those of `WRAPPERS` need a base, as in ``caote:h2o``."""
+    """Return every method's name; wrappers need a base, as in ``caote:h2o``."""
     return (*METHODS, *WRAPPERS)
 
 
@@ -71,7 +160,6 @@ def variants() -> dict[str, str]:
 
 def describe() -> dict[str, dict[str, Any]]:
     """Return source, options with defaults, and equations of every method."""
-    classes = {**METHODS, **dict.fromkeys(WRAPPERS, Caote)}
     return {
         name: {
             "source": method.source,
@@ -82,13 +170,8 @@ def describe() -> dict[str, dict[str, Any]]:
                 if field.name in _options(method)
             },
         }
-        for name, method in classes.items()
+        for name, method in (*METHODS.items(), *WRAPPERS.items())
     }
-
-
-def base_name(spec: str) -> str:
-    """Return the name of the method that ``spec`` or a variant is made of, options left out."""
-    return variants().get(spec, spec).partition("@")[0].partition(":")[0]
 
 
 def divergences(name: str) -> tuple[Divergence, ...]:
@@ -97,9 +180,51 @@ def divergences(name: str) -> tuple[Divergence, ...]:
     Raises:
         ValueError: if the method is unknown.
     """
-    if name in WRAPPERS:
-        return Caote.divergences
-    return _lookup(name).divergences
+    return lookup(name).divergences
+
+
+def examples() -> tuple[Example, ...]:
+    """Return the examples of every method, for tests and test vectors."""
+    return tuple(example for name in names() for example in examples_of(name))
+
+
+def examples_of(name: str) -> tuple[Example, ...]:
+    """Return a method's examples, or the method with its defaults if it gives none.
+
+    Raises:
+        ValueError: if the method is unknown.
+    """
+    spec = _with_defaults(name)
+    budget = Example.budget if takes_budget(spec) else None
+    return lookup(name).examples or (Example(spec, budget),)
+
+
+def compared() -> tuple[str, ...]:
+    """Return the specifications for comparisons; methods that take no budget come first."""
+    specs = [spec for name in names() for spec in lookup(name).compared or (_with_defaults(name),)]
+    return tuple(sorted(specs, key=takes_budget))
+
+
+def takes_budget(spec: str) -> bool:
+    """Whether a method has to be told how many entries may stay.
+
+    Raises:
+        ValueError: if the method, an option or a value is not allowed.
+    """
+    method = parse(spec)
+    return (method.base if isinstance(method, Wrapper) else method).budgeted
+
+
+def base_name(spec: str) -> str:
+    """Return the name of the method that ``spec`` or a variant is made of, options left out."""
+    return variants().get(spec, spec).partition("@")[0].partition(":")[0]
+
+
+def _with_defaults(name: str) -> str:
+    return f"{name}:h2o" if name in WRAPPERS else name
+
+
+# --- syntax --------------------------------------------------------------------------------------
 
 
 def get(spec: str, budget: int | None = None, **options: Any) -> Policy:
@@ -133,21 +258,19 @@ def parse(spec: str, **options: Any) -> Method:
     if name not in WRAPPERS:
         if base:
             raise ValueError(f"method {name!r} wraps nothing; wrappers are {', '.join(WRAPPERS)}")
-        return _build(name, _lookup(name), options)
-    if not base:
-        raise ValueError(f"{name} wraps another method, as in '{name}:h2o'")
-    base_class = _lookup(base)
-    own = {key: options.pop(key) for key in _options(Caote) if key in options}
-    if unknown := options.keys() - _options(base_class):
-        allowed = sorted(_options(Caote) | _options(base_class))
+        return _build(name, lookup(name), options)
+    if not base or base in WRAPPERS:
+        raise ValueError(f"{name} wraps another method, as in '{_with_defaults(name)}'")
+    wrapper, wrapped = lookup(name), lookup(base)
+    own = {key: options.pop(key) for key in _options(wrapper) if key in options}
+    if unknown := options.keys() - _options(wrapped):
+        allowed = _options(wrapper) | _options(wrapped)
         raise ValueError(_unknown_option(composition, min(unknown), allowed))
-    wrapped = _build(base, base_class, options)
-    _check_types(name, Caote, own)
-    return WRAPPERS[name](base=wrapped, **own)
+    return _build(name, wrapper, own, base=_build(base, wrapped, options))
 
 
 def with_seed(spec: str, seed: int) -> str:
-    """Give a method that draws at random a seed, unless ``spec`` states one; others stay as is.
+    """Give a method that draws at random a seed, unless ``spec`` states one.
 
     Raises:
         ValueError: if the method, an option or a value is not allowed.
@@ -156,31 +279,39 @@ def with_seed(spec: str, seed: int) -> str:
     method = parse(spec)
     spec = variants().get(spec, spec)
     written = spec.partition("@")[2]
-    drawing = "seed" in _options(type(getattr(method, "base", method)))
+    drawing = "seed" in _options(type(method.base if isinstance(method, Wrapper) else method))
     if not drawing or "seed" in read_options(spec, written):
         return spec
     return f"{spec}{',' if written else '@'}seed={seed}"
 
 
-def _lookup(name: str) -> type[Method]:
-    if name not in METHODS:
+def lookup(name: str) -> type[Method]:
+    """Return the class of a method or wrapper.
+
+    Raises:
+        ValueError: if the method is unknown.
+    """
+    found = METHODS.get(name) or WRAPPERS.get(name)
+    if found is None:
         raise ValueError(f"unknown method {name!r}; known are {', '.join(names())}")
-    return METHODS[name]
+    return found
 
 
-def _build(name: str, method: type[Method], options: Mapping[str, Any]) -> Method:
+def _build(name: str, method: type[Method], options: Mapping[str, Any], **base: Method) -> Method:
     if unknown := options.keys() - _options(method):
-        raise ValueError(_unknown_option(name, min(unknown), sorted(_options(method))))
-    _check_types(name, method, options)
-    return method(**options)
+        raise ValueError(_unknown_option(name, min(unknown), _options(method)))
+    for option, value in options.items():
+        check_option(method, option, value)
+    return method(**options, **base)
 
 
 def _options(method: type[Method]) -> set[str]:
-    return {field.name for field in fields(method)} - {"base", "fast"}  # type: ignore[arg-type]
+    own = (field for field in fields(method) if field.init)  # type: ignore[arg-type]
+    return {field.name for field in own} - {"base"}
 
 
-def _unknown_option(name: str, option: str, allowed: list[str]) -> str:
-    choices = ", ".join(allowed) or "none"
+def _unknown_option(name: str, option: str, allowed: set[str]) -> str:
+    choices = ", ".join(sorted(allowed)) or "none"
     return f"unknown option {option!r} of {name}; allowed are {choices}"
 
 
@@ -206,26 +337,3 @@ def _read_value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _check_types(name: str, method: type[Method], options: Mapping[str, Any]) -> None:
-    hints = typing.get_type_hints(method)
-    for option, value in options.items():
-        hint = hints[option]
-        if typing.get_origin(hint) is Literal:
-            check_choice(typing.get_args(hint), **{option: value})
-        elif not _accepts(hint, value):
-            raise TypeError(f"{option} = {value!r} of {name} must be {_describe(hint)}")
-
-
-def _accepts(hint: Any, value: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_accepts(part, value) for part in typing.get_args(hint))
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
-
-
-def _describe(hint: Any) -> str:
-    return getattr(hint, "__name__", str(hint))

@@ -10,28 +10,22 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from kvlab.reference.accounting import Sizes, Work, vector_work, window_work
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import Column, State
-from kvlab.reference.method import Divergence, Method, require_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_at_least, check_kernel
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Edges,
     Entries,
     EveryBlock,
-    Full,
     Observation,
     Policy,
     Score,
-    check_at_least,
 )
-from kvlab.reference.windows import (
-    Border,
-    check_choice,
-    check_kernel,
-    mean_pool,
-    remember_queries,
-)
+from kvlab.reference.windows import Border, mean_pool, remember_queries
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,6 @@ class SharpenedRecentAttention(Score):
         return sums if self.accumulation == "all" else {}
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Remember the last queries, or add up all rows."""
         if self.accumulation == "recent":
             return remember_queries(state, seen, self.rows)
         rows = self.step_gain.attention(seen.queries, seen.query_positions, seen)
@@ -124,14 +117,15 @@ class SharpenedRecentAttention(Score):
             accumulated=state.entries["accumulated"] + rows.sum(axis=2).mean(axis=1)
         )
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """Weigh what is attended to by how much it contributes."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         prior = self.prior(seen.values)
         return prior * self.accumulated(state, seen)  # [AhaKV 15]
 
-    def accumulated(self, state: State, seen: Observation) -> Float[Array, "G n"]:
+    def work(self, sizes: Sizes) -> Work:
+        """Add the norms of the values to the attention of the recent rows."""
+        return window_work(sizes, self.rows) + vector_work(sizes, 2 * sizes.n * sizes.d)
+
+    def accumulated(self, state: State, seen: Observation) -> Scores:
         """S: the same number of rows for every candidate."""
         if self.accumulation == "all":
             return state.entries["accumulated"]
@@ -139,7 +133,7 @@ class SharpenedRecentAttention(Score):
         rows = self.step_gain.attention(queries, positions, seen)
         return rows.sum(axis=2).mean(axis=1)  # [AhaKV 5]
 
-    def prior(self, values: Float[Array, "G n d"]) -> Float[Array, "G n"]:
+    def prior(self, values: Float[Array, "G n d"]) -> Scores:
         """Smoothed value norms, relative to the largest; 1 if all are zero."""
         if self.value_prior == "none":
             return np.ones(values.shape[:2])
@@ -178,7 +172,15 @@ class AhaKV(Method):
 
     name = "ahakv"
     source = "Gu et al., AhaKV: Adaptive Holistic Attention-Driven KV Cache Eviction, 2506.03762"
+    published = "2025-06"
     equations = ("AhaKV 5", "AhaKV 12", "AhaKV 13", "AhaKV 14", "AhaKV 15")
+    examples = (
+        Example("ahakv@recent=3"),
+        Example("ahakv@recent=3,accumulation=all"),
+        Example("ahakv@recent=3,gain=measured,sinks=2"),
+        Example("ahakv@recent=3,value_prior=norm", shared=False),
+    )
+    compared = ("ahakv@recent=16",)
     variants = {
         "ahakv-sg": "ahakv@gain=none",
         "ahakv-ra": "ahakv@accumulation=all",
@@ -188,66 +190,51 @@ class AhaKV(Method):
         Divergence(
             topic="what λ multiplies",
             paper="summaries: the softmax's input; the proof needs the raw q·k",
-            elsewhere="no code",
             default="λ replaces 1/√d: gain √(2 ln(i/k)) on the usual logits",
-            option="none",
         ),
         Divergence(
             topic="i while decoding",
             paper="not stated; evicted tokens do not compete any more",
-            elsewhere="no code",
             default="the absolute position",
             option="ahakv@gain_in_decode=cache, ahakv@gain_in_decode=none",
         ),
         Divergence(
             topic="variance of the logits",
             paper="assumed to be that of unit-variance queries and keys",
-            elsewhere="no code",
             default="as assumed",
             option="ahakv@gain=measured",
         ),
         Divergence(
             topic="gain below 1",
             paper="for k < i < 1.65·k the formula flattens",
-            elsewhere="no code",
             default="as printed",
             option="ahakv@gain_floor=1",
         ),
         Divergence(
             topic="numerator of the softmax",
             paper="one summary prints λx where a softmax has e^(λx)",
-            elsewhere="no code",
             default="e^(λx)",
-            option="none",
         ),
         Divergence(
             topic="rows summed",
             paper="the sum has r + 1 terms, the text says r",
-            elsewhere="no code",
             default="r",
-            option="none",
         ),
         Divergence(
             topic="value prior",
             paper="summaries print ‖v‖² and say L2 norm; κ and borders are not stated",
-            elsewhere="no code",
             default="squared, κ = 5, mean of the real neighbours",
             option="ahakv@value_prior=norm, ahakv@kernel=7,border=zero",
         ),
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, recent=self.recent)
         check_at_least(0, gain_floor=self.gain_floor)
         check_kernel(self.kernel)
-        check_choice(("step", "measured", "none"), gain=self.gain)
-        check_choice(("absolute", "cache", "none"), gain_in_decode=self.gain_in_decode)
-        check_choice(("recent", "all"), accumulation=self.accumulation)
-        check_choice(("squared", "norm", "none"), value_prior=self.value_prior)
-        check_choice(("zero", "shrink"), border=self.border)
 
     def policy(self, budget: int | None) -> Policy:
-        """Protect the newest entries, keep the best of the rest."""
         budget = require_budget(self.name, budget)
         return Policy(
             self.name,
@@ -262,5 +249,4 @@ class AhaKV(Method):
             EveryBlock(self.every),
             Edges(self.sinks, self.recent),
             Entries(budget),
-            Full(),
         )

@@ -4,17 +4,19 @@ Equations of the paper: 8 and 9 (score = eviction error), 21 (any retention scor
 (normalisation), 23 (FastCAOTE), 5-7 (evict, then attend; see ``policy.attend_survivors``).
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.cache import State
-from kvlab.reference.method import Divergence, Method
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_kernel
+from kvlab.reference.method import Divergence, Example, Wrapper
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import EveryBlock, Full, Needs, Nobody, Observation, Policy, Score
-from kvlab.reference.windows import among_candidates, check_choice, check_kernel, mean_pool
+from kvlab.reference.windows import among_candidates, mean_pool
 
 Heads = Literal["l2", "mean", "max", "attention", "layer"]
 
@@ -98,7 +100,6 @@ class EvictionError(Score):
 
     @property
     def columns(self):
-        """What the wrapped score remembers; nothing of its own."""
         return self.base.columns
 
     @property
@@ -108,20 +109,15 @@ class EvictionError(Score):
 
     @property
     def ordinal(self) -> bool:
-        """Several victims that are chosen together are given an order."""
         return self.several != "independent"
 
     def drawn(self, seen: Observation):
-        """Return what the wrapped score draws."""
         return self.base.drawn(seen)
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Let the wrapped score observe."""
         return self.base.observe(state, seen)
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         """Return the eviction error of each entry, or the order in which entries have to go."""
         retention = self.base.retention(state, seen, candidates)
         if self.normalize_over == "candidates":
@@ -142,9 +138,13 @@ class EvictionError(Score):
             ]
         )
 
-    def group_error(
-        self, h: Float[Array, "G k n"], values: Float[Array, "G n d"]
-    ) -> Float[Array, "G n"]:
+    def work(self, sizes: Sizes) -> Work:
+        """Add the distance of every value to the output of every query head."""
+        n, d = sizes.n, sizes.d
+        distances = Work(ELEMENT * n * d + NUMBER * n * (sizes.rho + 1), 3 * sizes.rho * n * d)
+        return self.base.work(sizes) + distances
+
+    def group_error(self, h: Float[Array, "G k n"], values: Float[Array, "G n d"]) -> Scores:
         """Error of each entry over the query group; L2 is the exact change of all its outputs."""
         measure = fast_eviction_error if self.fast else eviction_error
         per_head = measure(h, values[:, None], self.norm)  # [CAOTE 8]
@@ -183,10 +183,9 @@ class EvictionError(Score):
 
 
 @dataclass(frozen=True)
-class Caote(Method):
+class Caote(Wrapper):
     """Wrap a score: how much would the attention output change without this entry?"""
 
-    base: Method
     norm: float = 2
     """Order of the norm in which the change of the output is measured."""
     heads: Heads = "l2"
@@ -204,13 +203,27 @@ class Caote(Method):
     """Attend over the survivors only, as the paper's Eq. 5-7 do."""
     every: int = 1
     """Generated tokens between two evictions."""
-    fast: bool = False
+    fast: bool = field(default=False, init=False)
 
     name = "caote"
     source = (
         "Goel et al., CAOTE: KV Caching through Attention Output-Based Token Eviction, 2504.14051"
     )
+    published = "2025-04"
     equations = ("CAOTE 7", "CAOTE 8", "CAOTE 21", "CAOTE 22", "CAOTE 23")
+    examples = (
+        Example("caote:h2o@recent=4", also=("alpha_near_one",)),
+        Example("caote:tova", also=("alpha_near_one",)),
+        Example("caote:tova@heads=layer"),
+        Example("caote:tova@heads=max", groups=("gqa",), shared=False),
+        Example("caote:tova@heads=attention", groups=("gqa",), shared=False),
+        Example("caote:h2o@recent=4,evict_before_attend=true", shared=False),
+        Example("caote:h2o@recent=4,several=joint_greedy"),
+        Example("caote:h2o@recent=4,several=sequential"),
+        Example("caote:snapkv@window=4", groups=("plain", "gqa")),
+        Example("caote:tova@every=5", groups=()),
+    )
+    compared = ("caote:h2o", "caote:tova", "caote:tova@heads=layer", "caote:snapkv@window=16")
     divergences = (
         Divergence(
             topic="order within a step",
@@ -252,7 +265,6 @@ class Caote(Method):
         Divergence(
             topic="SnapKV",
             paper="undefined: no decode step, no score for the window, pooled scores off 1",
-            elsewhere="no code",
             default="window of the last w queries at every block, pooled on the candidates, plain "
             "on the window, normalised over all present entries",
             option="caote:snapkv@normalize_over=candidates, caote:snapkv@pool=5,kernel=1",
@@ -261,31 +273,24 @@ class Caote(Method):
             topic="who may go",
             paper="Eq. 6 searches among the first b entries, so that no new one could be evicted; "
             "Eq. 7 then excuses evicted new ones",
-            elsewhere="no code",
             default="all present entries that the wrapped method does not protect",
-            option="none",
         ),
         Divergence(
             topic="scale of the logits",
             paper="Eq. 2-7 omit 1/√d",
             elsewhere="all models scale",
             default="the model's own attention",
-            option="none",
         ),
         Divergence(
             topic="α → 1",
             paper="printed formula: infinite, then NaN in float32",
             elsewhere="ports clamp α",
             default="computed from the output of the other entries",
-            option="none",
         ),
     )
 
     def __post_init__(self) -> None:
-        check_choice(get_args(Heads), heads=self.heads)
-        check_choice(("independent", "sequential", "joint_greedy"), several=self.several)
-        check_choice(("present", "candidates"), normalize_over=self.normalize_over)
-        check_choice(("inherit", "none"), protect=self.protect)
+        super().__post_init__()
         if self.pool is not None:
             check_kernel(self.pool)
         if self.heads == "layer" and self.several != "independent":
@@ -303,7 +308,6 @@ class Caote(Method):
             raise ValueError(f"norm = {self.norm} must be at least 1")
 
     def policy(self, budget: int | None) -> Policy:
-        """Replace the score of the base method, and look at every block and step."""
         base = self.base.policy(budget)
         if not isinstance(base.precision, Full):
             raise ValueError(f"CAOTE wraps methods that keep 16 bit, not {base.name}")
@@ -328,9 +332,23 @@ class Caote(Method):
         )
         return replace(
             base,
-            name=f"{'fast_caote' if self.fast else 'caote'}:{base.name}",
+            name=f"{self.name}:{base.name}",
             score=score,
             schedule=EveryBlock(self.every),
             protect=base.protect if self.protect == "inherit" else Nobody(),
             evict_before_attend=self.evict_before_attend,
         )
+
+
+@dataclass(frozen=True)
+class FastCaote(Caote):
+    """CAOTE with the plain mean of all values in place of the attention output."""
+
+    fast: bool = field(default=True, init=False)
+
+    name = "fast_caote"
+    examples = (
+        Example("fast_caote:h2o@recent=4", also=("alpha_near_one",)),
+        Example("fast_caote:tova", groups=("plain", "gqa")),
+    )
+    compared = ("fast_caote:h2o", "fast_caote:tova", "fast_caote:snapkv@window=16")

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
+from kvlab.reference.accounting import Held, bits_per_token
 from kvlab.reference.cache import LayerCache
-from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.checks import check_at_least, check_choice, check_protected
+from kvlab.reference.method import Divergence, Example, Method, require_budget
 from kvlab.reference.methods.h2o import AccumulatedAttention
 from kvlab.reference.methods.rpc import RPC
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, KeepSet, Marks
 from kvlab.reference.policy import (
     Budget,
     Edges,
@@ -26,25 +28,21 @@ from kvlab.reference.policy import (
     Precision,
     Protect,
     Score,
-    check_at_least,
-    check_protected,
+    Stored,
 )
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
-from kvlab.reference.windows import check_choice
 
 
 @dataclass(frozen=True)
 class AlsoDemoted(Protect):
-    """Besides what ``protect`` says, the entries that were demoted before: they only wait."""
+    """The entries that ``protect`` marks, and the entries that were demoted before."""
 
     protect: Protect
 
-    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
-        """Protected or demoted."""
+    def safe(self, seen: Observation) -> Marks:
         return self.protect.safe(seen) | (seen.bits < FULL_BITS)
 
     def count(self, prompt: int) -> int:
-        """What is protected at full precision."""
         return self.protect.count(prompt)
 
 
@@ -54,14 +52,12 @@ class FullPrecisionEntries(Budget):
 
     budget: int
 
-    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
-        """What the safe entries at full precision leave."""
+    def room(self, seen: Observation, safe: Marks) -> int:
         protected = int((safe & (seen.bits == FULL_BITS)).sum(axis=-1).max())
         check_protected(self.budget, protected)
         return self.budget - protected
 
     def check(self, protect: Protect, prompt: int) -> None:
-        """Raise ValueError if the protected entries alone exceed the budget."""
         check_protected(self.budget, protect.count(prompt))
 
 
@@ -75,13 +71,8 @@ class Demote(Precision):
     """Balance keys against queries, as measured when the first entries are demoted."""
 
     def store(
-        self,
-        cache: LayerCache,
-        seen: Observation,
-        candidates: Bool[Array, "G n"],
-        keep: Int[Array, "G kept"],
-    ) -> tuple[LayerCache, Int[Array, "G n"]]:
-        """Quantise instead of evicting."""
+        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> Stored:
         demoted = np.ones(seen.positions.shape, dtype=bool)
         np.put_along_axis(demoted, keep, False, axis=-1)
         keys = cache.keys
@@ -91,6 +82,11 @@ class Demote(Precision):
         values = cache.values.quantize_tokens(demoted, self.bits, self.group)
         everything = np.tile(np.arange(len(cache)), (len(demoted), 1))
         return replace(cache, keys=keys, values=values), everything
+
+    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+        bits = np.full(len(held), bits_per_token(self.bits, self.group, seen.keys.shape[-1]))
+        bits[keep[0]] = FULL_BITS
+        return held.lower(keys=bits, values=bits)
 
 
 def balance(seen: Observation) -> Float[Array, "G d"]:
@@ -123,8 +119,14 @@ class DDKS(Method):
 
     name = "ddks"
     source = "Yang et al., Don't Discard, but Keep It Small (MiKV), OpenReview CRQ8JuQDEd"
+    published = "2024-02"
     equations = ("DDKS 1", "DDKS 2")
     budgeted = False
+    examples = (
+        Example("ddks@interval=6,selector=3,group=4", None),
+        Example("ddks@reading=mikv,group=4", shared=False),
+    )
+    compared = ("ddks@interval=32,selector=8,group=32",)
     variants = {"mikv": "ddks@reading=mikv"}
     divergences = (
         Divergence(
@@ -139,24 +141,21 @@ class DDKS(Method):
             paper="at prefill",
             elsewhere="not defined for block-wise prefill",
             default="from the queries of the block after which entries are first demoted",
-            option="none",
         ),
         Divergence(
             topic="demoted entries",
             paper="not stated whether they can come back",
             elsewhere="RPC re-ranks everything",
             default="demotion is final; only entries at full precision are ranked",
-            option="none",
         ),
     )
 
     def __post_init__(self) -> None:
-        check_choice(("rpc", "mikv"), reading=self.reading)
+        super().__post_init__()
         check_choice(WIDTHS, bits=self.bits)
         check_at_least(1, group=self.group)
 
     def policy(self, budget: int | None = None) -> Policy:
-        """Demote instead of evicting; a budget counts entries at full precision."""
         score: Score
         if self.reading == "mikv":
             budget = require_budget("ddks@reading=mikv", budget)

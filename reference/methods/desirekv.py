@@ -4,15 +4,18 @@ Equations of the paper: 3, 4 (importance), 5-8 (sensitivity), 9 (confidence).
 """
 
 from dataclasses import dataclass, replace
+from math import log2
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
+from kvlab.reference.accounting import Held, Sizes, Work, bits_per_token, vector_work, window_work
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.method import Divergence, Method
+from kvlab.reference.checks import check_at_least, check_choice, check_share
+from kvlab.reference.method import Divergence, Example, Method
 from kvlab.reference.methods.rpc import RPC
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Array, KeepSet, Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Budget,
@@ -23,13 +26,12 @@ from kvlab.reference.policy import (
     Precision,
     Protect,
     Score,
-    check_at_least,
+    Stored,
 )
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
 from kvlab.reference.windows import (
     Border,
     among_candidates,
-    check_choice,
     mean_pool,
     remember_queries,
     window_attention,
@@ -44,7 +46,7 @@ class DecisionWindow:
     selector: int
     scope: Literal["window", "all"]
 
-    def members(self, seen: Observation) -> Bool[Array, "G n"]:
+    def members(self, seen: Observation) -> Marks:
         """Mark the P generated tokens before the selector, [t − R − P, t − R) at an event.
 
         A block that passes several events decides about all their windows; ``all`` starts at the
@@ -68,7 +70,7 @@ class Doubt:
     """Protect where the confidence is below this λ instead."""
     shift: Literal[0, 1]
 
-    def marks(self, seen: Observation, window: Bool[Array, "G n"]) -> Bool[Array, "G n"]:
+    def marks(self, seen: Observation, window: Marks) -> Marks:
         """Mark the window's entries whose predecessor was produced without confidence."""
         if self.quantile is None and self.threshold is None:
             return np.zeros_like(window)
@@ -90,15 +92,13 @@ class OutsideWindow(Protect):
     window: DecisionWindow
     doubt: Doubt | None
 
-    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
-        """Prompt, selector, and under ``scope='window'`` what was decided before."""
+    def safe(self, seen: Observation) -> Marks:
         members = self.window.members(seen)
         if self.doubt is None:
             return ~members
         return ~members | self.doubt.marks(seen, members)
 
     def count(self, prompt: int) -> int:
-        """Prompt and selector."""
         return prompt + self.window.selector
 
 
@@ -115,13 +115,9 @@ class Importance(Score):
     needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Remember the last queries, across blocks."""
         return remember_queries(state, seen, self.window.selector)
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """Average over selector and heads, then smooth."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         members = self.window.members(seen)
         if self.random_seed is not None:
             return random_scores(seen, self.random_seed)
@@ -134,8 +130,13 @@ class Importance(Score):
             lambda x: mean_pool(x, 2 * self.radius + 1, self.border),  # [DesireKV 4]
         )
 
+    def work(self, sizes: Sizes) -> Work:
+        """Add the sensitivity to the window's attention: the channels of every key are sorted."""
+        sensitivity = vector_work(sizes, sizes.n * sizes.d * log2(sizes.d))
+        return window_work(sizes, self.window.selector) + sensitivity
 
-def random_scores(seen: Observation, seed: int) -> Float[Array, "G n"]:
+
+def random_scores(seen: Observation, seed: int) -> Scores:
     """Draw one value per token and layer, for the ablations."""
     rng = np.random.default_rng([seed, seen.layer, seen.clock.seen])
     return np.tile(rng.random(seen.positions.shape[1]), (len(seen.positions), 1))
@@ -147,8 +148,7 @@ class ShareOfWindow(Budget):
 
     share: float
 
-    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
-        """Number of entries above the quantile of the window."""
+    def room(self, seen: Observation, safe: Marks) -> int:
         return int((~safe[0]).sum() * self.share)
 
 
@@ -167,7 +167,7 @@ def outlier_score(
 
 def sensitivity(
     keys: Float[Array, "G n d"],
-    window: Bool[Array, "G n"],
+    window: Marks,
     group: int,
     over: Literal["outliers", "block"] = "outliers",
 ) -> Float[Array, " n"]:
@@ -196,12 +196,8 @@ class BitsBySensitivity(Precision):
     random_seed: int | None
 
     def store(
-        self,
-        cache: LayerCache,
-        seen: Observation,
-        candidates: Bool[Array, "G n"],
-        keep: Int[Array, "G kept"],
-    ) -> tuple[LayerCache, Int[Array, "G stays"]]:
+        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> Stored:
         """Spare doubtful tokens from eviction, then quantise what the event decided about."""
         members = self.window.members(seen)
         doubtful = self.doubt.marks(seen, members)
@@ -214,7 +210,19 @@ class BitsBySensitivity(Precision):
             cache = quantize_entries(cache, chosen, bits, self.value_bits or bits, self.group)
         return cache, np.nonzero(kept)[1].reshape(len(kept), -1)
 
-    def sensitive(self, seen: Observation, members: Bool[Array, "G n"]) -> Bool[Array, "G n"]:
+    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+        """Count as if no token were doubtful, and the newest ones were the sensitive ones."""
+        decided = keep[0][self.window.members(seen)[0][keep[0]]]
+        sensitive = decided[len(decided) - round(len(decided) * (1 - self.quantile)) :]
+        keys = np.full(len(held), float(FULL_BITS))
+        for chosen, bits in ((decided, self.low_bits), (sensitive, self.high_bits)):
+            keys[chosen] = bits_per_token(bits, self.group, seen.keys.shape[-1])
+        values = keys.copy()
+        if self.value_bits is not None:
+            values[decided] = bits_per_token(self.value_bits, self.group, seen.keys.shape[-1])
+        return held.lower(keys, values).take(keep[0])
+
+    def sensitive(self, seen: Observation, members: Marks) -> Marks:
         """Mark the tokens above the threshold, or above the quantile of the window."""
         if self.random_seed is not None:
             relative = random_scores(seen, self.random_seed + 1)[0]
@@ -227,7 +235,7 @@ class BitsBySensitivity(Precision):
 
 
 def quantize_entries(
-    cache: LayerCache, entries: Bool[Array, "G n"], key_bits: int, value_bits: int, group: int
+    cache: LayerCache, entries: Marks, key_bits: int, value_bits: int, group: int
 ) -> LayerCache:
     """Lower the precision of entries; an entry that is stored at fewer bits already stays so."""
     keys, values = cache.keys, cache.values
@@ -287,8 +295,16 @@ class DesireKV(Method):
 
     name = "desirekv"
     source = "Cheng et al., DesireKV, AAAI 2026, vol. 40, pp. 20518-20526, §4"
+    published = "2026-01"
     equations = tuple(f"DesireKV {number}" for number in range(3, 10))
     budgeted = False
+    examples = (
+        Example("desirekv@interval=6,selector=3,group=4", None),
+        Example("desirekv@interval=6,selector=3,group=4,doubt_shift=0", None, shared=False),
+        Example("desirekv@interval=6,selector=3,group=4,scope=all", None),
+        Example("desirekv@interval=6,selector=3,low_bits=16,high_bits=16", None, groups=()),
+    )
+    compared = ("desirekv@interval=32,selector=8,group=32",)
     variants = {
         "desirekv-i": "desirekv@importance=random",
         "desirekv-s": "desirekv@sensitivity=random",
@@ -298,21 +314,17 @@ class DesireKV(Method):
         Divergence(
             topic="quadrants",
             paper="Fig. 4 moves protected tokens to Q4, which Fig. 3 evicts; §4.4: high precision",
-            elsewhere="no code",
             default="misprint for Q3: protected tokens get high_bits",
-            option="none",
         ),
         Divergence(
             topic="bits per quadrant",
             paper="not stated; Table 3's 3.0 and 2.9 bits follow from 4 and 8 at the medians",
-            elsewhere="no code",
             default="4 and 8, protected 8",
             option="desirekv@high_bits=16",
         ),
         Divergence(
             topic="thresholds",
             paper="grid search, no value",
-            elsewhere="no code",
             default="medians of the window; protection of the 10 % least confident",
             option="desirekv@sensitivity_threshold=0.5,doubt_threshold=0.4",
         ),
@@ -340,21 +352,18 @@ class DesireKV(Method):
         Divergence(
             topic="frequency of outliers",
             paper="said to count; the formula averages over the outliers only",
-            elsewhere="no code",
             default="the formula",
             option="desirekv@outlier_mean=block",
         ),
         Divergence(
             topic="which token is protected",
             paper="§4.4: the one after a low confidence; §3.3: the unconfident one itself",
-            elsewhere="no code",
             default="the one after",
             option="desirekv@doubt_shift=0",
         ),
         Divergence(
             topic="widths of values",
             paper="introduction: uniform compression; elsewhere per token",
-            elsewhere="no code",
             default="those of the key",
             option="desirekv@value_bits=4",
         ),
@@ -363,7 +372,6 @@ class DesireKV(Method):
             paper="§3.2 and Fig. 3 evict them; §5.2 praises keeping them quantised",
             elsewhere="that is what DDKS does",
             default="evicted",
-            option="none",
         ),
         Divergence(
             topic="fixed budget",
@@ -375,29 +383,19 @@ class DesireKV(Method):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(0, radius=self.radius, seed=self.seed)
         check_at_least(1, group=self.group)
         widths = (*WIDTHS, FULL_BITS)
         check_choice(widths, low_bits=self.low_bits, high_bits=self.high_bits)
         check_choice((None, *widths), value_bits=self.value_bits)
-        check_choice(("window", "all"), scope=self.scope)
-        check_choice(("zero", "shrink"), border=self.border)
-        check_choice(("candidates", "present"), normalize_over=self.normalize_over)
-        check_choice(("outliers", "block"), outlier_mean=self.outlier_mean)
-        check_choice(("attention", "random"), importance=self.importance)
-        check_choice(("outliers", "random"), sensitivity=self.sensitivity)
-        check_choice(("confidence", "none"), protection=self.protection)
-        check_choice((0, 1), doubt_shift=self.doubt_shift)
-        for name in ("importance_quantile", "sensitivity_quantile", "doubt_quantile"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be between 0 and 1")
+        check_share(
+            importance_quantile=self.importance_quantile,
+            sensitivity_quantile=self.sensitivity_quantile,
+            doubt_quantile=self.doubt_quantile,
+        )
 
     def policy(self, budget: int | None = None) -> Policy:
-        """Decide about windows of P generated tokens by importance, sensitivity and confidence.
-
-        Raises:
-            ValueError: if a budget is given without ``scope='all'``.
-        """
         if budget is not None and self.scope != "all":
             raise ValueError("desirekv takes a budget only with scope = 'all'")
         window = DecisionWindow(self.interval, self.selector, self.scope)

@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
-
 from kvlab.reference.cache import State
 from kvlab.reference.method import Method, refuse_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
-    Full,
     Never,
     Nobody,
     Observation,
@@ -25,10 +22,7 @@ class Recency(Score):
 
     needs = NO_ATTENTION
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """Rate an entry by its position."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return seen.positions.astype(float)
 
 
@@ -38,14 +32,9 @@ class FullCache(Method):
 
     name = "full"
     source = "no compression"
-    equations = ()
+    published = ""
     budgeted = False
 
     def policy(self, budget: int | None = None) -> Policy:
-        """Never select.
-
-        Raises:
-            ValueError: if a budget is given.
-        """
         refuse_budget(self.name, budget)
-        return Policy(self.name, Recency(), Never(), Nobody(), Unlimited(), Full())
+        return Policy(self.name, Recency(), Never(), Nobody(), Unlimited())

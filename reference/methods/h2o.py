@@ -8,16 +8,13 @@ Equations (numbered here; the score is Eq. 4 of AhaKV and the h of CAOTE's Eq. 2
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
-
 from kvlab.reference.cache import Column, State
-from kvlab.reference.method import Divergence, Method, require_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.policy import (
     Edges,
     Entries,
     EveryBlock,
-    Full,
     Needs,
     Observation,
     Policy,
@@ -34,7 +31,6 @@ class AccumulatedAttention(Score):
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The sum; a new entry has received nothing."""
         return {"accumulated": Column("attention received so far")}
 
     @property
@@ -43,16 +39,12 @@ class AccumulatedAttention(Score):
         return Needs(heads=self.reduce, sums_rows=True, may_wait=True)
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Add the attention of the block's queries."""
         received = reduce_group(seen.attention, self.reduce).sum(axis=1)
         return state.with_entries(
             accumulated=state.entries["accumulated"] + received  # [H2O 1]
         )
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """Return the sums."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return state.entries["accumulated"]
 
 
@@ -69,7 +61,15 @@ class H2O(Method):
 
     name = "h2o"
     source = "Zhang et al., H2O: Heavy-Hitter Oracle, 2306.14048"
+    published = "2023-06"
     equations = ("H2O 1", "H2O 2")
+    examples = (
+        Example("h2o@recent=4"),
+        Example("h2o@every=5,recent=3"),
+        Example("h2o@recent=4,reduce=max", groups=("gqa",)),
+        Example("h2o@recent=4,reduce=sum", groups=("gqa",), shared=False),
+    )
+    compared = ("h2o", "h2o@every=16")
     divergences = (
         Divergence(
             topic="heads",
@@ -90,19 +90,16 @@ class H2O(Method):
             paper="leave the cache",
             elsewhere="the authors' masking code hides them and may bring them back",
             default="they leave",
-            option="none",
         ),
         Divergence(
             topic="start of accumulation",
             paper="the whole prompt",
             elsewhere="RaaS's baseline starts at the first generated token; R-KV's keeps one row",
             default="the whole prompt",
-            option="none",
         ),
     )
 
     def policy(self, budget: int | None) -> Policy:
-        """Protect the newest entries, keep the heaviest of the rest."""
         budget = require_budget(self.name, budget)
         recent = budget // 2 if self.recent is None else self.recent
         return Policy(
@@ -111,5 +108,4 @@ class H2O(Method):
             EveryBlock(self.every),
             Edges(recent=recent),
             Entries(budget),  # [H2O 2]
-            Full(),
         )

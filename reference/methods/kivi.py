@@ -12,23 +12,23 @@ Equations (numbered here; the quantiser itself is in ``quantization.py``):
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Int
 
+from kvlab.reference.accounting import SCALE_AND_ZERO, Held, bits_per_token
 from kvlab.reference.cache import LayerCache
-from kvlab.reference.method import Divergence, Method, refuse_budget
+from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.method import Divergence, Example, Method, refuse_budget
 from kvlab.reference.methods.full import Recency
-from kvlab.reference.notation import Array
+from kvlab.reference.notation import KeepSet, Marks
 from kvlab.reference.policy import (
     EveryBlock,
     Nobody,
     Observation,
     Policy,
     Precision,
+    Stored,
     Unlimited,
-    check_at_least,
 )
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
-from kvlab.reference.windows import check_choice
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,8 @@ class KeysPerChannelValuesPerToken(Precision):
     residual: int
 
     def store(
-        self,
-        cache: LayerCache,
-        seen: Observation,
-        candidates: Bool[Array, "G n"],
-        keep: Int[Array, "G kept"],
-    ) -> tuple[LayerCache, Int[Array, "G kept"]]:
-        """Quantise what has left the residual."""
+        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> Stored:
         d = seen.keys.shape[-1]
         if d % self.group:
             raise ValueError(f"group = {self.group} must divide the head dimension {d}")
@@ -62,6 +57,15 @@ class KeysPerChannelValuesPerToken(Precision):
             value_due & (cache.values.bits == FULL_BITS), self.value_bits, self.group
         )
         return replace(cache, keys=keys, values=values), keep
+
+    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+        index, n, wide = np.arange(len(held)), len(held), float(FULL_BITS)
+        key_bits = self.key_bits + SCALE_AND_ZERO / self.group
+        value_bits = bits_per_token(self.value_bits, self.group, seen.keys.shape[-1])
+        return held.lower(
+            keys=np.where(index < n // self.residual * self.residual, key_bits, wide),
+            values=np.where(index < n - self.residual, value_bits, wide),
+        )
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,17 @@ class KIVI(Method):
 
     name = "kivi"
     source = "Liu et al., KIVI: A Tuning-Free Asymmetric 2bit Quantization, 2402.02750"
+    published = "2024-02"
     equations = ("KIVI 1", "KIVI 2", "KIVI 3", "KIVI 4", "KIVI 5")
     budgeted = False
+    examples = (
+        Example("kivi@group=4,residual=8", None),
+        Example("kivi@group=4,residual=8,key_bits=8,value_bits=2", None),
+    )
+    compared = (
+        "kivi@key_bits=8,value_bits=4,residual=32",
+        "kivi@key_bits=4,value_bits=4,residual=32",
+    )
     variants = {
         "kivi-k4v4": "kivi@key_bits=4,value_bits=4",
         "kivi-k8v4": "kivi@key_bits=8,value_bits=4",
@@ -98,7 +111,6 @@ class KIVI(Method):
             paper="0/0",
             elsewhere="code: undefined codes",
             default="codes 0, read back exactly",
-            option="none",
         ),
         Divergence(
             topic="group and residual",
@@ -110,6 +122,7 @@ class KIVI(Method):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, group=self.group, residual=self.residual)
         check_choice(WIDTHS, key_bits=self.key_bits, value_bits=self.value_bits)
         if self.residual % self.group:
@@ -118,11 +131,6 @@ class KIVI(Method):
             )
 
     def policy(self, budget: int | None = None) -> Policy:
-        """Quantise after every block.
-
-        Raises:
-            ValueError: if a budget is given.
-        """
         refuse_budget(self.name, budget)
         precision = KeysPerChannelValuesPerToken(
             self.key_bits, self.value_bits, self.group, self.residual

@@ -11,23 +11,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from kvlab.reference.cache import Column, State
-from kvlab.reference.method import Divergence, Method, require_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     Edges,
     Entries,
     EveryDecode,
-    Full,
     Needs,
     Observation,
     Policy,
     Score,
-    check_at_least,
 )
-from kvlab.reference.windows import GroupReduction, check_choice, reduce_group
+from kvlab.reference.windows import GroupReduction, reduce_group
 
 Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]
 
@@ -61,11 +60,10 @@ class Recurrence(Score):
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The recurrence of an entry so far."""
         return {
             "stamp": Column("generated step of the latest activation (TS)", whole=True),
             "interval": Column("longest steps between two activations (MRI)", whole=True),
-            "activated": Column("1 once the entry was activated", whole=True),
+            "activated": Column("1 once the entry was activated", whole=True, asked=False),
         }
 
     @property
@@ -92,9 +90,7 @@ class Recurrence(Score):
             activated[active] = 1
         return state.with_entries(stamp=stamp, interval=interval, activated=activated)
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         """Add both heuristics; an entry without any recurrence is worth nothing."""
         elapsed = seen.clock.generated - state.entries["stamp"]
         interval = state.entries["interval"]
@@ -104,12 +100,12 @@ class Recurrence(Score):
         importance = np.where(recurs, h1 + h2, 0.0)  # [LazyEviction 2]
         return importance + 2.0 * (elapsed < interval) if self.guard else importance
 
-    def elapsed_score(self, elapsed: Array, interval: Array) -> Float[Array, "G n"]:
+    def elapsed_score(self, elapsed: Array, interval: Array) -> Scores:
         """H1: falls as the time since the last activation outgrows the longest interval."""
         offset = 1.0 if self.official else 0.0
         return decreasing(self.h1)(offset + elapsed / interval)
 
-    def interval_score(self, interval: Array) -> Float[Array, "G n"]:
+    def interval_score(self, interval: Array) -> Scores:
         """H2: falls with the longest interval."""
         if self.h2 == "none" or self.h2_reading == "code":
             return decreasing(self.h2)(interval - 1.0)
@@ -144,7 +140,22 @@ class LazyEviction(Method):
 
     name = "lazy_eviction"
     source = "Zhang et al., LazyEviction: Lagged KV Eviction, arXiv 2506.15969, §4, App. D"
+    published = "2025-06"
     equations = ("LazyEviction 1", "LazyEviction 2", "LazyEviction 5")
+    examples = (
+        Example("lazy_eviction@window=4,threshold=0.05", also=("late_steps",)),
+        Example("lazy_eviction@window=4,threshold=2.0", groups=("mri_zero",), shared=False),
+        Example("lazy_eviction@window=4,threshold=0.0625", groups=("at_threshold",), shared=False),
+        Example("lazy_eviction@window=4,threshold=0.05,official=true", shared=False),
+        Example("lazy_eviction@window=4,threshold=0.05,h2_reading=printed", shared=False),
+        Example(
+            "lazy_eviction@window=4,threshold=0.05,first_activation_counts=false",
+            groups=("gqa", "equal_scores"),
+            shared=False,
+        ),
+        Example("lazy_eviction@window=4,threshold=0.05,guard=true"),
+    )
+    compared = ("lazy_eviction", "lazy_eviction@window=16,threshold=0.01")
     variants = {
         "lazy_eviction-h1": "lazy_eviction@h1=none",
         "lazy_eviction-h2": "lazy_eviction@h2=none",
@@ -174,7 +185,6 @@ class LazyEviction(Method):
             paper="keeps H1, which divides by zero",
             elsewhere="code: adds 1e-5 to the denominator, which gives 0",
             default="0: never activated, first to go",
-            option="none",
         ),
         Divergence(
             topic="first activation",
@@ -202,33 +212,27 @@ class LazyEviction(Method):
             paper="Alg. 1 line 8 prints B ≥ |K|, the text |K| > B",
             elsewhere="code: |K| > B",
             default="|K| > B; nothing is evicted in prefill",
-            option="none",
         ),
         Divergence(
             topic="order within a step",
             paper="the text scores with the MRI of the step before, Alg. 1 updates it first",
             elsewhere="code: updates first",
             default="update, then score",
-            option="none",
         ),
         Divergence(
             topic="bookkeeping",
             paper="not stated",
             elsewhere="code: TS and MRI in the attention's dtype; float16 rounds above 2048",
             default="integers",
-            option="none",
         ),
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, window=self.window)
         check_at_least(0, threshold=self.threshold)
-        for form in (self.h1, self.h2):
-            decreasing(form)
-        check_choice(("code", "printed", "acl"), h2_reading=self.h2_reading)
 
     def policy(self, budget: int | None) -> Policy:
-        """Every W generated tokens keep the last W and the best of the rest."""
         score = Recurrence(
             self.threshold,
             self.h1,
@@ -245,5 +249,4 @@ class LazyEviction(Method):
             EveryDecode(self.window),
             Edges(recent=self.window),
             Entries(require_budget(self.name, budget)),  # [LazyEviction 5]
-            Full(),
         )

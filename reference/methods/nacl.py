@@ -9,22 +9,22 @@ Equations (numbered here):
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
+from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
-from kvlab.reference.method import Divergence, Method, require_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_at_least, check_share
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     AfterPrefill,
     Entries,
-    Full,
     Observation,
     Policy,
     Protect,
     Score,
-    check_at_least,
 )
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import remember_queries, window_attention, window_logits
@@ -55,22 +55,17 @@ class ProxyAndSample(Score):
 
     @property
     def ordinal(self) -> bool:
-        """Scores are ranks."""
         return True
 
     def drawn(self, seen: Observation) -> dict[str, Array]:
-        """Return the Gumbel noise that decides the random part."""
         return {"noise": gumbel_noise(self.seed, seen.layer, seen.positions.shape)}
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Remember the last queries of the prompt."""
         if not seen.clock.prefilling:
             return state
         return remember_queries(state, seen, proxy_count(self.proxy_share, seen.clock.prompt))
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         """Return each entry's rank: the proxy part on top, the drawn ones next."""
         proxy = self.proxy_attention(state, seen)
         drawn = int(room * self.random_part)
@@ -83,7 +78,10 @@ class ProxyAndSample(Score):
         np.put_along_axis(ranks, order, np.arange(float(order.shape[1])), axis=-1)
         return ranks
 
-    def proxy_attention(self, state: State, seen: Observation) -> Float[Array, "G n"]:
+    def work(self, sizes: Sizes) -> Work:
+        return window_work(sizes, proxy_count(self.proxy_share, sizes.prompt))
+
+    def proxy_attention(self, state: State, seen: Observation) -> Scores:
         """Sum the proxies' attention, mean over the group."""
         size = proxy_count(self.proxy_share, seen.clock.prompt)
         if self.causal:
@@ -95,7 +93,7 @@ class ProxyAndSample(Score):
 
 @dataclass(frozen=True)
 class SinksAndTail(Protect):
-    """The first ``sinks`` tokens and the last of the prompt, together a share of it."""
+    """The first ``sinks`` tokens and the last tokens of the prompt, together a share of it."""
 
     sinks: int
     recent: int | None
@@ -105,14 +103,12 @@ class SinksAndTail(Protect):
         """Entries protected at the end of the prompt."""
         return max(0, int(self.share * prompt) - self.sinks) if self.recent is None else self.recent
 
-    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
-        """Positions at both ends."""
+    def safe(self, seen: Observation) -> Marks:
         n = seen.positions.shape[1]
         tail = np.arange(n) >= n - self.tail(seen.clock.prompt)
         return (seen.positions < self.sinks) | tail
 
     def count(self, prompt: int) -> int:
-        """Sinks and tail."""
         return self.sinks + self.tail(prompt)
 
 
@@ -137,7 +133,12 @@ class NACL(Method):
 
     name = "nacl"
     source = "Chen et al., NACL: A General and Effective KV Cache Eviction Framework, 2408.03675"
+    published = "2024-08"
     equations = ("NACL 1", "NACL 2")
+    examples = (
+        Example("nacl@proxy_share=0.2,sinks=2,recent=2"),
+        Example("nacl@proxy_share=0.2,sinks=2,recent=2,causal=false", shared=False),
+    )
     divergences = (
         Divergence(
             topic="sinks",
@@ -163,15 +164,13 @@ class NACL(Method):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(0, sinks=self.sinks, seed=self.seed)
-        for name in ("proxy_share", "random_part"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be between 0 and 1")
+        check_share(proxy_share=self.proxy_share, random_part=self.random_part)
         if not self.temperature > 0:
             raise ValueError(f"temperature = {self.temperature} must be positive")
 
     def policy(self, budget: int | None) -> Policy:
-        """Protect both ends, fill the room with proxies' favourites and a draw."""
         return Policy(
             self.name,
             ProxyAndSample(
@@ -180,5 +179,4 @@ class NACL(Method):
             AfterPrefill(),
             SinksAndTail(self.sinks, self.recent, 0.01),
             Entries(require_budget(self.name, budget)),
-            Full(),
         )

@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from kvlab.reference.cache import Column, State
-from kvlab.reference.method import Divergence, Method, require_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_at_least
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Budget,
     Entries,
     EveryDecode,
-    Full,
     Needs,
     Nobody,
     Observation,
@@ -28,7 +28,6 @@ from kvlab.reference.policy import (
     PromptAndRecent,
     Protect,
     Score,
-    check_at_least,
 )
 from kvlab.reference.selection import rank
 
@@ -42,7 +41,6 @@ class LastUse(Score):
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The stamp; a new entry carries none yet."""
         return {"stamp": Column("generated step of the latest use", whole=True)}
 
     @property
@@ -63,9 +61,7 @@ class LastUse(Score):
             stamp[used] = step  # [RaaS 1]
         return state.with_entries(stamp=stamp)
 
-    def used(
-        self, attention: Float[Array, "G rho n"], present: Bool[Array, "G n"]
-    ) -> Bool[Array, "G n"]:
+    def used(self, attention: Float[Array, "G rho n"], present: Marks) -> Marks:
         """Mark what counts as used: above the threshold, or the top share of the group's mean."""
         if self.share is None:
             return (attention.max(axis=1) >= self.threshold) & present
@@ -73,10 +69,7 @@ class LastUse(Score):
         ranks = rank(np.where(present, attention.mean(axis=1), -1.0))
         return (ranks >= present.shape[1] - stamped) & present
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """The older the last use, the sooner an entry goes."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return state.entries["stamp"].astype(float)  # [RaaS 2]
 
 
@@ -91,7 +84,6 @@ class PageUse(Score):
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The stamp; a new entry carries none yet."""
         return {"stamp": Column("generated step of the latest use", whole=True)}
 
     def observe(self, state: State, seen: Observation) -> State:
@@ -117,10 +109,7 @@ class PageUse(Score):
         per_channel = np.maximum(queries * highest, queries * lowest)
         return float(per_channel.sum(axis=-1).max())  # [RaaS 3]
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """The older the last use, the sooner a page goes."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return state.entries["stamp"].astype(float)
 
 
@@ -131,7 +120,7 @@ class OpenPage(Protect):
     page: int
     pin_prompt: bool
 
-    def safe(self, seen: Observation) -> Bool[Array, "G n"]:
+    def safe(self, seen: Observation) -> Marks:
         """Mark the newest page; with ``pin_prompt`` also every page that the prompt touches."""
         pages = seen.positions // self.page
         newest = pages == (seen.clock.seen - 1) // self.page
@@ -140,7 +129,6 @@ class OpenPage(Protect):
         return newest | (pages < -(-seen.clock.prompt // self.page))
 
     def count(self, prompt: int) -> int:
-        """Pages that are always safe, in entries."""
         pinned = -(-prompt // self.page) if self.pin_prompt else 0
         return (pinned + 1) * self.page
 
@@ -152,8 +140,7 @@ class Pages(Budget):
     budget: int
     page: int
 
-    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
-        """Pages of the budget that the safe ones leave, in entries."""
+    def room(self, seen: Observation, safe: Marks) -> int:
         safe_pages = len(np.unique(seen.positions[0][safe[0]] // self.page))
         return max(0, self.budget // self.page - safe_pages) * self.page
 
@@ -184,7 +171,18 @@ class RaaS(Method):
 
     name = "raas"
     source = "Hu et al., RaaS: Reasoning-Aware Attention Sparsity, 2502.11147"
+    published = "2025-02"
     equations = ("RaaS 1", "RaaS 2", "RaaS 3")
+    examples = (
+        Example("raas@pin_prompt=false,threshold=0.05", ties=True),
+        Example(
+            "raas@pin_prompt=false,threshold=0.0625", 15, groups=("at_threshold",), shared=False
+        ),
+        Example("raas@threshold=0.02", 26, groups=("equal_scores",), shared=False),
+        Example("raas@pin_prompt=false,share=0.5,every=5", groups=("equal_scores",)),
+        Example("raas@page=4,pin_prompt=false,every=3", 16, shared=False),
+    )
+    compared = ("raas", "raas@pin_prompt=false,threshold=0.01")
     divergences = (
         Divergence(
             topic="prompt",
@@ -217,6 +215,7 @@ class RaaS(Method):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(0, threshold=self.threshold)
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"share = {self.share} must be above 0 and at most 1")
@@ -224,7 +223,6 @@ class RaaS(Method):
             check_at_least(1, page=self.page)
 
     def policy(self, budget: int | None) -> Policy:
-        """Protect the prompt, drop the longest unused of the rest while decoding."""
         budget = require_budget(self.name, budget)
         schedule = EveryDecode(self.every)
         if self.page is not None:
@@ -235,7 +233,6 @@ class RaaS(Method):
                 schedule,
                 OpenPage(self.page, self.pin_prompt),
                 Pages(budget, self.page),
-                Full(),
             )
         return Policy(
             self.name,
@@ -243,5 +240,4 @@ class RaaS(Method):
             schedule,
             PromptAndRecent() if self.pin_prompt else Nobody(),
             Entries(budget),
-            Full(),
         )

@@ -11,26 +11,25 @@ Equations (numbered here):
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
+from kvlab.reference.accounting import ELEMENT, Sizes, Work, window_work
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
-from kvlab.reference.method import Divergence, Method, require_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_at_least, check_kernel, check_share, check_window
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     AfterPrefillThenEverySeen,
     Edges,
     Entries,
-    Full,
     Observation,
     Policy,
     Score,
-    check_at_least,
 )
 from kvlab.reference.windows import (
     among_candidates,
-    check_kernel,
     max_pool,
     remember_queries,
     window_logits,
@@ -51,24 +50,22 @@ class ImportanceMinusRedundancy(Score):
 
     @property
     def signed(self) -> bool:
-        """Redundancy may outweigh importance."""
         return True
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Remember the last queries, across blocks."""
         return remember_queries(state, seen, self.window)
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """Weigh importance against redundancy."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         importance = self.importance(state, seen, candidates)
         redundancy = np.stack([self.redundancy(keys) for keys in seen.keys])
         return self.mix * importance - (1 - self.mix) * redundancy  # [R-KV 4]
 
-    def importance(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"]
-    ) -> Float[Array, "G n"]:
+    def work(self, sizes: Sizes) -> Work:
+        """Add the cosine similarity of every pair of keys, n²·d, to the window's attention."""
+        similarity = Work(ELEMENT * sizes.n * sizes.d, 2 * sizes.n**2 * sizes.d)
+        return window_work(sizes, self.window) + similarity
+
+    def importance(self, state: State, seen: Observation, candidates: Marks) -> Scores:
         """Pooled attention of the last queries; the group is reduced on logits, by maximum."""
         raw, _ = window_logits(state, seen, self.window)
         attention = softmax(raw.max(axis=1), candidates[:, None, :])
@@ -111,7 +108,19 @@ class RKV(Method):
 
     name = "rkv"
     source = "Cai et al., R-KV: Redundancy-aware KV Cache Compression, 2505.24133"
+    published = "2025-05"
     equations = ("R-KV 1", "R-KV 2", "R-KV 3", "R-KV 4")
+    examples = (
+        Example(
+            "rkv@every=6,window=3",
+            groups=(
+                *("plain", "gqa", "mqa", "block_not_dividing", "softcap", "bf16_inputs"),
+                *("float32_inputs", "budget_ge_length", "repeated_entries"),
+            ),
+        ),
+        Example("rkv@every=6,window=3,mix=0.5,similarity=0.2", shared=False),
+    )
+    compared = ("rkv@every=16",)
     divergences = (
         Divergence(
             topic="weight of importance",
@@ -132,25 +141,18 @@ class RKV(Method):
             paper="not stated",
             elsewhere="code: in order of score, so that later pooling runs over other neighbours",
             default="ascending position",
-            option="none",
         ),
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, window=self.window, every=self.every)
         check_kernel(self.kernel)
-        if not 0 <= self.mix <= 1:
-            raise ValueError(f"mix = {self.mix} must be between 0 and 1")
+        check_share(mix=self.mix)
 
     def policy(self, budget: int | None) -> Policy:
-        """Protect the last queries' entries; decide at the end of the prompt and every 128 tokens.
-
-        Raises:
-            ValueError: unless window < budget.
-        """
         budget = require_budget(self.name, budget)
-        if self.window >= budget:
-            raise ValueError(f"window = {self.window} must be smaller than budget = {budget}")
+        check_window(self.window, budget)
         return Policy(
             self.name,
             ImportanceMinusRedundancy(
@@ -159,5 +161,4 @@ class RKV(Method):
             AfterPrefillThenEverySeen(self.every),
             Edges(recent=self.window),
             Entries(budget),
-            Full(),
         )

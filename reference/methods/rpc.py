@@ -9,29 +9,27 @@ Equations (numbered here):
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
 
+from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.cache import State
-from kvlab.reference.method import Divergence, Method
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_at_least, check_kernel
+from kvlab.reference.method import Divergence, Example, Method
+from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Budget,
     Entries,
     EveryGenerated,
-    Full,
     Observation,
     Policy,
     PromptAndRecent,
     Score,
-    check_at_least,
 )
 from kvlab.reference.windows import (
     among_candidates,
-    check_choice,
-    check_kernel,
     mean_pool,
     remember_queries,
     window_attention,
@@ -44,18 +42,14 @@ class SelectorAttention(Score):
 
     selector: int
     kernel: int
-    heads: str
+    heads: Literal["all", "group"]
 
     needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Remember the last queries, across blocks."""
         return remember_queries(state, seen, self.selector)
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """Pool what the selector looks at."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         attention = window_attention(state, seen, self.selector, over=candidates).sum(axis=2)
         looked_at = attention.mean(axis=1)
         if self.heads == "all":
@@ -66,6 +60,9 @@ class SelectorAttention(Score):
             lambda x: mean_pool(x, self.kernel, "zero"),  # [RPC 3]
         )
 
+    def work(self, sizes: Sizes) -> Work:
+        return window_work(sizes, self.selector)
+
 
 @dataclass(frozen=True)
 class ShareOfGenerated(Budget):
@@ -75,8 +72,7 @@ class ShareOfGenerated(Budget):
     selector: int
     compression: float
 
-    def room(self, seen: Observation, safe: Bool[Array, "G n"]) -> int:
-        """Entries that the compressions so far, this one included, may keep."""
+    def room(self, seen: Observation, safe: Marks) -> int:
         compressions = (seen.clock.generated - self.selector) // self.interval
         return compressions * int(self.interval // self.compression)  # [RPC 4]
 
@@ -93,13 +89,20 @@ class RPC(Method):
     """Factor c by which the generated part shrinks."""
     kernel: int = 7
     """Neighbours of the mean pooling; odd."""
-    heads: str = "all"
+    heads: Literal["all", "group"] = "all"
     """``all``: one keep set per layer; ``group``: one per KV head."""
 
     name = "rpc"
     source = "Song et al., Reasoning Path Compression, 2505.13866"
+    published = "2025-05"
     equations = ("RPC 1", "RPC 2", "RPC 3", "RPC 4")
     budgeted = False
+    examples = (
+        Example("rpc@interval=6,selector=3,compression=3.0", None),
+        Example("rpc@interval=6,selector=3,compression=3.0,heads=group", None, shared=False),
+        Example("rpc@interval=6,selector=3", 28, shared=False),
+    )
+    compared = ("rpc@interval=32,selector=8",)
     divergences = (
         Divergence(
             topic="memory",
@@ -113,7 +116,6 @@ class RPC(Method):
             paper="the last R",
             elsewhere="code: 31 distinct ones, the current one twice",
             default="the last R",
-            option="none",
         ),
         Divergence(
             topic="heads",
@@ -125,12 +127,11 @@ class RPC(Method):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, compression=self.compression)
         check_kernel(self.kernel)
-        check_choice(("all", "group"), heads=self.heads)
 
     def policy(self, budget: int | None = None) -> Policy:
-        """Protect the prompt and the selector; with a budget, fill it at the same times."""
         share = ShareOfGenerated(self.interval, self.selector, self.compression)
         return Policy(
             self.name,
@@ -138,5 +139,4 @@ class RPC(Method):
             EveryGenerated(self.interval, self.selector),  # [RPC 1]
             PromptAndRecent(self.selector),
             share if budget is None else Entries(budget),
-            Full(),
         )

@@ -9,28 +9,26 @@ Equations (numbered here):
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
+from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.cache import State
-from kvlab.reference.method import Divergence, Method, require_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.checks import check_at_least, check_kernel, check_window
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     AfterPrefill,
     Edges,
     Entries,
     EveryBlock,
-    Full,
     Observation,
     Policy,
     Score,
-    check_at_least,
 )
 from kvlab.reference.windows import (
     Border,
     among_candidates,
-    check_choice,
-    check_kernel,
     max_pool,
     mean_pool,
     remember_queries,
@@ -50,16 +48,15 @@ class WindowAttention(Score):
     needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Remember the last queries, across blocks."""
         return remember_queries(state, seen, self.window)
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """Pool what the window's queries look at."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         attention = window_attention(state, seen, self.window)
         looked_at = attention.sum(axis=2).mean(axis=1)  # [SnapKV 1]
         return among_candidates(looked_at, candidates, self.pool)  # [SnapKV 2]
+
+    def work(self, sizes: Sizes) -> Work:
+        return window_work(sizes, self.window)
 
     def pool(self, x: Float[Array, "G k"]) -> Float[Array, "G k"]:
         """Smooth over neighbours in the cache."""
@@ -87,7 +84,15 @@ class SnapKV(Method):
 
     name = "snapkv"
     source = "Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, 2404.14469"
+    published = "2024-04"
     equations = ("SnapKV 1", "SnapKV 2")
+    examples = (
+        Example("snapkv@window=4", also=("ties",)),
+        Example("snapkv@window=4,schedule=every_block"),
+        Example("snapkv@window=3,pooling=max,kernel=7"),
+        Example("snapkv@window=3,border=shrink", shared=False),
+    )
+    compared = ("snapkv@window=16,schedule=every_block",)
     divergences = (
         Divergence(
             topic="decoding",
@@ -120,21 +125,13 @@ class SnapKV(Method):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, window=self.window)
         check_kernel(self.kernel)
-        check_choice(("mean", "max"), pooling=self.pooling)
-        check_choice(("zero", "shrink"), border=self.border)
-        check_choice(("after_prefill", "every_block"), schedule=self.schedule)
 
     def policy(self, budget: int | None) -> Policy:
-        """Protect the window, keep the best of the rest.
-
-        Raises:
-            ValueError: unless window < budget.
-        """
         budget = require_budget(self.name, budget)
-        if self.window >= budget:
-            raise ValueError(f"window = {self.window} must be smaller than budget = {budget}")
+        check_window(self.window, budget)
         once = self.schedule == "after_prefill"
         return Policy(
             self.name,
@@ -142,5 +139,4 @@ class SnapKV(Method):
             AfterPrefill() if once else EveryBlock(self.every),
             Edges(recent=self.window),
             Entries(budget),
-            Full(),
         )

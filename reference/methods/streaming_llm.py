@@ -7,9 +7,9 @@ Equations (numbered here):
 
 from dataclasses import dataclass
 
-from kvlab.reference.method import Divergence, Method, require_budget
+from kvlab.reference.method import Divergence, Example, Method, require_budget
 from kvlab.reference.methods.full import Recency
-from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class StreamingLLM(Method):
 
     name = "streaming_llm"
     source = "Xiao et al., Efficient Streaming Language Models with Attention Sinks, 2309.17453"
+    published = "2023-09"
     equations = ("StreamingLLM 1",)
+    examples = (Example("streaming_llm@sinks=2"),)
     divergences = (
         Divergence(
             topic="positions",
@@ -39,16 +41,10 @@ class StreamingLLM(Method):
             paper="makes room before the new token attends",
             elsewhere="the other baselines attend first",
             default="attend, then evict: the same keep set afterwards, one block more in between",
-            option="none",
         ),
     )
 
     def policy(self, budget: int | None) -> Policy:
-        """Sinks and the last ``budget − sinks`` entries.
-
-        Raises:
-            ValueError: unless sinks < budget.
-        """
         budget = require_budget(self.name, budget)
         if not 0 <= self.sinks < budget:
             raise ValueError(
@@ -60,6 +56,5 @@ class StreamingLLM(Method):
             EveryBlock(self.every),
             Edges(sinks=self.sinks, recent=budget - self.sinks),  # [StreamingLLM 1]
             Entries(budget),
-            Full(),
             reposition=self.reposition,
         )

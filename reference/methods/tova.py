@@ -8,15 +8,14 @@ Equations (numbered here; CAOTE §2 prints the score as f_j = A_{-1,j}):
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from kvlab.reference.cache import State
-from kvlab.reference.method import Divergence, Method, require_budget
-from kvlab.reference.notation import Array
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     Entries,
     EveryBlock,
-    Full,
     Needs,
     Nobody,
     Observation,
@@ -33,10 +32,7 @@ class LastRowAttention(Score):
 
     needs = Needs(rows="last", heads="mean")
 
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        """Average the last row over the heads that decide together."""
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         last_row = self.retention(state, seen, candidates)
         if self.per_head:
             return last_row.mean(axis=1)
@@ -44,7 +40,7 @@ class LastRowAttention(Score):
         return np.tile(shared, (len(last_row), 1))
 
     def retention(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"]
+        self, state: State, seen: Observation, candidates: Marks
     ) -> Float[Array, "G rho n"]:
         """Return each query head's own row: a distribution, as CAOTE's theorem needs it."""
         return seen.attention[:, :, -1, :]
@@ -61,14 +57,20 @@ class TOVA(Method):
 
     name = "tova"
     source = "Oren et al., Transformers are Multi-State RNNs, 2401.06104"
+    published = "2024-01"
     equations = ("TOVA 1",)
+    examples = (
+        Example("tova", also=("ties",)),
+        Example("tova@per_head=true"),
+        Example("tova@every=5", groups=()),
+    )
+    compared = ("tova", "tova@per_head=true")
     divergences = (
         Divergence(
             topic="the newest token",
             paper="may be dropped",
             elsewhere="kvpress forces it to stay",
             default="may be dropped",
-            option="none",
         ),
         Divergence(
             topic="heads",
@@ -80,12 +82,10 @@ class TOVA(Method):
     )
 
     def policy(self, budget: int | None) -> Policy:
-        """Keep the top of the last row."""
         return Policy(
             self.name,
             LastRowAttention(self.per_head),
             EveryBlock(self.every),
             Nobody(),
             Entries(require_budget(self.name, budget)),
-            Full(),
         )

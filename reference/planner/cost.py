@@ -8,26 +8,18 @@ counted for 16-bit weights on one device; communication between devices is not m
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import floor
+from math import floor, log2
 
 import numpy as np
 from jaxtyping import Float
 
+from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.planner.hardware import Hardware
 from kvlab.reference.planner.occupancy import Occupancy, occupancy
-from kvlab.reference.planner.operations import (
-    NUMBER,
-    Sizes,
-    Work,
-    moving,
-    observing,
-    quantising,
-    scoring,
-    selecting,
-)
 from kvlab.reference.planner.shape import WIDE, Shape
-from kvlab.reference.policy import Policy, check_at_least
+from kvlab.reference.policy import Policy, Score
 
 
 @dataclass(frozen=True)
@@ -136,7 +128,7 @@ class Plan:
 
     @property
     def prompt_bytes(self) -> float:
-        """What one sequence takes besides `sequence_bytes` while its prompt is read.
+        """Bytes of one sequence besides `sequence_bytes` while its prompt is read.
 
         Prompts are read one after another, so that only one sequence at a time takes it.
         """
@@ -187,7 +179,7 @@ class Plan:
 
     @cached_property
     def kernels(self) -> Mapping[str, Kernel]:
-        """What one step of decoding runs, over the generated tokens."""
+        """The kernels of one step of decoding, over the generated tokens."""
         return {**self._model_kernels(), **self._policy_kernels()}
 
     @property
@@ -271,7 +263,7 @@ class Plan:
 
     @cached_property
     def policy_work(self) -> Mapping[str, Kernel]:
-        """What the policy does for one KV head of one sequence, over the generated tokens."""
+        """Work of the policy for one KV head of one sequence, over the generated tokens."""
         held, score, shape = self.held, self.policy.score, self.shape
         steps: list[dict[str, Work]] = []
         for token in range(self.prompt, self.prompt + self.generated):
@@ -279,7 +271,7 @@ class Plan:
             sizes = Sizes(n, shape.group, shape.head_dim, self.prompt)
             work = {"observe": observing(score, sizes)}
             if held.ranked[token]:
-                work["score"] = scoring(score, sizes)
+                work["score"] = score.work(sizes)
                 work["select"] = selecting(sizes, several=kept != n - 1)
             if held.moved[token]:
                 work["move"] = moving(score, sizes, kept)
@@ -298,6 +290,48 @@ class Plan:
             for name, column in columns.items()
             if any(work.bytes for work in column)
         }
+
+
+# --- work of a policy besides its score ----------------------------------------------------------
+
+
+def observing(score: Score, sizes: Sizes) -> Work:
+    """Return the work of updating a score's columns after one token.
+
+    A score that has columns reads the token's probabilities, and reads and writes the columns.
+    """
+    if not score.columns:
+        return Work()
+    n, columns = sizes.n, len(score.columns)
+    return Work(NUMBER * n * (sizes.rho + 2 * columns), n * (sizes.rho + 2 * columns))
+
+
+def selecting(sizes: Sizes, several: bool) -> Work:
+    """Return the work of finding the entries that leave, once there are scores.
+
+    One entry is found by looking through all; several by sorting, n·log2(n) comparisons.
+    """
+    n = sizes.n
+    comparisons = n * log2(n) if several and n > 1 else n
+    return Work(2 * NUMBER * n, comparisons)
+
+
+def moving(score: Score, sizes: Sizes, kept: int) -> Work:
+    """Return the work of moving the survivors together: each is read and written."""
+    row = 2 * sizes.d * ELEMENT + NUMBER * (1 + len(score.columns))
+    return Work(2 * kept * row)
+
+
+def quantising(sizes: Sizes, entries: int) -> Work:
+    """Return the work of storing entries at fewer bits: read wide, find the range, round.
+
+    Codes and scales are written at half of the wide bytes at most.
+    """
+    elements = 2 * entries * sizes.d
+    return Work(1.5 * ELEMENT * elements, 6 * elements)
+
+
+# --- devices for many users ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

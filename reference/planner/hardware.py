@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvlab.reference.policy import check_at_least
+from kvlab.reference.checks import check_at_least
 
 
 @dataclass(frozen=True)

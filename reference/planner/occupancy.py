@@ -6,30 +6,17 @@ here no token is doubtful.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import singledispatch
-from math import ceil
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.methods.ddks import Demote
-from kvlab.reference.methods.desirekv import BitsBySensitivity
-from kvlab.reference.methods.kivi import KeysPerChannelValuesPerToken
+from kvlab.reference.accounting import Held
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import (
-    Clock,
-    Full,
-    Observation,
-    Policy,
-    Precision,
-    check_at_least,
-)
+from kvlab.reference.observation import Clock, Observation
+from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
-
-SCALE_AND_ZERO = 32
-"""Bits that a group of quantised elements takes besides its codes."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +39,7 @@ class Occupancy:
 
     @property
     def peak(self) -> int:
-        """The most entries that there ever were."""
+        """The largest number of entries at any time."""
         return int(self.attended.max())
 
     def elements(self, head_dim: int) -> Float[Array, " t"]:
@@ -79,7 +66,6 @@ def occupancy(
     Raises:
         ValueError: if a count is negative, ``block_size`` or ``head_dim`` is below 1, or the policy
             cannot work with such a prompt.
-        TypeError: if the policy stores entries in a way that is not known here.
     """
     check_at_least(0, prompt=prompt, generated=generated)
     check_at_least(1, block_size=1 if block_size is None else block_size, head_dim=head_dim)
@@ -104,10 +90,10 @@ def occupancy(
             before = held.append(np.arange(last - (count - len(held)), last))
             held, found.ranked[last - 1] = decide(policy, clock, before, head_dim)
             found.moved[last - 1] = len(held) < count - 1
-            found.quantised[last - 1] = before.lowered_to(held)
+            found.quantised[last - 1] = lowered(before, held)
             count = len(held)
         found.entries[first:last] = count
-        found.bits[first:last] = held.mean_bits(count)
+        found.bits[first:last] = mean_bits(held, count)
     return found
 
 
@@ -117,47 +103,19 @@ def _blocks(prompt: int, t: int, block_size: int | None) -> Iterator[tuple[int, 
     yield from ((token, token + 1) for token in range(prompt, t))
 
 
-@dataclass(frozen=True)
-class Held:
-    """The entries of one KV head: where they come from, and the bits of their keys and values."""
+def mean_bits(held: Held, count: int) -> float:
+    """Return the mean bits per element of ``count`` entries; entries not in ``held`` have 16."""
+    if not count:
+        return float(FULL_BITS)
+    wide = FULL_BITS * (count - len(held))
+    return float(((held.keys.sum() + held.values.sum()) / 2 + wide) / count)
 
-    positions: Int[Array, " n"]
-    keys: Float[Array, " n"]
-    values: Float[Array, " n"]
 
-    @classmethod
-    def nothing(cls) -> "Held":
-        """No entries."""
-        return cls(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def mean_bits(self, count: int) -> float:
-        """Bits per element of keys and values; of ``count`` entries, those not here are wide."""
-        if not count:
-            return float(FULL_BITS)
-        wide = FULL_BITS * (count - len(self))
-        return float(((self.keys.sum() + self.values.sum()) / 2 + wide) / count)
-
-    def lowered_to(self, after: "Held") -> int:
-        """Count the entries of ``after`` that have fewer bits than here."""
-        here = np.isin(self.positions, after.positions)
-        lower = (after.keys < self.keys[here]) | (after.values < self.values[here])
-        return int(lower.sum())
-
-    def append(self, positions: Int[Array, " m"]) -> "Held":
-        """Add tokens at 16 bits."""
-        wide = np.full(len(positions), float(FULL_BITS))
-        return Held(
-            np.concatenate([self.positions, positions]),
-            np.concatenate([self.keys, wide]),
-            np.concatenate([self.values, wide]),
-        )
-
-    def take(self, keep: Int[Array, " kept"]) -> "Held":
-        """Keep these alone."""
-        return Held(self.positions[keep], self.keys[keep], self.values[keep])
+def lowered(before: Held, after: Held) -> int:
+    """Count the entries that have fewer bits after a decision than before it."""
+    left = np.isin(before.positions, after.positions)
+    lower = (after.keys < before.keys[left]) | (after.values < before.values[left])
+    return int(lower.sum())
 
 
 def decide(policy: Policy, clock: Clock, held: Held, head_dim: int) -> tuple[Held, bool]:
@@ -168,7 +126,8 @@ def decide(policy: Policy, clock: Clock, held: Held, head_dim: int) -> tuple[Hel
     candidates = np.nonzero(~safe)[0]
     stay = candidates[max(0, len(candidates) - room) :]
     keep = np.sort(np.concatenate([np.nonzero(safe)[0], stay]))
-    return store(policy.precision, held, seen, ~safe, keep), len(stay) < len(candidates)
+    after = policy.precision.account(held, seen, ~safe[None], keep[None])
+    return after, len(stay) < len(candidates)
 
 
 def without_data(clock: Clock, held: Held, head_dim: int) -> Observation:
@@ -186,74 +145,3 @@ def without_data(clock: Clock, held: Held, head_dim: int) -> Observation:
         bits=held.keys[None].astype(np.int64),
         confidence=np.full(clock.seen, np.nan),
     )
-
-
-@singledispatch
-def store(
-    precision: Precision,
-    held: Held,
-    seen: Observation,
-    candidates: Bool[Array, " n"],
-    keep: Int[Array, " kept"],
-) -> Held:
-    """Lower bits as a precision says, and drop who is not kept.
-
-    Raises:
-        TypeError: for a precision that is not known here; register it with ``store.register``.
-    """
-    raise TypeError(f"{type(precision).__name__} is not known to kvlab.reference.planner")
-
-
-@store.register
-def _(precision: Full, held: Held, seen: Any, candidates: Any, keep: Any) -> Held:
-    return held.take(keep)
-
-
-@store.register
-def _(
-    precision: KeysPerChannelValuesPerToken, held: Held, seen: Any, candidates: Any, keep: Any
-) -> Held:
-    index, n, residual = np.arange(len(held)), len(held), precision.residual
-    key_bits = precision.key_bits + SCALE_AND_ZERO / precision.group
-    value_bits = per_token(precision.value_bits, precision.group, seen)
-    return replace(
-        held,
-        keys=np.where(index < n // residual * residual, key_bits, held.keys),
-        values=np.where(index < n - residual, value_bits, held.values),
-    )
-
-
-@store.register
-def _(precision: Demote, held: Held, seen: Any, candidates: Any, keep: Any) -> Held:
-    demoted = np.ones(len(held), dtype=bool)
-    demoted[keep] = False
-    bits = per_token(precision.bits, precision.group, seen)
-    return replace(
-        held,
-        keys=np.where(demoted, np.minimum(bits, held.keys), held.keys),
-        values=np.where(demoted, np.minimum(bits, held.values), held.values),
-    )
-
-
-@store.register
-def _(precision: BitsBySensitivity, held: Held, seen: Any, candidates: Any, keep: Any) -> Held:
-    decided = keep[precision.window.members(seen)[0][keep]]
-    sensitive = decided[len(decided) - round(len(decided) * (1 - precision.quantile)) :]
-    bits = np.full(len(held), float(FULL_BITS))
-    bits[decided] = per_token(precision.low_bits, precision.group, seen)
-    bits[sensitive] = per_token(precision.high_bits, precision.group, seen)
-    value_bits = bits.copy()
-    if precision.value_bits is not None:
-        value_bits[decided] = per_token(precision.value_bits, precision.group, seen)
-    lowered = replace(
-        held, keys=np.minimum(held.keys, bits), values=np.minimum(held.values, value_bits)
-    )
-    return lowered.take(keep)
-
-
-def per_token(bits: int, group: int, seen: Observation) -> float:
-    """Bits per element of a vector that is quantised in groups of its channels."""
-    if bits == FULL_BITS:
-        return bits
-    head_dim = seen.keys.shape[-1]
-    return bits + SCALE_AND_ZERO * ceil(head_dim / group) / head_dim

@@ -1,12 +1,12 @@
 """The sizes of a decoder: what memory and time depend on."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kvlab.reference.policy import check_at_least
+from kvlab.reference.checks import check_at_least
+from kvlab.reference.transformer import read_json
 
 WIDE = 2
 """Bytes of a 16-bit number."""
@@ -88,15 +88,7 @@ class Shape:
         path = Path(path)
         if path.is_dir():
             path = path / "config.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist")
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not valid JSON: {error}") from None
-        if not isinstance(config, dict):
-            raise ValueError(f"{path} must hold a JSON object")
-        return cls.from_mapping(config, path)
+        return cls.from_mapping(read_json(path), path)
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any], path: Path) -> "Shape":

@@ -11,19 +11,10 @@ from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.generate import generate
 from kvlab.reference.methods.lazy_eviction import LazyEviction
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import (
-    Block,
-    Clock,
-    Needs,
-    Observation,
-    Policy,
-    Score,
-    StepResult,
-    empty_cache,
-    step,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Block, Needs, Policy, Score, StepResult
+from kvlab.reference.streams import Stream, block_lengths, run_stream
 from kvlab.reference.timeline.run import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
-from kvlab.reference.timeline.texts import token_texts
 from kvlab.reference.traces.replay import check_replay
 from kvlab.reference.traces.trace import Recording
 from kvlab.reference.transformer import Transformer
@@ -32,7 +23,7 @@ MOST_VALUES = 2**20
 """Entries in all snapshots of a run, by default."""
 
 
-def record(
+def record_generation(
     model: Transformer,
     tokenizer: Tokenizer,
     policy: Policy,
@@ -67,28 +58,28 @@ def record(
         ValueError: if the prompt is empty, or the policy cannot work with it.
     """
     ids = tokenizer.encode(prompt).ids
-    watch = Recorder(threshold, most_values)
+    recorder = Recorder(threshold, most_values)
 
-    def watch_and_tell(block: Block, result: StepResult) -> None:
-        watch(block, result)
+    def watch(block: Block, result: StepResult) -> None:
+        recorder.note(result)
         if progress is not None:
             progress(block.clock.seen, len(ids) + max_new_tokens - 1)
 
     written = generate(
         model,
-        watch.listening(policy),
+        recorder.listening(policy),
         ids,
         max_new_tokens,
         stop=stop,
         block_size=block_size,
-        watch=watch_and_tell,
+        watch=watch,
     )
     answer = tokenizer.decode(list(written.tokens), skip_special_tokens=False)
     texts = token_texts(tokenizer, [*ids, *written.tokens])
-    return watch.run(policy, budget, len(ids), texts, solved(answer) if solved else None)
+    return recorder.run(policy, budget, len(ids), texts, solved(answer) if solved else None)
 
 
-def record_trace(
+def record_replay(
     trace: Recording,
     texts: Sequence[str],
     policy: Policy,
@@ -115,39 +106,28 @@ def record_trace(
         ValueError: if the policy does not fit the trace, or the texts do not.
     """
     check_replay(trace, [policy], block_size)
-    L, G, _, t, d = trace.shape
+    t, prompt = trace.shape[3], trace.prompt
     if len(texts) != t:
         raise ValueError(f"texts of {len(texts)} tokens must be those of the trace's {t}")
-    watch = Recorder(threshold, most_values)
-    asked = watch.listening(policy)
-    caches = [empty_cache(asked, G, d) for _ in range(L)]
-    layers = [trace.vectors(index) for index in range(L)]
-    for clock in clocks(trace.prompt, t, block_size):
-        for index, number in enumerate(trace.metadata.layers):
-            block = block_of(trace, layers[index], number, clock)
-            result = step(asked, caches[index], block)
-            caches[index] = result.cache
-            watch(block, result)
+    recorder = Recorder(threshold, most_values)
+    layers = [
+        Stream(
+            *trace.vectors(index),
+            trace.confidence,
+            prompt,
+            block_lengths(prompt, t - prompt, block_size),
+            softcap=trace.metadata.softcap,
+            layer=number,
+        )
+        for index, number in enumerate(trace.metadata.layers)
+    ]
+    asked = recorder.listening(policy)
+    for results in zip(*(run_stream(asked, layer) for layer in layers), strict=True):
+        for result in results:
+            recorder.note(result)
         if progress is not None:
-            progress(clock.seen, t)
-    return watch.run(policy, budget, trace.prompt, texts, None)
-
-
-def clocks(prompt: int, t: int, block_size: int | None) -> list[Clock]:
-    """Return the blocks in which a model reads: those of the prompt, then token by token."""
-    size = block_size or max(1, prompt)
-    ends = [*range(size, prompt, size), *([prompt] if prompt else []), *range(prompt + 1, t + 1)]
-    return [Clock(end, end - before, prompt) for before, end in zip([0, *ends], ends, strict=False)]
-
-
-def block_of(
-    trace: Recording, vectors: tuple[Array, Array, Array], layer: int, clock: Clock
-) -> Block:
-    """Return what a layer was handed at one step."""
-    rows = slice(clock.seen - clock.block, clock.seen)
-    queries, keys, values = (x[..., rows, :].astype(np.float64) for x in vectors)
-    confidence = trace.confidence[: clock.seen].astype(np.float64)
-    return Block(clock, layer, queries, keys, values, confidence, None, trace.metadata.softcap)
+            progress(results[0].seen.clock.seen, t)
+    return recorder.run(policy, budget, prompt, texts, None)
 
 
 @dataclass(frozen=True)
@@ -159,7 +139,6 @@ class Overheard(Score):
 
     @property
     def columns(self) -> Mapping[str, Column]:
-        """What the score remembers."""
         return self.base.columns
 
     @property
@@ -168,7 +147,6 @@ class Overheard(Score):
         return self.base.needs
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Let the score observe."""
         return self.base.observe(state, seen)
 
     def score(
@@ -208,7 +186,7 @@ class Known:
 
 @dataclass
 class Recorder:
-    """Collects a run; `generate` takes it as ``watch``, with the policy that `listening` gives."""
+    """Collects a run from the steps of a policy, in the form that `listening` gives."""
 
     threshold: float
     most_values: int = MOST_VALUES
@@ -244,7 +222,7 @@ class Recorder:
             known.grow(seen.clock.seen)
         return known
 
-    def __call__(self, block: Block, result: StepResult) -> None:
+    def note(self, result: StepResult) -> None:
         """Write one step of one layer down."""
         seen, known = result.seen, self.known(result.seen)
         if not self.steps or self.steps[-1] != seen.clock.seen:
@@ -336,3 +314,35 @@ class Recorder:
             Events.joined(self.events),
             tuple(sorted(self.snapshots, key=lambda each: (each.layer, each.step))),
         )
+
+
+# --- texts of tokens -----------------------------------------------------------------------------
+
+INCOMPLETE = "\ufffd"
+"""What tokenizers put where bytes do not make up a character yet."""
+
+CONTEXT = 4
+"""Tokens before a token on which its text may depend: blanks between words."""
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds to those before it; joined, they are the whole text.
+
+    A character that several tokens make up belongs to the last of them; the others add nothing.
+    """
+    texts: list[str] = []
+    first = done = 0  # decoded together, and how much of that is shown already
+    for end in range(1, len(ids) + 1):
+        shown = decode(tokenizer, ids[first:done])
+        both = decode(tokenizer, ids[first:end])
+        if both.endswith(INCOMPLETE) and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(both[len(shown) :])
+        first, done = max(first, end - CONTEXT), end
+    return texts
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the text of tokens, special ones included."""
+    return tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods.caote import eviction_error, joint_error
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import check_at_least
 from kvlab.reference.proofs.observed import Head
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods.desirekv import outlier_score, sensitivity
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import check_at_least
 from kvlab.reference.quantization import quantize
 from kvlab.reference.traces.replay import Layer
 from kvlab.reference.windows import mean_pool

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
 
 from kvlab.reference.notation import Array
 from kvlab.reference.traces.replay import Layer, stretches
@@ -36,6 +35,8 @@ def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[A
     Raises:
         ValueError: if ``budget`` is below 1.
     """
+    from scipy.optimize import linear_sum_assignment  # half of the package's time to import
+
     check_budgets([budget])
     t = len(attention)
     gains = np.full((t + budget, t + budget), NEVER)

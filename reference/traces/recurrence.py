@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from kvlab.reference.generate import Generation, generate
-from kvlab.reference.methods.full import FullCache
-from kvlab.reference.methods.lazy_eviction import LazyEviction
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Never, Policy, check_at_least
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.traces.replay import Layer
-from kvlab.reference.traces.trace import Recording
+from kvlab.reference.traces.trace import Recording, record_trace
 from kvlab.reference.transformer import Transformer
 
 
@@ -76,7 +73,7 @@ def activations(trace: Recording, threshold: float) -> Iterator[Recurring]:
                 steps = np.flatnonzero(rows[first:, position] >= threshold) + first - prompt + 1
                 born = max(0, position - prompt)
                 found = tuple(map(int, steps))
-                yield Recurring(layer.number, kv_head, position, threshold, found, born)
+                yield Recurring(layer.layer, kv_head, position, threshold, found, born)
 
 
 def most_recurring(entries: Iterable[Recurring], count: int, gap: int = 16) -> list[Recurring]:
@@ -135,27 +132,14 @@ def intervals(
         raise ValueError(f"problems = {problems} must be at least 1")
     if seed < 0:
         raise ValueError(f"seed = {seed} must not be negative")
+    check_at_least(0, threshold=threshold)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-    policy = observing_policy(threshold)
-    found = []
+    found: list[int] = []
     for problem in reasoning.held_out(problems, seed):
         prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
-        written = generate(model, policy, prompt, len(solution), stop=solution[-1])
-        found.append(longest_intervals(written))
-    longest = np.concatenate(found).astype(np.int64)
+        trace = record_trace(model, prompt, len(solution), stop=solution[-1])
+        found += [entry.interval for entry in activations(trace, threshold)]
+    longest = np.array(found)
     if not longest.any():
         raise ValueError(f"threshold = {threshold} is more attention than any entry got")
     return longest
-
-
-def observing_policy(threshold: float) -> Policy:
-    """Return a full cache that tracks recurrence as LazyEviction does."""
-    full = FullCache().policy()
-    score = LazyEviction(threshold=threshold).policy(budget=10**9).score
-    return Policy("recurrence", score, Never(), full.protect, full.budget, full.precision)
-
-
-def longest_intervals(generation: Generation) -> np.ndarray:
-    """Return the MRI of every entry of every layer and KV head."""
-    caches = generation.session.caches
-    return np.concatenate([cache.state.entries["interval"].ravel() for cache in caches])

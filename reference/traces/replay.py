@@ -12,26 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.attention import logits, softmax, visible, weighted_values
-from kvlab.reference.cache import State
+from kvlab.reference.attention import logits, softmax, weighted_values
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import (
-    Block,
-    Clock,
-    Full,
-    Observation,
-    Policy,
-    empty_cache,
-    select,
-    step,
-)
-from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.policy import Policy, StepResult
+from kvlab.reference.streams import Stream, block_lengths, run_stream
 from kvlab.reference.traces.trace import Recording
 
 Result = TypeVar("Result")
@@ -105,7 +95,7 @@ def check_replay(trace: Recording, policies: Sequence[Policy], block_size: int |
 def over_layers(
     trace: Recording, task: Callable[["Layer"], Result], workers: int
 ) -> Iterator[Result]:
-    """Yield what a task finds in each layer; a few layers are in memory at a time."""
+    """Yield the result of a task for each layer; a few layers are in memory at a time."""
     layers = (Layer.of(trace, number) for number in range(trace.shape[0]))
     if workers == 1:
         yield from map(task, layers)
@@ -123,12 +113,12 @@ def replay_layer(
     layer: "Layer", policies: Sequence[Policy], block_size: int | None = None
 ) -> list[Fate]:
     """Replay one layer under every policy; see `replay`."""
-    runs = [start(policy, layer) for policy in policies]
-    for first, last in stretches(layer.prompt, layer.keys.shape[1], block_size):
+    runs = [Run(policy, layer, block_size) for policy in policies]
+    for first, last in stretches(layer.prompt, layer.tokens, block_size):
         yardstick = layer.full_attention(first, last)
-        for run in runs:
-            run.advance(first, last, yardstick)
-    return [run.fate() for run in runs]
+        for each in runs:
+            each.advance(first, last, yardstick)
+    return [each.fate for each in runs]
 
 
 def stretches(prompt: int, t: int, block_size: int | None) -> Iterator[tuple[int, int]]:
@@ -140,38 +130,29 @@ def stretches(prompt: int, t: int, block_size: int | None) -> Iterator[tuple[int
 
 @dataclass(frozen=True)
 class FullAttention:
-    """What the queries of a stretch see with the full cache."""
+    """Attention of a stretch of queries with the full cache, up to the stretch's last entry."""
 
-    logits: Float[Array, "G rho m n"]
-    """Of all n entries up to the stretch's last, later ones included."""
     attention: Float[Array, "G rho m n"]
     output: Float[Array, "G rho m d"]
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Stream):
     """One layer of a trace, in float64."""
 
-    number: int
-    prompt: int
-    queries: Float[Array, "G rho t d"]
-    keys: Float[Array, "G t d"]
-    values: Float[Array, "G t d"]
-    confidence: Float[Array, " t"]
-    softcap: float | None
-
     @classmethod
-    def of(cls, trace: Recording, number: int) -> "Layer":
-        """Take a layer out of a trace."""
-        queries, keys, values = trace.vectors(number)
+    def of(cls, trace: Recording, index: int) -> "Layer":
+        """Take a layer out of a trace by its index among the recorded ones."""
+        queries, keys, values = (x.astype(np.float64) for x in trace.vectors(index))
+        t, prompt = trace.shape[3], trace.prompt
         return cls(
-            trace.metadata.layers[number],
-            trace.prompt,
-            queries.astype(np.float64),
-            keys.astype(np.float64),
-            values.astype(np.float64),
+            queries,
+            keys,
+            values,
             trace.confidence.astype(np.float64),
-            trace.metadata.softcap,
+            prompt,
+            block_lengths(prompt, t - prompt),
+            softcap=trace.metadata.softcap,
+            layer=trace.metadata.layers[index],
         )
 
     def full_attention(self, first: int, last: int) -> FullAttention:
@@ -179,228 +160,66 @@ class Layer:
         raw = logits(self.queries[:, :, first:last], self.keys[:, :last], self.softcap)
         seen = np.arange(last) <= np.arange(first, last)[:, None]
         attention = softmax(raw, np.broadcast_to(seen, raw.shape))
-        return FullAttention(raw, attention, weighted_values(attention, self.values[:, :last]))
+        return FullAttention(attention, weighted_values(attention, self.values[:, :last]))
 
 
 class Run:
-    """One policy on its way through one layer."""
+    """One policy on its way through one layer, and what becomes of the entries."""
 
-    def __init__(self, policy: Policy, layer: Layer) -> None:
-        G, _, t, _ = layer.queries.shape
-        self.policy, self.layer = policy, layer
-        self.left = np.full((G, t), t, dtype=np.int64)
-        self.entries = np.zeros(t, dtype=np.int64)
-        self.bits = np.zeros(t)
-        self.mass, self.error = np.ones((G, t)), np.zeros((G, t))
-
-    def fate(self) -> Fate:
-        """Return what became of the entries."""
-        return Fate(
-            self.policy.name,
-            self.layer.number,
-            self.left,
-            self.entries,
-            self.bits,
-            self.mass,
-            self.error,
+    def __init__(self, policy: Policy, layer: Layer, block_size: int | None) -> None:
+        G, t, _ = layer.keys.shape
+        blocks = block_lengths(layer.prompt, t - layer.prompt, block_size)
+        self.steps = run_stream(policy, replace(layer, blocks=blocks))
+        self.evicts_first = policy.evict_before_attend
+        self.fate = Fate(
+            policy.name,
+            layer.layer,
+            left=np.full((G, t), t, dtype=np.int64),
+            entries=np.zeros(t, dtype=np.int64),
+            bits=np.zeros(t),
+            mass=np.ones((G, t)),
+            error=np.zeros((G, t)),
         )
 
     def advance(self, first: int, last: int, full: FullAttention) -> None:
-        """Decide about a stretch, block by block, and compare it with the full cache."""
-        present = np.zeros((len(self.left), last - first, last), dtype=bool)
-        in_prompt = last <= self.layer.prompt
-        borders = [(first, last)] if in_prompt else [(i, i + 1) for i in range(first, last)]
-        outputs = []
-        for begin, end in borders:
-            clock = Clock(end, end - begin, self.layer.prompt)
-            positions, output = self.step(clock, full, first)
-            outputs.append(output)
-            present[np.arange(len(positions))[:, None], begin - first, positions] = True
-            present[:, begin - first : end - first] = present[:, begin - first, None]
+        """Take the steps of a stretch, and compare their outputs with the full cache's."""
+        present = np.zeros((len(self.fate.left), last - first, last), dtype=bool)
+        outputs, begin = [], first
+        while begin < last:
+            result = next(self.steps)
+            end = result.seen.clock.seen
+            outputs.append(result.output)
+            self.note_evictions(result)
+            self.fate.entries[begin:end] = len(result.cache)
+            self.fate.bits[begin:end] = 8 * result.cache.nbytes / len(self.fate.left)
+            there = np.zeros((len(present), last), dtype=bool)
+            np.put_along_axis(there, self.attended(result), True, axis=1)
+            present[:, begin - first : end - first] = there[:, None]
             rows = np.arange(begin, end)
             present[:, rows - first, rows] = True  # itself, also if it left before it attended
-            self.entries[begin:end], self.bits[begin:end] = self.stored()
-        kept = full.attention * present[:, None]
-        mass = kept.sum(axis=-1, keepdims=True)
-        self.mass[:, first:last] = mass[..., 0].mean(axis=1)
-        if outputs[0] is None:
-            values = self.layer.values[:, :last]
-            output = np.divide(
-                weighted_values(kept, values), mass, out=np.zeros_like(full.output), where=mass > 0
-            )
-        else:
-            output = np.concatenate(outputs, axis=2)
+            begin = end
+        mass = (full.attention * present[:, None]).sum(axis=-1)
+        self.fate.mass[:, first:last] = mass.mean(axis=1)
+        output = np.concatenate(outputs, axis=2)
         distance = np.linalg.norm(output - full.output, axis=(1, 3))
         size = np.linalg.norm(full.output, axis=(1, 3))
-        self.error[:, first:last] = np.divide(
+        self.fate.error[:, first:last] = np.divide(
             distance, size, out=np.zeros_like(distance), where=size > 0
         )
 
-    def note_evictions(
-        self, before: Int[Array, "G n"], keep: Int[Array, "G kept"], token: int
-    ) -> None:
-        """Write down who left after a token."""
-        gone = np.ones(before.shape, dtype=bool)
-        np.put_along_axis(gone, keep, False, axis=1)
+    def attended(self, result: StepResult) -> Int[Array, "G n"]:
+        """Return the positions to which the queries of a step attended."""
+        positions = result.seen.positions
+        if result.keep is None or not self.evicts_first:
+            return positions
+        return np.take_along_axis(positions, result.keep, axis=1)
+
+    def note_evictions(self, result: StepResult) -> None:
+        """Write down who left after a step."""
+        if result.keep is None:
+            return
+        positions = result.seen.positions
+        gone = np.ones(positions.shape, dtype=bool)
+        np.put_along_axis(gone, result.keep, False, axis=1)
         head, slot = np.nonzero(gone)
-        self.left[head, before[head, slot]] = token
-
-    def step(
-        self, clock: Clock, full: FullAttention, first: int
-    ) -> tuple[Int[Array, "G n"], Float[Array, "G rho m d"] | None]:
-        """Take one block; return the positions that it attended to, and its output.
-
-        None: the output is that of full attention to these positions alone.
-        """
-        raise NotImplementedError
-
-    def stored(self) -> tuple[int, float]:
-        """Entries and bits per KV head."""
-        raise NotImplementedError
-
-
-class StepRun(Run):
-    """Any policy, by the step that models use."""
-
-    def __init__(self, policy: Policy, layer: Layer) -> None:
-        super().__init__(policy, layer)
-        self.cache = empty_cache(policy, len(layer.keys), layer.keys.shape[2])
-
-    def step(
-        self, clock: Clock, full: FullAttention, first: int
-    ) -> tuple[Int[Array, "G n"], Float[Array, "G rho m d"]]:
-        """Take one block."""
-        layer, rows = self.layer, slice(clock.seen - clock.block, clock.seen)
-        block = Block(
-            clock,
-            layer.number,
-            layer.queries[:, :, rows],
-            layer.keys[:, rows],
-            layer.values[:, rows],
-            layer.confidence[: clock.seen],
-            None,
-            layer.softcap,
-        )
-        result = step(self.policy, self.cache, block)
-        self.cache = result.cache
-        if result.keep is not None:
-            self.note_evictions(result.seen.positions, result.keep, clock.seen - 1)
-        if self.policy.evict_before_attend and result.keep is not None:
-            return np.take_along_axis(result.seen.positions, result.keep, axis=1), result.output
-        return result.seen.positions, result.output
-
-    def stored(self) -> tuple[int, float]:
-        """Entries and bits per KV head."""
-        return len(self.cache), 8 * self.cache.nbytes / len(self.cache.positions)
-
-
-class IndexedObservation(Observation):
-    """An observation that fetches keys and values only for scores that read them."""
-
-    source: Layer
-
-    def __init__(
-        self,
-        layer: Layer,
-        clock: Clock,
-        attention: Float[Array, "G rho m n"],
-        positions: Int[Array, "G n"],
-    ) -> None:
-        facts = {
-            "clock": clock,
-            "layer": layer.number,
-            "queries": layer.queries[:, :, clock.positions],
-            "attention": attention,
-            "positions": positions,
-            "confidence": layer.confidence[: clock.seen],
-            "softcap": layer.softcap,
-            "source": layer,
-        }
-        for name, value in facts.items():
-            object.__setattr__(self, name, value)
-
-    @cached_property
-    def keys(self) -> Float[Array, "G n d"]:  # type: ignore[override]
-        """Keys of the present entries."""
-        return self.source.keys[self._heads, self.positions]
-
-    @cached_property
-    def values(self) -> Float[Array, "G n d"]:  # type: ignore[override]
-        """Values of the present entries."""
-        return self.source.values[self._heads, self.positions]
-
-    @property
-    def _heads(self) -> Int[Array, "G 1"]:
-        return np.arange(len(self.positions))[:, None]
-
-    @cached_property
-    def bits(self) -> Int[Array, "G n"]:  # type: ignore[override]
-        """All are stored at 16 bits."""
-        return np.full(self.positions.shape, FULL_BITS)
-
-
-class IndexRun(Run):
-    """A policy that stores everything at 16 bits: it only has to know which entries are there.
-
-    Logits come from the full attention and values from the trace, so that nothing is copied but
-    the positions and what the score remembers.
-    """
-
-    def __init__(self, policy: Policy, layer: Layer) -> None:
-        super().__init__(policy, layer)
-        columns, G = policy.score.columns, len(layer.keys)
-        self.positions = np.zeros((G, 0), dtype=np.int64)
-        self.state = State({name: column.rows(G, 0) for name, column in columns.items()})
-
-    def step(self, clock: Clock, full: FullAttention, first: int) -> tuple[Int[Array, "G n"], None]:
-        """Take one block."""
-        self._append(clock)
-        positions = self.positions
-        attention = self._attention(clock, full, first)
-        seen = IndexedObservation(self.layer, clock, attention, positions)
-        self.state = self.policy.score.observe(self.state, seen)
-        if self.policy.schedule.due(clock):
-            _, keep = select(self.policy, self.state, seen)
-            if keep.shape[1] < positions.shape[1]:
-                self.note_evictions(positions, keep, clock.seen - 1)
-                self._compact(keep)
-        return positions, None
-
-    def stored(self) -> tuple[int, float]:
-        """Entries and bits per KV head."""
-        n = self.positions.shape[1]
-        return n, n * 2 * self.layer.keys.shape[2] * FULL_BITS
-
-    def _append(self, clock: Clock) -> None:
-        G, m, columns = len(self.positions), clock.block, self.policy.score.columns
-        new = np.broadcast_to(clock.positions, (G, m))
-        self.positions = np.concatenate([self.positions, new], axis=1)
-        grown = {
-            name: np.concatenate([x, columns[name].rows(G, m)], axis=1)
-            for name, x in self.state.entries.items()
-        }
-        self.state = replace(self.state, entries=grown)
-
-    def _attention(
-        self, clock: Clock, full: FullAttention, first: int
-    ) -> Float[Array, "G rho m n"]:
-        """Attention of a block to the present entries alone."""
-        rows = slice(clock.seen - clock.block - first, clock.seen - first)
-        raw = full.logits[:, :, rows]
-        if self.positions.shape[1] < raw.shape[-1]:
-            raw = np.take_along_axis(raw, self.positions[:, None, None], axis=-1)
-        if clock.block == 1:
-            return softmax(raw)
-        mask = visible(clock.positions, self.positions)
-        return softmax(raw, np.broadcast_to(mask, raw.shape))
-
-    def _compact(self, keep: Int[Array, "G kept"]) -> None:
-        self.positions = np.take_along_axis(self.positions, keep, axis=1)
-        kept = {name: np.take_along_axis(x, keep, axis=1) for name, x in self.state.entries.items()}
-        self.state = replace(self.state, entries=kept)
-
-
-def start(policy: Policy, layer: Layer) -> Run:
-    """Return the cheapest run that does what the policy says."""
-    plain = isinstance(policy.precision, Full) and not policy.evict_before_attend
-    return IndexRun(policy, layer) if plain else StepRun(policy, layer)
+        self.fate.left[head, positions[head, slot]] = result.seen.clock.seen - 1

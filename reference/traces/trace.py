@@ -31,7 +31,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -40,7 +40,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Integer
 
+from kvlab.reference.generate import generate
+from kvlab.reference.methods.full import FullCache
 from kvlab.reference.notation import Array
+from kvlab.reference.policy import Block, StepResult
+from kvlab.reference.transformer import Transformer
 
 VERSION = 1
 """Version of the schema that this module writes, and the only one that it reads."""
@@ -89,7 +93,7 @@ class Metadata:
 
 @runtime_checkable
 class Recording(Protocol):
-    """What a replay needs of a trace, in memory (`Trace`) or on the disk (`StoredTrace`)."""
+    """The part of a trace that a replay needs, in memory or on the disk."""
 
     @property
     def positions(self) -> Integer[Array, " t"]:
@@ -159,13 +163,56 @@ class Trace:
         return self.queries[index], self.keys[index], self.values[index]
 
 
-def save(trace: Trace, path: str | Path, compress: bool = True) -> None:
+def record_trace(
+    model: Transformer,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    stop: int | None = None,
+    name: str = "transformer",
+) -> Trace:
+    """Let the NumPy transformer write with the full cache; record what its layers are handed.
+
+    Args:
+        model: the transformer; for models in PyTorch, see ``kvlab trace``.
+        prompt: token ids.
+        max_new_tokens: tokens to write at most; the last one that it writes is never read.
+        stop: token id after which to end.
+        name: of the model, in the trace.
+
+    Raises:
+        ValueError: as `kvlab.reference.generate.generate`.
+    """
+    pieces: dict[int, list[tuple[Array, Array, Array]]] = {}
+
+    def watch(block: Block, result: StepResult) -> None:
+        pieces.setdefault(block.layer, []).append((block.queries, block.keys, block.values))
+
+    written = generate(model, FullCache().policy(), prompt, max_new_tokens, stop, watch=watch)
+    layers = sorted(pieces)
+    queries, keys, values = (
+        np.stack([np.concatenate([piece[kind] for piece in pieces[n]], axis=-2) for n in layers])
+        for kind in range(3)
+    )
+    t = written.session.seen
+    return Trace(
+        queries=queries,
+        keys=keys,
+        values=values,
+        positions=np.arange(t),
+        tokens=np.array([*prompt, *written.tokens][:t]),
+        prompt=len(prompt),
+        confidence=written.session.confidence,
+        metadata=Metadata(name, tuple(layers)),
+    )
+
+
+def save_trace(trace: Trace, path: str | Path, compress: bool = True) -> None:
     """Write a trace; a file of that name is replaced, and only once the new one is complete.
 
     Args:
         trace: what to write; its arrays may be memory-mapped, they are written in pieces.
         path: the file, ending in ``.npz``.
-        compress: False writes faster, and `StoredTrace` can then map the file into memory.
+        compress: False writes faster, and `StoredTrace` then finds any layer at once.
     """
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +227,7 @@ def save(trace: Trace, path: str | Path, compress: bool = True) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def load(path: str | Path) -> Trace:
+def load_trace(path: str | Path) -> Trace:
     """Read a trace.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Synthetic traces whose attention is known exactly, so that what has to be remembered is known.
+"""Synthetic traces whose attention is known exactly, and so the entries that are needed later.
 
 A workload starts from the logits that it wants. Keys are the rows of √d times a random rotation of
 d = t channels, so that they look like any Gaussian keys; a query is the wanted row of logits,
@@ -6,7 +6,7 @@ turned by the same rotation. Then q·k/√d is the wanted logit, to rounding.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -261,16 +261,7 @@ def key_outliers(
     readable = np.delete(np.arange(tokens), unread)
     queries[0, 0, 0][:, readable] = solve(keys[0, 0][:, readable], wanted)
     achieved: Float[Array, "t t"] = queries[0, 0, 0] @ keys[0, 0].T / np.sqrt(tokens)
-    trace = Trace(
-        queries=queries,
-        keys=keys,
-        values=plain.trace.values,
-        positions=plain.trace.positions,
-        tokens=plain.trace.tokens,
-        prompt=prompt,
-        confidence=plain.trace.confidence,
-        metadata=plain.trace.metadata,
-    )
+    trace = replace(plain.trace, queries=queries, keys=keys)
     return Workload(trace, achieved, {"outliers": chosen, "importance": importance})
 
 

@@ -263,8 +263,8 @@ BUGS = (
         "nothing is evicted while the prompt is read",
         "h2o",
         POLICY,
-        "return clock.prefilling or decoding.due(clock)",
-        "return decoding.due(clock)",
+        "return clock.prefilling or EveryDecode(self.decode_steps).due(clock)",
+        "return EveryDecode(self.decode_steps).due(clock)",
     ),
     Bug(
         "lagged eviction one step early",
@@ -433,7 +433,7 @@ BUGS = (
         "methods/h2o.py",
         'accumulated=state.entries["accumulated"] + received',
         'accumulated=(state.entries["accumulated"] + received).astype(np.float16).astype(float)',
-        (("from jaxtyping", "import numpy as np\nfrom jaxtyping"),),
+        (("from dataclasses", "import numpy as np\nfrom dataclasses"),),
     ),
     Bug(
         "all rows of a block instead of the last",
@@ -897,7 +897,8 @@ class Copy:
             source = changed_source(bug)
         with imported_anew(Planted(name, source)):
             targets = importlib.import_module(f"{PACKAGE}.conformance.targets")
-        self.operations = targets.OPERATIONS
+            importlib.import_module(f"{PACKAGE}.methods").discover()
+        self.described = targets.described
 
     def offers(self, target: str) -> bool:
         """Everything."""
@@ -905,9 +906,8 @@ class Copy:
 
     def answer(self, case) -> dict[str, np.ndarray]:
         """Return what the copy computes, rounded as a kernel in float32 would."""
-        operation = self.operations[case.operation]
         with np.errstate(all="ignore"):
-            expected = operation.compute(case.inputs, case.parameters, case.method)
+            expected = self.described(case).compute(case.inputs, case.parameters, case.method)
         return {
             name: each.value.astype(np.float32) if each.kind == "numbers" else each.value
             for name, each in expected.items()

@@ -10,10 +10,9 @@ import pytest
 from kvlab.reference.conformance import Status, check, published
 from kvlab.reference.conformance.blocks import expect_channel_codes as expected_codes
 from kvlab.reference.conformance.case import Expected, Tolerance
-from kvlab.reference.conformance.comparing import difference
-from kvlab.reference.conformance.expecting import keep, near_threshold, numbers
+from kvlab.reference.conformance.expecting import difference, keep, near_threshold, numbers
 from kvlab.reference.conformance.minimise import minimised, reductions
-from kvlab.reference.conformance.reporting import to_junit, to_plain
+from kvlab.reference.conformance.report import to_junit, to_plain
 from kvlab.reference.selection import keep_set
 
 

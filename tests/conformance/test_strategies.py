@@ -5,12 +5,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvlab.reference import methods
+from kvlab.reference import Stream, methods
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.conformance import strategies
 from kvlab.reference.conformance.blocks import OPERATIONS as BLOCKS
 from kvlab.reference.conformance.implementation import exact_in_16_bits
-from kvlab.reference.conformance.streams import Stream
 from kvlab.reference.conformance.targets import OPERATIONS
 from kvlab.reference.selection import keep_set
 
@@ -62,7 +61,7 @@ def test_a_wrong_tie_rule_is_found():
 @given(strategies.streams())
 def test_streams_are_whole(stream):
     assert isinstance(stream, Stream)
-    assert sum(stream.blocks) == stream.length
+    assert sum(stream.blocks) == stream.tokens
     assert np.isnan(stream.confidence[: stream.prompt]).all()
 
 

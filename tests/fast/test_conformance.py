@@ -9,8 +9,7 @@ import pytest
 
 from kvlab.fast.lab import conformance
 from kvlab.reference import methods
-from kvlab.reference.conformance import Status, check, published
-from kvlab.reference.conformance.loading import load
+from kvlab.reference.conformance import Status, check, load, published
 from kvlab.reference.methods import base_name
 
 FILE = Path(conformance.__file__)
@@ -39,7 +38,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from kvlab.reference.conformance import check
-from kvlab.reference.conformance.loading import load
+from kvlab.reference.conformance import load
 under_test = load(Path(sys.argv[1]))
 for target in sys.argv[2].split(","):
     groups = sys.argv[3].split(",") if sys.argv[3] else None

@@ -69,7 +69,7 @@ def test_balance_leaves_products_unchanged():
     factors = cache.keys.balance
     assert factors is not None
     step = np.ptp(keys * factors[:, None], axis=-1).max() / 255
-    assert (np.abs(cache.keys.read() - keys) <= 0.52 * step / factors[:, None] + 2e-3 * 50).all()
+    assert (np.abs(cache.keys.vectors - keys) <= 0.52 * step / factors[:, None] + 2e-3 * 50).all()
 
 
 def test_mikv_needs_a_budget():

@@ -43,8 +43,8 @@ def test_blocks_store_what_one_shot_prefill_stores():
     policy = methods.get("kivi@group=4,residual=8")
     once = run(policy, queries, keys, values, prompt=37)[-1].cache
     split = run(policy, queries, keys, values, prompt=37, block=5)[-1].cache
-    np.testing.assert_array_equal(once.keys.read(), split.keys.read())
-    np.testing.assert_array_equal(once.values.read(), split.values.read())
+    np.testing.assert_array_equal(once.keys.vectors, split.keys.vectors)
+    np.testing.assert_array_equal(once.values.vectors, split.values.vectors)
 
 
 def test_the_prompt_attends_at_full_precision():
@@ -58,7 +58,7 @@ def test_a_constant_channel_is_read_back_exactly():
     queries, _, values = stream(np.random.default_rng(18), 1, 1, 4, 8)
     keys = np.full((1, 8, 4), 0.5)
     cache = run(methods.get("kivi@group=4,residual=4"), queries, keys, values, 8)[-1].cache
-    np.testing.assert_array_equal(cache.keys.read(), keys)
+    np.testing.assert_array_equal(cache.keys.vectors, keys)
 
 
 def test_bad_parameters():

@@ -1,12 +1,15 @@
 """Entries and bits by a policy's rules alone are those of a replay."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 from noise import noise
+from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.planner.occupancy import Held, occupancy, store, without_data
-from kvlab.reference.policy import Clock, Precision
+from kvlab.reference.planner.occupancy import occupancy
+from kvlab.reference.policy import Precision
 from kvlab.reference.traces.replay import replay
 
 SPECS = [
@@ -92,12 +95,42 @@ def test_bad_input(arguments, message):
         occupancy(methods.get("h2o", 4), *arguments)
 
 
-def test_an_unknown_precision_is_refused():
-    class Rough(Precision):
-        def store(self, cache, seen, candidates, keep):
-            return cache, keep
+@dataclass(frozen=True)
+class Unheard(Precision):
+    """A precision of which only `store` is known."""
 
-    clock, held = Clock(0, 0, 0), Held.nothing()
-    seen, none = without_data(clock, held, 8), np.zeros(0, dtype=int)
-    with pytest.raises(TypeError, match="Rough is not known"):
-        store(Rough(), held, seen, none.astype(bool), none)
+    known: Precision
+
+    def store(self, cache, seen, candidates, keep):
+        return self.known.store(cache, seen, candidates, keep)
+
+
+def without_account(policy):
+    """The same policy, whose precision does not say what it stores."""
+    return replace(policy, precision=Unheard(policy.precision))
+
+
+@pytest.mark.parametrize("head_dim", [8, 12])
+@pytest.mark.parametrize(
+    ("spec", "budget"), [each for each in SPECS if each[0].startswith(("full", "h2o", "k", "d"))]
+)
+def test_what_a_precision_says_is_what_it_does(spec, budget, head_dim):
+    """Its own count of bits is that of running it on drawn vectors."""
+    policy = methods.get(spec, budget)
+    told = occupancy(policy, 20, 50, 6, head_dim)
+    found = occupancy(without_account(policy), 20, 50, 6, head_dim)
+    np.testing.assert_array_equal(told.entries, found.entries)
+    np.testing.assert_allclose(told.bits, found.bits, rtol=FLOAT64)
+    np.testing.assert_array_equal(told.quantised, found.quantised)
+    assert found.bits.min() < 16 or not spec.startswith(("k", "d"))
+
+
+def test_what_desirekv_says_is_what_it_does():
+    """But for how many of a window are sensitive, which depends on the keys: low and high are four
+    bits apart, and the means less than half of that."""
+    policy = methods.get("desirekv@interval=6,selector=3,group=4,protection=none")
+    told, found = (occupancy(each, 20, 50, 6, 8) for each in (policy, without_account(policy)))
+    np.testing.assert_array_equal(told.entries, found.entries)
+    decided = (told.entries - 20).clip(1)
+    assert (np.abs(told.elements(8) - found.elements(8)) / (decided * 2 * 8)).max() < 2
+    assert found.bits.min() < 16

@@ -43,7 +43,7 @@ def test_an_erratum_names_counterexample_reading_and_option():
 
 
 def test_a_reading_shows_checks_and_measured_differences():
-    divergence = Divergence("H2", "a", "b", "c", "h2o@every=2, or words")
+    divergence = Divergence("H2", "a", "c", "b", "h2o@every=2, or words")
     text = reading(divergence, [RESULT], DIFFERENCES)
     assert "LE-1" in text
     row = "| `h2o@every=2` | 9 | 0.50 | -0.25 (-0.50 to +0.12) | -0.250"

@@ -9,7 +9,7 @@ import pytest
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.timeline import read, record, write
+from kvlab.reference.timeline import read, record_generation, write
 from kvlab.reference.timeline.run import GONE
 from kvlab.reference.timeline.synthetic import synthetic
 from kvlab.reference.tokenizer import load_tokenizer
@@ -27,7 +27,7 @@ def reasoner():
 def test_entries_that_are_left_are_those_of_the_generation(reasoner, spec):
     model, tokenizer = reasoner
     prompt, kept = reasoning.held_out(1)[0].prompt, []
-    run = record(model, tokenizer, methods.get(spec, BUDGET), prompt, 40, budget=BUDGET)
+    run = record_generation(model, tokenizer, methods.get(spec, BUDGET), prompt, 40, budget=BUDGET)
     ids = tokenizer.encode(prompt).ids
 
     def watch(block, result):

@@ -11,8 +11,9 @@ from tolerances import FLOAT64, MONTE_CARLO
 
 from kvlab.reference import methods
 from kvlab.reference.methods.caote import eviction_error, normalize
+from kvlab.reference.streams import run_stream
 from kvlab.reference.traces import workloads
-from kvlab.reference.traces.replay import Layer, StepRun, replay, stretches
+from kvlab.reference.traces.replay import Layer, replay
 
 SEEDS = range(6)
 
@@ -130,11 +131,8 @@ def test_desirekv_keeps_exactly_the_outlier_keys_precisely(seed):
     """Of what is kept, the keys with outliers get 8 bits and all others 4."""
     workload = workloads.key_outliers(seed=seed, tokens=192, prompt=16)
     spec = "desirekv@interval=96,selector=16,sensitivity_threshold=0.25,protection=none"
-    layer = Layer.of(workload.trace, 0)
-    run = StepRun(methods.get(spec), layer)
-    for first, last in stretches(16, 192, None):
-        run.advance(first, last, layer.full_attention(first, last))
-    positions, bits = run.cache.positions[0], run.cache.keys.bits[0]
+    *_, last = run_stream(methods.get(spec), Layer.of(workload.trace, 0))
+    positions, bits = last.cache.positions[0], last.cache.keys.bits[0]
     decided = bits < 16
     assert decided.sum() == 48, "half of the 96 entries that the event is about stay"
     outliers = workload.facts["outliers"][positions]

@@ -5,8 +5,7 @@ import pytest
 from noise import noise
 
 from kvlab.reference import methods
-from kvlab.reference.traces.judge import judge, skill
-from kvlab.reference.traces.recall import recall
+from kvlab.reference.traces.judge import judge, recall, skill
 from kvlab.reference.traces.replay import Fate, FullAttention, Layer
 from kvlab.reference.traces.workloads import periodic_recurrence
 
@@ -16,7 +15,7 @@ class Scripted(Layer):
 
     def full_attention(self, first, last):
         attention = SCRIPT[None, None, first:last, :last]
-        return FullAttention(attention, attention, np.zeros((1, 1, last - first, 1)))
+        return FullAttention(attention, np.zeros((1, 1, last - first, 1)))
 
 
 SCRIPT = np.zeros((8, 8))
@@ -30,7 +29,7 @@ SCRIPT[7, 1] = 0.3  # regained, 6 tokens after its birth
 
 def scripted(prompt=2):
     vectors = np.zeros((1, 8, 1))
-    return Scripted(0, prompt, vectors[:, None], vectors, vectors, np.full(8, np.nan), None)
+    return Scripted(vectors[:, None], vectors, vectors, np.full(8, np.nan), prompt, ())
 
 
 def fate(left):

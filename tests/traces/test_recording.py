@@ -7,8 +7,8 @@ from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.recording import record
 from kvlab.reference.traces.replay import replay
+from kvlab.reference.traces.trace import record_trace
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def written():
     problem = reasoning.held_out(1)[0]
     prompt = tokenizer.encode(problem.prompt).ids
     stop = tokenizer.encode(reasoning.END).ids[0]
-    return model, prompt, stop, record(model, prompt, 200, stop, name="reasoner")
+    return model, prompt, stop, record_trace(model, prompt, 200, stop, name="reasoner")
 
 
 def test_it_holds_all_tokens_but_the_last_written(written):

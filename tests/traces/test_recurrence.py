@@ -4,19 +4,17 @@ import numpy as np
 import pytest
 
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import Transformer, generate
+from kvlab.reference import Never, Nobody, Policy, Transformer, Unlimited, generate, methods
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.traces import workloads
-from kvlab.reference.traces.recording import record
 from kvlab.reference.traces.recurrence import (
     Recurring,
     activations,
     intervals,
-    longest_intervals,
     most_recurring,
-    observing_policy,
 )
+from kvlab.reference.traces.trace import record_trace
 
 THRESHOLD = 0.01
 
@@ -27,9 +25,12 @@ def solved():
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
     problem = reasoning.held_out(1)[0]
     prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
-    trace = record(model, prompt, len(solution), stop=solution[-1])
-    live = generate(model, observing_policy(THRESHOLD), prompt, len(solution), stop=solution[-1])
-    return trace, live
+    trace = record_trace(model, prompt, len(solution), stop=solution[-1])
+    score = methods.get("lazy_eviction", 10**9, threshold=THRESHOLD).score
+    observing = Policy("observing", score, Never(), Nobody(), Unlimited())
+    live = generate(model, observing, prompt, len(solution), stop=solution[-1])
+    caches = live.session.caches
+    return trace, np.concatenate([cache.state.entries["interval"].ravel() for cache in caches])
 
 
 def test_gaps_and_interval_of_an_entry():
@@ -42,14 +43,14 @@ def test_gaps_and_interval_of_an_entry():
 def test_intervals_are_those_that_lazy_eviction_tracks(solved):
     trace, live = solved
     found = [entry.interval for entry in activations(trace, THRESHOLD)]
-    np.testing.assert_array_equal(found, longest_intervals(live))
+    np.testing.assert_array_equal(found, live)
     assert intervals(reasoner_directory(), 1, 0, THRESHOLD).tolist() == found
 
 
 def test_another_threshold_gives_other_intervals(solved):
     trace, live = solved
     found = [entry.interval for entry in activations(trace, 10 * THRESHOLD)]
-    assert (np.array(found) != longest_intervals(live)).any()
+    assert (np.array(found) != live).any()
 
 
 def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import BUDGETED, QUANTIZING, SELF_SIZED
+from cases import QUANTIZING
 from noise import noise
+from shapes import shapes_checked
 from tolerances import FLOAT64
 
 from kvlab.fast.models import reasoner_directory
@@ -13,34 +14,12 @@ from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import advance, start
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.replay import IndexRun, Layer, StepRun, replay
-from kvlab.reference.traces.replay import start as begin
+from kvlab.reference.traces.replay import Layer, replay
 from kvlab.reference.traces.trace import Metadata, Trace
 
 
-def fates(trace, spec, budget, run=None, block_size=None, monkeypatch=None):
-    policy = methods.get(spec, None if spec in NO_BUDGET else budget)
-    if run is not None:
-        monkeypatch.setattr("kvlab.reference.traces.replay.start", run)
-    return [one for (one,) in replay(trace, [policy], block_size)]
-
-
-NO_BUDGET = (*SELF_SIZED, *QUANTIZING)
-
-
-@pytest.mark.parametrize("block_size", [None, 7])
-@pytest.mark.parametrize("spec", [*BUDGETED, "full", "rpc@interval=6,selector=3,compression=3"])
-def test_knowing_indices_is_as_good_as_stepping(spec, block_size, monkeypatch):
-    trace = noise()
-    assert isinstance(begin(methods.get("h2o", 9), Layer.of(trace, 0)), IndexRun)
-    indexed = fates(trace, spec, 12, block_size=block_size)
-    stepped = fates(trace, spec, 12, StepRun, block_size, monkeypatch)
-    for one, other in zip(indexed, stepped, strict=True):
-        np.testing.assert_array_equal(one.left, other.left)
-        np.testing.assert_array_equal(one.entries, other.entries)
-        np.testing.assert_array_equal(one.bits, other.bits)
-        np.testing.assert_allclose(one.mass, other.mass, atol=FLOAT64)
-        np.testing.assert_allclose(one.error, other.error, atol=FLOAT64)
+def fates(trace, spec, budget):
+    return [one for (one,) in replay(trace, [methods.get(spec, budget)])]
 
 
 @pytest.mark.parametrize("spec", QUANTIZING)
@@ -53,7 +32,8 @@ def test_quantising_policies_are_stepped(spec):
 @pytest.mark.parametrize("spec", ["h2o", "tova", "lazy_eviction@window=4,threshold=0.05"])
 def test_mass_and_error_are_those_of_dense_attention(spec):
     trace = noise(layers=1)
-    (fate,) = fates(trace, spec, 12)
+    with shapes_checked(True):
+        (fate,) = fates(trace, spec, 12)
     layer, t = Layer.of(trace, 0), 70
     full = layer.full_attention(0, t)
     for token in (25, 40, 69):

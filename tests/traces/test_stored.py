@@ -6,13 +6,13 @@ from noise import noise
 
 from kvlab.reference import methods
 from kvlab.reference.traces.replay import replay
-from kvlab.reference.traces.stored import MappedMember, StoredTrace
-from kvlab.reference.traces.trace import save
+from kvlab.reference.traces.stored import StoredTrace
+from kvlab.reference.traces.trace import save_trace
 
 
-@pytest.fixture(params=[True, False], ids=["compressed", "mapped"])
+@pytest.fixture(params=[True, False], ids=["compressed", "plain"])
 def stored(request, tmp_path):
-    save(noise(layers=3), tmp_path / "t.npz", compress=request.param)
+    save_trace(noise(layers=3), tmp_path / "t.npz", compress=request.param)
     return StoredTrace(tmp_path / "t.npz")
 
 
@@ -35,17 +35,10 @@ def test_a_replay_of_it_is_the_same(stored):
         np.testing.assert_array_equal(one.left, two.left)
 
 
-def test_what_is_not_compressed_is_mapped(tmp_path):
-    save(noise(), tmp_path / "t.npz", compress=False)
-    stored = StoredTrace(tmp_path / "t.npz")
-    assert all(isinstance(member, MappedMember) for member in stored.members.values())
-    assert isinstance(stored.vectors(1)[0], np.memmap)
-
-
 def test_one_layer_at_a_time_is_in_memory(tmp_path):
     import tracemalloc
 
-    save(noise(layers=12, t=400), tmp_path / "t.npz")
+    save_trace(noise(layers=12, t=400), tmp_path / "t.npz")
     stored = StoredTrace(tmp_path / "t.npz")
     layer_bytes = sum(x.nbytes for x in stored.vectors(0))
     tracemalloc.start()
@@ -73,7 +66,7 @@ def members(path):
 )
 def test_a_file_that_is_no_trace_is_refused(tmp_path, change, message):
     path = tmp_path / "t.npz"
-    save(noise(), path)
+    save_trace(noise(), path)
     content = {**members(path), **change}
     np.savez_compressed(path, **{name: x for name, x in content.items() if x is not None})
     with pytest.raises(ValueError, match=message):
@@ -82,7 +75,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, change, message):
 
 def test_numbers_that_are_not_finite_are_found_when_their_layer_is_read(tmp_path):
     path = tmp_path / "t.npz"
-    save(noise(), path)
+    save_trace(noise(), path)
     content = members(path)
     content["values"][1, 0, 3] = np.nan
     np.savez_compressed(path, **content)
@@ -95,7 +88,7 @@ def test_numbers_that_are_not_finite_are_found_when_their_layer_is_read(tmp_path
 @pytest.mark.parametrize("compress", [True, False])
 def test_damage_is_noticed(tmp_path, compress):
     path = tmp_path / "t.npz"
-    save(noise(), path, compress=compress)
+    save_trace(noise(), path, compress=compress)
     content = bytearray(path.read_bytes())
     middle = len(content) // 2
     content[middle : middle + 64] = bytes(64)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlab.reference.traces.trace import MEMBERS, VERSION, Metadata, Trace, load, save
+from kvlab.reference.traces.trace import MEMBERS, VERSION, Metadata, Trace, load_trace, save_trace
 
 L, G, rho, t, d = 2, 3, 2, 5, 4
 
@@ -30,7 +30,7 @@ def example(dtype="float32", **given) -> Trace:
 
 def stored(tmp_path: Path, **changed) -> Path:
     """Write the members of the example, some of them changed, and None for those left out."""
-    save(example(), tmp_path / "good.npz")
+    save_trace(example(), tmp_path / "good.npz")
     with np.load(tmp_path / "good.npz") as file:
         members = {**file, **changed}
     path = tmp_path / "changed.npz"
@@ -47,8 +47,8 @@ def metadata(**changed) -> str:
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_what_is_saved_comes_back(dtype, tmp_path):
     trace = example(dtype)
-    save(trace, tmp_path / "new" / "trace.npz")
-    found = load(tmp_path / "new" / "trace.npz")
+    save_trace(trace, tmp_path / "new" / "trace.npz")
+    found = load_trace(tmp_path / "new" / "trace.npz")
     for name in MEMBERS:
         before, after = getattr(trace, name), getattr(found, name)
         if isinstance(before, np.ndarray):
@@ -61,7 +61,7 @@ def test_what_is_saved_comes_back(dtype, tmp_path):
 
 def test_the_schema_is_the_documented_one(tmp_path):
     """The members, their shapes and the entries of the metadata, written out once more."""
-    save(example(), tmp_path / "trace.npz")
+    save_trace(example(), tmp_path / "trace.npz")
     with np.load(tmp_path / "trace.npz", allow_pickle=False) as file:
         shapes = {name: member.shape for name, member in file.items()}
         facts = json.loads(str(file["metadata"]))
@@ -81,12 +81,12 @@ def test_the_schema_is_the_documented_one(tmp_path):
 
 def test_what_others_add_is_ignored(tmp_path):
     path = stored(tmp_path, note=np.array("hello"), metadata=metadata(note="hello"))
-    assert load(path).metadata.model == "m"
+    assert load_trace(path).metadata.model == "m"
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "trace.npz"
-    save(example(), path)
+    save_trace(example(), path)
     before = path.read_bytes()
 
     def fail(file, **members):
@@ -95,7 +95,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
     monkeypatch.setattr(np, "savez_compressed", fail)
     with pytest.raises(OSError, match="disk full"):
-        save(example(prompt=0), path)
+        save_trace(example(prompt=0), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -103,7 +103,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_missing_member_is_named(name, tmp_path):
     with pytest.raises(ValueError, match=rf"changed\.npz is no trace: '{name}' is missing"):
-        load(stored(tmp_path, **{name: None}))
+        load_trace(stored(tmp_path, **{name: None}))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_missing_member_is_named(name, tmp_path):
 )
 def test_metadata_that_is_not_allowed_is_named(changed, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
-        load(stored(tmp_path, metadata=metadata(**changed)))
+        load_trace(stored(tmp_path, metadata=metadata(**changed)))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_metadata_that_is_not_allowed_is_named(changed, message, tmp_path):
 )
 def test_a_member_that_does_not_fit_is_named(changed, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
-        load(stored(tmp_path, **changed))
+        load_trace(stored(tmp_path, **changed))
 
 
 @pytest.mark.parametrize("name", ["queries", "keys", "values"])
@@ -181,26 +181,26 @@ def test_vectors_must_be_finite(name, wrong):
 def test_a_file_that_is_no_trace_is_named(tmp_path):
     path = tmp_path / "trace.npz"
     with pytest.raises(FileNotFoundError, match=r"trace\.npz does not exist"):
-        load(path)
+        load_trace(path)
     with open(path, "wb") as file:
         np.save(file, np.arange(3))
     with pytest.raises(ValueError, match="is no trace: it holds a single array"):
-        load(path)
+        load_trace(path)
     for content in (b"", b"PK\x03\x04", b"no archive"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"trace\.npz is no trace"):
-            load(path)
+            load_trace(path)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_file_that_was_cut_or_damaged_is_refused(share, tmp_path):
     path = tmp_path / "trace.npz"
-    save(example(), path)
+    save_trace(example(), path)
     whole = path.read_bytes()
     place = int(share * len(whole))
     path.write_bytes(whole[:place])
     with pytest.raises(ValueError, match=r"trace\.npz is no trace"):
-        load(path)
+        load_trace(path)
 
 
 def test_a_damaged_member_is_named(tmp_path):
@@ -208,7 +208,7 @@ def test_a_damaged_member_is_named(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content.replace(example().keys.tobytes()[:16], b"0" * 16))
     with pytest.raises(ValueError, match="'keys' cannot be read"):
-        load(path)
+        load_trace(path)
 
 
 def test_a_trace_does_not_change():

@@ -20,13 +20,21 @@ from kvlab.fast.lab.terminal import (
     reporting,
     working,
 )
-from kvlab.reference.conformance import Report, Status, check, published, vectors
-from kvlab.reference.conformance.checker import shown, targets
-from kvlab.reference.conformance.implementation import Implementation
-from kvlab.reference.conformance.loading import load
+from kvlab.reference.conformance import (
+    Implementation,
+    Program,
+    Report,
+    Status,
+    cases,
+    check,
+    load,
+    to_junit,
+    to_plain,
+    vectors,
+)
+from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
-from kvlab.reference.conformance.program import Program
-from kvlab.reference.conformance.reporting import to_junit, to_plain
+from kvlab.reference.conformance.report import shown
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.methods import parse
 
@@ -136,8 +144,8 @@ def show(report: Report) -> None:
 def list_targets(as_json: AsJson = False) -> None:
     """List what can be tested, and in which groups."""
     rows = {
-        target: sorted({case.group for case in published() if case.target == target})
-        for target in targets(published())
+        target: sorted({case.group for case in cases() if case.target == target})
+        for target in targets(cases())
     }
     if as_json:
         print_json(rows)
@@ -153,13 +161,13 @@ def show_target(
 ) -> None:
     """Show what a target is given and has to return."""
     operation = operation_of(target)
-    cases = [case for case in published() if case.target == target]
-    if not cases:
+    own = [case for case in cases(target) if case.target == target]
+    if not own:
         raise ValueError(f"there are no vectors for {target!r}")
-    inputs = {name for case in cases for name in case.inputs}
-    outputs = {name for case in cases for name in case.expected}
+    inputs = {name for case in own for name in case.inputs}
+    outputs = {name for case in own for name in case.expected}
     values: dict[str, dict[str, None]] = {}
-    for case in cases:
+    for case in own:
         for name, value in case.parameters.items():
             values.setdefault(name, {})[str(value)] = None
     described = {
@@ -211,9 +219,9 @@ def generate(
     """Make the vectors anew from the reference: the same bits on every machine."""
     prepare_output("out", out / vectors.INDEX)
     with working("computing the vectors"):
-        cases = vectors.all_cases()
-    vectors.write(cases, out)
-    print_line(f"{len(cases)} cases in {out}")
+        made = vectors.all_cases()
+    vectors.write(made, out)
+    print_line(f"{len(made)} cases in {out}")
 
 
 @app.command()
@@ -222,7 +230,7 @@ def verify() -> None:
     vectors.check_sums(vectors.DIRECTORY)
     with TemporaryDirectory() as folder:
         with working("computing the vectors"):
-            vectors.write(vectors.all_cases(), Path(folder))
+            vectors.write(vectors.published_cases(), Path(folder))
         ours, theirs = (
             (directory / vectors.SUMS).read_text(encoding="utf-8").splitlines()
             for directory in (vectors.DIRECTORY, Path(folder))

@@ -19,7 +19,7 @@ from kvlab.fast.lab.commands.options import (
 )
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference.traces.trace import DTYPES, Trace, save
+from kvlab.reference.traces.trace import DTYPES, Trace, save_trace
 
 
 def trace(
@@ -60,7 +60,7 @@ def trace(
             network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
         )
     with working(f"compressing into {output}"):
-        save(recorded, output)
+        save_trace(recorded, output)
     summary = summarise(recorded, output)
     if as_json:
         print_json(summary)

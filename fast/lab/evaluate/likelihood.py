@@ -13,7 +13,8 @@ from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.measure import left_padded, next_tokens
 from kvlab.fast.lab.points import check_points, points
 from kvlab.fast.policy import Policy
-from kvlab.reference.policy import Clock, Schedule, check_at_least
+from kvlab.reference.checks import check_at_least
+from kvlab.reference.policy import Clock, Schedule
 from kvlab.reference.windows import check_choice
 
 Texts = Sequence[Sequence[int]]

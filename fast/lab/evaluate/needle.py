@@ -16,7 +16,7 @@ from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.points import check_some_ran
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
-from kvlab.reference.policy import check_at_least
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import needle as task
 from kvlab.reference.tasks import reasoning

@@ -15,7 +15,7 @@ from kvlab.fast.lab.evaluate.likelihood import Reading
 from kvlab.fast.lab.harness.model import CompressedLM
 from kvlab.fast.lab.tables import MISSING, Table
 from kvlab.fast.lab.terminal import Report
-from kvlab.reference.policy import check_at_least
+from kvlab.reference.checks import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)

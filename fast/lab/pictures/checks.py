@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.conformance import Report, Status
-from kvlab.reference.conformance.checker import describe
+from kvlab.reference.conformance.report import describe
 from kvlab.reference.invariants import Kept
 
 

@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.reference.accounting import NUMBER
 from kvlab.reference.generate import Session
 from kvlab.reference.notation import Array
 from kvlab.reference.planner.cost import Kernel, Plan, fleet
 from kvlab.reference.planner.hardware import Hardware
-from kvlab.reference.planner.operations import NUMBER
 from kvlab.reference.planner.shape import WIDE, Shape
 from kvlab.reference.policy import Block, Clock, Policy, empty_cache, step
 

@@ -105,7 +105,7 @@ def bytes_held(caches: Mapping[str, Sequence[LayerCache]], tokens: int) -> Table
     for name, layers in caches.items():
         payload = sum(cache.payload_bytes for cache in layers)
         whole = sum(cache.nbytes for cache in layers)
-        G, d = layers[0].keys.read().shape[0::2]
+        G, d = layers[0].keys.vectors.shape[0::2]
         bits = 8 * whole / (2 * tokens * G * d * len(layers))
         scales = whole - payload
         rows.append((name, str(len(layers[0])), f"{payload:,}", f"{scales:,}", f"{bits:.2f}"))

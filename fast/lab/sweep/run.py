@@ -26,7 +26,7 @@ from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
 from kvlab.fast.lab.sweep.jobs import Job, Plan
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
-from kvlab.reference.policy import check_at_least
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.windows import check_choice
 
 PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"

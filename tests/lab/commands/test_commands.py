@@ -16,7 +16,7 @@ from kvlab.reference import Transformer, methods
 from kvlab.reference import generate as reference_generate
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.trace import load
+from kvlab.reference.traces.trace import load_trace
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -138,7 +138,7 @@ def test_trace_writes_what_it_says(tmp_path):
             *("-o", path, "--layers", "0,2", "--dtype", "float16", "--json"),
         )
     )
-    trace = load(path)
+    trace = load_trace(path)
     assert trace.queries.shape == (2, 2, 2, PROMPT + 8, 32)
     assert trace.queries.dtype == np.float16
     assert trace.metadata.layers == (0, 2)

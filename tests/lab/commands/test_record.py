@@ -8,7 +8,7 @@ from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
 from kvlab.reference.policy import Clock
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.traces.trace import load, save
+from kvlab.reference.traces.trace import load_trace, save_trace
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -82,8 +82,8 @@ def test_some_layers_at_half_precision(reasoner, inputs, trace, tmp_path):
     part = recording.record_generation(
         reasoner[0], layers=[3, 1], dtype="float16", name="mine", **inputs
     )
-    save(part, tmp_path / "part.npz")
-    part = load(tmp_path / "part.npz")
+    save_trace(part, tmp_path / "part.npz")
+    part = load_trace(tmp_path / "part.npz")
     assert part.metadata.layers == (1, 3)
     assert part.metadata.model == "mine"
     for name in ("queries", "keys", "values"):

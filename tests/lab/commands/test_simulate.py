@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 from kvlab.fast.lab.cli import app, main
 from kvlab.reference import methods
 from kvlab.reference.traces.replay import replay
-from kvlab.reference.traces.trace import save
+from kvlab.reference.traces.trace import save_trace
 
 
 @pytest.fixture
 def trace(tmp_path):
     path = tmp_path / "noise.npz"
-    save(noise(), path)
+    save_trace(noise(), path)
     return path
 
 

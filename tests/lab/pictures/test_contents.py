@@ -17,7 +17,7 @@ from kvlab.reference.methods.caote import eviction_error
 from kvlab.reference.planner.cost import Plan, fleet
 from kvlab.reference.planner.hardware import HARDWARE
 from kvlab.reference.planner.shape import SHAPES
-from kvlab.reference.storage import Storage
+from kvlab.reference.stored_vectors import StoredVectors
 from kvlab.reference.traces.judge import judge
 
 
@@ -81,7 +81,7 @@ def test_claims_are_run_and_told():
 def test_bytes_of_a_cache_by_hand():
     from kvlab.reference.cache import LayerCache
 
-    keys = Storage.empty(1, 4).append(np.arange(8.0).reshape(1, 2, 4))
+    keys = StoredVectors.empty(1, 4).append(np.arange(8.0).reshape(1, 2, 4))
     cache = LayerCache(keys, keys, np.array([[0, 1]]))
     # two entries of 4 channels, keys and values, 2 bytes each: 32; seen 4 tokens: half of 16 bits
     assert bytes_held({"mine": [cache]}, tokens=4).rows == [("mine", "2", "32", "0", "8.00")]

@@ -1,0 +1,106 @@
+"""The cost of a policy, counted without a model: work of a decision, bits of the entries.
+
+Work is counted for kernels that do one thing in one pass: a score that needs attention
+probabilities is handed them by the attention kernel, numbers of a score are float32, keys and
+values 16 bits.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from kvlab.reference.cache import LayerCache
+from kvlab.reference.notation import Array
+from kvlab.reference.quantization import FULL_BITS
+
+NUMBER = 4
+"""Bytes of a score, a probability or a position."""
+ELEMENT = 2
+"""Bytes of an element of a key or value."""
+SCALE_AND_ZERO = 32
+"""Bits that a group of quantised elements takes besides its codes."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes read and written, and floating-point operations."""
+
+    bytes: int | float = 0
+    flops: int | float = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.bytes + other.bytes, self.flops + other.flops)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes on which the work for one KV head depends."""
+
+    n: int
+    """Entries."""
+    rho: int
+    """Query heads that share the KV head."""
+    d: int
+    """Channels."""
+    prompt: int = 0
+    """Tokens of the prompt."""
+
+
+def window_work(sizes: Sizes, queries: int) -> Work:
+    """Return the work of attention of several queries to all entries: softmax(Q Kᵀ), summed."""
+    logits = sizes.rho * queries * sizes.n
+    return vector_work(sizes, logits * (2 * sizes.d + 5))
+
+
+def vector_work(sizes: Sizes, flops: int | float) -> Work:
+    """Return the work of reading one vector per entry, and writing one number per entry."""
+    return Work(ELEMENT * sizes.n * sizes.d + NUMBER * sizes.n, flops)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The entries of one KV head: where they come from, and the bits of their keys and values."""
+
+    positions: Int[Array, " n"]
+    keys: Float[Array, " n"]
+    """Bits per element of each key, scales and zero points included."""
+    values: Float[Array, " n"]
+    drawn: LayerCache | None = None
+    """Drawn vectors, stored as these are; for precisions that are asked by running them."""
+
+    @classmethod
+    def nothing(cls) -> "Held":
+        """Return the state before the first token."""
+        return cls(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def append(self, positions: Int[Array, " m"]) -> "Held":
+        """Add tokens at 16 bits."""
+        wide = np.full(len(positions), float(FULL_BITS))
+        return Held(
+            np.concatenate([self.positions, positions]),
+            np.concatenate([self.keys, wide]),
+            np.concatenate([self.values, wide]),
+            self.drawn,
+        )
+
+    def lower(self, keys: Float[Array, " n"], values: Float[Array, " n"]) -> "Held":
+        """Store entries at these bits; an entry that has fewer bits already keeps them."""
+        return replace(
+            self, keys=np.minimum(self.keys, keys), values=np.minimum(self.values, values)
+        )
+
+    def take(self, keep: Int[Array, " kept"]) -> "Held":
+        """Return these entries alone."""
+        return Held(self.positions[keep], self.keys[keep], self.values[keep])
+
+
+def bits_per_token(bits: int, group: int, head_dim: int) -> float:
+    """Return the bits per element of a vector that is quantised in groups of its channels."""
+    if bits == FULL_BITS:
+        return bits
+    return bits + SCALE_AND_ZERO * ceil(head_dim / group) / head_dim

@@ -1,0 +1,46 @@
+"""Refusals of arguments: every error names the argument, its value, and what is allowed."""
+
+from collections.abc import Collection
+from typing import Any
+
+
+def check_at_least(least: float, **arguments: float) -> None:
+    """Raise ValueError naming the first argument that is below ``least``."""
+    for name, value in arguments.items():
+        if not value >= least:
+            raise ValueError(f"{name} = {value} must be at least {least}")
+
+
+def check_choice(allowed: Collection[Any], **arguments: Any) -> None:
+    """Raise ValueError naming the first argument that is not among ``allowed``."""
+    for name, value in arguments.items():
+        if value not in allowed:
+            choices = ", ".join(repr(choice) for choice in allowed)
+            raise ValueError(f"{name} = {value!r} must be one of {choices}")
+
+
+def check_share(**arguments: float) -> None:
+    """Raise ValueError naming the first argument that is not between 0 and 1."""
+    for name, value in arguments.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} = {value} must be between 0 and 1")
+
+
+def check_kernel(kernel: int) -> None:
+    """Raise ValueError unless a pooling kernel is odd, so that it has a centre."""
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"kernel = {kernel} must be odd and at least 1")
+
+
+def check_window(window: int, budget: int) -> None:
+    """Raise ValueError unless a protected window leaves room in the budget."""
+    if window >= budget:
+        raise ValueError(f"window = {window} must be smaller than budget = {budget}")
+
+
+def check_protected(budget: int, protected: int) -> None:
+    """Raise ValueError if the protected entries alone exceed the budget."""
+    if protected > budget:
+        raise ValueError(
+            f"budget = {budget} must be at least the {protected} entries that are protected"
+        )

@@ -1,0 +1,200 @@
+"""The result of a check: as objects, in words, as plain data and as JUnit XML."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from kvlab.reference.conformance.case import Case
+from kvlab.reference.conformance.minimise import Found
+
+IN_FULL = 3
+"""Failures that are shown with their smallest inputs; of others only what is wrong."""
+
+
+class Status(StrEnum):
+    """How a case ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one case."""
+
+    case: Case
+    status: Status
+    reason: str = ""
+    """What is wrong, or why it was not tested."""
+    smallest: Found | None = None
+    """The same failure with the smallest inputs; of the first failure of a group alone."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The results of the cases of one target in one group."""
+
+    target: str
+    group: str
+    outcomes: tuple[Outcome, ...]
+
+    def count(self, status: Status) -> int:
+        """Number of cases that ended so."""
+        return sum(outcome.status == status for outcome in self.outcomes)
+
+    @property
+    def first_failure(self) -> Outcome | None:
+        """The first case that failed."""
+        failures = (each for each in self.outcomes if each.status is Status.FAILED)
+        return next(failures, None)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of an implementation on all cases that were run."""
+
+    groups: tuple[Group, ...]
+    not_offered: tuple[str, ...]
+    """Targets that have vectors and that the implementation does not offer."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed and something was tested."""
+        return self.count(Status.FAILED) == 0 and self.count(Status.PASSED) > 0
+
+    def count(self, status: Status) -> int:
+        """Number of cases that ended so."""
+        return sum(group.count(status) for group in self.groups)
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Targets of which no case was tested."""
+        tried = {
+            group.target
+            for group in self.groups
+            if group.count(Status.PASSED) or group.count(Status.FAILED)
+        }
+        found = (group.target for group in self.groups if group.target not in tried)
+        return (*dict.fromkeys(found), *self.not_offered)
+
+    def failures(self) -> list[Outcome]:
+        """Return the first failure of every group that has one."""
+        return [found for group in self.groups if (found := group.first_failure) is not None]
+
+    def raise_for_failures(self) -> None:
+        """Raise AssertionError that shows the first failure of every group."""
+        failures = self.failures()
+        if failures:
+            raise AssertionError(f"{self.count(Status.FAILED)} cases failed\n\n{shown(failures)}")
+        if not self.count(Status.PASSED):
+            raise AssertionError("nothing was tested")
+
+
+def shown(failures: list[Outcome]) -> str:
+    """Describe failures, the first ones with their smallest inputs."""
+    described = [describe(each) for each in failures[:IN_FULL]]
+    others = [f"{each.case.name}: {each.reason}" for each in failures[IN_FULL:]]
+    return "\n\n".join([*described, "\n".join(others)]).strip()
+
+
+def describe(outcome: Outcome) -> str:
+    """Say what failed, with the smallest inputs that still fail."""
+    lines = [f"{outcome.case.name}: {outcome.reason}"]
+    if outcome.smallest is not None:
+        lines.append(outcome.smallest.describe())
+    return "\n".join(lines)
+
+
+def to_plain(report: Report) -> dict[str, Any]:
+    """Return a report as data that JSON can hold."""
+    return {
+        "passed": report.passed,
+        "cases": {str(status): report.count(status) for status in Status},
+        "groups": [group_to_plain(group) for group in report.groups],
+        "not_offered": list(report.not_offered),
+    }
+
+
+def group_to_plain(group: Group) -> dict[str, Any]:
+    """Return a group as data that JSON can hold."""
+    failure = group.first_failure
+    return {
+        "target": group.target,
+        "group": group.group,
+        **{str(status).replace(" ", "_"): group.count(status) for status in Status},
+        "reasons_not_tested": sorted(
+            {each.reason for each in group.outcomes if each.status == Status.NOT_TESTED}
+        ),
+        "first_failure": None if failure is None else failure_to_plain(failure),
+    }
+
+
+def failure_to_plain(outcome: Outcome) -> dict[str, Any]:
+    """Return a failure and its smallest inputs as data that JSON can hold."""
+    smallest = outcome.smallest
+    return {
+        "case": outcome.case.name,
+        "reason": outcome.reason,
+        "smallest": None
+        if smallest is None
+        else {
+            "reason": smallest.reason,
+            "parameters": dict(smallest.case.parameters),
+            "inputs": {name: as_lists(x) for name, x in smallest.case.inputs.items()},
+            "expected": {
+                name: as_lists(each.value) for name, each in smallest.case.expected.items()
+            },
+        },
+    }
+
+
+def as_lists(x: np.ndarray) -> Any:
+    """Return nested lists; NaN and infinities, which JSON does not know, as text."""
+    if x.dtype.kind != "f" or np.isfinite(x).all():
+        return x.tolist()
+    return np.where(np.isfinite(x), x, x.astype(str).astype(object)).tolist()
+
+
+def to_junit(report: Report) -> str:
+    """Return a report as JUnit XML: one suite per target, one test case per vector."""
+    root = ElementTree.Element("testsuites", name="kvlab conformance")
+    for target in dict.fromkeys(group.target for group in report.groups):
+        groups = [group for group in report.groups if group.target == target]
+        outcomes = [outcome for group in groups for outcome in group.outcomes]
+        failed, skipped = (
+            sum(outcome.status == status for outcome in outcomes)
+            for status in (Status.FAILED, Status.NOT_TESTED)
+        )
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            name=target,
+            tests=str(len(outcomes)),
+            failures=str(failed),
+            skipped=str(skipped),
+        )
+        for outcome in outcomes:
+            add_outcome(suite, outcome)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def add_outcome(suite: ElementTree.Element, outcome: Outcome) -> None:
+    """Add one case to its suite."""
+    case = ElementTree.SubElement(
+        suite, "testcase", classname=outcome.case.target, name=outcome.case.name
+    )
+    if outcome.status == Status.FAILED:
+        failure = ElementTree.SubElement(case, "failure", message=printable(outcome.reason))
+        failure.text = printable(describe(outcome))
+    elif outcome.status == Status.NOT_TESTED:
+        ElementTree.SubElement(case, "skipped", message=printable(outcome.reason))
+
+
+def printable(text: str) -> str:
+    """Replace characters that XML cannot hold."""
+    return "".join(c if c in "\t\n" or ord(c) >= 32 else "?" for c in text)

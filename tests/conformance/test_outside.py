@@ -1,0 +1,98 @@
+"""A method without published vectors is tested on cases that are made of its examples."""
+
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from outside import SOURCE, methods_named
+
+from kvlab.reference.conformance import cases, check, published, vectors
+from kvlab.reference.conformance.checker import made_on_the_spot
+from kvlab.reference.conformance.groups import groups_of
+from kvlab.reference.conformance.targets import described, operation_of
+from kvlab.reference.method import Example
+
+
+class Reference:
+    """The reference as an implementation under test, as precise as a kernel in float32."""
+
+    precision = "float32"
+
+    def offers(self, target):
+        return True
+
+    def answer(self, case):
+        expected = described(case).compute(case.inputs, case.parameters, case.method)
+        return {name: self.stored(name, each.value) for name, each in expected.items()}
+
+    def stored(self, name, value):
+        return value.astype(np.float32) if value.dtype == np.float64 else value
+
+
+class Forgetful(Reference):
+    """Counts one look too few."""
+
+    def stored(self, name, value):
+        return np.maximum(value - 1, 0) if name == "looks" else super().stored(name, value)
+
+
+@pytest.fixture(scope="module")
+def looks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("outside") / "looks_vectors.py"
+    path.write_text(SOURCE)
+    made_on_the_spot.cache_clear()
+    with methods_named(path):
+        yield [case for case in cases("looks") if case.target.startswith("looks.")]
+    made_on_the_spot.cache_clear()
+
+
+def test_there_are_cases_of_every_step_in_every_group(looks):
+    assert {case.operation for case in looks} == {"observe", "score", "select", "keep", "run"}
+    assert {case.group for case in looks} >= {"plain", "gqa", "block_not_dividing"}
+    assert {case.group for case in looks} <= set(groups_of(Example("looks")))
+    assert len(cases("looks")) == len(published()) + len(looks)
+    assert len(cases("h2o")) == len(published())
+
+
+def test_its_own_state_is_described(looks):
+    described_state = operation_of("looks.observe").inputs["looks"]
+    assert described_state.axes == ("G", "n") and described_state.kind == "int"
+    assert described_state.meaning == "queries that looked at the entry"
+    (first, *_) = [case for case in looks if case.operation == "score"]
+    assert {"looks", "remembered_asked"} <= set(first.inputs)
+
+
+def test_the_reference_passes_and_a_mistake_fails(looks):
+    report = check("looks", Reference())
+    report.raise_for_failures()
+    assert not report.untested
+    wrong = check("looks", Forgetful(), minimise=True)
+    failed = {outcome.case.operation for outcome in wrong.failures()}
+    assert failed == {"observe", "run"}
+    smallest = next(each.smallest for each in wrong.failures() if each.smallest is not None)
+    assert smallest.case.inputs["positions" if "positions" in smallest.case.inputs else "keys"].size
+
+
+def test_functions_are_given_its_state(looks):
+    def score(looks, remembered_asked, positions, seen):
+        return (looks + 1) / (remembered_asked + seen - positions)
+
+    check("looks.score", score).raise_for_failures()
+    assert not check("looks.score", lambda looks: looks.astype(float), minimise=False).passed
+
+
+def test_its_cases_are_written_and_read(looks, tmp_path):
+    vectors.write(looks, tmp_path)
+    index = json.loads((tmp_path / vectors.INDEX).read_text())
+    jsonschema.validate(index, json.loads((tmp_path / vectors.SCHEMA).read_text()))
+    for written, read in zip(looks, vectors.read(tmp_path), strict=True):
+        assert read.name == written.name
+        for name, x in written.inputs.items():
+            np.testing.assert_array_equal(read.inputs[name], x)
+            assert read.inputs[name].dtype == x.dtype, name
+
+
+def test_the_published_ones_do_not_depend_on_it(looks):
+    assert "looks" not in vectors.published_methods()
+    assert vectors.published_methods()[:3] == ("full", "streaming_llm", "h2o")

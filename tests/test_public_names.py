@@ -1,0 +1,62 @@
+"""What users import stands in a few documented places."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvlab.reference
+
+ROOT = Path(__file__).parents[1]
+PLACES = ("", ".methods", ".conformance", ".proofs", ".tasks")
+"""Packages below kvlab.reference from which notebooks and pages may import."""
+TEXTS = [*ROOT.glob("notebooks/*.py"), ROOT / "README.md", *ROOT.glob("docs/*.md")]
+
+
+def imports(text: str) -> set[str]:
+    """Modules of the reference from which a file, or the snippets of a page, import."""
+    snippets = re.findall(r"```\s*\{?[ .]*python.*?\n(.*?)```", text, re.DOTALL) or [text]
+    found = set()
+    for snippet in snippets:
+        try:
+            tree = ast.parse(snippet)
+        except SyntaxError:
+            continue
+        found |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    return {module for module in found if module.startswith("kvlab.reference")}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_notebooks_and_pages_import_from_documented_places(path):
+    below = {module.removeprefix("kvlab.reference") for module in imports(path.read_text("utf-8"))}
+    packages = {module if module in PLACES else module.rpartition(".")[0] for module in below}
+    deep = {module for module in below if module.count(".") > 1}
+    assert packages <= set(PLACES)
+    assert all(module.startswith((".proofs", ".tasks")) for module in deep)
+
+
+def test_a_deep_import_would_be_seen():
+    assert imports("from kvlab.reference.traces.judge import judge") == {
+        "kvlab.reference.traces.judge"
+    }
+
+
+def test_every_public_name_is_documented():
+    page = (ROOT / "docs" / "api" / "reference.md").read_text(encoding="utf-8")
+    documented = {
+        line.rpartition(".")[2] for line in re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    }
+    assert documented == set(kvlab.reference.__all__) - {"methods"}
+    assert all(hasattr(kvlab.reference, name) for name in kvlab.reference.__all__)
+
+
+def test_nothing_heavy_is_imported():
+    code = (
+        "import kvlab.reference, sys; "
+        "print(*{'matplotlib', 'scipy', 'sympy', 'torch'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
