@@ -25,15 +25,16 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvlab.fast.attention import Reduction
 from kvlab.fast.kernels.caote import eviction_errors
-from kvlab.fast.kernels.coded import quantise
-from kvlab.fast.kernels.coded_table import CodedTable, partners_of
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
+from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
-from kvlab.fast.kernels.tables import attend_to_tables
-from kvlab.fast.kernels.tracking import Reduction, Tracking
+from kvlab.fast.kernels.quantise import quantise
+from kvlab.fast.kernels.recurrence import RecurrenceCounters
+from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
 from kvlab.fast.lab.benchmarks.machine import machine, versions
 from kvlab.fast.lab.commands.terminal import console, progress
 
@@ -96,11 +97,11 @@ def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]
         return decode_attention(queries, keys, values, reduce="skip")
 
     yield case(PLAIN, without, cache)
-    counters = torch.zeros(2, batch, KV_HEADS, n, dtype=torch.int32, device=device)
-    tracking = Tracking(counters[0], counters[1], 1e-4)
+    counts = torch.zeros(2, batch, KV_HEADS, n, dtype=torch.int32, device=device)
+    counters = RecurrenceCounters(counts[0], counts[1], 1e-4)
 
     def tracked() -> Any:
-        return decode_attention(queries, keys, values, reduce="max", tracking=tracking)
+        return decode_attention(queries, keys, values, reduce="max", counters=counters)
 
     yield case("decode attention, LazyEviction's counters", tracked, reduced + heads * n * 16)
     for k, base in ((1, "H2O"), (GROUP, "TOVA")):
@@ -174,7 +175,7 @@ def coded_cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator
     queries = torch.randn(batch, KV_HEADS, GROUP, 1, d, device=device, dtype=dtype)
     slots = torch.arange(n, device=device).expand(batch, KV_HEADS, n).contiguous()
 
-    def attend(keys: CodedTable, values: CodedTable, reduce: Reduction) -> Callable[[], Any]:
+    def attend(keys: VectorTable, values: VectorTable, reduce: Reduction) -> Callable[[], Any]:
         tables = [keys], [values], n
         partners = partners_of(*tables)
         return lambda: attend_to_tables(queries, *tables, None, reduce, partners)
@@ -182,7 +183,7 @@ def coded_cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator
     def case(kernel: str, run: Callable[[], Any], bytes_: int, rival: str = "") -> Case:
         return Case(kernel, batch, n, run, bytes_, rival)
 
-    wide = CodedTable(slots, vectors)
+    wide = VectorTable(slots, vectors)
     partner = heads * n * 4
     name = f"attention to tables, {8 * e} bits"
     yield case(name, attend(wide, wide, "skip"), 2 * heads * n * d * e + partner, PLAIN)
@@ -193,13 +194,13 @@ def coded_cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator
             return quantise(vectors, bits, QUANTISED_TOGETHER)
 
         yield case(f"quantise to {bits} bits", quantised, heads * n * d * e + stored)
-        narrow, name = CodedTable(slots, quantised()), f"attention to tables, {bits} bits"
+        narrow, name = VectorTable(slots, quantised()), f"attention to tables, {bits} bits"
         yield case(name, attend(narrow, narrow, "skip"), 2 * stored + partner, PLAIN)
         scores = heads * n * (8 + 16 * GROUP)
         scored = attend(narrow, narrow, "none")
         yield case(f"{name}, probabilities", scored, 2 * stored + partner + scores, WITH_SCORES)
         blocks = vectors.unflatten(2, (-1, TOKENS_TOGETHER)).transpose(-1, -2)
-        keys = CodedTable(slots, quantise(blocks, bits, TOKENS_TOGETHER), by_channel=True)
+        keys = VectorTable(slots, quantise(blocks, bits, TOKENS_TOGETHER), by_channel=True)
         moved = heads * n * d * (2 * bits + 32 // TOKENS_TOGETHER) // 8
         moved += partner + heads * n * 4 * (d // QUANTISED_TOGETHER)
         name = f"{name}, keys by channel"
