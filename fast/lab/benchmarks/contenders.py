@@ -73,13 +73,11 @@ class Kvlab(Contender):
 
     model: Any
     method: str
-    fuse: bool = False
-    """Whether scores are compiled; the untimed round does it."""
 
     @property
     def name(self) -> str:
         """What the result calls it."""
-        return f"kvlab {self.method}{' fused' if self.fuse else ''}"
+        return f"kvlab {self.method}"
 
     @property
     def compresses(self) -> bool:
@@ -93,12 +91,12 @@ class Kvlab(Contender):
 
     def speed(self, run: Run, with_prompt: bool) -> float:
         """Return tokens per second of one generation."""
-        with compress(self.model, self.method, self.budget, fuse=self.fuse) as cache:
+        with compress(self.model, self.method, self.budget) as cache:
             return tokens_per_second(self.model, run, cache, with_prompt)
 
     def footprint(self, run: Run) -> Footprint:
         """Return the most that its cache held between two tokens of one generation."""
-        with compress(self.model, self.method, self.budget, fuse=self.fuse) as cache:
+        with compress(self.model, self.method, self.budget) as cache:
 
             def read() -> Footprint:
                 entries = max((max(counts) for counts in cache.kept() if counts), default=0)

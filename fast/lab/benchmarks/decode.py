@@ -41,8 +41,6 @@ PER_STEP = (
     "fast_caote:h2o",
     "ahakv",
 )
-FUSED = ("caote:h2o", "caote:tova", "fast_caote:h2o")
-"""Once more with `compress(fuse=True)`."""
 LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))
 """At LazyEviction's interval. No press keeps a record of attention between its events, as
 LazyEviction does: SnapKV computes that of its last 16 queries anew, TOVA that of the last one,
@@ -68,7 +66,6 @@ class Part:
     compressed: Run
     """What a compressed one does."""
     methods: tuple[str, ...]
-    fused: tuple[str, ...]
     presses: tuple[tuple[str, int], ...]
     repeats: int
 
@@ -88,7 +85,6 @@ def constant(stretch: int, repeats: int) -> Part:
         full=Run(ENTRIES - stretch // 2, stretch),
         compressed=Run(ENTRIES, stretch),
         methods=(*PER_STEP, LAGGED),
-        fused=FUSED,
         presses=(*PER_STEP_PRESSES, *LAGGED_PRESSES),
         repeats=repeats,
     )
@@ -97,7 +93,7 @@ def constant(stretch: int, repeats: int) -> Part:
 def whole(tokens: int, repeats: int) -> Part:
     """One long generation from a short prompt."""
     run = Run(64, tokens)
-    return Part("whole", True, run, run, (LAGGED,), (), LAGGED_PRESSES, repeats)
+    return Part("whole", True, run, run, (LAGGED,), LAGGED_PRESSES, repeats)
 
 
 @dataclass
@@ -130,8 +126,6 @@ def contenders(part: Part, model: Any, worker: KvpressWorker | None) -> Iterator
     yield Stock(model)
     for method in ("full", *part.methods):
         yield Kvlab(model, method)
-    for method in part.fused:
-        yield Kvlab(model, method, fuse=True)
     if worker is not None:
         yield Kvpress(worker)
         for press, interval in part.presses:
