@@ -1,6 +1,6 @@
 """`compress`: puts a policy into a Hugging Face model, and takes it away again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,21 +46,10 @@ def compress(
         ValueError: if the method, an option, a value or the model is not allowed.
         TypeError: if an argument or an option has the wrong type.
     """
-    if block_size is not None:
-        if not isinstance(block_size, int) or isinstance(block_size, bool):
-            raise TypeError(f"block_size = {block_size!r} must be a whole number, or None")
-        if block_size < 1:
-            raise ValueError(f"block_size = {block_size!r} must be at least 1")
+    _check_block_size(block_size)
     if watch is not None and not callable(watch):
         raise TypeError(f"watch = {watch!r} must be a function, or None")
-    if not isinstance(policy, str | Policy | reference.Policy):
-        raise TypeError(f"policy = {policy!r} must be a method's name or a policy")
-    if isinstance(policy, str):
-        policy = methods.get(policy, budget, **options)
-    elif budget is not None or options:
-        raise ValueError("budget and options belong to a method's name, not to a finished policy")
-    if isinstance(policy, reference.Policy):
-        policy = methods.port(policy)
+    policy = _policy_of(policy, budget, options)
     configs = _configurations(model)
     check_heads(policy, shard_of(model))
     cache = CompressedCache(model, policy, watch)
@@ -82,6 +71,27 @@ def compress(
             model.forward = own_forward
         else:
             model.__dict__.pop("forward", None)
+
+
+def _check_block_size(block_size: int | None) -> None:
+    if block_size is None:
+        return
+    if not isinstance(block_size, int) or isinstance(block_size, bool):
+        raise TypeError(f"block_size = {block_size!r} must be a whole number, or None")
+    if block_size < 1:
+        raise ValueError(f"block_size = {block_size!r} must be at least 1")
+
+
+def _policy_of(
+    policy: str | Policy | reference.Policy, budget: int | None, options: Mapping[str, Any]
+) -> Policy:
+    if isinstance(policy, str):
+        return methods.get(policy, budget, **options)
+    if not isinstance(policy, Policy | reference.Policy):
+        raise TypeError(f"policy = {policy!r} must be a method's name or a policy")
+    if budget is not None or options:
+        raise ValueError("budget and options belong to a method's name, not to a finished policy")
+    return methods.port(policy) if isinstance(policy, reference.Policy) else policy
 
 
 def _configurations(model: Any) -> list[Any]:

@@ -12,12 +12,6 @@ from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
 
-SAFE_MASS = 1e-3
-"""Mass of all but the heaviest entry, below which their output is summed anew: subtracting the
-heaviest from the whole would lose three of float32's seven digits there."""
-SAFE_MASS_OF_ROUNDED = 0.5
-"""Likewise for an output that was rounded to 16 bits: subtracting may double its error there."""
-
 
 def eviction_errors(
     h: Float[Tensor, "N G k n"],

@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvlab.fast.kernels.caote import SAFE_MASS, SAFE_MASS_OF_ROUNDED
 from kvlab.fast.kernels.triton.common import (
     ENTRIES_OF_A_PART,
     blocks,
@@ -18,6 +17,12 @@ from kvlab.fast.kernels.triton.common import (
     split,
     tuned,
 )
+
+SAFE_MASS = 1e-3
+"""Mass of all but the heaviest entry, below which their output is summed anew: subtracting the
+heaviest from the whole would lose three of float32's seven digits there."""
+SAFE_MASS_OF_ROUNDED = 0.5
+"""Likewise for an output that was rounded to 16 bits: subtracting may double its error there."""
 
 
 @tuned(
