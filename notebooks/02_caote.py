@@ -139,7 +139,7 @@ print(inspect.getsource(caote.eviction_error))
 #
 # The cost of CAOTE beyond attention is one more reading of all values. The Triton kernel in
 # `fast/kernels/triton/caote.py` reads them once for all query heads of a KV head, and takes $X$
-# from attention. Its twin in PyTorch has the same signature. Both against the reference, on one
+# from attention. The same function computes in PyTorch, too. Both against the reference, on one
 # layer of the reasoner; Triton in its interpreter, as there need be no GPU here. This cell needs
 # `pip install -e '.[fast]'`.
 
@@ -151,7 +151,7 @@ if find_spec("torch") and find_spec("triton"):
     os.environ["KVLAB_KERNELS"] = "interpret"
     import torch
 
-    from kvlab.fast.kernels.caote import eviction_errors, eviction_errors_torch
+    from kvlab.fast.kernels.caote import eviction_errors
 
     own = [head for head in heads if head.layer == 3 and head.kv_head == 0]
     h = np.stack([head.attention()[query, : query + 1] for head in own])
@@ -160,7 +160,8 @@ if find_spec("torch") and find_spec("triton"):
     retention = torch.tensor(h, dtype=torch.float32)[None, None]
     entries = torch.tensor(seen, dtype=torch.float32)[None, None]
     triton = eviction_errors(retention, entries)[0, 0].numpy()
-    plain = eviction_errors_torch(retention, entries, fast=False, output=None)[0, 0].numpy()
+    os.environ["KVLAB_KERNELS"] = "torch"
+    plain = eviction_errors(retention, entries)[0, 0].numpy()
     for name, found in (("Triton", triton), ("PyTorch", plain)):
         print(f"{name:8} largest error, relative: {abs(found - exact).max() / exact.max():.1e}")
     print("evicts entry", exact.argmin(), triton.argmin(), plain.argmin())

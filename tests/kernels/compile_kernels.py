@@ -12,7 +12,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 
-from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill, tables
+from kvlab.fast.kernels.triton import (
+    caote,
+    decode,
+    keep,
+    mixed_precision,
+    move,
+    prefill,
+    quantise,
+)
 
 SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 32}
 POINTERS = {
@@ -42,11 +50,11 @@ def kernels(stored):
     large = {"RHO": 2, "D": 256, "BLOCK_D": 256, "PARTS": 64, "BLOCK_RHO": 16,
              "SOFTCAP": True, "RAGGED": True, "SCORES": True, **wide}  # fmt: skip
     yield decode.attend_to_a_part, large, vectors
-    for reduce, track in (("none", False), ("max", True), ("mean", False), ("skip", False)):
+    for reduce, count in (("none", False), ("max", True), ("mean", False), ("skip", False)):
         yield (
             decode.combine,
             {**SIZES, "PARTS": 64, "BLOCK_PARTS": 64, "BLOCK_RHO": 16, "REDUCE": reduce,
-             "TRACK": track, "BLOCK_N": 512},
+             "COUNT": count, "BLOCK_N": 512},
             {"output": f"*{stored}"},
         )  # fmt: skip
     yield (
@@ -74,9 +82,9 @@ def kernels(stored):
     for bits in (8, 4, 2):
         constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits}
         kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
-        yield coded.quantise_groups, constants, kinds
+        yield quantise.quantise_groups, constants, kinds
     constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "OF_OUTLIERS": True, "BLOCK": 16}
-    yield coded.outliers_of_groups, constants, {"vectors": f"*{stored}", "scores": "*fp64"}
+    yield quantise.outliers_of_groups, constants, {"vectors": f"*{stored}", "scores": "*fp64"}
     if stored == "fp32":
         yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCK_N": 1024, "SAFE": True}, {}
         constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCK_N": 128,
@@ -108,7 +116,7 @@ def tables_of(stored, key_bits, by_channel, value_bits):
         "slots": ("*i64",) * count, "partners": ("*i32",) * count, "key_rows": ("i32",) * count,
         "value_rows": ("i32",) * len(value_bits), "firsts": ("i32",) * (count + 1),
     }  # fmt: skip
-    return tables.attend_to_a_part_of_tables, constants, types
+    return mixed_precision.attend_to_a_part_of_tables, constants, types
 
 
 def variants(kernel, constants):

@@ -1,28 +1,26 @@
-"""What an attention kernel does with the probabilities, besides handing them out."""
+"""Counters of recurrence: how long ago an entry was attended to, and the longest time between.
+
+LazyEviction decides by them. Attention to one token can update them while it has the probabilities.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-Joining = Literal["sum", "mean", "max"]
-Reduction = Literal["none", "sum", "mean", "max", "skip"]
-"""How the query heads of a KV head are joined; ``none`` leaves them apart, ``skip`` out."""
-
 
 @dataclass(frozen=True)
-class Tracking:
-    """LazyEviction's counters of every entry, updated in place by what the token received."""
+class RecurrenceCounters:
+    """Counters of every entry that attention to one token updates, in place."""
 
     elapsed: Int[Tensor, "N G n"]
-    """Tokens since the latest activation."""
+    """Tokens since the entry was last active: since what it received reached the threshold."""
     interval: Int[Tensor, "N G n"]
     """Longest time between two activations."""
     threshold: float
 
 
-def track(
+def count_recurrence(
     elapsed: Int[Tensor, "N G n"],
     interval: Int[Tensor, "N G n"],
     active: Bool[Tensor, "N G n"],

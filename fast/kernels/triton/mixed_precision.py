@@ -6,14 +6,36 @@ and probabilities are spread over rows, one per group of channels. Vectors are t
 queries the second, because tensor cores take 16 rows or more, but 8 columns.
 """
 
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
+from collections.abc import Sequence
 from typing import no_type_check
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from kvlab.fast.kernels.coded_table import TABLE_SHIFT
-from kvlab.fast.kernels.triton.blocks import squeezed
-from kvlab.fast.kernels.triton.tuning import blocks, tuned
+from kvlab.fast.attention import Reduction
+from kvlab.fast.kernels.triton.codes import (
+    bias_of,
+    read_channels,
+    read_rows,
+    read_scales,
+)
+from kvlab.fast.kernels.triton.common import (
+    ENTRIES_OF_A_PART,
+    blocks,
+    magnitude,
+    on_its_device,
+    split,
+    squeezed,
+    tuned,
+)
+from kvlab.fast.kernels.triton.decode import Parts, nothing_read
+from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
+from kvlab.fast.quantization import Quantized
 
 SHIFT = tl.constexpr(TABLE_SHIFT)
 ROW = tl.constexpr(2**TABLE_SHIFT - 1)
@@ -23,147 +45,8 @@ ROW = tl.constexpr(2**TABLE_SHIFT - 1)
 @triton.jit
 @no_type_check
 def number_of(odd):
-    """Invert `tables_launch.odd`."""
+    """Invert `odd`."""
     return (odd - 3) >> 1
-
-
-@triton.jit
-@no_type_check
-def unpacked(packed, BITS: tl.constexpr):
-    """Return the codes of bytes ``[rows, bytes]``."""
-    rows: tl.constexpr = packed.shape[0]
-    columns: tl.constexpr = packed.shape[1] * (8 // BITS)
-    mask: tl.constexpr = 2**BITS - 1
-    if BITS == 8:
-        codes = packed
-    elif BITS == 4:
-        codes = tl.join(packed & mask, packed >> 4)
-    else:
-        even = tl.join(packed & mask, (packed >> 4) & mask)
-        odd = tl.join((packed >> 2) & mask, packed >> 6)
-        codes = tl.join(even, odd)
-    return tl.reshape(codes, [rows, columns])
-
-
-@triton.jit
-@no_type_check
-def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
-    """Return the codes ``number`` of both halves of a word, next to each other, as numbers.
-
-    They become the last digits of 128 in bfloat16, or of 1024 in float16, without any conversion;
-    `bias_of` says what is left of that.
-    """
-    mask: tl.constexpr = (2**BITS - 1) * 0x00010001
-    pair = (words >> (BITS * number)) & mask
-    if TYPE.is_bf16():
-        pair = pair | 0x43004300
-    elif TYPE.is_fp16():
-        pair = pair | 0x64006400
-    low, high = pair.to(tl.uint16), (pair >> 16).to(tl.uint16)
-    if TYPE.is_fp32():
-        numbers = tl.join(low.to(tl.float32), high.to(tl.float32))
-    else:
-        numbers = tl.join(low.to(TYPE, bitcast=True), high.to(TYPE, bitcast=True))
-        if TYPE.is_fp16():  # sums of numbers as large as 1024 would lose three digits
-            numbers = numbers - tl.full([], 1024.0, tl.float16)
-    return numbers
-
-
-@triton.jit
-@no_type_check
-def four_pairs(words, first, step, BITS: tl.constexpr, TYPE: tl.constexpr):
-    """Return the codes of four places in both halves of a word, in ascending place."""
-    even = tl.join(
-        two_codes(words, first, BITS, TYPE), two_codes(words, first + 2 * step, BITS, TYPE)
-    )
-    odd = tl.join(
-        two_codes(words, first + step, BITS, TYPE), two_codes(words, first + 3 * step, BITS, TYPE)
-    )
-    return tl.join(even, odd)
-
-
-@triton.jit
-@no_type_check
-def numbers_of(words, BITS: tl.constexpr, TYPE: tl.constexpr):
-    """Return the codes of words ``[rows, words]``, with `bias_of` added to each."""
-    rows: tl.constexpr = words.shape[0]
-    columns: tl.constexpr = words.shape[1] * (32 // BITS)
-    if BITS == 4:
-        numbers = four_pairs(words, 0, 1, BITS, TYPE)
-    else:
-        numbers = tl.join(four_pairs(words, 0, 2, BITS, TYPE), four_pairs(words, 1, 2, BITS, TYPE))
-    return tl.reshape(numbers, [rows, columns])
-
-
-@triton.constexpr_function
-def bias_of(bits, number_type):
-    """Return what `read_rows` adds to codes of some bits."""
-    if bits == 8:
-        return -128.0
-    return 128.0 if number_type == tl.bfloat16 else 0.0
-
-
-@triton.jit
-@no_type_check
-def read_rows(
-    vectors, line, there,
-    D: tl.constexpr, BITS: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr,
-):  # fmt: skip
-    """Return rows of a table ``[rows, BLOCK_D]`` as they are, or codes with `bias_of` added.
-
-    Codes of 4 and 2 bits are read as words of 32 bits.
-    """
-    per: tl.constexpr = 1 if BITS >= 8 else 32 // BITS
-    item = tl.arange(0, BLOCK_D // per)
-    inside = there[:, None] & (item < D // per)[None, :]
-    read = tl.load(vectors + line[:, None] * (D // per) + item, mask=inside, other=0)
-    if BITS == 8:
-        read = (read ^ 0x80).to(tl.int8, bitcast=True).to(TYPE)
-    elif BITS < 8:
-        read = numbers_of(read, BITS, TYPE)
-    return read.to(TYPE)
-
-
-@triton.jit
-@no_type_check
-def read_scales(
-    scales, zeros, line, there,
-    D: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
-):  # fmt: skip
-    """Return scales and zero points ``[BLOCK_GROUPS, rows]``.
-
-    A table's groups have OWN channels; GROUP channels, which divide them, share a row here.
-    """
-    group = tl.arange(0, BLOCK_GROUPS)
-    inside = (group < D // GROUP)[:, None] & there[None, :]
-    at = line[None, :] * (D // OWN) + (group * GROUP // OWN)[:, None]
-    step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
-    return step, tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-@no_type_check
-def read_channels(
-    vectors, scales, zeros, head, rows, first,
-    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Return rows from ``first`` on, ``[BLOCK_D, BLOCK_N]``; OWN of a channel share a scale."""
-    per: tl.constexpr = 8 // BITS
-    spans: tl.constexpr = (BLOCK_N + OWN - 1) // OWN
-    channel = tl.arange(0, BLOCK_D)
-    real = (channel < D)[:, None]
-    line = first + tl.arange(0, BLOCK_N // per) * per
-    at = (head * (rows // OWN) + line // OWN)[None, :] * D + channel[:, None]
-    at = at * (OWN // per) + (line % OWN // per)[None, :]
-    codes = unpacked(tl.load(vectors + at, mask=real & (line < rows)[None, :], other=0), BITS)
-    span = first // OWN + tl.arange(0, spans)
-    at = (head * (rows // OWN) + span)[None, :] * D + channel[:, None]
-    inside = real & (span < rows // OWN)[None, :]
-    step = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
-    zero = tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
-    codes = tl.reshape(codes.to(tl.float32), [BLOCK_D, spans, BLOCK_N // spans])
-    return tl.reshape(codes * step[:, :, None] + zero[:, :, None], [BLOCK_D, BLOCK_N])
 
 
 @triton.jit
@@ -336,7 +219,7 @@ def attend_to_a_part_of_tables(
     """Attention of a head's queries to one part of one table of keys.
 
     ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
-    tables' first parts; like numbers of rows they are `tables_launch.odd`. Writes what
+    tables' first parts; like numbers of rows they went through `odd`. Writes what
     `decode.attend_to_a_part` writes. Grid: (heads, PARTS).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -362,3 +245,119 @@ def attend_to_a_part_of_tables(
                 VALUES, VALUE_BITS, VALUE_OWN, GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
                 SOFTCAP, SCORES, TYPE,
             )  # fmt: skip
+
+
+# --- launching ------------------------------------------------------------------------------------
+
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@on_its_device
+def attend_to_tables_triton(
+    queries: Tensor,
+    keys: Sequence[VectorTable],
+    values: Sequence[VectorTable],
+    entries: int,
+    softcap: float | None,
+    reduce: Reduction,
+    partners: Sequence[Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Do what `attend_to_tables` says, in Triton: one launch for all tables, one that combines."""
+    N, G, rho, _, d = queries.shape
+    heads, scores = N * G, reduce != "skip"
+    found = partners_of(keys, values, entries) if partners is None else partners
+    asked = [number for number, table in enumerate(keys) if table.rows]
+    order = sorted(range(len(values)), key=lambda number: -values[number].rows)
+    given = [number for number in order if values[number].rows]
+    rows = [keys[number].rows for number in asked]
+    if not rows:
+        return nothing_read(queries, entries, reduce)
+    count = max(split(sum(rows), ENTRIES_OF_A_PART, heads, queries.device), magnitude(len(rows)))
+    parts = Parts.of(queries, entries, count, scores)
+    parts.raw.fill_(-torch.inf)
+    group = smallest_group((*keys, *values), d)
+    groups = magnitude(max(1, d // group))
+    key_vectors, key_scales, key_zeros, key_own = columns_of([keys[i] for i in asked])
+    value_vectors, value_scales, value_zeros, value_own = columns_of([values[i] for i in given])
+    attend_to_a_part_of_tables[(heads, count)](
+        queries.reshape(heads, rho, d).contiguous(),
+        key_vectors, key_scales, key_zeros,
+        tuple(keys[i].slots.contiguous() for i in asked),
+        tuple(found[i].contiguous() for i in asked),
+        value_vectors, value_scales, value_zeros,
+        parts.raw, parts.largest, parts.total, parts.output,
+        odd(rows), odd([values[i].rows for i in given]), odd(first_parts(rows, count)),
+        entries, magnitude(sum(rows)), d**-0.5, softcap or 0.0,
+        KEY_BITS=tuple(keys[i].bits for i in asked), KEY_OWN=key_own,
+        BY_CHANNEL=tuple(keys[i].by_channel for i in asked),
+        VALUES=tuple(given), VALUE_BITS=tuple(values[i].bits for i in given), VALUE_OWN=value_own,
+        GROUP=group, BLOCK_GROUPS=groups,
+        BLOCK_RHO=max(magnitude(rho), 8 // groups),
+        SOFTCAP=softcap is not None, SCORES=scores,
+        TYPE=product_type(queries, (*keys, *values)), **parts.sizes,
+    )  # fmt: skip
+    return parts.combined(queries, entries, reduce)
+
+
+def odd(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return 2·x + 3 of every number: Triton compiles anew for 1 and for multiples of 16."""
+    return tuple(2 * number + 3 for number in numbers)
+
+
+def first_parts(rows: Sequence[int], parts: int) -> tuple[int, ...]:
+    """Share parts out over tables by their rows, one at least each; return where each begins.
+
+    The largest table gets what the others leave.
+    """
+    spare, largest = parts - len(rows), rows.index(max(rows))
+    shares = [max(1, spare * count // sum(rows)) for count in rows]
+    shares[largest] = parts - (sum(shares) - shares[largest])
+    firsts = [0]
+    for share in shares:
+        firsts.append(firsts[-1] + share)
+    return tuple(firsts)
+
+
+def columns_of(
+    tables: Sequence[VectorTable],
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], tuple[int, ...]]:
+    """Return vectors or codes of all tables, scales, zero points, and elements per scale."""
+    vectors, scales, zeros, own = zip(*(parts_of(table) for table in tables), strict=True)
+    return vectors, scales, zeros, own
+
+
+def parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return what a table consists of; numbers as they are stand in for their own scales.
+
+    Codes of 4 and 2 bits become words of 32 bits, but for those of channels.
+    """
+    if isinstance(table.vectors, Quantized):
+        coded = table.vectors
+        codes, scale, zero = (x.contiguous() for x in (coded.codes, coded.scale, coded.zero))
+        if coded.bits < 8 and not table.by_channel:
+            codes = codes.view(torch.int32)
+        return codes, scale, zero, coded.group
+    vectors = table.vectors.contiguous()
+    return vectors, vectors, vectors, 0
+
+
+def smallest_group(tables: Sequence[VectorTable], d: int) -> int:
+    """Return the fewest channels that share a scale; all of them where no codes do."""
+    groups = [
+        table.vectors.group
+        for table in tables
+        if isinstance(table.vectors, Quantized) and not table.by_channel
+    ]
+    return min(groups, default=magnitude(d))
+
+
+def product_type(queries: Tensor, tables: Sequence[VectorTable]) -> tl.dtype:
+    """Return the numbers that are multiplied: those of plain vectors, or else of the queries.
+
+    The interpreter has no products of bfloat16.
+    """
+    plain = [table.vectors.dtype for table in tables if isinstance(table.vectors, Tensor)]
+    chosen = plain[0] if plain else queries.dtype
+    if chosen == torch.bfloat16 and queries.device.type == "cpu":
+        chosen = torch.float32
+    return TYPES[chosen]

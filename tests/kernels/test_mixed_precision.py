@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
+from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
-from kvlab.fast.kernels.coded import quantise
-from kvlab.fast.kernels.coded_table import TABLE_SHIFT, CodedTable, partners_of
-from kvlab.fast.kernels.tables import attend_to_tables, attend_to_tables_torch, suits_triton
-from kvlab.fast.kernels.triton.tables_launch import first_parts, odd
+from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
+from kvlab.fast.kernels.quantise import quantise
+from kvlab.fast.kernels.triton.mixed_precision import first_parts, odd
+from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
 from kvlab.fast.storage import Partners, Storage
 from kvlab.reference.attention import attend
 
@@ -30,7 +30,7 @@ def tables(vectors, owner, formats):
         used = mine.gather(-1, slots)
         rows = vectors.gather(2, slots[..., None].expand(-1, -1, -1, vectors.shape[-1]))
         stored = rows if bits == 16 else quantise(rows, bits, group)
-        found.append(CodedTable(torch.where(used, slots, -1), stored))
+        found.append(VectorTable(torch.where(used, slots, -1), stored))
     return found
 
 
@@ -72,7 +72,7 @@ def test_attention_to_mixed_precision(n, dtype, softcap, formats):
 def test_slots_in_no_table_are_empty():
     queries, vectors = drawn((1, 1, 2, 1, D)), drawn((1, 1, 10, D))
     slots = torch.tensor([[[0, 4, -1, 7, -1, 9, 2, -1, -1, -1]]], device=DEVICE)
-    stored = [CodedTable(slots, vectors)]
+    stored = [VectorTable(slots, vectors)]
     _, weights = attend_to_tables(queries, stored, stored, 12)
     taken = torch.zeros(12, dtype=torch.bool, device=DEVICE)
     taken[[0, 2, 4, 7, 9]] = True
@@ -86,8 +86,8 @@ def test_attention_to_keys_quantised_by_channel(n, group, bits):
     queries, keys, values = (drawn((N, G, m, D), i) for i, m in enumerate((RHO, n, n)))
     blocks = quantise(keys.unflatten(2, (-1, group)).transpose(-1, -2), bits, group)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    table = CodedTable(order.expand(N, G, n), blocks, by_channel=True)
-    plain = [CodedTable(torch.arange(n, device=DEVICE).expand(N, G, n), values)]
+    table = VectorTable(order.expand(N, G, n), blocks, by_channel=True)
+    plain = [VectorTable(torch.arange(n, device=DEVICE).expand(N, G, n), values)]
     output, weights = attend_to_tables(queries[:, :, :, None], [table], plain, n)
     stored = read([table], n, D)
     assert np.abs(stored - as_numpy(keys)).max() > 0
@@ -114,7 +114,7 @@ def example(n, d, rho, bits, group, dtype=torch.float32):
     queries = drawn((N, G, rho, 1, d), 0, dtype)
     slots = torch.arange(n, device=DEVICE).expand(N, G, n)
     both = [drawn((N, G, n, d), seed, dtype) for seed in (1, 2)]
-    return queries, *([CodedTable(slots, quantise(x, bits, group))] for x in both)
+    return queries, *([VectorTable(slots, quantise(x, bits, group))] for x in both)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -142,8 +142,8 @@ def test_what_an_attention_sink_leaves_to_others(gap, bits, stored):
     values[:, :, 0] = 0.0
     keys, values = keys.to(stored), values.to(stored)
     slots = torch.arange(n, device=DEVICE).expand(N, G, n)
-    plain = [CodedTable(slots, keys)]
-    coded = [CodedTable(slots, values if bits == 16 else quantise(values, bits, 32))]
+    plain = [VectorTable(slots, keys)]
+    coded = [VectorTable(slots, values if bits == 16 else quantise(values, bits, 32))]
     queries = queries[:, :, :, None]
     output, _ = attend_to_tables(queries, plain, coded, n, None, "skip")
     wanted, _ = expected(queries, plain, coded, n)
@@ -168,9 +168,10 @@ def test_groups_and_reductions(rho, reduce):
 @pytest.mark.parametrize("reduce", ["none", "sum", "mean", "max", "skip"])
 def test_no_entry_gives_zeros(reduce):
     queries, vectors = drawn((1, 1, 2, 1, 32)), drawn((1, 1, 0, 32))
-    nowhere = [CodedTable(torch.zeros((1, 1, 0), dtype=torch.int64, device=DEVICE), vectors)]
+    nowhere = [VectorTable(torch.zeros((1, 1, 0), dtype=torch.int64, device=DEVICE), vectors)]
     output, weights = attend_to_tables(queries, nowhere, nowhere, 5, None, reduce)
-    twin, theirs = attend_to_tables_torch(queries, nowhere, nowhere, 5, None, reduce, None)
+    with in_torch():
+        twin, theirs = attend_to_tables(queries, nowhere, nowhere, 5, None, reduce)
     assert (output.shape, weights.shape) == (twin.shape, theirs.shape)
     assert (output == 0).all()
     assert (weights == 0).all()
@@ -210,9 +211,9 @@ def test_partners_are_the_same_when_kept_as_when_found_anew():
             storage.append(drawn((N, G, m, D)), present)
 
     def check():
-        tables = keys.coded(), values.coded()
-        wanted = partners_of(*tables, keys.count)
-        for ours, theirs in zip(kept.of(keys, values, *tables), wanted, strict=True):
+        assert keys.readable_tables() is keys.tables
+        wanted = partners_of(keys.tables, values.tables, keys.count)
+        for ours, theirs in zip(kept.of(keys, values), wanted, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
         return wanted
 

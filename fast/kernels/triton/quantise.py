@@ -1,11 +1,17 @@
 """Quantise and pack in one pass, and the outliers of groups of channels."""
 
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
 from typing import no_type_check
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from kvlab.fast.kernels.triton.tuning import blocks, tuned
+from kvlab.fast.kernels.triton.common import blocks, on_its_device, tuned
+from kvlab.fast.quantization import Quantized
 
 
 @triton.jit
@@ -150,3 +156,48 @@ def outliers_of_groups(
     if OF_OUTLIERS:
         count = tl.maximum(tl.sum(outlier.to(tl.int32), axis=1), 1).to(tl.float64)
     tl.store(scores + row * GROUPS + group, total / count, mask=row < rows)
+
+
+# --- launching ------------------------------------------------------------------------------------
+
+
+@on_its_device
+def quantise_triton(x: Tensor, bits: int, group: int) -> Quantized:
+    """Do what `quantise` says, in Triton."""
+    length = x.shape[-1]
+    flat = x.reshape(-1, length).contiguous()
+    rows, groups = flat.shape[0], length // group
+    codes = torch.empty((rows, length * bits // 8), dtype=torch.uint8, device=x.device)
+    scales, zeros = (
+        torch.empty((rows, groups), dtype=torch.float16, device=x.device) for _ in range(2)
+    )
+    if rows:
+        quantise_groups[lambda sizes: (triton.cdiv(rows, sizes["BLOCK"]), groups)](
+            flat, codes, scales, zeros, rows,
+            LENGTH=length, GROUP=group, GROUPS=groups, BITS=bits,
+        )  # fmt: skip
+    leading = x.shape[:-1]
+    return Quantized(
+        codes.view(*leading, length * bits // 8),
+        scales.view(*leading, groups),
+        zeros.view(*leading, groups),
+        bits,
+        group,
+        length,
+    )
+
+
+@on_its_device
+def outlier_scores_triton(x: Tensor, group: int, over: str) -> Tensor:
+    """Do what `outlier_scores` says, in Triton."""
+    length = x.shape[-1]
+    flat = x.reshape(-1, length).contiguous()
+    rows, groups = flat.shape[0], length // group
+    scores = torch.empty((rows, groups), dtype=torch.float64, device=x.device)
+    block = 16
+    if rows:
+        outliers_of_groups[(triton.cdiv(rows, block), groups)](
+            flat, scores, rows,
+            LENGTH=length, GROUP=group, GROUPS=groups, OF_OUTLIERS=over == "outliers", BLOCK=block,
+        )  # fmt: skip
+    return scores.view(*x.shape[:-1], groups)

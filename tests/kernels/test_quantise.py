@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
 from tolerances import FLOAT64
 
-from kvlab.fast.kernels.coded import outlier_scores, quantise
+from kvlab.fast.kernels.quantise import outlier_scores, quantise
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.quantization import quantize
 

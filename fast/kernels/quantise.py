@@ -24,7 +24,7 @@ def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantiz
     fills_bytes = bits in (2, 4, 8) and group * bits % 8 == 0
     whole = group & (group - 1) == 0 and x.shape[-1] % group == 0
     if uses_triton(x, doubles=True) and fills_bytes and whole:
-        from kvlab.fast.kernels.triton.coded_launch import quantise_triton
+        from kvlab.fast.kernels.triton.quantise import quantise_triton
 
         return quantise_triton(x, bits, group)
     return quantization.quantize(x, bits, group)
@@ -43,16 +43,9 @@ def outlier_scores(
         over: average over the outliers, or over the whole group so that their number counts.
     """
     if uses_triton(x) and group & (group - 1) == 0 and x.shape[-1] % group == 0:
-        from kvlab.fast.kernels.triton.coded_launch import outlier_scores_triton
+        from kvlab.fast.kernels.triton.quantise import outlier_scores_triton
 
         return outlier_scores_triton(x, group, over)
-    return outlier_scores_torch(x, group, over)
-
-
-def outlier_scores_torch(
-    x: Float[Tensor, "*rows length"], group: int, over: Literal["outliers", "block"]
-) -> Float[Tensor, "*rows groups"]:
-    """Do what `outlier_scores` says, in PyTorch."""
     return torch.stack([one_group(block, over) for block in x.double().split(group, -1)], dim=-1)
 
 

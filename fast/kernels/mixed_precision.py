@@ -11,13 +11,13 @@ as fast. Operations: 4·ρ·n·d, and the unpacking of 2·n·d codes.
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast import attention
+from kvlab.fast.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.coded_table import CodedTable
-from kvlab.fast.kernels.tracking import Reduction
+from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.fast.quantization import Quantized
 
 MOST_SPREAD = 128
@@ -26,8 +26,8 @@ MOST_SPREAD = 128
 
 def attend_to_tables(
     queries: Float[Tensor, "N G rho 1 d"],
-    keys: Sequence[CodedTable],
-    values: Sequence[CodedTable],
+    keys: Sequence[VectorTable],
+    values: Sequence[VectorTable],
     entries: int,
     softcap: float | None = None,
     reduce: Reduction = "none",
@@ -46,31 +46,17 @@ def attend_to_tables(
         entries: slots n; a slot in no table is empty.
         softcap: bound into which logits are squeezed.
         reduce: how to join the query heads of a KV head; ``skip``: only the output is wanted.
-        partners: of these tables, from `coded_table.partners_of`, where the caller has kept them;
+        partners: of these tables, from `partners_of`, where the caller has kept them;
             None to find them anew, which costs 32 bytes per entry.
 
     Returns:
         The output in the queries' number format, and the probabilities ``[N, G, rho, 1, n]`` or,
         reduced, ``[N, G, n]``, float32; with ``skip`` an empty tensor.
     """
-    arguments = queries, keys, values, entries, softcap, reduce, partners
     if uses_triton(queries) and suits_triton(keys, values, queries.shape[2]):
-        from kvlab.fast.kernels.triton.tables_launch import attend_to_tables_triton
+        from kvlab.fast.kernels.triton.mixed_precision import attend_to_tables_triton
 
-        return attend_to_tables_triton(*arguments)
-    return attend_to_tables_torch(*arguments)
-
-
-def attend_to_tables_torch(
-    queries: Float[Tensor, "N G rho 1 d"],
-    keys: Sequence[CodedTable],
-    values: Sequence[CodedTable],
-    entries: int,
-    softcap: float | None,
-    reduce: Reduction,
-    partners: Sequence[Int[Tensor, "N G _"]] | None,
-) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-    """Do what `attend_to_tables` says, in PyTorch, through dequantised copies; by slots alone."""
+        return attend_to_tables_triton(queries, keys, values, entries, softcap, reduce, partners)
     dtype = attention.compute_dtype(queries.dtype)
     whole_keys, there = gathered(keys, entries, dtype)
     whole_values, _ = gathered(values, entries, dtype)
@@ -85,28 +71,28 @@ def attend_to_tables_torch(
 
 
 def gathered(
-    tables: Sequence[CodedTable], entries: int, dtype: torch.dtype
-) -> tuple[Float[Tensor, "N G n d"], Shaped[Tensor, "N G n"]]:
+    tables: Sequence[VectorTable], entries: int, dtype: torch.dtype
+) -> tuple[Float[Tensor, "N G n d"], Bool[Tensor, "N G n"]]:
     """Return all vectors in their slots, and which slots are taken."""
     first = tables[0].read(dtype)
     N, G, _, d = first.shape
     vectors = first.new_zeros(N, G, entries + 1, d)
     there = torch.zeros(N, G, entries + 1, dtype=torch.bool, device=first.device)
     for table in tables:
-        targets = torch.where(table.slots < 0, entries, table.slots)
+        targets = table.targets(entries)
         vectors.scatter_(2, targets[..., None].expand(-1, -1, -1, d), table.read(dtype))
         there.scatter_(2, targets, True)
     return vectors[:, :, :entries], there[:, :, :entries]
 
 
-def suits_triton(keys: Sequence[CodedTable], values: Sequence[CodedTable], rho: int) -> bool:
+def suits_triton(keys: Sequence[VectorTable], values: Sequence[VectorTable], rho: int) -> bool:
     """Say whether Triton's kernel reads these formats."""
     if not all(_fits(table) for table in (*keys, *values)) or any(v.by_channel for v in values):
         return False
     return rho * max(_groups(table) for table in (*keys, *values)) <= MOST_SPREAD
 
 
-def _fits(table: CodedTable) -> bool:
+def _fits(table: VectorTable) -> bool:
     if not isinstance(table.vectors, Quantized):
         return True
     coded = table.vectors
@@ -117,7 +103,7 @@ def _fits(table: CodedTable) -> bool:
     return coded.length % coded.group == 0 and coded.length * coded.bits % 32 == 0
 
 
-def _groups(table: CodedTable) -> int:
+def _groups(table: VectorTable) -> int:
     if not isinstance(table.vectors, Quantized) or table.by_channel:
         return 1
     return table.vectors.length // table.vectors.group
