@@ -7,7 +7,7 @@ softmax anew over the others: everything here starts from these definitions.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations, combinations_with_replacement, islice, permutations, product
+from itertools import combinations, combinations_with_replacement, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -127,30 +127,26 @@ def eviction_changes_the_output(*, factor: Callable[[Any], Any] = lambda a: a / 
 @PAPER.claim("CA-2b", Kind.PRINTED, "§3.1, text after Eq. 19", Verdict.VERIFIED)
 @false("the factor is α_j", score=lambda a, distance: a * distance)
 @false("the distance is squared", score=lambda a, distance: equation_8(a, distance**2))
-def score_is_the_error_in_any_norm(
-    *, score: Error = equation_8, norms: Sequence[float] = (1, 2, 3, np.inf), draws: int = 300
-) -> Finding:
+def score_is_the_error_in_any_norm(*, score: Error = equation_8) -> Finding:
     """Any norm can be used: α_j/(1 − α_j)·‖X − v_j‖_p equals ‖X − X'‖_p for every p.
 
     X' is computed by a softmax over the entries that stay.
     """
-    rng, worst = np.random.default_rng(0), 0.0
-    for _ in range(draws):
+    rng, norms, worst = np.random.default_rng(0), (1, 2, 3, np.inf), 0.0
+    for _ in range(300):
         n, d = rng.integers(2, 13), rng.integers(1, 9)
         logits, values = 3 * rng.normal(size=n), rng.normal(size=(n, d))
         alpha = softmax(logits)
         output, j = alpha @ values, int(rng.integers(n))
         change = output - output_without(logits, values, [j])
         for p in norms:
-            error = np.linalg.norm(change, p)
             claimed = score(alpha[j], np.linalg.norm(output - values[j], p))
-            gap = abs(claimed - error) / np.abs(values).max()
-            worst = max(worst, gap)
-            if gap > ROUNDING:
-                return refuted(f"n = {n}, d = {d}, p = {p}: {claimed:.6g} against {error:.6g}")
-    return verified(
-        f"{draws} random caches of 2-12 entries and 1-8 channels, p in {tuple(norms)}: "
-        f"largest difference {worst:.1e} of the values' size"
+            gap = abs(claimed - np.linalg.norm(change, p)) / np.abs(values).max()
+            worst = max(worst, float(gap))
+    return measured(
+        worst <= ROUNDING,
+        f"300 random caches of 2-12 entries and 1-8 channels, p in {norms}: largest difference "
+        f"{worst:.1e} of the values' size",
     )
 
 
@@ -166,38 +162,24 @@ def error_is_a_mean_square(
 
     The search takes one channel and whole values, as small as possible.
     """
-    rng = np.random.default_rng(0)
-    instance = next(
-        (
-            (w, v)
-            for w in product((1, 2), repeat=2)
-            for v in product(range(3), repeat=2)
-            if abs(measure(_change(w, v)) - abs(_change(w, v)[0])) > ROUNDING
-        ),
-        None,
+    sets = np.random.default_rng(0).normal(size=(200, 8, 4))
+    alike = all(
+        (np.argsort([same_order(x) for x in each]) == np.linalg.norm(each, axis=1).argsort()).all()
+        for each in sets
     )
-    if instance is None:
-        return verified("all caches of two entries, weights 1-2, values 0-2")
-    w, v = instance
-    change = _change(w, v)
-    for _ in range(200):
-        changes = rng.normal(size=(8, 4))
-        norms = np.linalg.norm(changes, axis=1)
-        ranked = np.argsort([same_order(x) for x in changes])
-        if (ranked != np.argsort(norms)).any():
-            return refuted(f"weights {w}, values {v}", "the order differs as well")
-    return refuted(
-        f"attention weights {w[0]}:{w[1]}, values {v[0]} and {v[1]}, first entry evicted: "
-        f"Eq. 9 gives {abs(change[0]):.4g}, the mean square is {measure(change):.4g}",
-        "200 random sets of 8 changes of 4 channels: both rank alike",
-        "Eq. 9 is an unsquared norm; squaring it keeps the order of entries",
-    )
-
-
-def _change(weights: Sequence[int], values: Sequence[int]) -> Float[Array, " 1"]:
-    """Change of a one-channel output when the first of several entries is evicted."""
-    everything = exact_output(weights, values, range(len(weights)))
-    return np.array([float(everything - exact_output(weights, values, range(1, len(weights))))])
+    for w, v in product(product((1, 2), repeat=2), product(range(3), repeat=2)):
+        error = float(exact_error(w, v, [0]))
+        mean_square = measure(np.array([error]))
+        if abs(mean_square - error) > ROUNDING:
+            return refuted(
+                f"attention weights {w[0]}:{w[1]}, values {v[0]} and {v[1]}, first entry evicted: "
+                f"Eq. 9 gives {error:.4g}, the mean square is {mean_square:.4g}",
+                f"200 random sets of 8 changes: both rank {'alike' if alike else 'differently'}",
+                "Eq. 9 is an unsquared norm; squaring it keeps the order of entries"
+                if alike
+                else "",
+            )
+    return verified("all caches of two entries, weights 1-2, values 0-2")
 
 
 @PAPER.claim("CA-3", Kind.OURS, "Eq. 8 in float32", Verdict.VERIFIED, "α → 1")
@@ -207,7 +189,6 @@ def printed_formula_breaks_in_float32(
     *,
     formula: Callable[[Array, Array], np.floating] = lambda e, v: printed_float32(e, v),
     stable: Callable[[Array, Array], np.floating] = lambda e, v: stable_float32(e, v),
-    largest_gap: int = 40,
 ) -> Finding:
     """Computed in float32 as printed, α_j/(1 − α_j)·‖X − v_j‖ loses its digits as α_j nears 1, and
     ends in infinity and NaN. The same number is α_j·‖X' − v_j‖, X' the output of the others, which
@@ -215,13 +196,13 @@ def printed_formula_breaks_in_float32(
 
     Five entries, one of whose logits exceeds the others' by a growing gap.
     """
-    gaps = range(1, largest_gap + 1)
+    gaps = range(1, 41)
     errors = [relative_error(formula, gap) for gap in gaps]
     other = max(relative_error(stable, gap) for gap in gaps)
     broken = next((gap for gap, error in zip(gaps, errors, strict=True) if not error < 1e-3), None)
     evidence = (
-        f"logit gaps 1 to {largest_gap}: beyond a thousandth from a gap of {broken} on, "
-        f"{errors[-1]} at {largest_gap}; the other form is off by {other:.1e} at most"
+        f"logit gaps up to 40: beyond a thousandth from a gap of {broken} on, {errors[-1]} at 40; "
+        f"the other form is off by {other:.1e} at most"
     )
     return measured(broken is not None and other <= FLOAT32, evidence)
 
@@ -273,33 +254,24 @@ def score_rises_with_attention(*, factor: Callable[[Any], Any] = lambda h: h / (
 
 @PAPER.claim("CA-7b", Kind.PRINTED, "§1", Verdict.VERIFIED)
 @false("attention is the score", score=lambda alpha, distance: alpha)
-def attention_and_caote_disagree(
-    *, score: Error = equation_8, largest_weight: int = 4, largest_value: int = 3
-) -> Finding:
+def attention_and_caote_disagree(*, score: Error = equation_8) -> Finding:
     """Evicting by attention alone may be suboptimal, because it does not look at values: the entry
     with the least attention is not always the one whose eviction changes the output least.
 
-    The smallest example in whole numbers: three entries of one channel.
+    The smallest example in whole numbers: three entries of one channel, none attended alike.
     """
-    for weights in product(range(1, largest_weight + 1), repeat=3):
+    for weights, values in product(permutations(range(1, 5), 3), product(range(4), repeat=3)):
         alpha = [Fraction(w, sum(weights)) for w in weights]
-        if len(set(alpha)) < 3:
-            continue
-        for values in product(range(largest_value + 1), repeat=3):
-            output = exact_output(weights, values, range(3))
-            scores = [score(a, abs(output - v)) for a, v in zip(alpha, values, strict=True)]
-            errors = [exact_error(weights, values, [j]) for j in range(3)]
-            least, first = min(alpha), scores.index(min(scores))
-            if alpha[first] > least and errors[first] < errors[alpha.index(least)]:
-                return verified(
-                    f"weights {weights}, values {values}: attention evicts entry "
-                    f"{alpha.index(least) + 1} (error {errors[alpha.index(least)]}), CAOTE entry "
-                    f"{first + 1} (error {errors[first]})"
-                )
-    return refuted(
-        f"none among weights up to {largest_weight} and values up to {largest_value}",
-        "exhaustive search over three entries of one channel",
-    )
+        output = exact_output(weights, values, range(3))
+        scores = [score(a, abs(output - v)) for a, v in zip(alpha, values, strict=True)]
+        errors = [exact_error(weights, values, [j]) for j in range(3)]
+        least, chosen = alpha.index(min(alpha)), scores.index(min(scores))
+        if errors[chosen] < errors[least]:
+            return verified(
+                f"weights {weights}, values {values}: attention evicts entry {least + 1} (error "
+                f"{errors[least]}), CAOTE entry {chosen + 1} (error {errors[chosen]})"
+            )
+    return refuted("none among weights up to 4 and values up to 3")
 
 
 @PAPER.claim(
@@ -308,9 +280,7 @@ def attention_and_caote_disagree(
 @false("the scores add", join=lambda scores: float(scores.sum()))
 @false("the largest score counts", join=lambda scores: float(scores.max()))
 def grouped_heads_add_in_squares(
-    *,
-    join: Callable[[Array], float] = lambda scores: float(np.linalg.norm(scores)),
-    draws: int = 200,
+    *, join: Callable[[Array], float] = lambda scores: float(np.linalg.norm(scores))
 ) -> Finding:
     """For query heads that share an entry, the change of their concatenated outputs is the L2 norm
     of the heads' own scores.
@@ -318,7 +288,7 @@ def grouped_heads_add_in_squares(
     The change is computed by attending again without the entry, head by head.
     """
     rng, worst = np.random.default_rng(10), 0.0
-    for _ in range(draws):
+    for _ in range(200):
         heads, n, d = (int(rng.integers(2, most)) for most in (5, 10, 6))
         logits, values = 2 * rng.normal(size=(heads, n)), rng.normal(size=(n, d))
         alpha, j = softmax(logits), int(rng.integers(n))
@@ -326,7 +296,7 @@ def grouped_heads_add_in_squares(
         change = np.linalg.norm(np.concatenate(alpha @ values) - np.concatenate(without))
         scores = equation_8(alpha[:, j], np.linalg.norm(alpha @ values - values[j], axis=1))
         worst = max(worst, abs(join(scores) - change) / change)
-    return measured(worst <= ROUNDING, f"{draws} random groups: off by {worst:.1e} at most")
+    return measured(worst <= ROUNDING, f"200 random groups: off by {worst:.1e} at most")
 
 
 # --- several entries at once ---------------------------------------------------------------------
@@ -353,10 +323,10 @@ def joint_eviction_in_closed_form(
 
 @PAPER.claim("CA-4b", Kind.OURS, "Appendix A, several evictions", Verdict.VERIFIED)
 @false("half of that bounds it, too", factor=0.5)
-def joint_error_is_bounded(*, factor: float = 1.0, draws: int = 500) -> Finding:
+def joint_error_is_bounded(*, factor: float = 1.0) -> Finding:
     """The joint error is at most Σ_E (1 − α_j)c_j/(1 − Σ_E α_j), c_j being the single scores."""
     rng, closest = np.random.default_rng(1), 0.0
-    for _ in range(draws):
+    for _ in range(500):
         n, d = int(rng.integers(3, 12)), int(rng.integers(1, 6))
         logits, values = 2 * rng.normal(size=n), rng.normal(size=(n, d))
         evicted = rng.choice(n, int(rng.integers(1, n)), replace=False).tolist()
@@ -364,14 +334,12 @@ def joint_error_is_bounded(*, factor: float = 1.0, draws: int = 500) -> Finding:
         output = alpha @ values
         single = equation_8(alpha, np.linalg.norm(output - values, axis=1))
         error = np.linalg.norm(output - output_without(logits, values, evicted))
-        left = 1 - alpha[evicted].sum()
-        bound = factor * ((1 - alpha) * single)[evicted].sum() / left
-        closest = max(closest, error / bound)
-        if error > bound * (1 + ROUNDING):
-            return refuted(f"n = {n}, {len(evicted)} evicted: {error:.6g} above {bound:.6g}")
-    return verified(
-        f"{draws} random caches of 3-11 entries, any number evicted: the error reaches "
-        f"{closest:.4g} of the bound at most"
+        bound = factor * ((1 - alpha) * single)[evicted].sum() / (1 - alpha[evicted].sum())
+        closest = max(closest, float(error / bound))
+    return measured(
+        closest <= 1 + ROUNDING,
+        f"500 random caches of 3-11 entries, any number evicted: the error reaches {closest:.4g} "
+        "of the bound at most",
     )
 
 
@@ -382,7 +350,6 @@ def independent_scores_can_miss_the_best_set(
     *,
     evictions: Callable[[int], Sequence[int]] = lambda n: range(2, n),
     exact: Sequence[int] = (1,),
-    entries: int = 5,
 ) -> Finding:
     """Evicting the k > 1 entries with the smallest single scores need not change the output least;
     Appendix A says that it scores them one by one, as an approximation.
@@ -390,21 +357,21 @@ def independent_scores_can_miss_the_best_set(
     All caches of up to five equally attended entries with whole values from −2 to 2, smallest
     first; of tied choices the best one counts.
     """
-    worse = _independent_is_worse(evictions, entries)
-    if worse is None or _independent_is_worse(lambda n: exact, entries):
-        return refuted(f"every cache of up to {entries} equal weights and values −2 to 2")
+    worse = _independent_is_worse(evictions)
+    if worse is None or _independent_is_worse(lambda n: exact):
+        return refuted("every cache of up to five equal weights and values −2 to 2")
     values, k, chosen, error, best, optimum = worse
     return exhaustive(
         f"equal weights, values {values}, {k} evicted: the smallest scores take the entries "
         f"{_one_based(chosen)} (error {error}), the entries {_one_based(best)} cost {optimum}; a "
-        f"single eviction is always the best; all caches of up to {entries} entries"
+        "single eviction is always the best"
     )
 
 
 def _independent_is_worse(
-    evictions: Callable[[int], Sequence[int]], entries: int
+    evictions: Callable[[int], Sequence[int]],
 ) -> tuple[Any, ...] | None:
-    for n in range(2, entries + 1):
+    for n in range(2, 6):
         weights = [1] * n
         for values in combinations_with_replacement(range(-2, 3), n):
             single = [exact_error(weights, values, [j]) for j in range(n)]
@@ -424,9 +391,7 @@ def _one_based(chosen: Iterable[int]) -> str:
 
 @PAPER.claim("CA-4d", Kind.OURS, "Appendix A", Verdict.VERIFIED, "several victims at once")
 @false("it is below the best set's", at_most=0.99)
-def gap_of_several_evictions(
-    *, model: Path, at_most: float = 1.05, entries: int = 12, evicted: int = 4
-) -> Finding:
+def gap_of_several_evictions(*, model: Path, at_most: float = 1.05) -> Finding:
     """Independent scores come close to the best set where attention is uneven: on the embedded
     model their joint error is, in the median, at most 1.05 times the smallest possible.
 
@@ -434,55 +399,49 @@ def gap_of_several_evictions(
     entries that every head of the embedded model sees, at several queries. Random: Gaussian logits
     and values; equal: the same values, all attended alike.
     """
-    found = {
-        "real": _set_errors(_real_windows(model, entries), evicted),
-        "random": _set_errors(_random_windows(entries, 1.0), evicted),
-        "equal": _set_errors(_random_windows(entries, 0.0), evicted),
+    windows = {
+        "real": _real_windows(model),
+        "random": _random_windows(spread=1.0),
+        "equal": _random_windows(spread=0.0),
     }
-    figures: dict[str, Any] = {
-        f"{where} {rule}": [
-            float(q) for q in np.quantile(errors[rule] / errors["best"], (0.5, 0.9))
-        ]
-        for where, errors in found.items()
-        for rule in ("independent", "sequential", "joint_greedy")
-    }
+    figures: dict[str, Any] = {}
+    for where, chosen in windows.items():
+        errors = _set_errors(chosen)
+        for rule in RULES:
+            ratio = errors[rule] / errors["best"]
+            figures[f"{where} {rule}"] = [float(q) for q in np.quantile(ratio, (0.5, 0.9))]
     evidence = "joint error over the best set's, median and 90 % quantile: " + ", ".join(
         f"{name} {median:.2f} and {high:.2f}" for name, (median, high) in figures.items()
     )
     return measured(figures["real independent"][0] <= at_most, evidence, **figures)
 
 
-def _real_windows(model: Path, entries: int) -> Iterable[tuple[Array, Array]]:
+def _real_windows(model: Path) -> Iterable[tuple[Array, Array]]:
     for head in observe(model):
         for query in range(60, len(head.queries), 30):
-            seen = slice(query + 1 - entries, query + 1)
+            seen = slice(query + 1 - 12, query + 1)
             logits = head.keys[seen] @ head.queries[query] / np.sqrt(head.keys.shape[1])
             yield logits, head.values[seen]
 
 
-def _random_windows(entries: int, spread: float) -> Iterable[tuple[Array, Array]]:
+def _random_windows(spread: float) -> Iterable[tuple[Array, Array]]:
     rng = np.random.default_rng(2)
     for _ in range(100):
-        yield spread * rng.normal(size=entries), rng.normal(size=(entries, 32))
+        yield spread * rng.normal(size=12), rng.normal(size=(12, 32))
 
 
-def _set_errors(windows: Iterable[tuple[Array, Array]], evicted: int) -> dict[str, Array]:
-    """Joint errors of the set that each rule chooses, one row per window."""
+def _set_errors(windows: Iterable[tuple[Array, Array]]) -> dict[str, Array]:
+    """Joint errors of the four entries that each rule evicts, and the least, by window."""
     rows = []
     for logits, values in windows:
         alpha = softmax(logits)
-        sets = np.array(list(combinations(range(len(alpha)), evicted)))
+        sets = np.array(list(combinations(range(len(alpha)), 4)))
         marked = np.zeros((len(sets), len(alpha)), dtype=bool)
         np.put_along_axis(marked, sets, True, axis=1)
-        choices = (
-            _smallest_scores(alpha, values, evicted),
-            _one_after_the_other(alpha, values, evicted),
-            _greedily_together(alpha, values, evicted),
-        )
+        choices = [rule(alpha, values, 4) for rule in RULES.values()]
         joint = [joint_error(alpha, values, each[None])[0] for each in choices]
         rows.append((*joint, joint_error(alpha, values, marked).min()))
-    table = np.array(rows).T
-    return dict(zip(("independent", "sequential", "joint_greedy", "best"), table, strict=True))
+    return dict(zip((*RULES, "best"), np.array(rows).T, strict=True))
 
 
 def joint_error(
@@ -517,6 +476,14 @@ def _greedily_together(alpha: Array, values: Array, evicted: int) -> Bool[Array,
         tried[np.arange(len(left)), left] = True
         gone = tried[joint_error(alpha, values, tried).argmin()]
     return gone
+
+
+RULES = {
+    "independent": _smallest_scores,
+    "sequential": _one_after_the_other,
+    "joint_greedy": _greedily_together,
+}
+"""How to choose several victims."""
 
 
 # --- §3.2: any score -----------------------------------------------------------------------------
@@ -585,44 +552,41 @@ def _victims(scores: Sequence[Fraction], values: Sequence[int]) -> set[int]:
 @PAPER.claim("CA-5", Kind.PRINTED, "Theorem B.1, Eq. 24-34", Verdict.PROVED, "H2O")
 @false("they sum to b", total=lambda b: b)
 @false("they sum to 1", total=lambda b: 1)
-def h2o_scores_sum_to_their_number(
-    *, total: Callable[[int], int] = lambda b: b + 1, largest: int = 5
-) -> Finding:
+def h2o_scores_sum_to_their_number(*, total: Callable[[int], int] = lambda b: b + 1) -> Finding:
     """When b + 1 tokens pass the model at once, their H2O scores sum to b + 1, which is above 1.
 
     SymPy, with a symbol for every entry of the causal attention matrix before its normalisation.
     """
-    for b in range(1, largest + 1):
+    for b in range(1, 6):
         rows = [sympy.symbols(f"e{i}_1:{i + 2}", positive=True) for i in range(b + 1)]
         attention = [[e / sum(row) for e in row] for row in rows]
         scores = [sum(row[j] for row in attention if j < len(row)) for j in range(b + 1)]
         found: Any = sympy.simplify(sympy.Add(*scores))
         if found != total(b) or not total(b) > 1:
             return refuted(f"b = {b}: the scores sum to {found}")
-    return proved(f"all weights, every b up to {largest}; each further row of attention adds 1")
+    return proved("any weights, every b up to 5; each further row of attention adds 1")
 
 
 @PAPER.claim("CA-13", Kind.READING, "Eq. 33", Verdict.EXHAUSTIVE)
 @false("the second sum starts at i", second=lambda i: i)
 @false("the second sum starts at i + 2", second=lambda i: i + 2)
-def split_sum_covers_every_column(
-    *, second: Callable[[int], int] = lambda i: i + 1, largest: int = 12
-) -> Finding:
+def split_sum_covers_every_column(*, second: Callable[[int], int] = lambda i: i + 1) -> Finding:
     """Eq. 33 splits the sum over columns j at row i; its second part prints j as its own lower
     limit. If that starts at i + 1, both parts together take every column once.
     """
-    for b in range(1, largest + 1):
+    for b in range(1, 13):
         for i in range(1, b + 2):
             columns = [*range(1, i + 1), *range(second(i), b + 2)]
             if columns != list(range(1, b + 2)):
                 return refuted(f"b = {b}, i = {i}: columns {columns}")
-    return exhaustive(f"every row for every b up to {largest}")
+    return exhaustive("every row for every b up to 12")
 
 
 @dataclass(frozen=True)
 class Overflow:
     """H2O's scores when the cache is one entry above its budget."""
 
+    budget: int
     tokens: int
     total: Fraction
     evicted: Fraction
@@ -640,72 +604,66 @@ def _overflows(rng: np.random.Generator, budget: int, tokens: int) -> Iterable[O
             for score, w in zip([*scores, Fraction(0)], weights, strict=True)
         ]
         if len(scores) > budget:
-            yield Overflow(seen, sum(scores, Fraction(0)), gone)
+            yield Overflow(budget, seen, sum(scores, Fraction(0)), gone)
             gone += scores.pop(scores.index(max(scores)))
 
 
 @PAPER.claim("CA-5b", Kind.PRINTED, "§3.2, CAOTE for H2O", Verdict.VERIFIED, "H2O")
 @false("the sum is above 1.2", above=Fraction(6, 5))
-def h2o_scores_exceed_one_while_generating(
-    *, above: Fraction = Fraction(1), budgets: Sequence[int] = (1, 2, 3, 5, 8)
-) -> Finding:
+def h2o_scores_exceed_one_while_generating(*, above: Fraction = Fraction(1)) -> Finding:
     """While generating, H2O's scores of the b + 1 entries sum to more than 1.
 
     Exact fractions, random weights, 30 tokens; the worst case is evicted, the largest score.
     """
-    smallest = min(now.total for _, now in _runs(budgets))
+    smallest = min(now.total for now in _runs())
     return measured(smallest > above, f"the smallest sum is {float(smallest):.4f}")
 
 
 @PAPER.claim("CA-5d", Kind.OURS, "Theorem B.1 after evictions", Verdict.VERIFIED, "H2O")
-@false("it is b + 1", total=lambda b, now: b + 1)
-@false("it is t", total=lambda b, now: now.tokens)
+@false("it is b + 1", total=lambda now: now.budget + 1)
+@false("it is t", total=lambda now: now.tokens)
 def h2o_scores_after_evictions(
-    *,
-    total: Callable[[int, Overflow], Any] = lambda b, now: now.tokens - now.evicted,
-    budgets: Sequence[int] = (1, 2, 3, 5, 8),
+    *, total: Callable[[Overflow], Any] = lambda now: now.tokens - now.evicted
 ) -> Finding:
     """The sum b + 1 of Theorem B.1, which assumes that nothing was evicted, becomes t − Σ of the
     scores that left, t being the tokens so far.
     """
-    runs = _runs(budgets)
-    wrong = next(((b, now) for b, now in runs if total(b, now) != now.total), None)
+    wrong = next((now for now in _runs() if total(now) != now.total), None)
     if wrong is None:
-        return verified(f"exact fractions, {len(runs)} overflows, b in {tuple(budgets)}")
-    return refuted(f"b = {wrong[0]}, token {wrong[1].tokens}: the sum is {wrong[1].total}")
+        return verified(f"exact fractions, {len(_runs())} overflows, b up to 8")
+    return refuted(f"b = {wrong.budget}, token {wrong.tokens}: the sum is {wrong.total}")
 
 
-def _runs(budgets: Sequence[int]) -> list[tuple[int, Overflow]]:
+def _runs() -> list[Overflow]:
     rng = np.random.default_rng(4)
-    return [(b, now) for b in budgets for now in _overflows(rng, b, 30)]
+    return [now for budget in (1, 2, 3, 5, 8) for now in _overflows(rng, budget, 30)]
 
 
 @PAPER.claim("CA-5c", Kind.READING, "§2, score functions", Verdict.EXHAUSTIVE, "H2O")
 @false("a block's scores sum to m + 1", total=lambda m: m + 1)
-@false("they always exceed 1", exceeds_for=(1, 2, 3))
+@false("they exceed 1 for m = 1, too", exceeds_from=1)
 def block_scores_sum_to_the_block(
-    *,
-    total: Callable[[int], int] = lambda m: m,
-    exceeds_for: Sequence[int] = (2, 3),
-    weights: Sequence[int] = (1, 2, 3),
+    *, total: Callable[[int], int] = lambda m: m, exceeds_from: int = 2
 ) -> Finding:
     """H2O's score as §2 prints it, summed over the current block's m queries, sums to m: while
     generating it is TOVA's, and not above 1 as §3.2 needs it. So H2O has to accumulate, as §3.2 and
     Theorem B.1 say in words.
 
-    Exact fractions: two older entries, blocks of 1 to 3 queries, all whole weights up to 3.
+    Exact fractions: two older entries, blocks of 1 to 3 queries, all whole weights up to 3 in each
+    of their rows.
     """
+    added = [
+        {
+            sum((Fraction(w, sum(row)) for w in row), Fraction(0))
+            for row in product((1, 2, 3), repeat=n)
+        }
+        for n in (3, 4, 5)
+    ]
     for m in (1, 2, 3):
-        rows = [list(product(weights, repeat=2 + i + 1)) for i in range(m)]
-        sums = {_sum_of_scores(chosen) for chosen in islice(product(*rows), 5000)}
-        if sums != {Fraction(total(m))} or (m in exceeds_for) != (min(sums) > 1):
-            return refuted(f"m = {m}: the scores sum to {', '.join(map(str, sums))}")
-    return exhaustive("every block: the sum is m, and for m = 1 there is a single row, as in TOVA")
-
-
-def _sum_of_scores(rows: Sequence[Sequence[int]]) -> Fraction:
-    """Sum over all entries of what they receive from rows of unnormalised attention."""
-    return sum((Fraction(w, sum(row)) for row in rows for w in row), Fraction(0))
+        least, most = (sum(pick(row) for row in added[:m]) for pick in (min, max))
+        if not least == most == total(m) or (m >= exceeds_from) != (least > 1):
+            return refuted(f"m = {m}: the scores sum to {least}")
+    return exhaustive("every row adds 1: the sum is m, and for m = 1 there is one row, as in TOVA")
 
 
 @PAPER.claim("CA-14", Kind.PRINTED, "Eq. 6", Verdict.REFUTED, "who may go")
@@ -772,21 +730,21 @@ def fast_score_is_exact_for_equal_attention(
 
 @PAPER.claim("CA-8b", Kind.OURS, "Eq. 23", Verdict.VERIFIED)
 @false("half of that bounds it, too", factor=0.5)
-def fast_score_is_bounded(*, factor: float = 1.0, draws: int = 400) -> Finding:
+def fast_score_is_bounded(*, factor: float = 1.0) -> Finding:
     """FastCAOTE's score is off by at most h/(1 − h)·‖X − v̄‖, v̄ the mean of the values."""
     rng, closest = np.random.default_rng(7), 0.0
-    for _ in range(draws):
+    for _ in range(400):
         n, d = int(rng.integers(2, 20)), int(rng.integers(1, 9))
         h, values = softmax(2 * rng.normal(size=n)), rng.normal(size=(n, d))
         output, mean = h @ values, values.mean(axis=0)
-        ratio = h / (1 - h)
-        exact, fast = (ratio * np.linalg.norm(x - values, axis=1) for x in (output, mean))
-        bound = factor * ratio * np.linalg.norm(output - mean)
+        exact, fast = (
+            equation_8(h, np.linalg.norm(centre - values, axis=1)) for centre in (output, mean)
+        )
+        bound = factor * equation_8(h, np.linalg.norm(output - mean))
         closest = max(closest, float((abs(fast - exact) / bound).max()))
-        if (abs(fast - exact) > bound * (1 + ROUNDING)).any():
-            return refuted(f"n = {n}, d = {d}: off by {abs(fast - exact).max():.4g}")
-    return verified(
-        f"{draws} random caches of 2-19 entries: at most {closest:.4g} of the bound is reached"
+    return measured(
+        closest <= 1 + ROUNDING,
+        f"400 random caches of 2-19 entries: at most {closest:.4g} of the bound is reached",
     )
 
 
@@ -850,7 +808,6 @@ def fast_score_is_cheaper_by_the_width(
     *,
     order: Callable[[int], float] = lambda d: 1 / d,
     saved: Callable[[int, int], int] = lambda n, d: n * d,
-    slack: float = 2.0,
 ) -> Finding:
     """FastCAOTE reduces the computation by an order of 1/d_hidden, d_hidden being the width of the
     model, which is at least that of a value, d.
@@ -860,11 +817,7 @@ def fast_score_is_cheaper_by_the_width(
     """
     counts = {(n, d): _counted(n, d) for n in (8, 64) for d in (32, 128)}
     left = {size: fast / full for size, (full, fast) in counts.items()}
-    wrong = [
-        (n, d)
-        for (n, d), share in left.items()
-        if share > slack * order(d) and 1 - share > slack * order(d)
-    ]
+    wrong = [(n, d) for (n, d), share in left.items() if min(share, 1 - share) > 2 * order(d)]
     shares = ", ".join(f"{share:.0%} for n = {n}, d = {d}" for (n, d), share in left.items())
     if not wrong:
         return verified(f"left: {shares}")
@@ -1151,11 +1104,11 @@ def needles_always_improve(*, table: Scores | None = None, mostly: float = 0.8) 
 
 @PAPER.claim("CA-11g", Kind.PRINTED, "§4.2 on Tables 2 and 3", Verdict.VERIFIED)
 @false("SnapKV improves as much", base="SnapKV")
-def h2o_improves_by_a_third(*, base: str = "H2O", least: float = 0.3) -> Finding:
+def h2o_improves_by_a_third(*, base: str = "H2O") -> Finding:
     """At budgets of 2k and 4k, H2O improves by more than 30 % with CAOTE."""
     rows = {n: r for n, r in TABLES["longbench"].items() if n.endswith(base) and n.split()[1] < "6"}
     gains = [x / row[0] - 1 for row in rows.values() for x in row[1:] if not np.isnan(x / row[0])]
-    return measured(min(gains) > least, f"{len(gains)} legible gains, the least {min(gains):.0%}")
+    return measured(min(gains) > 0.3, f"{len(gains)} legible gains, the least {min(gains):.0%}")
 
 
 @PAPER.claim("CA-11c", Kind.PRINTED, "§4.2, §4.4 and Appendix C", Verdict.REFUTED)
