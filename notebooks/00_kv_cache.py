@@ -67,13 +67,13 @@ print(f"largest difference of a logit: {np.abs(at_once - np.stack(stepwise)).max
 # $$\text{bytes per token} = 2 \cdot 2 \cdot L \cdot G \cdot d$$
 
 # %%
-from kvlab.fast.lab.pictures.serving import cache_sizes, growth, memory_over_tokens
+from kvlab.fast.lab.pictures import costs
 from kvlab.reference.planner.shape import SHAPES, Shape
 
 shape = Shape.from_config(reasoner_directory())
 print("formula: ", shape.token_bytes, "bytes a token")
 print("measured:", session.nbytes / session.seen)
-growth(sessions, shape)
+costs.bytes_over_tokens(sessions, shape)
 
 # %% [markdown]
 # The same arithmetic for real models, from their published configurations. Llama 2 had one KV head
@@ -81,7 +81,7 @@ growth(sessions, shape)
 # attention*), which divides the cache by the size of the group.
 
 # %%
-cache_sizes(list(SHAPES.values()), tokens=32768)
+costs.cache_sizes(list(SHAPES.values()), tokens=32768)
 
 # %% [markdown]
 # The last column is the point where the cache weighs as much as the model. Reasoning models write
@@ -91,7 +91,7 @@ cache_sizes(list(SHAPES.values()), tokens=32768)
 from kvlab.reference.planner.hardware import HARDWARE
 
 chosen = [SHAPES[name] for name in ("llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", "qwen3-4b")]
-memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
+costs.memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
 
 # %% [markdown]
 # ## Why it gets slower
@@ -102,11 +102,10 @@ memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
 # these bytes and divides them by the bandwidth (a roofline, not a measurement: see *Plan*).
 
 # %%
-from kvlab.fast.lab.pictures.serving import servings, time_of_steps
 from kvlab.reference.planner.cost import Plan
 
 full = Plan(SHAPES["llama-3.1-8b"], HARDWARE["h200"], methods.get("full"), 512, 16384, batch=48)
-time_of_steps(full)
+costs.time_of_steps(full)
 
 # %% [markdown]
 # ## What forgetting would bring
@@ -125,7 +124,7 @@ plans = {
         "kivi, 4 bits": methods.get("kivi"),
     }.items()
 }
-servings(plans)
+costs.servings(plans)
 
 # %% [markdown]
 # That is the whole motive of this project. The question that the other notebooks ask: *which*

@@ -16,11 +16,12 @@
 # An *entry* is one cached key with its value.
 
 # %%
-from kvlab.fast.lab.pictures.fates import answers
+from kvlab.fast.lab.pictures import replays
 from kvlab.reference import methods
 
 specs = ("streaming_llm", "h2o", "tova", "snapkv", "lazy_eviction", "ahakv", "caote:h2o")
-answers([methods.get(spec, 120) for spec in specs] + [methods.get("kivi"), methods.get("desirekv")])
+policies = [methods.get(spec, 120) for spec in specs]
+replays.answers([*policies, methods.get("kivi"), methods.get("desirekv")])
 
 # %% [markdown]
 # Read down a column: H2O and TOVA differ in one answer, what an entry is worth. `caote:h2o` is H2O
@@ -73,7 +74,7 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
 # line is the end of the prompt.
 
 # %%
-from kvlab.fast.lab.pictures.fates import timelines
+from kvlab.fast.lab.pictures import kept
 from kvlab.reference.traces.recording import record
 from kvlab.reference.traces.replay import replay
 
@@ -81,7 +82,7 @@ trace = record(model, prompt, 160, stop, name="reasoner")
 shown = ("streaming_llm", "h2o", "tova", "lazy_eviction@window=16,threshold=0.01", "caote:h2o")
 layers = list(replay(trace, [methods.get(spec, budget) for spec in shown]))
 fates = dict(zip(shown, layers[2], strict=True))
-timelines(fates, trace.prompt)
+kept.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 
 # %% [markdown]
 # StreamingLLM keeps the first and the last entries, a sliding band. H2O drops from the middle: the
@@ -91,11 +92,9 @@ timelines(fates, trace.prompt)
 # at the last token:
 
 # %%
-from kvlab.fast.lab.pictures.text import KeptText
-
 tokens = [tokenizer.id_to_token(int(token)) for token in trace.tokens]
 last = len(tokens) - 1
-KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.items())[:3]})
+kept.KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.items())[:3]})
 
 # %% [markdown]
 # ## Change one answer
@@ -104,12 +103,12 @@ KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.items
 # instead of after each, on 8 problems, beside H2O, CAOTE around it, and LazyEviction:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import Settings, compare
-from kvlab.fast.lab.pictures.comparison import results
+from kvlab.fast.lab import Sweep, compare
+from kvlab.fast.lab.pictures import solved
 
 specs = ("h2o", "h2o@every=16", "caote:h2o", shown[3])
-comparison = compare(Settings(reasoner_directory(), specs, ("70%",), 8, 0, workers=0))
-results(comparison)
+comparison = compare(Sweep(specs, ("70%",), problems=8, backend="reference"))
+solved.results(comparison)
 
 # %% [markdown]
 # The intervals are wide, as they must be with 8 problems: what differs by 20 points here may not

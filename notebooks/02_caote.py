@@ -16,11 +16,11 @@
 # %%
 import numpy as np
 
-from kvlab.fast.lab.pictures.evictions import worth
+from kvlab.fast.lab.pictures import evictions
 
 alpha = np.array([0.10, 0.15, 0.75])
 values = np.array([[10.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-worth(alpha, values)
+evictions.scores_by_entry(alpha, values)
 
 # %% [markdown]
 # The last column is found by brute force: take the entry away, let the softmax run again over the
@@ -46,18 +46,18 @@ worth(alpha, values)
 # checked over the domain that they state. `kvlab prove --paper caote` runs all of them.
 
 # %%
-from kvlab.fast.lab.pictures.claims import account, verdicts
+from kvlab.fast.lab.pictures import claims
 from kvlab.fast.models import reasoner_directory
 
 tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
-verdicts("caote", reasoner_directory(), tags)
+claims.verdicts("caote", reasoner_directory(), tags)
 
 # %% [markdown]
 # Two of these do not hold as printed. CA-8d is about FastCAOTE, which puts the plain mean of all
 # values in the place of $X$:
 
 # %%
-print(account("CA-8d", reasoner_directory()))
+print(claims.explanation("CA-8d", reasoner_directory()))
 
 # %% [markdown]
 # ## On real attention
@@ -66,13 +66,12 @@ print(account("CA-8d", reasoner_directory()))
 # the right CAOTE's score, both against the recomputed change of the output.
 
 # %%
-from kvlab.fast.lab.pictures.evictions import scores_and_errors
 from kvlab.reference.proofs.observed import observe
 
 heads = observe(reasoner_directory())
 head = next(head for head in heads if head.layer == 3)
 query = 180
-scores_and_errors(head.attention()[query, : query + 1], head.values[: query + 1])
+evictions.scores_and_errors(head.attention()[query, : query + 1], head.values[: query + 1])
 
 # %% [markdown]
 # The weight is not a bad guess: it varies over ten orders of magnitude, distances of values over
@@ -80,9 +79,7 @@ scores_and_errors(head.attention()[query, : query + 1], head.values[: query + 1]
 # the entries that it sees, once by weight and once by CAOTE's score.
 
 # %%
-from kvlab.fast.lab.pictures.evictions import losses
-
-losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
+evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 
 # %% [markdown]
 # Within a single step the gain is small: nine of ten victims are the same, and the output changes
@@ -94,21 +91,20 @@ losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # how they were measured):
 
 # %%
-from kvlab.fast.lab.evaluate import reproduction
-from kvlab.fast.lab.pictures.reproduced import shares
+from kvlab.fast.lab import stored_summary
 
 specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
-shares(reproduction.load(), specs)
+claims.solved_at_budgets(stored_summary("ablations"), specs)
 
 # %% [markdown]
 # Around H2O it makes all the difference; around TOVA none. Is the attention output closer to the
 # full cache's? Four problems, measured now:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import Settings, compare
-from kvlab.fast.lab.pictures.comparison import results
+from kvlab.fast.lab import Sweep, compare
+from kvlab.fast.lab.pictures import solved
 
-results(compare(Settings(reasoner_directory(), specs, ("70%",), 4, 0, workers=0)))
+solved.results(compare(Sweep(specs, ("70%",), problems=4, backend="reference")))
 
 # %% [markdown]
 # Look at *error*, the mean distance of the attention output from full attention: for H2O with and
@@ -125,9 +121,7 @@ results(compare(Settings(reasoner_directory(), specs, ("70%",), 4, 0, workers=0)
 # $c_j = \alpha_j \lVert X'_{-j} - v_j \rVert$.
 
 # %%
-from kvlab.fast.lab.pictures.evictions import float32_errors
-
-float32_errors()
+evictions.float32_errors()
 
 # %% [markdown]
 # At most one entry can have a weight above one half, so the safe form is needed for one entry only.
@@ -186,12 +180,11 @@ def caote_score(alpha, values):
 
 
 # %% tags=["check"]
-from kvlab.fast.lab.pictures.evictions import recomputed_errors
-
 rng = np.random.default_rng(0)
 weights = rng.dirichlet(np.ones(12))
 vectors = rng.normal(size=(12, 4))
-assert np.allclose(caote_score(weights, vectors), recomputed_errors(weights, vectors))
+recomputed = evictions.recomputed_errors(weights, vectors)
+assert np.allclose(caote_score(weights, vectors), recomputed)
 
 # %% [markdown]
 # **2.** When do CAOTE and attention agree for certain? Find `far_values`, six values `[6, 2]`, not

@@ -20,7 +20,7 @@
 # %%
 import numpy as np
 
-from kvlab.fast.lab.pictures.bias import accumulated
+from kvlab.fast.lab.pictures import bias
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.proofs.observed import observe
 from kvlab.reference.traces import workloads
@@ -28,7 +28,7 @@ from kvlab.reference.traces import workloads
 fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
 heads = observe(reasoner_directory())
 real = np.stack([head.attention() for head in heads])
-accumulated(
+bias.accumulated_attention(
     {"no position is special": np.stack([each.attention for each in fair]), "reasoner": real},
     recent=32,
 )
@@ -39,9 +39,9 @@ accumulated(
 # exchangeable there:
 
 # %%
-from kvlab.fast.lab.pictures.claims import account, verdicts
+from kvlab.fast.lab.pictures import claims
 
-print(account("AK-10", reasoner_directory()))
+print(claims.explanation("AK-10", reasoner_directory()))
 
 # %% [markdown]
 # ## The bias, at work
@@ -51,7 +51,6 @@ print(account("AK-10", reasoner_directory()))
 # over the last 32 rows, keeps all stretches alike.
 
 # %%
-from kvlab.fast.lab.pictures.bias import kept_positions
 from kvlab.reference import methods
 from kvlab.reference.traces.replay import replay
 
@@ -61,7 +60,7 @@ for each in fair:
     (found,) = replay(each.trace, [methods.get(spec, 75) for spec in specs])
     for spec, fate in zip(specs, found, strict=True):
         fates[spec].append(fate)
-kept_positions(fates, token=143)
+bias.kept_positions(fates, token=143)
 
 # %% [markdown]
 # ## How flat is attention?
@@ -76,9 +75,7 @@ kept_positions(fates, token=143)
 # Dots are simulations, solid lines the formula, dotted lines the frozen phase.
 
 # %%
-from kvlab.fast.lab.pictures.bias import effective_tokens, entropy_of_heads, entropy_phases
-
-entropy_phases((64, 512, 4096))
+bias.entropy_phases((64, 512, 4096))
 
 # %% [markdown]
 # The paper multiplies logits by a gain so that $e^{E[H]}$ becomes the budget $k$:
@@ -86,7 +83,7 @@ entropy_phases((64, 512, 4096))
 # model's own attention stays as it is. Does it reach $k$?
 
 # %%
-effective_tokens((16, 64, 256, 720))
+bias.effective_tokens((16, 64, 256, 720))
 
 # %% [markdown]
 # For large budgets it does. For small ones it does not, and the reason is a quantity that the paper
@@ -98,7 +95,7 @@ effective_tokens((16, 64, 256, 720))
 
 # %%
 tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-5", "AK-5b")
-verdicts("ahakv", reasoner_directory(), (*tags, "AK-8", "AK-9"))
+claims.verdicts("ahakv", reasoner_directory(), (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
 # Two are worth reading twice. AK-2c: sharpening does nothing against the *expected* bias; recent
@@ -112,7 +109,7 @@ verdicts("ahakv", reasoner_directory(), (*tags, "AK-8", "AK-9"))
 # sharpening.
 
 # %%
-entropy_of_heads(real)
+bias.entropy_of_heads(real)
 
 # %% [markdown]
 # ## Does it help?
@@ -121,12 +118,12 @@ entropy_of_heads(real)
 # results lie in the package, and notebook 09 says how they were measured.
 
 # %%
-from kvlab.fast.lab.evaluate import reproduction
-from kvlab.fast.lab.pictures.reproduced import shares
+from kvlab.fast.lab import stored_summary
 
 base = "ahakv@recent=16"
 parts = ("gain=none", "accumulation=all", "value_prior=none")
-shares(reproduction.load(), (base, *(f"{base},{part}" for part in parts), "h2o"))
+specs = (base, *(f"{base},{part}" for part in parts), "h2o")
+claims.solved_at_budgets(stored_summary("ablations"), specs)
 
 # %% [markdown]
 # At 85 % AhaKV is better than H2O, and gain and value prior help. At 70 % it solves next to

@@ -14,7 +14,7 @@
 # up again.
 
 # %%
-from kvlab.fast.lab.pictures.recurring import attention_map, lifelines, most_recurring_table
+from kvlab.fast.lab.pictures import recurrence
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, methods
 from kvlab.reference.tasks import reasoning
@@ -39,14 +39,14 @@ here = [
     each for each in entries if (each.layer, each.kv_head) == (found[0].layer, found[0].kv_head)
 ]
 mine = most_recurring(here, count=5, gap=16)
-attention_map(rows, trace.prompt, [each.position for each in mine])
+recurrence.attention_map(rows, trace.prompt, [each.position for each in mine])
 
 # %% [markdown]
 # The arrows point at the five entries of this head that came back most often after at least 16
 # tokens of silence. Their lives, as shares of the attention that each later token pays:
 
 # %%
-lifelines(rows, mine, words)
+recurrence.lifelines(rows, mine, words)
 
 # %% [markdown]
 # These are not facts but the `=` and `.` of definitions: this head uses them as handles to find the
@@ -57,7 +57,7 @@ lifelines(rows, mine, words)
 print(problem.prompt.strip())
 print(problem.solution.strip())
 facts = [each for each in entries if words[each.position][1:].isdigit()]
-most_recurring_table(most_recurring(facts, count=5, gap=16), words)
+recurrence.recurring_entries(most_recurring(facts, count=5, gap=16), words)
 
 # %% [markdown]
 # ## Measure it
@@ -67,11 +67,10 @@ most_recurring_table(most_recurring(facts, count=5, gap=16), words)
 # Over 8 problems, all layers and KV heads:
 
 # %%
-from kvlab.fast.lab.pictures.recurring import interval_histogram
 from kvlab.reference.traces.recurrence import intervals
 
 longest = intervals(reasoner_directory(), problems=8, seed=0, threshold=0.01)
-interval_histogram(longest)
+recurrence.interval_histogram(longest)
 
 # %% [markdown]
 # Two findings of the paper can be checked on this.
@@ -82,10 +81,8 @@ interval_histogram(longest)
 # importance. A larger $\alpha$ tells important tokens apart, and fewer recur.
 
 # %%
-from kvlab.fast.lab.pictures.recurring import intervals_by_threshold
-
 thresholds = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-intervals_by_threshold(reasoner_directory(), thresholds, problems=4, seed=0)
+recurrence.intervals_by_threshold(reasoner_directory(), thresholds, problems=4, seed=0)
 
 # %% [markdown]
 # *"Most tokens' MRI is far smaller than the output."* It holds, and is the reason for the window: W
@@ -103,11 +100,10 @@ intervals_by_threshold(reasoner_directory(), thresholds, problems=4, seed=0)
 # code has the form above.
 
 # %%
-from kvlab.fast.lab.pictures.claims import account
-from kvlab.fast.lab.pictures.recurring import interval_scores
+from kvlab.fast.lab.pictures import claims
 
-print(account("LE-1", reasoner_directory()))
-interval_scores()
+print(claims.explanation("LE-1", reasoner_directory()))
+recurrence.interval_scores()
 
 # %% [markdown]
 # $H_2$ tells entries apart only up to an MRI of about 8; beyond, it is 0 for all. With the MRI of
@@ -122,7 +118,7 @@ interval_scores()
 # returns at which the entry was still there.
 
 # %%
-from kvlab.fast.lab.pictures.fates import judgements
+from kvlab.fast.lab.pictures import replays
 from kvlab.reference.traces import workloads
 from kvlab.reference.traces.judge import judge
 
@@ -137,7 +133,9 @@ budgets = {
     "lazy_eviction@window=64,threshold=0.05": entries_at_most - 64,
 }
 policies = [methods.get(spec, entries) for spec, entries in budgets.items()]
-judgements(list(budgets), list(judge(workload.trace, policies, threshold=0.05, exact=False)))
+replays.judgements(
+    list(budgets), list(judge(workload.trace, policies, threshold=0.05, exact=False))
+)
 
 # %% [markdown]
 # Waiting alone (`h2o@every=64,recent=64`) does not do it. Nor does the score without waiting
@@ -158,7 +156,7 @@ specs = (
     "lazy_eviction",
 )
 policies = [methods.get(spec, budget) for spec in specs]
-judgements(specs, list(judge(trace, policies, threshold=0.01)))
+replays.judgements(specs, list(judge(trace, policies, threshold=0.01)))
 
 # %% [markdown]
 # `skill` is how far a method came on the way from evicting at random (0) to the best keep sets of
@@ -208,15 +206,15 @@ def importance(elapsed, mri):
 first_to_go = "frequent" if importance(4, 2) < importance(10, 20) else "rare"
 
 # %% tags=["check"]
-from kvlab.reference.proofs import lazy_eviction as claims
+from kvlab.reference.proofs import lazy_eviction
 
 
 def worth(entry):
-    return claims.importance(*entry[1])
+    return lazy_eviction.importance(*entry[1])
 
 
 assert all(
-    abs(importance(elapsed, mri) - claims.importance(mri, elapsed)) < 1e-12
+    abs(importance(elapsed, mri) - lazy_eviction.importance(mri, elapsed)) < 1e-12
     for mri in range(1, 9)
     for elapsed in range(9)
 )

@@ -22,7 +22,7 @@
 # keys of the embedded reasoner, one without outliers, one with, at 8, 4 and 2 bits:
 
 # %%
-from kvlab.fast.lab.pictures.precision import stored_key
+from kvlab.fast.lab.pictures import precision
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
 from kvlab.reference.tasks import reasoning
@@ -38,10 +38,10 @@ stop = tokenizer.encode(reasoning.END).ids[0]
 trace = record(model, prompt, 160, stop, name="reasoner")
 
 scores, errors = outliers_and_errors(trace.keys[3], bits=4)
-stored_key(trace.keys[3, 0, scores[0].argmin()], (8, 4, 2))
+precision.stored_key(trace.keys[3, 0, scores[0].argmin()], (8, 4, 2))
 
 # %%
-stored_key(trace.keys[3, 0, scores[0].argmax()], (8, 4, 2))
+precision.stored_key(trace.keys[3, 0, scores[0].argmax()], (8, 4, 2))
 
 # %% [markdown]
 # The *outlier score* (Eq. 6, 7) is the mean distance from the mean of those elements that lie more
@@ -49,9 +49,7 @@ stored_key(trace.keys[3, 0, scores[0].argmax()], (8, 4, 2))
 # ρ is the rank correlation:
 
 # %%
-from kvlab.fast.lab.pictures.precision import outliers_against_errors
-
-outliers_against_errors(trace.keys, bits=4)
+precision.outliers_against_errors(trace.keys, bits=4)
 
 # %% [markdown]
 # It does, on the whole, with a blind spot: many keys have no element beyond the fences and score
@@ -64,15 +62,14 @@ outliers_against_errors(trace.keys, bits=4)
 # with the medians that divide the quadrants:
 
 # %%
-from kvlab.fast.lab.pictures.precision import axes_of_tokens, quadrant_counts
 from kvlab.reference.traces.importance_and_sensitivity import quadrants
 from kvlab.reference.traces.replay import Layer
 
 judged = {f"layer {n}": quadrants(Layer.of(trace, n)) for n in range(trace.shape[0])}
-axes_of_tokens(judged)
+precision.importance_over_sensitivity(judged)
 
 # %%
-quadrant_counts(judged)
+precision.quadrant_shares(judged)
 
 # %% [markdown]
 # The paper prints R² = 0.018 for a 7-billion-parameter model, and 27 % of the tokens in Q2. That
@@ -86,8 +83,6 @@ quadrant_counts(judged)
 # line is the end of the prompt:
 
 # %%
-from kvlab.fast.lab.pictures.precision import bytes_held, widths_of_entries
-
 specs = (
     "full",
     "kivi@key_bits=4,value_bits=4,residual=32",
@@ -100,10 +95,10 @@ for spec in specs:
     written = generate(model, methods.get(spec), prompt, len(trace.tokens) - len(prompt) + 1)
     caches[spec.partition("@")[0]] = written.session.caches
     seen = written.session.seen
-widths_of_entries({name: layers[2] for name, layers in caches.items()}, seen, trace.prompt)
+precision.bits_by_position({name: layers[2] for name, layers in caches.items()}, seen, trace.prompt)
 
 # %%
-bytes_held(caches, seen)
+precision.bytes_held(caches, seen)
 
 # %% [markdown]
 # In papers *average bits* often leaves out scales and zero points. Here they are included: a group
@@ -116,11 +111,11 @@ bytes_held(caches, seen)
 # evicts a fifth of every window instead of half of it.
 
 # %%
-from kvlab.fast.lab.evaluate import reproduction
-from kvlab.fast.lab.evaluate.experiments import MILD
-from kvlab.fast.lab.pictures.reproduced import shares
+from kvlab.fast.lab import stored_summary
+from kvlab.fast.lab.pictures import claims
 
-shares(reproduction.load(), (*specs, MILD))
+mild = "desirekv@interval=32,selector=8,group=32,importance_quantile=0.2"
+claims.solved_at_budgets(stored_summary("ablations"), (*specs, mild))
 
 # %% [markdown]
 # DesireKV solves nothing here, not even if it evicts a fifth only; RPC, which evicts as well,
@@ -128,8 +123,8 @@ shares(reproduction.load(), (*specs, MILD))
 # lowered; with 16 bits everywhere, entries are only evicted. Six problems, measured now:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import Settings, compare
-from kvlab.fast.lab.pictures.comparison import results
+from kvlab.fast.lab import Sweep, compare
+from kvlab.fast.lab.pictures import solved
 
 parameters = "interval=32,selector=8,group=32"
 halves = (
@@ -137,7 +132,7 @@ halves = (
     f"desirekv@{parameters},importance_quantile=0",
     f"desirekv@{parameters},low_bits=16,high_bits=16",
 )
-results(compare(Settings(reasoner_directory(), halves, ("70%",), 6, 0, workers=0)))
+solved.results(compare(Sweep(halves, (), problems=6, backend="reference")))
 
 # %% [markdown]
 # The bits are harmless here. It is the *eviction* of half of every window, after a single look,
@@ -150,8 +145,6 @@ results(compare(Settings(reasoner_directory(), halves, ("70%",), 6, 0, workers=0
 # and 8 bits at the medians; other rows of the table do not add up:
 
 # %%
-from kvlab.fast.lab.pictures.claims import verdicts
-
 tags = (
     "DE-1",
     "DE-3",
@@ -165,7 +158,7 @@ tags = (
     "DE-6",
     "DE-7b",
 )
-verdicts("desirekv", reasoner_directory(), tags)
+claims.verdicts("desirekv", reasoner_directory(), tags)
 
 # %% [markdown]
 # ## Exercises

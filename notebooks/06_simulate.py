@@ -44,7 +44,7 @@ print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
 # the attention output, `hits` how often an entry was there when it mattered again.
 
 # %%
-from kvlab.fast.lab.pictures.fates import judgements
+from kvlab.fast.lab.pictures import replays
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.traces.judge import judge
 
@@ -52,7 +52,7 @@ budget = budget_entries("70%", t)
 specs = ("streaming_llm", "h2o", "tova", "raas@pin_prompt=false,threshold=0.01")
 specs += ("snapkv@window=16,schedule=every_block", "ahakv@recent=16", "caote:h2o", "caote:tova")
 judged = list(judge(trace, [methods.get(spec, budget) for spec in specs]))
-judgements(specs, judged)
+replays.judgements(specs, judged)
 
 # %% [markdown]
 # ## The oracle
@@ -63,24 +63,23 @@ judgements(specs, judged)
 # one entry each, and a slot's history is a chain of entries that take each other's place.
 
 # %%
-from kvlab.fast.lab.pictures.fates import lifetimes
+from kvlab.fast.lab.pictures import kept
 from kvlab.reference.traces.oracle import best_left
 from kvlab.reference.traces.replay import Layer
 
 layer = Layer.of(trace, 2)
 attention = layer.full_attention(0, t).attention.mean(axis=1)[0]
-kept = {spec: judged[2][specs.index(spec)].fate.left[0] for spec in ("h2o", "caote:h2o")}
-lifetimes({**kept, "best possible": best_left(attention, trace.prompt, budget)}, trace.prompt)
+left = {spec: judged[2][specs.index(spec)].fate.left[0] for spec in ("h2o", "caote:h2o")}
+left["best possible"] = best_left(attention, trace.prompt, budget)
+kept.lifetimes(left, trace.prompt)
 
 # %% [markdown]
 # The oracle drops an entry right after it was needed for the last time, some of them soon after
 # birth. Over budgets:
 
 # %%
-from kvlab.fast.lab.pictures.planning import mass_over_budget
-
 budgets = [budget_entries(f"{percent}%", t) for percent in (30, 40, 50, 60, 70, 80, 90)]
-mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), budgets)
+replays.mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), budgets)
 
 # %% [markdown]
 # At 50 % (105 entries) the best keep sets still hold 97 % of the attention, while H2O holds 84 %
@@ -93,7 +92,6 @@ mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), budgets)
 # % is evicting at random, 100 % the best there could be.
 
 # %%
-from kvlab.fast.lab.pictures.planning import skills
 from kvlab.reference.traces import workloads
 
 made = {
@@ -110,7 +108,7 @@ candidates = (
     "raas@pin_prompt=false,threshold=0.05",
     "ahakv@recent=16",
 )
-skills(made, candidates, budget=64)
+replays.skills(made, candidates, budget=64)
 
 # %% [markdown]
 # Where attention is only recent, all that matters is to keep the newest. Where the needles are,
@@ -125,7 +123,7 @@ skills(made, candidates, budget=64)
 # who all write at once, at 20 tokens per second or more for each?
 
 # %%
-from kvlab.fast.lab.pictures.serving import fleets, servings
+from kvlab.fast.lab.pictures import costs
 from kvlab.reference.planner.cost import Plan
 from kvlab.reference.planner.hardware import HARDWARE
 from kvlab.reference.planner.shape import SHAPES
@@ -142,10 +140,10 @@ plans = {
         "lazy_eviction": length // 4,
     }.items()
 }
-servings(plans)
+costs.servings(plans)
 
 # %%
-fleets(plans, users=1_000_000, least_speed=20)
+costs.fleets(plans, users=1_000_000, least_speed=20)
 
 # %% [markdown]
 # These are bytes and operations divided by what the data sheet promises, not measurements (*Plan*

@@ -62,16 +62,16 @@ class LoudValues(Method):
 # changes nothing. `check` tries them on random streams of several shapes.
 
 # %%
-from kvlab.fast.lab.pictures.promises import promises
+from kvlab.fast.lab.pictures import checks
 from kvlab.reference.invariants import check
 
-promises(check(lambda budget: LoudValues(recent=3).policy(budget)))
+checks.promises(check(lambda budget: LoudValues(recent=3).policy(budget)))
 
 # %% [markdown]
 # Would it have noticed a mistake? Two classics. A budget that is off by one:
 
 # %%
-promises(check(lambda budget: LoudValues(recent=3).policy(budget + 1)))
+checks.promises(check(lambda budget: LoudValues(recent=3).policy(budget + 1)))
 
 
 # %% [markdown]
@@ -91,7 +91,7 @@ def broken(budget):
     return Policy("broken", Reshaped(), EveryBlock(), Edges(recent=3), Entries(budget), Full())
 
 
-promises(check(broken))
+checks.promises(check(broken))
 
 # %% [markdown]
 # The same promises, on many more streams, hold every method of the registry in CI
@@ -103,7 +103,7 @@ promises(check(broken))
 # compared.
 
 # %%
-from kvlab.fast.lab.pictures.fates import judgements
+from kvlab.fast.lab.pictures import replays
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, methods
 from kvlab.reference.selection import budget_entries
@@ -125,13 +125,13 @@ policies = {
     "loud_values, 60 recent": LoudValues(recent=60).policy(budget),
     "caote:h2o": methods.get("caote:h2o", budget),
 }
-judgements(list(policies), list(judge(trace, list(policies.values()))))
+replays.judgements(list(policies), list(judge(trace, list(policies.values()))))
 
 # %% [markdown]
 # Then on problems. `solve` lets the model write them under any policy.
 
 # %%
-from kvlab.fast.lab.pictures.comparison import solved_by
+from kvlab.fast.lab.pictures import solved
 from kvlab.reference.tasks.solving import solve
 
 problems = reasoning.held_out(12)
@@ -141,7 +141,7 @@ def at(percent, method):
     return lambda problem: method.policy(budget_entries(percent, problem.tokens))
 
 
-solved_by(
+solved.solved_by(
     {
         name: list(solve(reasoner_directory(), problems, at("80%", method)))
         for name, method in {

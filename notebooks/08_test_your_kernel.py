@@ -16,7 +16,7 @@
 # %%
 import numpy as np
 
-from kvlab.fast.lab.pictures.kernels import caught, groups, smallest_failure
+from kvlab.fast.lab.pictures import checks
 from kvlab.reference.conformance import check
 
 
@@ -29,7 +29,7 @@ def printed(h, values):
 
 
 report = check("eviction_error", printed)
-groups(report)
+checks.vector_groups(report)
 
 # %% [markdown]
 # On most inputs it is right, which is why such a fault survives a test with random numbers. Two
@@ -46,7 +46,7 @@ def printed_only(h, values, fast, norm):
 
 
 report = check("eviction_error", printed_only)
-print(smallest_failure(report))
+print(checks.smallest_failure(report))
 
 # %% [markdown]
 # ## Repaired
@@ -72,7 +72,7 @@ def repaired(h, values, fast, norm):
 
 report = check("eviction_error", repaired)
 print("passed:", report.passed)
-groups(report)
+checks.vector_groups(report)
 
 # %% [markdown]
 # ## Classic bugs
@@ -104,7 +104,7 @@ def forgets_protection(scores, safe, room):
 
 
 versions = (right, unsorted, earlier_stays, forgets_protection)
-caught({version.__name__: check("keep_set", version) for version in versions})
+checks.failing_groups({version.__name__: check("keep_set", version) for version in versions})
 
 # %% [markdown]
 # The kit itself is tested the same way: `tests/conformance` puts dozens of such bugs into right
@@ -136,7 +136,7 @@ if find_spec("torch") and find_spec("triton"):
     with np.errstate(over="ignore"):  # the interpreter computes with NumPy
         triton = check("eviction_error", kernel, arrays="torch")
     print("passed:", triton.passed)
-    print(groups(triton))
+    print(checks.vector_groups(triton))
 else:
     print("PyTorch or Triton is not installed")
 
@@ -156,7 +156,7 @@ def tova_score(attention, per_head):
 
 # %% tags=["check"]
 report = check("tova.score", tova_score)
-assert report.passed, smallest_failure(report)
+assert report.passed, checks.smallest_failure(report)
 
 # %% [markdown]
 # **2.** Write `received(queries, keys, positions, query_positions, softcap)`, the sum over the
@@ -178,7 +178,7 @@ def received(queries, keys, positions, query_positions, softcap):
 
 # %% tags=["check"]
 report = check("received_attention", received)
-assert report.passed, smallest_failure(report)
+assert report.passed, checks.smallest_failure(report)
 
 # %% [markdown]
 # **3.** Write `stored(x, bits, group)`: `x` `[rows, length]` after storage with `bits` bits per
@@ -200,4 +200,4 @@ def stored(x, bits, group):
 
 # %% tags=["check"]
 report = check("quantize_dequantize", stored)
-assert report.passed, smallest_failure(report)
+assert report.passed, checks.smallest_failure(report)

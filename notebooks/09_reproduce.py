@@ -22,25 +22,22 @@
 # Every method solved held-out problems at 70 % and 85 % of the memory (DesireKV and its rivals by
 # their own rule). Two methods are compared on the problems of the miniature study if both took part
 # in it (`kvlab sweep`, six budgets; see the page *Study*), otherwise, as all ablations are, on the
-# fewer ones of `python -m kvlab.fast.lab.evaluate.reproduction`. Both lie in the package.
-# Differences are paired, problem by problem; their bootstrap intervals are widened (Bonferroni), so
-# that all of them hold together with 95 %. Windows and thresholds are fitted to texts of 200
-# tokens: the papers' own are made for thousands.
+# fewer ones of a second sweep. Both lie in the package. Differences are paired, problem by problem;
+# their bootstrap intervals are widened (Bonferroni), so that all of them hold together with 95 %.
+# Windows and thresholds are fitted to texts of 200 tokens: the papers' own are made for thousands.
 
 # %%
-from kvlab.fast.lab.evaluate import reproduction, study
-from kvlab.fast.lab.pictures.reproduced import tally
+from kvlab.fast.lab import judge, stored_summary
+from kvlab.fast.lab.pictures import claims
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.proofs import PAPERS
 
-found = [study.outcomes(), reproduction.load()]
+found = [stored_summary(name) for name in ("study", "ablations")]
 for name, each in zip(("study", "ablations"), found, strict=True):
-    print(
-        f"{name}: {each.problems} problems of {each.mean_length:.0f} tokens, "
-        f"{len(each.outcomes)} runs"
-    )
-judged = {paper: reproduction.judge(found, paper) for paper in PAPERS}
-tally(judged)
+    runs = [point for point in each.points if point.refusal is None]
+    print(f"{name}: {runs[0].problems} problems of {each.mean_length:.0f} tokens, {len(runs)} runs")
+judged = {paper: judge(found, paper) for paper in PAPERS}
+claims.verdict_counts(judged)
 
 # %% [markdown]
 # ## What needs no model
@@ -50,20 +47,16 @@ tally(judged)
 # instead):
 
 # %%
-from kvlab.fast.lab.pictures.reproduced import proofs
-
-proofs(reasoner_directory())
+claims.proof_counts(reasoner_directory())
 
 # %% [markdown]
 # ## LazyEviction
 
 # %%
-from kvlab.fast.lab.pictures.reproduced import contrasts, forest, modelled, untested
-
-forest(judged["lazy_eviction"])
+claims.differences(judged["lazy_eviction"])
 
 # %%
-contrasts(judged["lazy_eviction"])
+claims.contrasts(judged["lazy_eviction"])
 
 # %% [markdown]
 # Better than H2O and TOVA, as printed; not better than RaaS and R-KV, which the paper beats. That
@@ -76,7 +69,7 @@ contrasts(judged["lazy_eviction"])
 # $\max(N_0, B) + W$ is proved (LE-4):
 
 # %%
-from kvlab.fast.lab.pictures.reproduced import entries_over_tokens
+from kvlab.fast.lab.pictures import replays
 from kvlab.reference import Transformer
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
@@ -92,26 +85,26 @@ traces = [
 ]
 budget = budget_entries("70%", 211)
 shown = {"full": None, "h2o": budget, "lazy_eviction@window=16,threshold=0.01": budget}
-entries_over_tokens(traces[0], {**shown, "rkv@every=16": budget})
+replays.entries_over_tokens(traces[0], {**shown, "rkv@every=16": budget})
 
 # %% [markdown]
 # Memory and time, printed and from the cost model (two of the milliseconds fit it, the others are
 # predictions):
 
 # %%
-modelled("LazyEviction")
+claims.planned_figures("LazyEviction")
 
 # %%
-untested("lazy_eviction")
+claims.untested("lazy_eviction")
 
 # %% [markdown]
 # ## CAOTE
 
 # %%
-forest(judged["caote"])
+claims.differences(judged["caote"])
 
 # %%
-contrasts(judged["caote"])
+claims.contrasts(judged["caote"])
 
 # %% [markdown]
 # Around H2O and SnapKV the improvement is larger than anything else on this page. Around TOVA there
@@ -124,17 +117,15 @@ contrasts(judged["caote"])
 # says that it is always smaller with CAOTE. On traces, where all methods see the same queries:
 
 # %%
-from kvlab.fast.lab.pictures.reproduced import error_by_layer
-
 pairs = [
     ("h2o", "caote:h2o"),
     ("tova@per_head=true", "caote:tova"),
     ("snapkv@window=16,schedule=every_block", "caote:snapkv@window=16"),
 ]
-error_by_layer(traces, pairs, budget)
+replays.error_by_layer(traces, pairs, budget)
 
 # %%
-untested("caote")
+claims.untested("caote")
 
 # %% [markdown]
 # ## DesireKV
@@ -143,10 +134,10 @@ untested("caote")
 # here, nor with a fifth, so its parts are compared by the error of the attention output.
 
 # %%
-forest(judged["desirekv"])
+claims.differences(judged["desirekv"])
 
 # %%
-contrasts(judged["desirekv"])
+claims.contrasts(judged["desirekv"])
 
 # %% [markdown]
 # What was measured speaks of eviction, not of bits: K4V4, which evicts nothing, solves all problems
@@ -157,10 +148,10 @@ contrasts(judged["desirekv"])
 # notebook 05: both hold there. Memory and throughput from the cost model:
 
 # %%
-modelled("DesireKV")
+claims.planned_figures("DesireKV")
 
 # %%
-untested("desirekv")
+claims.untested("desirekv")
 
 # %% [markdown]
 # ## AhaKV
@@ -168,10 +159,10 @@ untested("desirekv")
 # We have a summary of the paper, not its text, so there are no printed figures to set beside.
 
 # %%
-forest(judged["ahakv"])
+claims.differences(judged["ahakv"])
 
 # %%
-contrasts(judged["ahakv"])
+claims.contrasts(judged["ahakv"])
 
 # %% [markdown]
 # The two budgets contradict each other, which is the honest result: at 85 % AhaKV beats H2O and its
@@ -183,7 +174,7 @@ contrasts(judged["ahakv"])
 # where its assumption is.
 
 # %%
-untested("ahakv")
+claims.untested("ahakv")
 
 # %% [markdown]
 # ## What to take home
@@ -205,7 +196,7 @@ untested("ahakv")
 # percent. Put `True` or `False` into `distinguishable`: does 88.25 lie outside of it?
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-from kvlab.fast.lab.evaluate.statistics import wilson
+from kvlab.fast.lab import wilson
 
 low, high = (100 * bound for bound in wilson(round(0.8840 * 1319), 1319))
 distinguishable = not low <= 88.25 <= high
@@ -220,16 +211,16 @@ assert distinguishable is False
 # did not, and `only_h2o`, the other way round.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-caote_solved = found[0].of("caote:h2o", "70%").solved
-h2o_solved = found[0].of("h2o", "70%").solved
+caote_solved = found[0].point_at("caote:h2o", "70%").outcomes
+h2o_solved = found[0].point_at("h2o", "70%").outcomes
 only_caote = sum(a and not b for a, b in zip(caote_solved, h2o_solved, strict=True))
 only_h2o = sum(b and not a for a, b in zip(caote_solved, h2o_solved, strict=True))
 
 # %% tags=["check"]
-ours, other = (found[0].of(spec, "70%").share.mean for spec in ("caote:h2o", "h2o"))
-assert only_caote - only_h2o == round((ours - other) * found[0].problems)
+ours, other = (found[0].point_at(spec, "70%") for spec in ("caote:h2o", "h2o"))
+assert only_caote - only_h2o == round((ours.solved - other.solved) * ours.problems)
 both = sum(a and b for a, b in zip(caote_solved, h2o_solved, strict=True))
-assert only_caote + both == round(ours * found[0].problems)
+assert only_caote + both == round(ours.solved * ours.problems)
 
 # %% [markdown]
 # **3.** How many problems would one need so that a share of 88.4 % has a Wilson interval of ± 0.1

@@ -34,10 +34,10 @@ NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build" / "notebooks"
 WORKERS = 2
 SECONDS = 180
-"""What a notebook may take."""
+"""The longest that a notebook may take."""
 
 NEED_TORCH = ("02_caote", "08_test_your_kernel")
-"""Notebooks that also show what PyTorch does; all others run with PyTorch blocked."""
+"""Notebooks that also show what PyTorch does; all other notebooks run with PyTorch blocked."""
 
 STRICT = """
 import warnings
@@ -157,7 +157,7 @@ def check_wrong_answers(
 
 
 def refusal(client: NotebookClient, code: str) -> str:
-    """Return why a wrong answer was not refused by an assertion; empty if it was."""
+    """Return why no assertion refused a wrong answer; an empty text if one did."""
     try:
         run_hidden(client, code)
     except CellExecutionError as error:

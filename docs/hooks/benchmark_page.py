@@ -5,8 +5,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from kvlab.fast.lab.benchmarks import tables
-from kvlab.fast.lab.documents import markdown as written
+from kvlab.fast.lab.benchmarks.report import blocks
+from kvlab.fast.lab.benchmarks.results import gpu_of, read, result_files
+from kvlab.fast.lab.reports import markdown as written
 
 MARK = "<!-- results -->"
 NO_GPU = (
@@ -17,10 +18,10 @@ NO_GPU = (
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put the results where the page asks for them.
+    """Replace the mark of the page by the results.
 
     Raises:
-        PluginError: if the page does not ask for them, or a file of results is damaged.
+        PluginError: if the mark is missing, or a file of results is damaged.
     """
     if page.file.src_uri != "benchmarks.md":
         return markdown
@@ -34,6 +35,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def results() -> str:
     """Write every result; say so if no GPU was measured."""
-    measured = any(tables.gpu_of(tables.read(path)) for path in tables.result_files())
+    measured = any(gpu_of(read(path)) for path in result_files())
     parts = [] if measured else [NO_GPU]
-    return "\n\n".join([*parts, *map(written, tables.blocks())])
+    return "\n\n".join([*parts, *map(written, blocks())])

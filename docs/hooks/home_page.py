@@ -1,9 +1,6 @@
 """The first page: the study's tables and picture, and a generation to play."""
 
-import json
-from contextlib import redirect_stdout
 from functools import cache
-from io import StringIO
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,9 +9,10 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.lab.commands.view import view
-from kvlab.fast.lab.documents import Bold, Cell, Grid, escaped
+from kvlab.fast.lab import problem_source, record_methods, write_viewer
 from kvlab.fast.lab.pictures import study
+from kvlab.fast.lab.tables import escape_markdown
+from kvlab.fast.lab.viewing import Row
 from kvlab.reference import methods
 
 ROOT = Path(__file__).parents[2]
@@ -47,10 +45,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put what the package found where the page asks for it.
+    """Replace the marks of the page by what the package found.
 
     Raises:
-        PluginError: if the page does not ask for it.
+        PluginError: if a mark is missing.
     """
     if page.file.src_uri != "index.md":
         return markdown
@@ -67,37 +65,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 @cache
 def parts() -> dict[str, str]:
-    """Return what is generated, by the mark where it goes."""
+    """Return the generated parts, each by the mark that it replaces."""
     stored, found = study.read_study()
     specs = study.families(stored)
     return {
-        "budgets": table(study.under_budgets(found, specs, BUDGETS)),
-        "budgets explained": escaped(study.explained(stored, found, specs)),
-        "own rules": table(study.under_own_rules(found)),
+        "budgets": study.under_budgets(found, specs, BUDGETS).markdown(linked),
+        "budgets explained": escape_markdown(study.explained(stored, found, specs)),
+        "own rules": study.under_own_rules(found).markdown(linked),
         "picture": study.solved_over_memory(found, specs)._repr_html_(),
         "played": played(),
     }
 
 
-def table(grid: Grid) -> str:
-    """Write a table in which every method leads to its page."""
-    marks = ["---", *(len(grid.columns) - 1) * ["--:"]]
-    rows = [[linked(row[0]), *map(shown, row[1:])] for row in grid.rows]
-    lines = [list(map(escaped, grid.columns)), marks, *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def shown(cell: Cell) -> str:
-    """Write a figure."""
-    return f"**{escaped(cell.text)}**" if isinstance(cell, Bold) else escaped(cell)
-
-
-def linked(cell: Cell) -> str:
+def linked(spec: str) -> str:
     """Write a method as a link to its page, its options on a line of their own."""
-    assert isinstance(cell, str)
-    name, _, options = cell.partition("@")
-    options = f"<br><small>{escaped(options)}</small>" if options else ""
-    return f"[`{name}`](methods/{method_pages()[methods.base_name(cell)]}){options}"
+    name, _, options = spec.partition("@")
+    options = f"<br><small>{escape_markdown(options)}</small>" if options else ""
+    return f"[`{name}`](methods/{method_pages()[methods.base_name(spec)]}){options}"
 
 
 @cache
@@ -115,32 +99,29 @@ def method_pages() -> dict[str, str]:
 
 
 @cache
-def recorded(path: Path) -> list[dict]:
+def recorded(path: Path) -> tuple[Row, ...]:
     """Write the page that plays a generation; return what became of every method.
 
     Raises:
         PluginError: if a method cannot be played, or the page is too large to stand on another.
     """
     path.parent.mkdir(exist_ok=True)
-    printed = StringIO()
-    with redirect_stdout(printed):
-        view(path, " ".join(PLAYED), PLAYED_BUDGET, most_values=MOST_VALUES, as_json=True)
-    facts = json.loads(printed.getvalue())
-    refused = [f"{each['method']}: {each['refusal']}" for each in facts["methods"]]
-    refused = [each for each in refused if not each.endswith("None")]
+    found = record_methods(problem_source(), PLAYED, PLAYED_BUDGET, most_values=MOST_VALUES)
+    refused = [f"{row.method}: {row.refusal}" for row in found.rows if row.refusal is not None]
     if refused:
         raise PluginError(f"the first page cannot play {'; '.join(refused)}")
-    if facts["file_bytes"] > LARGEST:
-        raise PluginError(f"{path} has {facts['file_bytes']} bytes, more than {LARGEST}")
-    return facts["methods"]
+    write_viewer(found.timeline, path)
+    if (size := path.stat().st_size) > LARGEST:
+        raise PluginError(f"{path} has {size} bytes, more than {LARGEST}")
+    return found.rows
 
 
 def played() -> str:
-    """Say what is played, and what came of it."""
+    """Say which methods are played, and which of them solve the problem."""
     rows = recorded(ROOT / "build" / VIEWER)
-    budget = next(row["budget"] for row in rows if row["budget"] is not None)
+    budget = next(row.budget for row in rows if row.budget is not None)
     right, wrong = (
-        ", ".join(f"`{row['method']}`" for row in rows if row["solved"] is solved) or "none"
+        ", ".join(f"`{row.method}`" for row in rows if row.solved is solved) or "none"
         for solved in (True, False)
     )
     return (

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from kvlab.fast.lab.pictures.decisions import columns, decisions, entry_bytes, memory
-from kvlab.fast.lab.pictures.keeping import keeping
-from kvlab.fast.lab.pictures.picture import Picture
-from kvlab.fast.lab.pictures.table import Table
+from kvlab.fast.lab.drawing import Picture
+from kvlab.fast.lab.pictures.costs import entry_bytes, entry_columns, memory_held, work_per_token
+from kvlab.fast.lab.pictures.kept import kept_over_steps
+from kvlab.fast.lab.tables import Table
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
 from kvlab.reference.planner.cost import Plan
@@ -59,7 +59,7 @@ def unsearched(picture: Picture) -> str:
 @cache
 def drawn(spec: str) -> Picture:
     """Draw what a method keeps while the embedded reasoner solves a problem at half the memory."""
-    return keeping(recorded(spec))
+    return kept_over_steps(recorded(spec))
 
 
 def caption(meta: Meta) -> str:
@@ -114,7 +114,7 @@ def costs(meta: Meta) -> str:
     """Say what is remembered of an entry, and what deciding takes, by the planner's count."""
     composed = policy(meta)
     plan, full = planned(composed), planned(methods.get("full"))
-    beside = ", ".join(f"`{name}`" for name in columns(composed))
+    beside = ", ".join(f"`{name}`" for name in entry_columns(composed))
     budget = f", {BUDGET:,} entries" if takes_budget(composed.name) else ""
     return "\n\n".join(
         [
@@ -122,9 +122,9 @@ def costs(meta: Meta) -> str:
             f"per KV head and layer. These are counts, not measurements: `kvlab plan` for "
             f"`{composed.name}`{budget}; {plan.shape.name} with 16-bit weights, a prompt of "
             f"{PROMPT:,} tokens and {GENERATED:,} more, one sequence, on an {plan.hardware.name}.",
-            shown(memory(plan, full)),
+            shown(memory_held(plan, full)),
             "Per generated token, for one KV head of one layer, means over all steps:",
-            shown(decisions(plan)),
+            shown(work_per_token(plan)),
             *([] if plan.policy_work else ["While it writes, nothing is decided."]),
         ]
     )

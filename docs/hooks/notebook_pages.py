@@ -32,7 +32,7 @@ printed and drew.
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page, the notebook with its outputs, and the script, for every notebook; and a list."""
+    """Add a page, the executed notebook and the script of every notebook; add a list of all."""
     questions = []
     for source in sorted(SOURCES.glob("[0-9][0-9]_*.py")):
         executed = EXECUTED / f"{source.stem}.ipynb"
@@ -58,7 +58,7 @@ def question(notebook: nbformat.NotebookNode, name: str) -> str:
 
 
 def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
-    """Write a page; a solution is folded and stands behind its check."""
+    """Write a page; a solution is folded and stands below its check."""
     title, *cells = notebook.cells
     heading, _, introduction = title.source.partition("\n")
     parts = [
@@ -91,7 +91,7 @@ def fence(text: str, language: str = "python", heading: str = "", kind: str = ""
 
 
 def longest_run(text: str) -> int:
-    """Return how many backticks follow each other at most."""
+    """Return the length of the longest run of backticks."""
     return max(
         (len(run) for run in "".join(c if c == "`" else " " for c in text).split()), default=0
     )

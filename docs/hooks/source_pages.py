@@ -21,7 +21,7 @@ def place(path: str) -> str:
 
 
 def page(path: str) -> str:
-    """Return the page's Markdown; `listing` comes in when it has been rendered."""
+    """Return the page's Markdown; the listing is added after it is rendered."""
     return (
         f"---\ntitle: {path}\nsource: {path}\nsearch: {{exclude: true}}\n"
         f"hide: [navigation, toc]\n---\n\n# <code>{path}</code>\n"
@@ -29,7 +29,7 @@ def page(path: str) -> str:
 
 
 def listing(path: str, root: Path = ROOT) -> str:
-    """Return a file as HTML: highlighted lines, each with its address; the style numbers them."""
+    """Return a file as highlighted HTML, every line with its address; the style numbers lines."""
     code = (root / path).read_text(encoding="utf-8")
     formatter = HtmlFormatter(nowrap=True)
     lines = highlight(code, PythonLexer(stripnl=False), formatter).rstrip("\n").split("\n")
@@ -50,10 +50,10 @@ def texts(shown: str) -> dict[int, str]:
 
 
 def stale_links(links: list[tuple[Target, str]], shown: dict[str, str]) -> list[str]:
-    """Say which links do not lead to what they promise.
+    """Say which links do not lead to the line that they promise.
 
     Args:
-        links: what each has to lead to, and its address as written.
+        links: for each link, its target and its address as written.
         shown: HTML of the pages of the site, by file.
     """
     lines = {path: texts(html) for path, html in shown.items()}

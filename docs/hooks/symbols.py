@@ -1,4 +1,4 @@
-"""Where a function, a class or a tagged equation stands: names are turned into lines by `ast`."""
+"""Finds the line of a function, a class or a tagged equation."""
 
 import ast
 import re
@@ -48,7 +48,7 @@ def equation(tag: str, root: Path = ROOT) -> Target:
     """Return the line of the reference that ends in the tag of an equation.
 
     Raises:
-        ValueError: unless there is exactly one.
+        ValueError: unless exactly one line has the tag.
     """
     found = tags(root).get(tag, [])
     if len(found) != 1:
@@ -58,7 +58,7 @@ def equation(tag: str, root: Path = ROOT) -> Target:
 
 
 def equation_in(tag: str, function: str, root: Path = ROOT) -> Target:
-    """Return the line of an equation, which has to stand in ``file.py:Class.function``.
+    """Return the line of an equation that has to stand in ``file.py:Class.function``.
 
     Raises:
         ValueError: unless exactly one line has the tag, and the named function is the innermost
@@ -82,7 +82,7 @@ def twin(tag: str, root: Path = ROOT) -> str | None:
 
 
 def stale(target: Target, line: str) -> bool:
-    """Say whether a line does not hold what a link to it promises."""
+    """Say whether a line lacks the definition or the tag that a link to it promises."""
     if target.tag:
         return not line.rstrip().endswith(f"# [{target.name}]")
     found = DEFINITION.match(line)
@@ -124,6 +124,6 @@ def tags(root: Path) -> dict[str, list[tuple[str, int]]]:
 
 
 def forget() -> None:
-    """Read files anew: they may have changed since."""
+    """Forget what was read: the files may have changed."""
     definitions.cache_clear()
     tags.cache_clear()

@@ -1,4 +1,4 @@
-"""Records a `Trace` of a generation: what every layer was handed, with nothing evicted."""
+"""Records a `Trace` of a generation: what every layer is handed, with nothing evicted."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from kvlab.fast.policy import Block, StepResult
 from kvlab.reference.traces.trace import DTYPES, VECTORS, Metadata, Trace
 
 
-def record(
+def record_generation(
     model: Any,
     *,
     layers: Iterable[int] | None = None,
@@ -23,14 +23,14 @@ def record(
     """Let a model write with the full cache, and record what its layers are handed.
 
     ```python
-    trace = record(model, **tokenizer(text, return_tensors="pt"), max_new_tokens=90)
+    trace = record_generation(model, **tokenizer(text, return_tensors="pt"), max_new_tokens=90)
     ```
 
     Args:
         model: a decoder of transformers.
-        layers: numbers of the layers to record; None for all full-attention layers.
-        dtype: what queries, keys and values are stored as, one of `DTYPES`.
-        name: of the model, in the trace; by default what it was loaded as.
+        layers: numbers of the layers to record; None records all full-attention layers.
+        dtype: number format of the stored queries, keys and values, one of `DTYPES`.
+        name: of the model, in the trace; by default the name that the model was loaded by.
         inputs: what ``model.generate`` is given; ``input_ids`` holds one sequence.
 
     Raises:
@@ -44,20 +44,22 @@ def record(
         raise ValueError(f"input_ids of {batch} sequences must hold one")
     recorder = Recorder(dtype)
     with compress(model, "full", watch=recorder) as cache:
-        recorder.layers = chosen(layers, [layer.number for layer in cache.compressed_layers])
+        recorder.layers = chosen_layers(layers, [layer.number for layer in cache.compressed_layers])
         written = model.generate(
             **{**inputs, "past_key_values": cache, "return_dict_in_generate": False}
         )
         confidence = cache.confidence[0].float().cpu().numpy()
     padding = inputs["input_ids"].shape[1] - recorder.prompt
-    return recorder.trace(written[0, padding:].cpu().numpy(), confidence, name or name_of(model))
+    return recorder.trace(
+        written[0, padding:].cpu().numpy(), confidence, name or loaded_name(model)
+    )
 
 
-def chosen(layers: Iterable[int] | None, available: list[int]) -> list[int]:
+def chosen_layers(layers: Iterable[int] | None, available: list[int]) -> list[int]:
     """Return the layers to record, ascending.
 
     Raises:
-        ValueError: if one is no full-attention layer of the model.
+        ValueError: if a layer is no full-attention layer of the model.
     """
     wanted = available if layers is None else sorted(set(layers))
     unknown = [layer for layer in wanted if layer not in available]
@@ -69,7 +71,7 @@ def chosen(layers: Iterable[int] | None, available: list[int]) -> list[int]:
     return wanted
 
 
-def name_of(model: Any) -> str:
+def loaded_name(model: Any) -> str:
     """Return the hub id, or the name of the directory, that a model was loaded from."""
     loaded_as = model.name_or_path
     return (Path(loaded_as).name if Path(loaded_as).is_dir() else loaded_as) or type(model).__name__
@@ -79,7 +81,7 @@ class Recorder:
     """Collects the blocks of one sequence; `compress` takes it as ``watch``."""
 
     def __init__(self, dtype: str = "float32") -> None:
-        """Start empty; ``dtype`` is what the vectors are stored as."""
+        """Start empty; ``dtype`` is the number format of the stored vectors."""
         self.layers: list[int] = []
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.pieces: dict[int, list[tuple[np.ndarray, ...]]] = {}
@@ -88,10 +90,10 @@ class Recorder:
         self.prompt = 0
 
     def __call__(self, block: Block, result: StepResult) -> None:
-        """Copy what a layer was handed.
+        """Copy what a layer is handed.
 
         Raises:
-            ValueError: if it was more than one sequence.
+            ValueError: if the layer is handed more than one sequence.
         """
         if block.layer not in self.layers:
             return
@@ -108,12 +110,12 @@ class Recorder:
         )
 
     def trace(self, tokens: np.ndarray, confidence: np.ndarray, model: str) -> Trace:
-        """Return what was collected, and forget it.
+        """Return the collected blocks as a trace, and forget them.
 
         Args:
-            tokens: ids of prompt and answer; what the model wrote but never read is left out.
-            confidence: of the tokens that it read.
-            model: its name.
+            tokens: ids of prompt and answer; a token that the model never read is left out.
+            confidence: of the tokens that the model read.
+            model: name of the model.
 
         Raises:
             ValueError: if nothing was collected, or the layers read different tokens.
@@ -134,7 +136,7 @@ class Recorder:
         )
 
     def _join(self, t: int) -> list[np.ndarray]:
-        """Put the pieces together layer by layer, so that only one layer is there twice."""
+        """Join the pieces layer by layer, so that memory holds only one layer twice."""
         L, shapes = len(self.layers), [piece.shape for piece in self.pieces[self.layers[0]][0]]
         kind = np.dtype(str(self.dtype).removeprefix("torch."))
         joined = [np.empty((L, *shape[:-2], t, shape[-1]), kind) for shape in shapes]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from kvlab.fast.lab.pages import write_page
+from kvlab.fast.lab.reports import write_page
 from kvlab.reference.timeline import Timeline, write
 
 TITLE = "What every method kept"

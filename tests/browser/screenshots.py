@@ -1,13 +1,10 @@
 """Pictures of the built site: wide and on a phone, light and dark; `make screenshots`.
 
-Nothing is asserted: somebody has to look at them.
+Nothing is asserted: a person has to look at the pictures.
 """
 
 import shutil
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -24,13 +21,6 @@ LONGEST = 6000
 """Pixels of a picture; longer pages are cut."""
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Write nothing."""
-
-
 def main() -> None:
     """Open every page in every window and theme, and write what it looks like."""
     if not (SITE / "index.html").exists():
@@ -39,15 +29,13 @@ def main() -> None:
     if chromium is None:
         raise SystemExit("there is no chromium: apt-get install chromium")
     OUT.mkdir(parents=True, exist_ok=True)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(SITE)))
-    Thread(target=server.serve_forever, daemon=True).start()
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
             for window, size in WINDOWS.items():
                 page = browser.new_page(viewport=size, color_scheme=scheme, device_scale_factor=1)
                 for name, address in PAGES.items():
-                    page.goto(f"http://127.0.0.1:{server.server_port}/{address}")
+                    page.goto((SITE / address).as_uri())
                     picture(page, OUT / f"{name}-{window}-{scheme}.png")
                 page.close()
         browser.close()

@@ -2,7 +2,8 @@
 
 import json
 import subprocess
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,92 +20,66 @@ from kvlab.fast.lab.benchmarks.workload import (
 )
 
 
-class Contender(ABC):
-    """Somebody who generates."""
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What the result calls it."""
-
-    @property
-    @abstractmethod
-    def compresses(self) -> bool:
-        """Whether it evicts anything."""
-
-    @abstractmethod
-    def speed(self, run: Run, with_prompt: bool) -> float:
-        """Return tokens per second of one generation."""
-
-    @abstractmethod
-    def footprint(self, run: Run) -> Footprint:
-        """Return the most that its cache held between two tokens of one generation."""
-
-
 @dataclass(frozen=True)
-class Stock(Contender):
-    """The full cache of transformers."""
+class Contender:
+    """A cache of some library that a model generates with."""
 
-    model: Any
-
-    @property
-    def name(self) -> str:
-        """What the result calls it."""
-        return "transformers full cache"
-
-    @property
-    def compresses(self) -> bool:
-        """Whether it evicts anything."""
-        return False
-
-    def speed(self, run: Run, with_prompt: bool) -> float:
-        """Return tokens per second of one generation."""
-        return tokens_per_second(self.model, run, full_cache(self.model), with_prompt)
-
-    def footprint(self, run: Run) -> Footprint:
-        """Return the most that its cache held between two tokens of one generation."""
-        cache = full_cache(self.model)
-        return peak_footprint(self.model, run, cache, lambda: footprint_of(cache))
+    name: str
+    """Its name in the result."""
+    compresses: bool
+    """Whether it evicts anything."""
+    speed: Callable[[Run, bool], float]
+    """Returns tokens per second of one generation; the flag includes the prompt's time."""
+    footprint: Callable[[Run], Footprint]
+    """Returns the most that its cache held between two tokens of one generation."""
 
 
-@dataclass(frozen=True)
-class Kvlab(Contender):
-    """A method of this repository."""
+Opened = tuple[Any, Callable[[], Footprint]]
+"""An empty cache, and a function that says what it holds."""
 
-    model: Any
-    method: str
-    fuse: bool = False
-    """Whether scores are compiled; the untimed round does it."""
 
-    @property
-    def name(self) -> str:
-        """What the result calls it."""
-        return f"kvlab {self.method}{' fused' if self.fuse else ''}"
+def in_this_process(
+    name: str, compresses: bool, model: Any, opened: Callable[[], AbstractContextManager[Opened]]
+) -> Contender:
+    """Return a contender that generates here; ``opened`` makes a cache for one generation."""
 
-    @property
-    def compresses(self) -> bool:
-        """Whether it evicts anything."""
-        return self.method != "full"
+    def speed(run: Run, with_prompt: bool) -> float:
+        with opened() as (cache, _):
+            return tokens_per_second(model, run, cache, with_prompt)
 
-    @property
-    def budget(self) -> int | None:
-        """Entries to keep."""
-        return ENTRIES if self.compresses else None
+    def footprint(run: Run) -> Footprint:
+        with opened() as (cache, read):
+            return peak_footprint(model, run, cache, read)
 
-    def speed(self, run: Run, with_prompt: bool) -> float:
-        """Return tokens per second of one generation."""
-        with compress(self.model, self.method, self.budget, fuse=self.fuse) as cache:
-            return tokens_per_second(self.model, run, cache, with_prompt)
+    return Contender(name, compresses, speed, footprint)
 
-    def footprint(self, run: Run) -> Footprint:
-        """Return the most that its cache held between two tokens of one generation."""
-        with compress(self.model, self.method, self.budget, fuse=self.fuse) as cache:
+
+def stock(model: Any) -> Contender:
+    """Return the full cache of transformers."""
+
+    @contextmanager
+    def opened() -> Iterator[Opened]:
+        cache = full_cache(model)
+        yield cache, lambda: footprint_of(cache)
+
+    return in_this_process("transformers full cache", False, model, opened)
+
+
+def kvlab(model: Any, method: str, fuse: bool = False) -> Contender:
+    """Return a method of this repository; ``fuse`` compiles its scores in the untimed round."""
+    compresses = method != "full"
+
+    @contextmanager
+    def opened() -> Iterator[Opened]:
+        with compress(model, method, ENTRIES if compresses else None, fuse=fuse) as cache:
 
             def read() -> Footprint:
                 entries = max((max(counts) for counts in cache.kept() if counts), default=0)
                 return Footprint(entries, cache.memory().total)
 
-            return peak_footprint(self.model, run, cache, read)
+            yield cache, read
+
+    return in_this_process(f"kvlab {method}{' fused' * fuse}", compresses, model, opened)
 
 
 class KvpressWorker:
@@ -152,39 +127,18 @@ class KvpressWorker:
         return json.loads(line)
 
 
-@dataclass(frozen=True)
-class Kvpress(Contender):
-    """A press of kvpress under its DecodingPress; without one, the full cache beside it."""
+def kvpress(
+    worker: KvpressWorker, press: str | None = None, interval: int | None = None
+) -> Contender:
+    """Return a press of kvpress under its DecodingPress; without one, the full cache beside it."""
 
-    worker: KvpressWorker
-    press: str | None = None
-    interval: int | None = None
+    def ask(what: str, run: Run, with_prompt: bool) -> dict[str, Any]:
+        about = {"press": press, "interval": interval, "with_prompt": with_prompt}
+        return worker.ask(ask=what, run=asdict(run), **about)
 
-    @property
-    def name(self) -> str:
-        """What the result calls it."""
-        if self.press is None:
-            return "kvpress's transformers full cache"
-        return f"kvpress {self.press} every {self.interval}"
-
-    @property
-    def compresses(self) -> bool:
-        """Whether it evicts anything."""
-        return self.press is not None
-
-    def speed(self, run: Run, with_prompt: bool) -> float:
-        """Return tokens per second of one generation."""
-        return self._ask("speed", run, with_prompt)["speed"]
-
-    def footprint(self, run: Run) -> Footprint:
-        """Return the most that its cache held between two tokens of one generation."""
-        return Footprint(**self._ask("footprint", run, with_prompt=True))
-
-    def _ask(self, what: str, run: Run, with_prompt: bool) -> dict[str, Any]:
-        return self.worker.ask(
-            ask=what,
-            press=self.press,
-            interval=self.interval,
-            run=asdict(run),
-            with_prompt=with_prompt,
-        )
+    return Contender(
+        f"kvpress {press} every {interval}" if press else "kvpress's transformers full cache",
+        press is not None,
+        lambda run, with_prompt: ask("speed", run, with_prompt)["speed"],
+        lambda run: Footprint(**ask("footprint", run, True)),
+    )

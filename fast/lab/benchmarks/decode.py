@@ -11,12 +11,10 @@ within each round. The first round is not timed: it warms up and notes what the 
 ``kvpress_contender.py`` says how to make the environment of kvpress.
 """
 
-import json
-import random
 import statistics
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +22,11 @@ import torch
 import typer
 from rich.progress import Progress
 
-from kvlab.fast.lab.benchmarks.contenders import Contender, Kvlab, Kvpress, KvpressWorker, Stock
-from kvlab.fast.lab.benchmarks.machine import machine, versions
-from kvlab.fast.lab.benchmarks.workload import ENTRIES, Footprint, Run, tiny_llama
-from kvlab.fast.lab.commands.terminal import console, progress
+from kvlab.fast.lab.benchmarks.contenders import Contender, KvpressWorker, kvlab, kvpress, stock
+from kvlab.fast.lab.benchmarks.report import show
+from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
+from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, tiny_llama
+from kvlab.fast.lab.terminal import console, progress
 
 SCHEMA = 2
 LAGGED = "lazy_eviction@window=32"
@@ -42,19 +41,19 @@ PER_STEP = (
     "ahakv",
 )
 FUSED = ("caote:h2o", "caote:tova", "fast_caote:h2o")
-"""Once more with `compress(fuse=True)`."""
+"""Methods that are measured once more, with `compress(fuse=True)`."""
 LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))
-"""At LazyEviction's interval. No press keeps a record of attention between its events, as
-LazyEviction does: SnapKV computes that of its last 16 queries anew, TOVA that of the last one,
-ObservedAttention reads that of the last one and needs eager attention in every step for it."""
+"""Presses at LazyEviction's interval. LazyEviction keeps a record of attention between its events;
+no press does: SnapKV and TOVA compute the attention of their last 16 queries or last query anew,
+and ObservedAttention reads the last query's, for which every step needs eager attention."""
 PER_STEP_PRESSES = (
     ("streaming_llm", 1),
     ("observed_attention", 1),
     ("tova", 1),
     ("critical_tova", 1),
 )
-"""Nearest to StreamingLLM, H2O (the attention that is observed, in eager mode), TOVA and CAOTE
-(a score weighted by what the values do to the output). RaaS and AhaKV have no neighbour there."""
+"""The presses nearest to StreamingLLM, H2O (attention observed in eager mode), TOVA and CAOTE (a
+score weighted by the effect of the values on the output). No press is near to RaaS or AhaKV."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +63,21 @@ class Part:
     name: str
     with_prompt: bool
     full: Run
-    """What a full cache does."""
+    """The generation of a full cache."""
     compressed: Run
-    """What a compressed one does."""
+    """The generation of a compressed cache."""
     methods: tuple[str, ...]
     fused: tuple[str, ...]
     presses: tuple[tuple[str, int], ...]
     repeats: int
 
     def run(self, contender: Contender) -> Run:
-        """Return what a contender has to do."""
+        """Return the generation of a contender."""
         return self.compressed if contender.compresses else self.full
 
 
 def constant(stretch: int, repeats: int) -> Part:
-    """`ENTRIES` entries throughout: compressed caches are full from the start.
+    """Return steps with `ENTRIES` entries throughout: compressed caches are full from the start.
 
     A full cache holds as many on average, half of ``stretch`` fewer at first and more in the end.
     """
@@ -95,71 +94,55 @@ def constant(stretch: int, repeats: int) -> Part:
 
 
 def whole(tokens: int, repeats: int) -> Part:
-    """One long generation from a short prompt."""
+    """Return one long generation from a short prompt."""
     run = Run(64, tokens)
     return Part("whole", True, run, run, (LAGGED,), (), LAGGED_PRESSES, repeats)
 
 
-@dataclass
-class Outcome:
-    """What was measured of one contender."""
-
-    name: str
-    run: Run
-    peak: Footprint
-    tokens_per_second: list[float] = field(default_factory=list)
-
-    def share_of(self, full: "Outcome") -> float:
-        """Median, over the rounds, of this speed divided by another's."""
-        pairs = zip(self.tokens_per_second, full.tokens_per_second, strict=True)
-        return statistics.median(mine / its for mine, its in pairs)
-
-    def to_json(self, full: "Outcome") -> dict[str, Any]:
-        """Return plain data; ``full`` is whom to relate it to."""
-        return {
-            **asdict(self),
-            "median": statistics.median(self.tokens_per_second),
-            "lowest": min(self.tokens_per_second),
-            "highest": max(self.tokens_per_second),
-            "share_of_full": self.share_of(full),
-        }
-
-
 def contenders(part: Part, model: Any, worker: KvpressWorker | None) -> Iterator[Contender]:
-    """Yield who takes part, the full cache of transformers first."""
-    yield Stock(model)
+    """Yield the contenders, the full cache of transformers first."""
+    yield stock(model)
     for method in ("full", *part.methods):
-        yield Kvlab(model, method)
+        yield kvlab(model, method)
     for method in part.fused:
-        yield Kvlab(model, method, fuse=True)
+        yield kvlab(model, method, fuse=True)
     if worker is not None:
-        yield Kvpress(worker)
+        yield kvpress(worker)
         for press, interval in part.presses:
-            yield Kvpress(worker, press, interval)
+            yield kvpress(worker, press, interval)
 
 
-def measure(part: Part, several: list[Contender], bar: Progress) -> list[Outcome]:
+def measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dict[str, Any]]:
     """Measure all in turn, as often as ``part`` says, after a round that is not timed."""
     task = bar.add_task(part.name, total=(part.repeats + 1) * len(several))
     outcomes = []
     for contender in several:
         run = part.run(contender)
-        outcomes.append(Outcome(contender.name, run, contender.footprint(run)))
+        peak = asdict(contender.footprint(run))
+        about = {"name": contender.name, "run": asdict(run), "peak": peak}
+        outcomes.append({**about, "tokens_per_second": []})
         bar.advance(task)
     for turn in range(part.repeats):
-        pairs = list(zip(several, outcomes, strict=True))
-        random.Random(turn).shuffle(pairs)
-        for contender, outcome in pairs:
-            speed = contender.speed(outcome.run, part.with_prompt)
-            outcome.tokens_per_second.append(speed)
+        for contender, outcome in shuffled(zip(several, outcomes, strict=True), turn):
+            speed = contender.speed(part.run(contender), part.with_prompt)
+            outcome["tokens_per_second"].append(speed)
             bar.advance(task)
+    full = outcomes[0]["tokens_per_second"]
+    for outcome in outcomes:
+        speeds = outcome["tokens_per_second"]
+        outcome |= {**spread(speeds), "share_of_full": share_of(speeds, full)}
     return outcomes
+
+
+def share_of(speeds: Sequence[float], full: Sequence[float]) -> float:
+    """Return the median, over the rounds, of a speed divided by the full cache's."""
+    return statistics.median(mine / its for mine, its in zip(speeds, full, strict=True))
 
 
 def kvpress_worker(
     python: Path | None, device: str, threads: int
 ) -> tuple[KvpressWorker | None, dict[str, Any]]:
-    """Start kvpress if there is one, and say what the result says about it."""
+    """Start kvpress if there is one, and return what the result says about it."""
     if python is None:
         return None, {"measured": False, "reason": "no environment given"}
     if not python.exists():
@@ -168,18 +151,8 @@ def kvpress_worker(
     return worker, {"measured": True, "versions": worker.versions}
 
 
-def print_outcomes(part: str, outcomes: list[Outcome]) -> None:
-    """Print one part for people."""
-    console.print(f"{part}: tokens/s, median (lowest to highest), share of the full cache's, held")
-    for o in outcomes:
-        median, low, high = (f(o.tokens_per_second) for f in (statistics.median, min, max))
-        speeds = f"{median:6.0f} ({low:.0f} to {high:.0f}) {o.share_of(outcomes[0]):5.0%}"
-        held = f"{o.peak.entries} entries, {o.peak.bytes / 2**20:.1f} MiB"
-        console.print(f"  {o.name:34s} {speeds}  {held}", highlight=False)
-
-
 def main(
-    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    out: Out = None,
     kvpress: Annotated[
         Path | None, typer.Option(help="Python of an environment with kvpress 0.5.")
     ] = None,
@@ -198,36 +171,27 @@ def main(
     worker, about_kvpress = kvpress_worker(kvpress, device, threads)
     if worker is None:
         console.print(f"kvpress is not measured: {about_kvpress['reason']}")
-    parts = {}
+    parameters = {
+        "entries": ENTRIES,
+        "repeats": repeats,
+        "whole_repeats": whole_repeats,
+        "tokens": tokens,
+        "stretch": stretch,
+        "device": device,
+    }
     try:
         with progress() as bar:
-            for part in (constant(stretch, repeats), whole(tokens, whole_repeats)):
-                parts[part.name] = measure(part, list(contenders(part, model, worker)), bar)
+            parts = {
+                part.name: measure(part, list(contenders(part, model, worker)), bar)
+                for part in (constant(stretch, repeats), whole(tokens, whole_repeats))
+            }
     finally:
         if worker is not None:
             worker.close()
-    for name, outcomes in parts.items():
-        print_outcomes(name, outcomes)
-    result = {
-        "schema": SCHEMA,
-        "machine": machine(device),
-        "versions": versions(),
-        "kvpress": about_kvpress,
-        "parameters": {
-            "entries": ENTRIES,
-            "repeats": repeats,
-            "whole_repeats": whole_repeats,
-            "tokens": tokens,
-            "stretch": stretch,
-            "device": device,
-        },
-        "parts": {
-            name: [outcome.to_json(outcomes[0]) for outcome in outcomes]
-            for name, outcomes in parts.items()
-        },
-    }
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    found = {"kvpress": about_kvpress, "parameters": parameters, "parts": parts}
+    result = result_of(SCHEMA, device, found)
+    show(result)
+    write(result, out)
 
 
 if __name__ == "__main__":

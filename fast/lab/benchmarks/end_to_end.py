@@ -2,30 +2,35 @@
 
     python -m kvlab.fast.lab.benchmarks.end_to_end --out end-to-end-gpu.json
 
-The model has the shape of Llama-3-8B and random weights: speed does not depend on them, as long as
-what a method keeps does not; of DesireKV the bytes that its cache holds are reported, too.
+The model has the shape of Llama-3-8B and random weights. Speed does not depend on the weights where
+the number of kept entries does not; DesireKV's does, so the bytes of its cache are reported, too.
 ``latency`` writes 4k, 8k and 16k tokens with the budgets of the paper. ``capacity`` finds the
 largest batch that fits under a memory cap, and notes what it writes.
 ``--small`` runs both on a tiny model on any device: its times mean nothing.
 """
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlab.fast import compress
-from kvlab.fast.lab.benchmarks.machine import machine, versions
-from kvlab.fast.lab.benchmarks.workload import Run, full_cache, tiny_llama, tokens_per_second
-from kvlab.fast.lab.commands.terminal import console, progress
+from kvlab.fast.lab.benchmarks.machine import gpu_or_small
+from kvlab.fast.lab.benchmarks.report import show
+from kvlab.fast.lab.benchmarks.results import Out, result_of, write
+from kvlab.fast.lab.benchmarks.workload import (
+    Run,
+    full_cache,
+    random_llama,
+    tiny_llama,
+    tokens_per_second,
+)
+from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 1
 FULL = "transformers full cache"
@@ -77,7 +82,9 @@ class Capacity:
 
 def llama_8b(device: str) -> Any:
     """Return a random model in the shape of Llama-3-8B, in bfloat16."""
-    config = LlamaConfig(
+    return random_llama(
+        device,
+        torch.bfloat16,
         vocab_size=128256,
         hidden_size=4096,
         intermediate_size=14336,
@@ -86,17 +93,6 @@ def llama_8b(device: str) -> Any:
         num_key_value_heads=8,
         max_position_embeddings=131072,
     )
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(device):
-            model: Any = LlamaForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model
 
 
 def speed(model: Any, method: str, budget: int | None, run: Run) -> tuple[float, int | None]:
@@ -176,12 +172,10 @@ def main(
     cap: Annotated[float, typer.Option(help="Bytes that may be allocated.")] = CAP,
     most: Annotated[int, typer.Option(help="Largest batch to try.")] = 256,
     small: Annotated[bool, typer.Option("--small", help="A tiny model, on any device.")] = False,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    out: Out = None,
 ) -> None:
     """Measure whole generations of an 8B model."""
-    if not small and not torch.cuda.is_available():
-        raise SystemExit("end_to_end: this benchmark needs a GPU; --small shows that it runs")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = gpu_or_small("end_to_end", small)
     lengths = tokens or [4096, 8192, 16384]
     methods = [FULL, "kivi@key_bits=8,value_bits=4", "rpc", "desirekv"]
     if small:
@@ -193,30 +187,14 @@ def main(
         slow = list(latencies(model, lengths, lambda: bar.advance(task)))
     with at_most(cap, device):
         fitted = list(capacities(model, methods, capacity_tokens, most))
-    for each in slow:
-        paper = (
-            "" if each.paper_over_full is None else f", paper {100 * each.paper_over_full:+.0f} %"
-        )
-        console.print(
-            f"{each.tokens} tokens, {each.method}: {each.ms_per_token:.2f} ms per token, "
-            f"{100 * each.over_full:+.0f} % over the full cache{paper}",
-            highlight=False,
-        )
-    for found in fitted:
-        console.print(
-            f"{found.method}: {found.batch} sequences, {found.tokens_per_second:.0f} tokens/s",
-            highlight=False,
-        )
-    report = {
-        "schema": SCHEMA,
-        "machine": machine(device),
-        "versions": versions(),
+    found = {
         "cap_bytes": min(cap, memory_of(device)),
         "latency": [asdict(each) for each in slow],
-        "capacity": [asdict(found) for found in fitted],
+        "capacity": [asdict(each) for each in fitted],
     }
-    if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    result = result_of(SCHEMA, device, found)
+    show(result)
+    write(result, out)
 
 
 if __name__ == "__main__":

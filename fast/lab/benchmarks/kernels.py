@@ -3,20 +3,19 @@
 python -m kvlab.fast.lab.benchmarks.kernels --out fast/lab/benchmarks/results/kernels-gpu.json
 
 Every kernel is timed with events, the cache of the processor overwritten before each run; the
-figure is the median. Its bytes are those of the function's docstring. What is stored in fewer bits
-is compared with the kernel for 16 bits: its gain, and the share of the gain that its bytes allow.
-The file is written after every size; what memory is not enough for is left out, and named.
+figure is the median. The bytes of a kernel are those of its function's docstring. A kernel for
+fewer bits is compared with the kernel for 16 bits: its gain, and the share of the gain that its
+bytes allow. The file is written after every size, and names cases for which memory is not enough.
 ``--small`` runs a single small case once, on any device, to see that everything runs: its times
 mean nothing.
 """
 
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -34,8 +33,10 @@ from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.tables import attend_to_tables
 from kvlab.fast.kernels.tracking import Reduction, Tracking
-from kvlab.fast.lab.benchmarks.machine import machine, versions
-from kvlab.fast.lab.commands.terminal import console, progress
+from kvlab.fast.lab.benchmarks.machine import gpu_or_small
+from kvlab.fast.lab.benchmarks.report import show
+from kvlab.fast.lab.benchmarks.results import Out, result_of, write
+from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 3
 KV_HEADS, GROUP, HEAD_DIM = 8, 4, 128
@@ -47,7 +48,7 @@ TOKENS_TOGETHER = 32
 ROWS = 1024
 """Rows of a block of the prompt, for its attention and the prefill scores."""
 PLAIN, WITH_SCORES = "decode attention, no scores", "decode attention, probabilities"
-"""What attention to tables is compared with."""
+"""Names of the cases that attention to tables is compared with."""
 FLUSHED = 2**28
 """Bytes written before every run: more than any processor's cache."""
 HEAD_START = 2_000_000
@@ -63,87 +64,118 @@ class Case:
     entries: int
     run: Callable[[], Any]
     bytes: int
-    """That have to be moved; 0 where arithmetic is the limit."""
+    """Bytes that have to be moved; 0 where arithmetic is the limit."""
     rival: str = ""
     """Another case of this size that does the same with more bytes, or with more arithmetic."""
 
 
-def cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]:
-    """Yield every kernel, with what it is compared with."""
-    heads, d, e = batch * KV_HEADS, HEAD_DIM, dtype.itemsize
-    queries = torch.randn(batch, KV_HEADS, GROUP, 1, d, device=device, dtype=dtype)
-    vectors = torch.randn(2, batch, KV_HEADS, n, d, device=device, dtype=dtype)
-    keys, values = vectors
-    cache = 2 * heads * n * d * e
+@dataclass(frozen=True)
+class Size:
+    """What kernels are run on: a batch of sequences with equally many entries."""
 
-    def case(kernel: str, run: Callable[[], Any], bytes_: int, rival: str = "") -> Case:
-        return Case(kernel, batch, n, run, bytes_, rival)
+    batch: int
+    entries: int
+    device: str
+    dtype: torch.dtype
+    kv_heads: int = KV_HEADS
+
+    @property
+    def rows(self) -> int:
+        """Entries of all KV heads and sequences."""
+        return self.batch * self.kv_heads * self.entries
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one key or value."""
+        return HEAD_DIM * self.dtype.itemsize
+
+    def random(self, *shape: int) -> Tensor:
+        """Return random numbers for every sequence and KV head."""
+        return torch.randn(self.batch, self.kv_heads, *shape, device=self.device, dtype=self.dtype)
+
+    def attention(self, rows: int) -> Tensor:
+        """Return random rows of attention in float32."""
+        return torch.softmax(self.random(rows, self.entries).float(), dim=-1)
+
+    def positions(self) -> Tensor:
+        """Return the positions of entries of which none has left."""
+        places = torch.arange(self.entries, dtype=torch.int32, device=self.device)
+        return places.repeat(self.batch, self.kv_heads, 1)
+
+    def case(self, kernel: str, run: Callable[[], Any], bytes_: int = 0, rival: str = "") -> Case:
+        """Return a kernel on this size."""
+        return Case(kernel, self.batch, self.entries, run, bytes_, rival)
+
+
+def all_cases(size: Size) -> Iterator[Iterator[Case]]:
+    """Yield the cases of a size, group by group: the memory of a group is free for the next."""
+    for group in (decode_cases, caote_cases, keep_cases, prefill_cases, coded_cases):
+        yield group(size)
+
+
+def decode_cases(size: Size) -> Iterator[Case]:
+    """Yield attention of one query to all entries, with and without what scores read of it."""
+    queries, keys, values = size.random(GROUP, 1, HEAD_DIM), *vectors_of(size)
+    cache = 2 * size.rows * size.vector_bytes
+
+    def attend(reduce: Reduction, tracking: Tracking | None = None) -> Callable[[], Any]:
+        return lambda: decode_attention(queries, keys, values, reduce=reduce, tracking=tracking)
 
     def plain() -> Tensor:
         return scaled_dot_product_attention(queries.flatten(1, 2), keys, values, enable_gqa=True)
 
-    yield case("SDPA of PyTorch", plain, cache)
-    scored = cache + heads * n * GROUP * 12
-    yield case(WITH_SCORES, lambda: decode_attention(queries, keys, values), scored)
-    reduced = cache + heads * n * (8 * GROUP + 4)
+    yield size.case("SDPA of PyTorch", plain, cache)
+    yield size.case(WITH_SCORES, attend("none"), cache + size.rows * GROUP * 12)
+    reduced = cache + size.rows * (8 * GROUP + 4)
+    yield size.case("decode attention, sums", attend("sum"), reduced)
+    yield size.case(PLAIN, attend("skip"), cache)
+    counters = torch.zeros(2, *size.positions().shape, dtype=torch.int32, device=size.device)
+    tracked = attend("max", Tracking(counters[0], counters[1], 1e-4))
+    name = "decode attention, LazyEviction's counters"
+    yield size.case(name, tracked, reduced + size.rows * 16)
 
-    def with_sums() -> Any:
-        return decode_attention(queries, keys, values, reduce="sum")
 
-    yield case("decode attention, sums", with_sums, reduced)
+def vectors_of(size: Size) -> tuple[Tensor, Tensor]:
+    """Return random keys and values."""
+    return size.random(size.entries, HEAD_DIM), size.random(size.entries, HEAD_DIM)
 
-    def without() -> Any:
-        return decode_attention(queries, keys, values, reduce="skip")
 
-    yield case(PLAIN, without, cache)
-    counters = torch.zeros(2, batch, KV_HEADS, n, dtype=torch.int32, device=device)
-    tracking = Tracking(counters[0], counters[1], 1e-4)
-
-    def tracked() -> Any:
-        return decode_attention(queries, keys, values, reduce="max", tracking=tracking)
-
-    yield case("decode attention, LazyEviction's counters", tracked, reduced + heads * n * 16)
-    for k, base in ((1, "H2O"), (GROUP, "TOVA")):
-        h = torch.softmax(torch.randn(batch, KV_HEADS, k, n, device=device), dim=-1)
-        output = torch.stack([row @ v.float() for row, v in zip(h, values, strict=True)])
-        errors = heads * n * (d * e + 8 * k + 4)
+def caote_cases(size: Size) -> Iterator[Case]:
+    """Yield the eviction errors of every entry."""
+    values = size.random(size.entries, HEAD_DIM)
+    for rows, base in ((1, "H2O"), (GROUP, "TOVA")):
+        h = size.attention(rows)
+        output = h @ values.float()
+        errors = size.rows * (size.vector_bytes + 8 * rows + 4)
         name = f"CAOTE around {base}"
-
-        def given(h: Tensor = h, output: Tensor = output) -> Tensor:
-            return eviction_errors(h, values, output=output)
-
-        def anew(h: Tensor = h) -> Tensor:
-            return eviction_errors(h, values)
-
-        yield case(name, anew, errors + heads * n * (d * e + 4 * k))
-        yield case(f"{name}, output given", given, errors, name)
-    h = torch.softmax(torch.randn(batch, KV_HEADS, 1, n, device=device), dim=-1)
-    twice = heads * n * (2 * d * e + 16)
-    yield case("FastCAOTE around H2O", lambda: eviction_errors(h, values, fast=True), twice)
-    scores = torch.rand(batch, KV_HEADS, n, device=device)
-    positions = torch.arange(n, dtype=torch.int32, device=device).repeat(batch, KV_HEADS, 1)
-    kept = max(1, 3 * n // 4)
-
-    def select() -> Tensor:
-        return keep_slots(scores, None, positions, [kept] * batch, ordered=True)
-
-    yield case("keep sets", select, heads * n * 8 + heads * kept * 8)
-    slots = select()
-    state = torch.zeros(3, batch, KV_HEADS, n, dtype=torch.int32, device=device)
-    buffers = {"vectors": vectors, "state": state}
-    moved = 2 * heads * kept * (2 * d * e + 12)
-    yield case("move survivors", lambda: move_survivors(buffers, slots, True), moved)
-    yield from prefill_cases(keys, values, positions)
+        anew = partial(eviction_errors, h, values)
+        yield size.case(name, anew, errors + size.rows * (size.vector_bytes + 4 * rows))
+        given = partial(eviction_errors, h, values, output=output)
+        yield size.case(f"{name}, output given", given, errors, name)
+    fast = partial(eviction_errors, size.attention(1), values, fast=True)
+    yield size.case("FastCAOTE around H2O", fast, size.rows * (2 * size.vector_bytes + 16))
 
 
-def prefill_cases(keys: Tensor, values: Tensor, positions: Tensor) -> Iterator[Case]:
+def keep_cases(size: Size) -> Iterator[Case]:
+    """Yield how entries to keep are found, and moved together."""
+    kept = max(1, 3 * size.entries // 4)
+    scores, positions = size.attention(1).squeeze(2), size.positions()
+    select = partial(keep_slots, scores, None, positions, [kept] * size.batch, ordered=True)
+    survivors = size.batch * size.kv_heads * kept
+    yield size.case("keep sets", select, size.rows * 8 + survivors * 8)
+    state = torch.zeros(3, *positions.shape, dtype=torch.int32, device=size.device)
+    buffers = {"vectors": torch.stack(vectors_of(size)), "state": state}
+    move = partial(move_survivors, buffers, select(), True)
+    yield size.case("move survivors", move, 2 * survivors * (2 * size.vector_bytes + 12))
+
+
+def prefill_cases(size: Size) -> Iterator[Case]:
     """Yield attention of a prompt's last rows, and what every entry received from them."""
-    batch, _, n, d = keys.shape
-    m = min(ROWS, n)
-    rows = torch.randn(batch, KV_HEADS, GROUP, m, d, device=keys.device, dtype=keys.dtype)
+    (keys, values), positions = vectors_of(size), size.positions()
+    m = min(ROWS, size.entries)
+    rows = size.random(GROUP, m, HEAD_DIM)
     row_positions = positions[:, 0, -m:].contiguous()
-    read = rows, keys, row_positions, positions
-    last_rows = causal_lower_right(m, n)
+    last_rows = causal_lower_right(m, size.entries)
 
     def causal() -> Tensor:
         """Use FlashAttention: no fused kernel takes a mask and grouped heads together."""
@@ -151,59 +183,45 @@ def prefill_cases(keys: Tensor, values: Tensor, positions: Tensor) -> Iterator[C
             rows.flatten(1, 2), keys, values, attn_mask=last_rows, enable_gqa=True
         )
 
-    def attend() -> Any:
-        return attend_block(rows, keys, values, row_positions, positions)
-
-    _, lse = attend()
+    attend = partial(attend_block, rows, keys, values, row_positions, positions)
+    received = partial(received_attention, rows, keys, row_positions, positions)
     plain, anew = f"SDPA of PyTorch, {m} rows", f"prefill scores of {m} rows"
-    yield Case(plain, batch, n, causal, 0)
-    name = f"attention of {m} rows with log-sum-exps"
-    yield Case(name, batch, n, attend, 0, plain)
-    yield Case(anew, batch, n, lambda: received_attention(*read), 0)
-
-    def from_log_sums() -> Tensor:
-        return received_attention(*read, lse=lse)
-
-    yield Case(f"{anew} from log-sum-exps", batch, n, from_log_sums, 0, anew)
+    yield size.case(plain, causal)
+    yield size.case(f"attention of {m} rows with log-sum-exps", attend, rival=plain)
+    yield size.case(anew, received)
+    from_log_sums = partial(received, lse=attend()[1])
+    yield size.case(f"{anew} from log-sum-exps", from_log_sums, rival=anew)
 
 
-def coded_cases(batch: int, n: int, device: str, dtype: torch.dtype) -> Iterator[Case]:
-    """Yield what is stored in fewer bits, beside the same entries in ``dtype``."""
-    heads, d, e = batch * KV_HEADS, HEAD_DIM, dtype.itemsize
-    vectors = torch.randn(batch, KV_HEADS, n, d, device=device, dtype=dtype)
-    queries = torch.randn(batch, KV_HEADS, GROUP, 1, d, device=device, dtype=dtype)
-    slots = torch.arange(n, device=device).expand(batch, KV_HEADS, n).contiguous()
+def coded_cases(size: Size) -> Iterator[Case]:
+    """Yield what is stored in fewer bits, beside the same entries in 16 bits."""
+    vectors, queries = size.random(size.entries, HEAD_DIM), size.random(GROUP, 1, HEAD_DIM)
+    slots = size.positions().long()
 
     def attend(keys: CodedTable, values: CodedTable, reduce: Reduction) -> Callable[[], Any]:
-        tables = [keys], [values], n
-        partners = partners_of(*tables)
-        return lambda: attend_to_tables(queries, *tables, None, reduce, partners)
+        tables = [keys], [values], size.entries
+        return partial(attend_to_tables, queries, *tables, None, reduce, partners_of(*tables))
 
-    def case(kernel: str, run: Callable[[], Any], bytes_: int, rival: str = "") -> Case:
-        return Case(kernel, batch, n, run, bytes_, rival)
-
-    wide = CodedTable(slots, vectors)
-    partner = heads * n * 4
-    name = f"attention to tables, {8 * e} bits"
-    yield case(name, attend(wide, wide, "skip"), 2 * heads * n * d * e + partner, PLAIN)
+    wide, partner = CodedTable(slots, vectors), size.rows * 4
+    name = f"attention to tables, {8 * size.dtype.itemsize} bits"
+    moved = 2 * size.rows * size.vector_bytes + partner
+    yield size.case(name, attend(wide, wide, "skip"), moved, PLAIN)
     for bits in (8, 4, 2):
-        stored = heads * n * (d * bits // 8 + 4 * (d // QUANTISED_TOGETHER))
-
-        def quantised(bits: int = bits) -> Any:
-            return quantise(vectors, bits, QUANTISED_TOGETHER)
-
-        yield case(f"quantise to {bits} bits", quantised, heads * n * d * e + stored)
+        stored = size.rows * (HEAD_DIM * bits // 8 + 4 * (HEAD_DIM // QUANTISED_TOGETHER))
+        quantised = partial(quantise, vectors, bits, QUANTISED_TOGETHER)
+        written = size.rows * size.vector_bytes + stored
+        yield size.case(f"quantise to {bits} bits", quantised, written)
         narrow, name = CodedTable(slots, quantised()), f"attention to tables, {bits} bits"
-        yield case(name, attend(narrow, narrow, "skip"), 2 * stored + partner, PLAIN)
-        scores = heads * n * (8 + 16 * GROUP)
+        moved = 2 * stored + partner
+        yield size.case(name, attend(narrow, narrow, "skip"), moved, PLAIN)
         scored = attend(narrow, narrow, "none")
-        yield case(f"{name}, probabilities", scored, 2 * stored + partner + scores, WITH_SCORES)
+        scores = size.rows * (8 + 16 * GROUP)
+        yield size.case(f"{name}, probabilities", scored, moved + scores, WITH_SCORES)
         blocks = vectors.unflatten(2, (-1, TOKENS_TOGETHER)).transpose(-1, -2)
         keys = CodedTable(slots, quantise(blocks, bits, TOKENS_TOGETHER), by_channel=True)
-        moved = heads * n * d * (2 * bits + 32 // TOKENS_TOGETHER) // 8
-        moved += partner + heads * n * 4 * (d // QUANTISED_TOGETHER)
-        name = f"{name}, keys by channel"
-        yield case(name, attend(keys, narrow, "skip"), moved, PLAIN)
+        moved = size.rows * HEAD_DIM * (2 * bits + 32 // TOKENS_TOGETHER) // 8
+        moved += partner + size.rows * 4 * (HEAD_DIM // QUANTISED_TOGETHER)
+        yield size.case(f"{name}, keys by channel", attend(keys, narrow, "skip"), moved, PLAIN)
 
 
 def timed(
@@ -223,11 +241,10 @@ def timed(
 
 
 def seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
-    """Return the median time of a run."""
+    """Return the median time of a run; without a GPU, the time of a single one."""
+    started = time.perf_counter()
     run()
     if device != "cuda":
-        started = time.perf_counter()
-        run()
         return time.perf_counter() - started
     flush = torch.empty(FLUSHED, dtype=torch.int8, device=device)
     times = []
@@ -270,61 +287,42 @@ def main(
     entries: Annotated[list[int] | None, typer.Option(help="May be repeated.")] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each kernel.")] = 50,
     small: Annotated[bool, typer.Option("--small", help="One small case, on any device.")] = False,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    out: Out = None,
 ) -> None:
     """Time every kernel."""
-    if not small and not torch.cuda.is_available():
-        raise SystemExit("kernels: this benchmark needs a GPU; --small shows that it runs")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device, dtype = gpu_or_small("kernels", small), torch.bfloat16
     batches, lengths = (batch or [1, 8, 32], entries or [1024, 4096, 16384, 65536])
+    sizes = [Size(n, length, device, dtype) for n in batches for length in lengths]
     if small:
-        batches, lengths, repeats = [1], [96], 1
-    dtype = torch.bfloat16
+        sizes, repeats = [Size(1, 96, device, dtype, kv_heads=1)], 1
     bandwidth = copy_bandwidth(device, repeats, 2**20 if small else 2**31)
+    kv_heads, dtype_name = sizes[0].kv_heads, str(dtype)
+    shape = {"kv_heads": kv_heads, "group": GROUP, "head_dim": HEAD_DIM, "dtype": dtype_name}
     results, left_out = [], []
-    report = {
-        "schema": SCHEMA,
-        "machine": machine(device),
-        "versions": versions(),
-        "shape": {"kv_heads": KV_HEADS, "group": GROUP, "head_dim": HEAD_DIM, "dtype": str(dtype)},
+    found = {
+        "shape": shape,
         "copy_bytes_per_second": bandwidth,
         "left_out": left_out,
         "results": results,
     }
+    result = result_of(SCHEMA, device, found)
     with progress() as bar:
-        task = bar.add_task("kernels", total=len(batches) * len(lengths))
-        for size in batches:
-            for n in lengths:
-                for kind in (cases, coded_cases):
-                    found = kind(size, n, device, dtype)
-                    more, fitted = timed(found, device, repeats, bandwidth)
-                    results += more
-                    if not fitted:
-                        after = more[-1]["kernel"] if more else None
-                        left_out.append({"batch": size, "entries": n, "all_after": after})
-                    torch.cuda.empty_cache()
-                add_gains(results)
-                if out is not None:
-                    out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-                bar.advance(task)
-    for each in results:
-        share = each["share_of_copy"]
-        rate = "–" if share is None else f"{100 * share:.0f} % of copy"
-        if each.get("gain") is not None:
-            rate += f", {each['gain']:.2f} times as fast as {each['rival']}"
-        if each.get("share_of_gain") is not None:
-            rate += f", {100 * each['share_of_gain']:.0f} % of what its bytes allow"
-        console.print(
-            f"{each['kernel']}, batch {each['batch']} × {each['entries']}: "
-            f"{1e6 * each['seconds']:.0f} µs, {rate}",
-            highlight=False,
-        )
-    for each in left_out:
-        after = each["all_after"] or "the start"
-        console.print(
-            f"batch {each['batch']} × {each['entries']}: memory was not enough after {after}",
-            highlight=False,
-        )
+        for size in bar.track(sizes, description="kernels"):
+            for group in all_cases(size):
+                more, fitted = timed(group, device, repeats, bandwidth)
+                results += more
+                if not fitted:
+                    left_out.append(
+                        {
+                            "batch": size.batch,
+                            "entries": size.entries,
+                            "all_after": more[-1]["kernel"] if more else None,
+                        }
+                    )
+                torch.cuda.empty_cache()
+            add_gains(results)
+            write(result, out)
+    show(result)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures kvpress in its own environment: it needs an older transformers than kvlab.
+"""Measures kvpress in an environment of its own: kvpress needs an older transformers than kvlab.
 
     python3 -m venv /tmp/kvpress-venv
     /tmp/kvpress-venv/bin/pip install torch==2.13.0 'kvpress==0.5.*'

@@ -7,9 +7,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+PACKAGES = ("kvlab", "torch", "transformers", "triton")
+
 
 def machine(device: str | None) -> dict[str, Any]:
-    """Return processor, cores, memory; with a device of PyTorch's, its threads and the GPU, too."""
+    """Return processor, cores and memory.
+
+    Args:
+        device: as PyTorch names it: its GPU and PyTorch's threads are returned, too; None for what
+            is measured without PyTorch.
+    """
     found = {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -17,16 +24,13 @@ def machine(device: str | None) -> dict[str, Any]:
     }
     if device is None:
         return found
-    import torch  # what is measured without it says its machine without it
+    import torch
 
     return {
         **found,
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
     }
-
-
-PACKAGES = ("kvlab", "torch", "transformers", "triton")
 
 
 def versions(*packages: str) -> dict[str, str | None]:
@@ -38,6 +42,21 @@ def versions(*packages: str) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
+
+
+def gpu_or_small(benchmark: str, small: bool) -> str:
+    """Return the device of a benchmark that needs a GPU: any is good enough for a small case.
+
+    Raises:
+        SystemExit: if there is no GPU, and the case is not small.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if small:
+        return "cpu"
+    raise SystemExit(f"{benchmark}: this benchmark needs a GPU; --small shows that it runs")
 
 
 def _processor() -> str:

@@ -9,25 +9,24 @@ Every round opens the page anew. First come the paints, then, in an order drawn 
 (`MOVEMENTS`) and changes of a selector (`CHANGES`). The browser draws at most 60 frames a second.
 """
 
-import json
 import os
-import random
 import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
-from kvlab.fast.lab.benchmarks.machine import machine, versions
-from kvlab.fast.lab.commands.terminal import console, progress
-from kvlab.fast.lab.viewer import write_viewer
+from kvlab.fast.lab.benchmarks.machine import versions
+from kvlab.fast.lab.benchmarks.report import show
+from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
+from kvlab.fast.lab.terminal import progress
+from kvlab.fast.lab.viewer import template, write_viewer
 from kvlab.reference.timeline.synthetic import synthetic
 
 SCHEMA = 1
@@ -37,7 +36,10 @@ PROMPT, EVERY = 0.25, 128
 PLAYED = 60
 """Steps per second, the fastest that the page offers."""
 ALL, ONE = ("all", "all"), ("0", "0")
-"""What the selectors of layer and KV head say."""
+"""Values of the selectors of layer and KV head."""
+
+PAINTS = ("first paint", "texts drawn")
+"""Of anything, and of the texts of the page."""
 
 MOVEMENTS = {
     "drag": ALL,
@@ -47,7 +49,7 @@ MOVEMENTS = {
     "play": ALL,
     "play, one head": ONE,
 }
-"""Each with what the selectors say: ``drag`` moves the slider evenly from first step to last,
+"""Each with the values of the selectors: ``drag`` moves the slider evenly from first step to last,
 ``jump`` puts it anywhere at every frame, ``play`` plays at `PLAYED` from the middle."""
 
 CHANGES = {
@@ -56,60 +58,6 @@ CHANGES = {
     "method": ("#left-method", "1"),
 }
 """Each with the selector that is changed and the value that it gets."""
-
-DONE = ("paint", *MOVEMENTS, *CHANGES)
-"""What a round does."""
-
-WHEN_DRAWN = """
-addEventListener("DOMContentLoaded", () => requestAnimationFrame(() => requestAnimationFrame(
-  () => { window.kvlabDrawn = performance.now(); })));
-"""
-"""The page's script has built the texts when the document is loaded; the next frame draws them, and
-a frame starts only when the one before it has been handed on."""
-
-PAINTS = """async () => {
-  const painted = () => performance.getEntriesByName("first-contentful-paint")[0];
-  while (!window.kvlabDrawn || !painted()) await new Promise((done) => setTimeout(done, 20));
-  return [painted().startTime, window.kvlabDrawn];
-}"""
-
-MOVE = """async ([movement, milliseconds, speed]) => {
-  const frame = () => new Promise(requestAnimationFrame);
-  const slider = document.getElementById("step"), steps = Number(slider.max);
-  const put = (step) => { slider.value = step; slider.dispatchEvent(new Event("input")); };
-  put(movement === "play" ? steps >> 1 : 0);
-  if (movement === "play") {
-    const select = document.getElementById("speed");
-    select.value = speed;
-    select.dispatchEvent(new Event("change"));
-  }
-  for (let settled = 0; settled < 5; settled++) await frame();
-  if (movement === "play") document.getElementById("play").click();
-  const times = [await frame()];
-  while (times.at(-1) - times[0] < milliseconds) {
-    const share = (times.at(-1) - times[0]) / milliseconds;
-    if (movement === "drag") put(Math.round(share * steps));
-    if (movement === "jump") put(times.length * 1789 % (steps + 1));
-    times.push(await frame());
-  }
-  const play = document.getElementById("play");
-  if (play.getAttribute("aria-pressed") === "true") play.click();
-  return times.slice(1).map((time, index) => time - times[index]);
-}"""
-"""Times from one frame's start to the next: the slider moves in a frame, whose drawing delays the
-next one."""
-
-CHANGE = """async ([id, value]) => {
-  const frame = () => new Promise(requestAnimationFrame);
-  const select = document.querySelector(id);
-  for (let settled = 0; settled < 5; settled++) await frame();
-  const before = performance.now();
-  select.value = value;
-  select.dispatchEvent(new Event("change"));
-  await frame();
-  await frame();
-  return performance.now() - before;
-}"""
 
 
 @dataclass(frozen=True)
@@ -123,35 +71,11 @@ class Size:
     methods: int = 2
 
 
-@dataclass(frozen=True)
-class Round:
-    """What one opened page did; all times in milliseconds."""
-
-    first_paint: float
-    """Of anything, from the start of the navigation."""
-    texts_drawn: float
-    """From the start of the navigation."""
-    intervals: dict[str, list[float]]
-    """By movement: from each frame to the next."""
-    changes: dict[str, float]
-    """By selector: until its change was drawn."""
-
-
 def write_synthetic_viewer(size: Size, path: Path) -> None:
     """Write the page to be measured."""
-    prompt = max(1, int(PROMPT * size.tokens))
-    write_viewer(
-        synthetic(
-            size.methods,
-            size.tokens,
-            prompt,
-            size.layers,
-            size.kv_heads,
-            size.budget,
-            min(EVERY, size.tokens),
-        ),
-        path,
-    )
+    prompt, every = max(1, int(PROMPT * size.tokens)), min(EVERY, size.tokens)
+    shape = (size.methods, size.tokens, prompt, size.layers, size.kv_heads, size.budget, every)
+    write_viewer(synthetic(*shape), path)
 
 
 @contextmanager
@@ -177,134 +101,106 @@ def chromium(executable: Path | None) -> Iterator[Any]:
             running.close()
 
 
+class OpenedPage:
+    """The page in a browser, opened anew."""
+
+    def __init__(self, browser: Any, address: str) -> None:
+        self.page = browser.new_page(viewport=VIEWPORT)
+        self.problems: list[str] = []
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda message: self.problems.append(message.text))
+        self.page.add_init_script(template("viewer.benchmark.js"))
+        self.page.goto(address)
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Call a function of ``viewer.benchmark.js``."""
+        return self.page.evaluate(
+            f"(given) => viewerBenchmark.{function}(...given)", list(arguments)
+        )
+
+    def choose(self, layer: str, head: str) -> None:
+        """Set the selectors of layer and KV head."""
+        self.page.select_option("#layer", layer)
+        self.page.select_option("#head", head)
+
+    def move(self, name: str, seconds: float) -> list[float]:
+        """Make one of `MOVEMENTS`; return the times between its frames."""
+        self.choose(*MOVEMENTS[name])
+        return self.ask("move", name.partition(",")[0], 1000 * seconds, str(PLAYED))
+
+    def change(self, name: str) -> float:
+        """Make one of `CHANGES`; return the time until it was drawn."""
+        self.choose(*ALL)
+        self.page.select_option("#left-method", "0")
+        return self.ask("change", *CHANGES[name])
+
+    def close(self) -> None:
+        """Close the page.
+
+        Raises:
+            RuntimeError: if the page reported an error.
+        """
+        self.page.close()
+        if self.problems:
+            raise RuntimeError(f"the page reports: {self.problems[0]}")
+
+
 def measure_round(
-    browser: Any, address: str, seconds: float, turn: int, advance: Any = lambda: None
-) -> Round:
-    """Open the page anew and do everything once; call ``advance`` after each of `DONE`.
+    browser: Any, address: str, seconds: float, turn: int, advance: Callable[[], Any]
+) -> dict[str, Any]:
+    """Open the page anew and do everything once; call ``advance`` after each part.
+
+    Returns:
+        Milliseconds: of `PAINTS` from the start of the navigation; of `MOVEMENTS` from each frame
+        to the next; of `CHANGES` until they were drawn.
 
     Raises:
         RuntimeError: if the page reported an error.
     """
-    page = browser.new_page(viewport=VIEWPORT)
-    problems: list[str] = []
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text))
-    page.add_init_script(WHEN_DRAWN)
-    page.goto(address)
-    first, drawn = page.evaluate(PAINTS)
+    page = OpenedPage(browser, address)
+    found: dict[str, Any] = dict(zip(PAINTS, page.ask("paints"), strict=True))
     advance()
-    intervals, changes = {}, {}
-    for name in random.Random(turn).sample(DONE[1:], len(DONE) - 1):
-        if name in MOVEMENTS:
-            choose(page, *MOVEMENTS[name])
-            movement = name.partition(",")[0]
-            intervals[name] = page.evaluate(MOVE, [movement, 1000 * seconds, str(PLAYED)])
-        else:
-            choose(page, *ALL)
-            page.select_option("#left-method", "0")
-            changes[name] = page.evaluate(CHANGE, CHANGES[name])
+    for name in shuffled([*MOVEMENTS, *CHANGES], turn):
+        found[name] = page.move(name, seconds) if name in MOVEMENTS else page.change(name)
         advance()
     page.close()
-    if problems:
-        raise RuntimeError(f"the page reports: {problems[0]}")
-    return Round(
-        first,
-        drawn,
-        {name: intervals[name] for name in MOVEMENTS},
-        {name: changes[name] for name in CHANGES},
-    )
+    return found
 
 
-def choose(page: Any, layer: str, head: str) -> None:
-    """Set the selectors of layer and KV head."""
-    page.select_option("#layer", layer)
-    page.select_option("#head", head)
-
-
-def spread(values: list[float]) -> dict[str, Any]:
+def over_rounds(values: Sequence[float]) -> dict[str, Any]:
     """Return every round's value, their median, lowest and highest."""
+    return {"rounds": values, **spread(values)}
+
+
+def frame_times(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Sum up one movement, from the times between its frames in milliseconds."""
+    together = sorted(interval for intervals in rounds for interval in intervals)
+    rates = [1000 / statistics.fmean(intervals) for intervals in rounds]
     return {
-        "rounds": values,
-        "median": statistics.median(values),
-        "lowest": min(values),
-        "highest": max(values),
-    }
-
-
-def frames_per_second(intervals: list[float]) -> float:
-    """Return the mean over one movement, from the times between its frames in milliseconds."""
-    return 1000 / statistics.fmean(intervals)
-
-
-def summary(rounds: list[Round]) -> dict[str, Any]:
-    """Join the rounds: what the result says of them, times in milliseconds."""
-    frames = {}
-    for name in rounds[0].intervals:
-        each = [one.intervals[name] for one in rounds]
-        together = sorted(interval for intervals in each for interval in intervals)
-        frames[name] = {
-            "frames": len(together),
-            "frames_per_second": spread([frames_per_second(one) for one in each]),
-            "interval_ms": {
-                "median": statistics.median(together),
-                "percentile_95": together[int(0.95 * (len(together) - 1))],
-                "longest": together[-1],
-            },
-        }
-    return {
-        "paint_ms": {
-            "first paint": spread([one.first_paint for one in rounds]),
-            "texts drawn": spread([one.texts_drawn for one in rounds]),
-        },
-        "frames": frames,
-        "change_ms": {
-            name: spread([one.changes[name] for one in rounds]) for name in rounds[0].changes
+        "frames": len(together),
+        "frames_per_second": over_rounds(rates),
+        "interval_ms": {
+            "median": statistics.median(together),
+            "percentile_95": together[int(0.95 * (len(together) - 1))],
+            "longest": together[-1],
         },
     }
 
 
-def print_summary(found: dict[str, Any]) -> None:
-    """Print the result for people."""
-    for name, each in {**found["paint_ms"], **found["change_ms"]}.items():
-        says = f"{each['median']:.0f} ms ({each['lowest']:.0f} to {each['highest']:.0f})"
-        console.print(f"  {name:16s} {says}", highlight=False)
-    for name, each in found["frames"].items():
-        rate, interval = each["frames_per_second"], each["interval_ms"]
-        console.print(
-            f"  {name:16s} {rate['median']:.0f} frames/s ({rate['lowest']:.0f} to "
-            f"{rate['highest']:.0f}), interval {interval['median']:.0f} ms, 95 % within "
-            f"{interval['percentile_95']:.0f} ms",
-            highlight=False,
+def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the rounds as the result has them, times in milliseconds."""
+    return {
+        part: {name: joined([each[name] for each in rounds]) for name in names}
+        for part, names, joined in (
+            ("paint_ms", PAINTS, over_rounds),
+            ("frames", MOVEMENTS, frame_times),
+            ("change_ms", CHANGES, over_rounds),
         )
-
-
-def measure(size: Size, browser: Path | None, rounds: int, seconds: float) -> dict[str, Any]:
-    """Write the page, open it ``rounds`` times; return size of the page, browser and summary."""
-    with tempfile.TemporaryDirectory() as directory, chromium(browser) as running:
-        path = Path(directory) / "view.html"
-        write_synthetic_viewer(size, path)
-        with progress() as bar:
-            found = measure_rounds(bar, running, path.as_uri(), rounds, seconds)
-        return {
-            "page_bytes": path.stat().st_size,
-            "chromium": running.version,
-            **summary(found),
-        }
-
-
-def measure_rounds(
-    bar: Progress, browser: Any, address: str, rounds: int, seconds: float
-) -> list[Round]:
-    """Measure the page as often as asked."""
-    task = bar.add_task("viewer", total=rounds * len(DONE))
-    return [
-        measure_round(browser, address, seconds, turn, lambda: bar.advance(task))
-        for turn in range(rounds)
-    ]
+    }
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    out: Out = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times to open the page.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.05, help="Length of each movement.")] = 3.0,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens that are read.")] = 4000,
@@ -314,19 +210,27 @@ def main(
     browser: Annotated[Path | None, typer.Option(help="A Chromium; Debian's by default.")] = None,
 ) -> None:
     """Measure first paint, frames per second and selectors of the viewer."""
-    size = Size(tokens, layers, kv_heads, budget)
-    load = os.getloadavg()[0]
-    found = measure(size, browser, rounds, seconds)
-    result = {
-        "schema": SCHEMA,
-        "machine": {**machine(None), "load_before": load, "load_after": os.getloadavg()[0]},
-        "versions": {**versions("kvlab", "playwright"), "chromium": found.pop("chromium")},
+    size, load = Size(tokens, layers, kv_heads, budget), os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as directory, chromium(browser) as running:
+        path = Path(directory) / "view.html"
+        write_synthetic_viewer(size, path)
+        with progress() as bar:
+            task = bar.add_task("viewer", total=rounds * (1 + len(MOVEMENTS) + len(CHANGES)))
+            measured = [
+                measure_round(running, path.as_uri(), seconds, turn, lambda: bar.advance(task))
+                for turn in range(rounds)
+            ]
+        page_bytes, chromium_version = path.stat().st_size, running.version
+    found = {
         "parameters": {"rounds": rounds, "seconds": seconds, **asdict(size)},
-        **found,
+        "page_bytes": page_bytes,
+        **summary(measured),
     }
-    print_summary(found)
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    result = result_of(SCHEMA, None, found)
+    result["machine"] |= {"load_before": load, "load_after": os.getloadavg()[0]}
+    result["versions"] = {**versions("kvlab", "playwright"), "chromium": chromium_version}
+    show(result)
+    write(result, out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The model and text that every contender is measured on; needs torch and transformers alone."""
+"""The models and texts that every contender is measured on; needs torch and transformers alone."""
 
 import time
 from collections.abc import Callable
@@ -36,10 +36,26 @@ class Footprint:
     """Allocated, in all layers."""
 
 
-def tiny_llama(device: str = "cpu") -> Any:
-    """Return a random Llama of 4 layers, 8 heads of 32 channels; the same on every machine."""
+def random_llama(device: str, dtype: torch.dtype, **config: Any) -> Any:
+    """Return a Llama of random weights that never ends a text; the same on every machine."""
     torch.manual_seed(0)
-    config = LlamaConfig(
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model: Any = LlamaForCausalLM(LlamaConfig(**config)).eval()
+    finally:
+        torch.set_default_dtype(before)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def tiny_llama(device: str = "cpu") -> Any:
+    """Return a model of 4 layers, 8 heads of 32 channels."""
+    model = random_llama(
+        "cpu",  # random numbers of devices differ
+        torch.float32,
         vocab_size=VOCABULARY,
         hidden_size=256,
         intermediate_size=688,
@@ -48,11 +64,7 @@ def tiny_llama(device: str = "cpu") -> Any:
         num_key_value_heads=8,
         max_position_embeddings=32768,
     )
-    model: Any = LlamaForCausalLM(config).eval()
-    model = model.to(device)
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model
+    return model.to(device)
 
 
 def prompt(length: int, device: Any = "cpu", batch: int = 1) -> torch.Tensor:
@@ -62,7 +74,7 @@ def prompt(length: int, device: Any = "cpu", batch: int = 1) -> torch.Tensor:
 
 
 def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
-    """Write exactly ``run.tokens`` tokens, greedily; ``streamer`` learns of the prompt and each."""
+    """Write exactly ``run.tokens`` tokens, greedily; ``streamer`` is told of each."""
     ids = prompt(run.prompt, model.device, run.batch)
     model.generate(
         ids,
@@ -90,60 +102,44 @@ def footprint_of(cache: DynamicCache) -> Footprint:
     )
 
 
-class Stopwatch:
-    """Notes when tokens come; ``model.generate`` takes it as ``streamer``."""
+class Watcher:
+    """Calls a function for the prompt and for every token; ``model.generate``'s ``streamer``."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.times: list[float] = []
-
-    def put(self, value: Any) -> None:
-        """Take in the prompt, then every token."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Nothing more will come."""
-
-
-class Gauge:
-    """Remembers the most that a cache held between two tokens; taken as ``streamer``."""
-
-    def __init__(self, read: Callable[[], Footprint]) -> None:
-        self.read = read
-        self.peak = Footprint(0, 0)
+    def __init__(self, notice: Callable[[], Any]) -> None:
+        self.notice = notice
 
     def put(self, value: Any) -> None:
         """Take in the prompt, then every token."""
-        now = self.read()
-        self.peak = Footprint(
-            max(self.peak.entries, now.entries),
-            max(self.peak.bytes, now.bytes),
-        )
+        self.notice()
 
     def end(self) -> None:
-        """Take in what the last token left."""
-        self.put(None)
+        """Take in the end of the text; nothing is noticed."""
 
 
 def tokens_per_second(model: Any, run: Run, cache: Any, with_prompt: bool) -> float:
     """Measure one generation, per sequence.
 
     Args:
-        model: who writes.
+        model: which writes.
         run: how much to read and write.
         cache: an empty cache for it.
         with_prompt: count the prompt's time, too; otherwise from the first token to the last.
     """
-    watch = Stopwatch(model.device)
-    generate(model, run, cache, watch)
-    times = watch.times if with_prompt else watch.times[1:]
-    return (len(times) - 1) / (times[-1] - times[0])
+    times: list[float] = []
+
+    def note() -> None:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        times.append(time.perf_counter())
+
+    generate(model, run, cache, Watcher(note))
+    first = 0 if with_prompt else 1
+    return (len(times) - first - 1) / (times[-1] - times[first])
 
 
 def peak_footprint(model: Any, run: Run, cache: Any, read: Callable[[], Footprint]) -> Footprint:
-    """Generate once, untimed, and return the most that the cache held after any token."""
-    gauge = Gauge(read)
-    generate(model, run, cache, gauge)
-    return gauge.peak
+    """Generate once, untimed, and return the most that the cache held between two tokens."""
+    found: list[Footprint] = []
+    generate(model, run, cache, Watcher(lambda: found.append(read())))
+    found.append(read())
+    return Footprint(max(each.entries for each in found), max(each.bytes for each in found))

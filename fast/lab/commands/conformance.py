@@ -1,17 +1,25 @@
 """``kvlab conformance``: test kernels against the reference. Needs the reference alone."""
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from kvlab.fast.lab.commands.options import prepare_output
-from kvlab.fast.lab.commands.terminal import AsJson, console, errors, progress, working
+from kvlab.fast.lab.commands.options import AsJson, prepare_output
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.terminal import (
+    console,
+    errors,
+    print_caption,
+    print_json,
+    print_line,
+    print_table,
+    reporting,
+    working,
+)
 from kvlab.reference.conformance import Report, Status, check, published, vectors
 from kvlab.reference.conformance.checker import shown, targets
 from kvlab.reference.conformance.implementation import Implementation
@@ -25,7 +33,6 @@ from kvlab.reference.methods import parse
 app = typer.Typer(
     no_args_is_help=True, help="Test your own kernel against the reference, in any language."
 )
-
 
 MOST_NAMES = 12
 """Targets that are named although nothing of them was tested."""
@@ -60,25 +67,21 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
-    if junit is not None:
-        prepare_output("junit", junit)
+    prepare_output("junit", junit)
     under_test = implementation(file, program, arrays, device, precision)
-    with progress(transient=True) as bar:
-        task = bar.add_task("starting", total=None)
+    with reporting(transient=True) as told:
         report = check(
             target,
             under_test,
             groups=group or None,
             exclude=exclude or (),
             minimise=minimise,
-            progress=lambda done, total, what: bar.update(
-                task, completed=done, total=total, description=what
-            ),
+            progress=told,
         )
     if junit is not None:
-        junit.write_text(to_junit(report), encoding="utf-8")
+        write_text(junit, to_junit(report))
     if as_json:
-        print(json.dumps(to_plain(report), indent=1))
+        print_json(to_plain(report))
     else:
         show(report)
     if not report.passed:
@@ -95,7 +98,8 @@ def implementation(
     """Return what is under test.
 
     Raises:
-        ValueError: if neither or both are given, or one cannot be used.
+        ValueError: if a file and a program are given, or neither, or if what is given cannot be
+            used.
         FileNotFoundError: if the file does not exist.
     """
     if (file is None) == (program is None):
@@ -110,35 +114,22 @@ def implementation(
 
 def show(report: Report) -> None:
     """Print a row per target and group, then the first failures."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("target", "group"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("passed", "failed", "not tested"):
-        table.add_column(heading, justify="right")
-    last = ""
+    rows, last = [], ""
     for group in report.groups:
         if group.target in report.untested:
             continue
-        failed = group.count(Status.FAILED)
-        table.add_row(
-            group.target if group.target != last else "",
-            group.group,
-            str(group.count(Status.PASSED)),
-            f"[red]{failed}[/]" if failed else "0",
-            str(group.count(Status.NOT_TESTED) or ""),
-        )
+        counts = [str(group.count(status) or "") for status in Status]
+        rows.append((group.target if group.target != last else "", group.group, *counts))
         last = group.target
-    console.print(table)
+    print_table(Table(("target", "group", *map(str, Status)), rows, words=2))
     if failures := report.failures():
         console.print(escape(shown(failures)), style="red", highlight=False, soft_wrap=True)
         console.print()
-    counts = ", ".join(f"{report.count(status)} {status}" for status in Status)
-    console.print(counts, highlight=False)
+    print_line(", ".join(f"{report.count(status)} {status}" for status in Status))
     if report.untested:
         names = ", ".join(report.untested[:MOST_NAMES])
         more = len(report.untested) - MOST_NAMES
-        ending = f" and {more} more" if more > 0 else ""
-        console.print(f"nothing tested of: {names}{ending}", style="dim", highlight=False)
+        print_caption(f"nothing tested of: {names}{f' and {more} more' if more > 0 else ''}")
 
 
 @app.command("list")
@@ -149,12 +140,10 @@ def list_targets(as_json: AsJson = False) -> None:
         for target in targets(published())
     }
     if as_json:
-        print(json.dumps(rows, indent=1))
+        print_json(rows)
         return
-    table = Table("target", "groups", box=box.SIMPLE_HEAD)
-    for target, groups in rows.items():
-        table.add_row(target, ", ".join(groups))
-    console.print(table)
+    table = [(target, ", ".join(groups)) for target, groups in rows.items()]
+    print_table(Table(("target", "groups"), table, words=2))
 
 
 @app.command("show")
@@ -167,31 +156,30 @@ def show_target(
     cases = [case for case in published() if case.target == target]
     if not cases:
         raise ValueError(f"there are no vectors for {target!r}")
-    names = {name for case in cases for name in case.inputs}
+    inputs = {name for case in cases for name in case.inputs}
     outputs = {name for case in cases for name in case.expected}
-    parameters = {name: value for case in cases for name, value in case.parameters.items()}
+    values: dict[str, dict[str, None]] = {}
+    for case in cases:
+        for name, value in case.parameters.items():
+            values.setdefault(name, {})[str(value)] = None
+    described = {
+        "summary": operation.summary,
+        "source": source_of(operation, target),
+        "inputs": {k: vars(v) for k, v in operation.inputs.items() if k in inputs},
+        "outputs": {k: vars(v) for k, v in operation.outputs.items() if k in outputs},
+        "parameters": {
+            name: operation.parameters.get(name, "option of the method") for name in values
+        },
+    }
     if as_json:
-        source = source_of(operation, target)
-        print(json.dumps(plain(operation, source, names, outputs, parameters), indent=1))
+        print_json(described)
         return
-    console.print(f"[bold]{target}[/]: {escape(operation.summary)}", highlight=False)
-    console.print(
-        f"source: {escape(source_of(operation, target))}", highlight=False, soft_wrap=True
-    )
-    table = Table("", "name", "axes", "kind or values", "meaning", box=box.SIMPLE_HEAD)
-    for title, fields, wanted in (
-        ("input", operation.inputs, names),
-        ("output", operation.outputs, outputs),
-    ):
-        for name, field in fields.items():
-            if name in wanted:
-                axes = escape(f"[{', '.join(field.axes)}]")
-                table.add_row(title, name, axes, field.kind, escape(field.meaning))
-    for name in parameters:
-        meaning = operation.parameters.get(name, "option of the method")
-        values = dict.fromkeys(str(c.parameters[name]) for c in cases if name in c.parameters)
-        table.add_row("parameter", name, "", ", ".join([*values][:4]), escape(meaning))
-    console.print(table)
+    print_line(f"{target}: {operation.summary}")
+    print_line(f"source: {described['source']}")
+    rows = [*field_rows("input", described["inputs"]), *field_rows("output", described["outputs"])]
+    for name, meaning in described["parameters"].items():
+        rows.append(("parameter", name, "", ", ".join([*values[name]][:4]), meaning))
+    print_table(Table(("", "name", "axes", "kind or values", "meaning"), rows, words=5))
 
 
 def source_of(operation: Operation, target: str) -> str:
@@ -208,23 +196,12 @@ def source_of(operation: Operation, target: str) -> str:
     )
 
 
-def plain(
-    operation: Operation,
-    source: str,
-    names: set[str],
-    outputs: set[str],
-    parameters: dict[str, object],
-) -> dict[str, object]:
-    """Return a target's description as what JSON can hold."""
-    return {
-        "summary": operation.summary,
-        "source": source,
-        "inputs": {k: vars(v) for k, v in operation.inputs.items() if k in names},
-        "outputs": {k: vars(v) for k, v in operation.outputs.items() if k in outputs},
-        "parameters": {
-            name: operation.parameters.get(name, "option of the method") for name in parameters
-        },
-    }
+def field_rows(title: str, fields: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Lay inputs or outputs out."""
+    return [
+        (title, name, f"[{', '.join(field['axes'])}]", field["kind"], field["meaning"])
+        for name, field in fields.items()
+    ]
 
 
 @app.command()
@@ -236,7 +213,7 @@ def generate(
     with working("computing the vectors"):
         cases = vectors.all_cases()
     vectors.write(cases, out)
-    console.print(f"{len(cases)} cases in {out}", highlight=False, soft_wrap=True)
+    print_line(f"{len(cases)} cases in {out}")
 
 
 @app.command()
@@ -255,4 +232,4 @@ def verify() -> None:
         errors.print(line, highlight=False)
     if different:
         raise typer.Exit(1)
-    console.print(f"{len(ours)} files are the same", highlight=False)
+    print_line(f"{len(ours)} files are the same")

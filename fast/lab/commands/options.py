@@ -1,5 +1,6 @@
-"""Options that the commands share."""
+"""Options that several commands share, and what reads and checks them."""
 
+import os
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
@@ -17,6 +18,28 @@ ModelName = Annotated[
         "--model", help="Hugging Face directory, or id on the hub; default: the embedded reasoner."
     ),
 ]
+ModelDirectory = Annotated[
+    Path | None,
+    typer.Option("--model", help="Hugging Face directory; default: the embedded reasoner."),
+]
+Device = Annotated[
+    str | None, typer.Option(help="As PyTorch names it; default: a GPU if there is one.")
+]
+Dtype = Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")]
+Parallel = Annotated[
+    str | None,
+    typer.Option(help="layers: over all devices; tensor: over the processes of torchrun."),
+]
+Methods = Annotated[
+    str,
+    typer.Option("--methods", "--method", help="Registry syntax, separated by ';' or blanks."),
+]
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budgets", "--budget", help="Entries or percent, separated by commas; may be repeated."
+    ),
+]
 PromptText = Annotated[
     str | None,
     typer.Option("--prompt", help="Text to continue; default, without --model: a problem."),
@@ -25,23 +48,8 @@ PromptFile = Annotated[
     Path | None, typer.Option("--prompt-file", help="UTF-8 file with the text to continue.")
 ]
 MaxNewTokens = Annotated[int, typer.Option(help="Tokens to write at most.")]
-Device = Annotated[
-    str | None, typer.Option(help="As PyTorch names it; default: a GPU if there is one.")
-]
-
-Dtype = Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")]
 BlockSize = Annotated[
     int | None, typer.Option(help="Read prompts in blocks of so many tokens; default: at once.")
-]
-Budgets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--budgets", "--budget", help="Entries or percent, separated by commas; may be repeated."
-    ),
-]
-Parallel = Annotated[
-    str | None,
-    typer.Option(help="layers: over all devices; tensor: over the processes of torchrun."),
 ]
 Feed = Annotated[
     str,
@@ -49,6 +57,15 @@ Feed = Annotated[
         help="How tokens are rated: fed one by one as if written (steps), or as a prompt (blocks)."
     ),
 ]
+Problems = Annotated[int, typer.Option(help="Held-out problems.")]
+Seed = Annotated[int, typer.Option(help="Seed of the held-out problems.")]
+Threshold = Annotated[float, typer.Option(help="Attention that counts as an activation.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Apply the chat template.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
+HtmlReport = Annotated[Path | None, typer.Option("--report", help="HTML report to write.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+CORES = os.cpu_count() or 1
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -56,11 +73,23 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text.replace(",", " ").split()))
 
 
+def read_methods(text: str) -> tuple[str, ...]:
+    """Return the specifications in an option, which ``;`` or blanks separate.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    specs = text.replace(";", " ").split()
+    if not specs:
+        raise ValueError("methods must name at least one method")
+    return tuple(specs)
+
+
 def read_budgets(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the budgets of a repeated option, each checked.
 
     Raises:
-        ValueError: if one is no number of entries and no percentage.
+        ValueError: if one is neither a number of entries nor a percentage.
     """
     found = words(" ".join(texts or ()))
     for text in found:
@@ -68,13 +97,13 @@ def read_budgets(texts: Sequence[str] | None) -> tuple[str, ...]:
     return found
 
 
-def read_prompt(text: str | None, file: Path | None, model: str | None) -> str:
+def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -> str:
     """Return the text to continue, unchanged: nothing is stripped, no chat template is applied.
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if both are given, neither is and the model is not the embedded one, or the
-            file is no UTF-8 text.
+        ValueError: if text and file are given, if neither is given although the model is not the
+            embedded one, or if the file is no UTF-8 text.
     """
     if text is not None and file is not None:
         raise ValueError("--prompt and --prompt-file cannot both be given")
@@ -92,7 +121,7 @@ def read_text(name: str, file: Path) -> str:
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if it is no UTF-8 text.
+        ValueError: if the file is no UTF-8 text.
     """
     if not file.exists():
         raise FileNotFoundError(f"{name} = {file} does not exist")
@@ -104,24 +133,14 @@ def read_text(name: str, file: Path) -> str:
         raise ValueError(f"{name} = {file} must be UTF-8 text") from None
 
 
-def read_methods(text: str) -> list[str]:
-    """Return the specifications in an option, separated by ';' or blanks.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    specs = text.replace(";", " ").split()
-    if not specs:
-        raise ValueError("methods must name at least one method")
-    return specs
-
-
-def prepare_output(name: str, file: Path) -> None:
+def prepare_output(name: str, file: Path | None) -> None:
     """Make the directory of a file, before anything is computed for it.
 
     Raises:
         ValueError: if nothing can be written there.
     """
+    if file is None:
+        return
     if file.is_dir():
         raise ValueError(f"{name} = {file} is a directory")
     if file.exists() and not file.is_file():
@@ -143,6 +162,6 @@ def at_least(name: str, value: float, least: float) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raise ValueError if PyTorch cannot be given a seed."""
+    """Raise ValueError if PyTorch does not take a number as a seed."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed = {seed} must be at least 0 and below 2**63")

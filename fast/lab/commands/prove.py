@@ -9,9 +9,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kvlab.fast.lab.commands.options import prepare_output
-from kvlab.fast.lab.commands.terminal import AsJson, console, errors, progress
+from kvlab.fast.lab.commands.options import AsJson, prepare_output
 from kvlab.fast.lab.evaluate.readings import stored_differences
+from kvlab.fast.lab.terminal import console, errors, progress
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import proofs
 from kvlab.reference.proofs import errata, ledger

@@ -1,13 +1,20 @@
-"""``kvlab sweep``: many comparisons, on one process or a Ray cluster, that survive being killed."""
+"""``kvlab sweep`` and ``kvlab report``: many comparisons that survive being killed."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.commands.options import prepare_output
-from kvlab.fast.lab.commands.terminal import AsJson, console, errors, progress, results_only
+from kvlab.fast.lab.commands.options import AsJson, prepare_output
+from kvlab.fast.lab.terminal import (
+    errors,
+    print_json,
+    print_line,
+    print_table,
+    reporting,
+    results_only,
+    working,
+)
 
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -40,35 +47,23 @@ def sweep(
 ) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
     from kvlab.fast.lab.sweep import run as running  # needs pyarrow
-    from kvlab.fast.lab.sweep.choice import choose_engine
     from kvlab.fast.lab.sweep.configuration import read_sweep
-    from kvlab.fast.lab.sweep.dataset import Dataset
     from kvlab.fast.lab.sweep.jobs import make_plan
 
     wanted = read_sweep(configuration)
-    chosen = choose_engine(engine, workers, gpus)
+    chosen = running.choose_engine(engine, workers, gpus)
     directory = out or Path("kvlab-sweep") / configuration.stem
     if not dry_run:
         prepare_output("out", directory / running.PLAN)
     plan = make_plan(wanted)
-    data = Dataset(directory / running.RESULTS)
+    plan.check_methods()
     if dry_run:
-        jobs = list(plan.jobs())
-        missing = len({job.id for job in jobs} - data.done())
-        _say({"jobs": len(jobs), "missing": missing, "directory": str(directory)}, as_json)
+        total, missing = running.count_jobs(plan, directory)
+        say({"jobs": total, "missing": missing, "directory": str(directory)}, as_json)
         return
     try:
-        with results_only(), progress() as bar:
-            task = bar.add_task("starting", total=None)
-            ran = running.run(
-                plan,
-                directory,
-                chosen,
-                lambda done, total, job: bar.update(
-                    task, completed=done, total=total, description=job.label if job else "starting"
-                ),
-                compact,
-            )
+        with results_only(), reporting() as told:
+            ran = running.run_sweep(plan, directory, chosen, told, compact)
     except KeyboardInterrupt:
         errors.print("stopped; nothing that was done is lost: the same command goes on from here")
         raise typer.Exit(STOPPED) from None
@@ -77,11 +72,36 @@ def sweep(
         errors.print(f"failed: {job.label}: {failure.reason}{where}", style="red", markup=False)
     if ran.failures:
         raise typer.Exit(1)
-    _say({"jobs": ran.total, "done now": ran.done, "directory": str(directory)}, as_json)
+    say({"jobs": ran.total, "done now": ran.done, "directory": str(directory)}, as_json)
 
 
-def _say(facts: dict[str, int | str], as_json: bool) -> None:
+def say(facts: dict[str, int | str], as_json: bool) -> None:
+    """Print some facts in one line, or as JSON."""
     if as_json:
-        print(json.dumps(facts, indent=1))
+        print_json(facts)
+    else:
+        print_line(", ".join(f"{name}: {value}" for name, value in facts.items()))
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="Directory of a sweep.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the report; default: the sweep's.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Report on a sweep: tables, curves, intervals, paired tests, and how to run it again."""
+    from kvlab.fast.lab.sweep import report as reporting  # needs pyarrow
+    from kvlab.fast.lab.sweep.run import read_stored
+
+    stored = read_stored(directory)
+    place = out or directory
+    prepare_output("out", place / f"{reporting.NAME}.html")
+    with working("reading the results"):
+        summaries = reporting.write_report(stored, place)
+    if as_json:
+        print_json(reporting.to_json(stored, summaries))
         return
-    console.print(", ".join(f"{name}: {value}" for name, value in facts.items()), highlight=False)
+    for each in summaries:
+        print_table(reporting.accuracy_table(each), f"{each.task}, model {each.model}")
+    print_line(f"report: {place / reporting.NAME}.html")

@@ -1,6 +1,5 @@
 """``kvlab trace``: records a generation for the simulator."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import typer
 
 from kvlab.fast.lab.commands.options import (
+    AsJson,
     Device,
     MaxNewTokens,
     ModelName,
@@ -17,8 +17,7 @@ from kvlab.fast.lab.commands.options import (
     prepare_output,
     read_prompt,
 )
-from kvlab.fast.lab.commands.terminal import AsJson, kibibytes, print_facts, progress, working
-from kvlab.fast.lab.commands.writing import Pace, encode, plain
+from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.traces.trace import DTYPES, Trace, save
 
@@ -35,7 +34,7 @@ def trace(
         str | None, typer.Option(help="Layers to record, as in '0,3'; default: all.")
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="What the arrays are stored as: float16, float32 or float64.")
+        str, typer.Option(help="Number format of the arrays: float16, float32 or float64.")
     ] = "float32",
     device: Device = None,
     as_json: AsJson = False,
@@ -48,19 +47,23 @@ def trace(
     wanted = None if layers is None else layer_numbers(layers)
     text = read_prompt(prompt, prompt_file, model)
     with working(f"loading {model or 'the embedded reasoner'}"):
-        from kvlab.fast.lab.recording import record
+        from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
+        from kvlab.fast.lab.recording import record_generation
         from kvlab.fast.models.loading import load
 
         network, tokenizer = load(model or reasoner_directory(), device=device)
-    inputs = encode(tokenizer, text, network.device) | plain(network, max_new_tokens)
-    with progress(transient=True) as bar:
-        pace = Pace(bar, max_new_tokens)
-        recorded = record(network, layers=wanted, dtype=dtype, streamer=pace, **inputs)
+    inputs = encode_prompt(tokenizer, text, network.device)
+    options = decoding_options(network, max_new_tokens)
+    with reporting(transient=True) as report:
+        timer = TokenTimer(max_new_tokens, report)
+        recorded = record_generation(
+            network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
+        )
     with working(f"compressing into {output}"):
         save(recorded, output)
     summary = summarise(recorded, output)
     if as_json:
-        print(json.dumps(summary, indent=1))
+        print_json(summary)
     else:
         print_facts(facts(summary))
 
@@ -69,7 +72,7 @@ def layer_numbers(text: str) -> list[int]:
     """Read layer numbers.
 
     Raises:
-        ValueError: if something else is written there.
+        ValueError: if the text holds anything else.
     """
     try:
         return [int(number) for number in text.split(",")]
@@ -78,7 +81,7 @@ def layer_numbers(text: str) -> list[int]:
 
 
 def summarise(recorded: Trace, output: Path) -> dict[str, Any]:
-    """Return the figures of a trace that is stored."""
+    """Return the figures of a trace that lies in a file."""
     _, G, rho, t, d = recorded.queries.shape
     known = recorded.confidence[~np.isnan(recorded.confidence)]
     return {

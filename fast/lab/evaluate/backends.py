@@ -14,6 +14,10 @@ from kvlab.reference.generate import generate
 from kvlab.reference.measure import Measurement, teacher_forced
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
+from kvlab.reference.windows import check_choice
+
+Texts = Sequence[Sequence[int]]
+"""Token ids of several texts."""
 
 Measured = tuple[Measurement, np.ndarray]
 """A measurement, and the logits ``[steps, vocab]``."""
@@ -33,19 +37,18 @@ def load_backend(name: str, model: str | Path) -> "Backend":
         ValueError: if there is no such backend.
         FileNotFoundError: if the model directory is incomplete.
     """
-    if name not in NAMES:
-        raise ValueError(f"backend = {name!r} must be one of {', '.join(map(repr, NAMES))}")
+    check_choice(NAMES, backend=name)
     return FastBackend(model) if name == "fast" else ReferenceBackend(model)
 
 
-def load_encoder(model: str | Path) -> Callable[[str], list[int]]:
+def load_encoder(model: str | Path, backend: str) -> Callable[[str], list[int]]:
     """Return what turns text into token ids, without loading the model.
 
     Raises:
         FileNotFoundError: if the model directory has no tokenizer.
         ValueError: if the tokenizer cannot be loaded.
     """
-    if Path(model).is_dir():
+    if backend == "reference" or Path(model).is_dir():
         tokenizer = load_tokenizer(model)
         return lambda text: tokenizer.encode(text).ids
     from kvlab.fast.models.loading import load_tokenizer_of
@@ -57,9 +60,6 @@ def load_encoder(model: str | Path) -> Callable[[str], list[int]]:
 class Backend(ABC):
     """A loaded model that writes and measures under any method."""
 
-    batch: int
-    """Problems that are worth running together."""
-
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Return token ids."""
@@ -70,7 +70,7 @@ class Backend(ABC):
 
     @abstractmethod
     def write(
-        self, spec: str, budget: int | None, prompts: Sequence[Sequence[int]], limit: int, stop: int
+        self, spec: str, budget: int | None, prompts: Texts, limit: int, stop: int
     ) -> tuple[list[list[int]], float]:
         """Continue prompts greedily; return what was written, and the seconds per token.
 
@@ -83,8 +83,8 @@ class Backend(ABC):
         self,
         spec: str,
         budget: int | None,
-        prompts: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[int]],
+        prompts: Texts,
+        continuations: Texts,
         full_logits: Sequence[np.ndarray] | None = None,
     ) -> list[Measured]:
         """Feed continuations and compare every step with the full cache."""
@@ -93,24 +93,19 @@ class Backend(ABC):
 class ReferenceBackend(Backend):
     """`kvlab.reference`, one sequence after the other."""
 
-    batch = 1
-
     def __init__(self, model: str | Path) -> None:
         self.model = Transformer.from_directory(Path(model))
         self.tokenizer = load_tokenizer(Path(model))
 
     def encode(self, text: str) -> list[int]:
-        """Return token ids."""
         return self.tokenizer.encode(text).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return text, special tokens included."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def write(
-        self, spec: str, budget: int | None, prompts: Sequence[Sequence[int]], limit: int, stop: int
+        self, spec: str, budget: int | None, prompts: Texts, limit: int, stop: int
     ) -> tuple[list[list[int]], float]:
-        """Continue prompts greedily; return what was written, and the seconds per token."""
         policy, started = methods.get(spec, budget), time.perf_counter()
         written = [
             list(generate(self.model, policy, prompt, limit, stop=stop).tokens)
@@ -122,11 +117,10 @@ class ReferenceBackend(Backend):
         self,
         spec: str,
         budget: int | None,
-        prompts: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[int]],
+        prompts: Texts,
+        continuations: Texts,
         full_logits: Sequence[np.ndarray] | None = None,
     ) -> list[Measured]:
-        """Feed continuations and compare every step with the full cache."""
         policy = methods.get(spec, budget)
         yardsticks = [None] * len(prompts) if full_logits is None else full_logits
         return [
@@ -138,8 +132,6 @@ class ReferenceBackend(Backend):
 class FastBackend(Backend):
     """`kvlab.fast`: many problems in one left-padded batch, on a GPU if there is one."""
 
-    batch = 32
-
     def __init__(self, model: str | Path) -> None:
         from kvlab.fast.models.loading import load
 
@@ -147,23 +139,20 @@ class FastBackend(Backend):
         self.model: Any = network
 
     def encode(self, text: str) -> list[int]:
-        """Return token ids."""
         return self.tokenizer(text)["input_ids"]  # type: ignore[return-value]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return text, special tokens included."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)  # type: ignore
 
     def write(
-        self, spec: str, budget: int | None, prompts: Sequence[Sequence[int]], limit: int, stop: int
+        self, spec: str, budget: int | None, prompts: Texts, limit: int, stop: int
     ) -> tuple[list[list[int]], float]:
-        """Continue prompts greedily; return what was written, and the seconds per token."""
         from kvlab.fast import compress
-        from kvlab.fast.lab.commands.writing import plain
+        from kvlab.fast.lab.generation import decoding_options
         from kvlab.fast.lab.measure import left_padded
 
         ids, real = left_padded(prompts, self.model.device)
-        options = {**plain(self.model, limit), "eos_token_id": stop}
+        options = {**decoding_options(self.model, limit), "eos_token_id": stop}
         started = time.perf_counter()
         with compress(self.model, spec, budget) as cache:
             result = self.model.generate(
@@ -177,11 +166,10 @@ class FastBackend(Backend):
         self,
         spec: str,
         budget: int | None,
-        prompts: Sequence[Sequence[int]],
-        continuations: Sequence[Sequence[int]],
+        prompts: Texts,
+        continuations: Texts,
         full_logits: Sequence[np.ndarray] | None = None,
     ) -> list[Measured]:
-        """Feed continuations and compare every step with the full cache."""
         from kvlab.fast import methods as fast_methods
         from kvlab.fast.lab import measure
 

@@ -1,36 +1,19 @@
-"""Every method on the embedded reasoner: what it answers, what it spoils, what it stores.
+"""Compares methods on one task: a sweep that is run at once, and kept in memory."""
 
-A method is given in registry syntax. The work is spread over processes, and every process computes
-with one thread, so that times are comparable.
-"""
-
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from kvlab.fast.lab.evaluate.attempts import (
-    Answered,
-    answer_fully,
-    ask,
-    attempt,
-    measure,
-    together_or_alone,
-)
-from kvlab.fast.lab.evaluate.backends import Backend, load_backend
-from kvlab.fast.lab.evaluate.here import Here
-from kvlab.fast.lab.evaluate.statistics import wilson
-from kvlab.fast.lab.evaluate.tasks import Reasoning
-from kvlab.reference import methods
-from kvlab.reference.measure import Measurement
-from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import reasoning
+from kvlab.fast.lab.evaluate.backends import load_backend
+from kvlab.fast.lab.points import check_some_ran
+from kvlab.fast.lab.sweep.configuration import Sweep, model_location
+from kvlab.fast.lab.sweep.engines import Failure, LocalEngine, ProcessEngine
+from kvlab.fast.lab.sweep.jobs import Job, Plan, make_plan
+from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, summarise
+from kvlab.fast.lab.sweep.worker import Found, rows_of
+from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
+from kvlab.fast.lab.terminal import Report
 
 BUDGETED = (
     "streaming_llm",
@@ -68,280 +51,172 @@ SELF_SIZED = (
 
 DEFAULT_METHODS = (*SELF_SIZED, *BUDGETED)
 
+DEFAULT_BUDGETS = ("70%", "85%")
 
-@dataclass(frozen=True)
-class Settings:
-    """What to compare."""
-
-    model: str | Path
-    """Hugging Face directory; with the fast backend also an id on the hub."""
-    specs: tuple[str, ...]
-    budgets: tuple[str, ...]
-    """Entries, or percent of the mean full-cache length."""
-    problems: int
-    seed: int
-    workers: int
-    """Processes; 0: none but this one."""
-    backend: str = "reference"
+ENGINES = {
+    "fast": "PyTorch, all problems of a batch at once",
+    "reference": "NumPy, one problem after the other",
+}
 
 
-@dataclass(frozen=True)
-class Run:
-    """One method at one budget on one problem."""
-
-    spec: str
-    budget: int | None
-    problem: int
-    answer_correct: bool
-    solved: bool
-    """The whole solution is right."""
-    seconds_per_token: float
-    measurement: Measurement
+COLUMNS = (
+    Column("method"),
+    Column("solved (95 %)", "interval", lambda share: percent_interval(*vars(share).values())),
+    Column("error", lambda point: point.mean("output_error"), ".3f"),
+    Column("KL", lambda point: point.mean("kl"), ".3f"),
+    Column("entries", lambda point: point.mean("entries"), ".0f"),
+    Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
+    Column("bits", lambda point: point.mean("average_bits"), ".1f"),
+    Column("ms", "seconds_per_token", lambda seconds: f"{1000 * seconds:.1f}"),
+)
+"""What the tables of a comparison say of a point."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method at one budget, over all problems."""
+class ResultsInMemory(Results):
+    """What a sweep found that was run at once; `summary.summarise` sums it up."""
 
-    spec: str
-    budget: int | None
-    problems: int
-    refusal: str | None
-    """Why the method could not run at this budget; the figures below are then None."""
-    accuracy: float | None = None
-    accuracy_low: float | None = None
-    accuracy_high: float | None = None
-    output_error: float | None = None
-    kl: float | None = None
-    agreement: float | None = None
-    entries: float | None = None
-    kilobytes: float | None = None
-    average_bits: float | None = None
-    payload_bits: float | None = None
-    milliseconds_per_token: float | None = None
+    plan: Plan
+    found: Sequence[tuple[Job, Sequence[Found]]]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for job, found in self.found for row in rows_of(job, found)]
+
+    def missing(self) -> list[Job]:
+        return []
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What `compare` found."""
 
-    settings: Settings
-    lengths: tuple[int, ...]
-    """Tokens of prompt and full-cache answer of each problem."""
-    budgets: dict[str, int]
-    """The budgets asked for, in entries."""
-    rows: tuple[Row, ...]
+    sweep: Sweep
+    summary: TaskSummary
+    """Every method at every budget, with intervals."""
     memory: dict[str, list[float]]
-    """KiB of keys and values after each token of the first problem, per row label."""
+    """KiB of keys and values after each token of the first problem, per label."""
+    workers: int
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        settings = {**asdict(self.settings), "model": str(self.settings.model)}
         return {
-            "settings": settings,
-            "mean_length": float(np.mean(self.lengths)),
-            "budgets": self.budgets,
-            "rows": [asdict(row) for row in self.rows],
+            "settings": asdict(self.sweep),
+            "mean_length": self.summary.mean_length,
+            "budgets": self.summary.budgets,
+            "rows": [plain_row(point) for point in self.summary.points],
             "memory": self.memory,
             "seconds": self.seconds,
         }
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Every method at every budget on every problem."""
-
-    lengths: tuple[int, ...]
-    """Tokens of prompt and full-cache answer of each problem."""
-    budgets: dict[str, int]
-    """The budgets asked for, in entries."""
-    pairs: list[tuple[str, int | None]]
-    """Methods and budgets."""
-    runs: list[Any]
-    """Each a `Run`, or (method, budget, why it could not run)."""
+def label(method: str, budget: int | None) -> str:
+    """Name a method at a budget."""
+    return method if budget is None else f"{method} · {budget}"
 
 
-def label(spec: str, budget: int | None) -> str:
-    """Name a row."""
-    return spec if budget is None else f"{spec} · {budget}"
-
-
-def compare(
-    settings: Settings, progress: Callable[[int, int, str], None] | None = None
-) -> Comparison:
+def compare(sweep: Sweep, workers: int = 0, report: Report | None = None) -> Comparison:
     """Sum up what every method does at every budget on every problem.
 
     Args:
-        settings: what to compare.
-        progress: called with (done, total, what was done last).
+        sweep: what to compare, on one model and one task; every problem is measured.
+        workers: processes, each of one thread; 0 computes in this process.
+        report: is called after each job.
 
     Raises:
-        ValueError: if a method, a budget or a count is not allowed.
+        ValueError: if there is more than one model or task, or no method could run.
         FileNotFoundError: if the model directory is incomplete.
     """
     started = time.perf_counter()
-    found = run_all(settings, progress)
-    rows = tuple(_row(spec, budget, found.runs, settings.problems) for spec, budget in found.pairs)
-    memory = {
-        label(run.spec, run.budget): (run.measurement.nbytes / 1024).tolist()
-        for run in found.runs
-        if isinstance(run, Run) and run.problem == 0
-    }
-    seconds = time.perf_counter() - started
-    return Comparison(settings, found.lengths, found.budgets, rows, memory, seconds)
+    if len(sweep.models) > 1 or len(sweep.tasks) > 1:
+        raise ValueError("a comparison is of one model on one task")
+    sweep = replace(sweep, measured=sweep.problems)
+    results = run_in_memory(sweep, workers, report)
+    (summary,) = summarise(results)
+    check_some_ran(summary.points)
+    memory = memory_of_first_problem(results)
+    return Comparison(sweep, summary, memory, workers, time.perf_counter() - started)
 
 
-def run_all(settings: Settings, progress: Callable[[int, int, str], None] | None = None) -> Runs:
-    """Run every method at every budget on every problem, and keep all single runs.
+def run_in_memory(sweep: Sweep, workers: int = 0, report: Report | None = None) -> ResultsInMemory:
+    """Do all jobs of a sweep, and keep what they find.
 
-    Args and errors are those of `compare`.
+    Args:
+        sweep: what to run.
+        workers: processes, each of one thread; 0 computes in this process.
+        report: is called after each job.
+
+    Raises:
+        ValueError: if a budget is not allowed.
+        FileNotFoundError: if a model directory is incomplete.
+        RuntimeError: if a job fails.
     """
-    backend = check(settings)
-    numbered = list(enumerate(reasoning.held_out(settings.problems, settings.seed)))
-    report = progress or (lambda done, total, what: None)
-    with _pool(settings) as pool:
-        answered: list[Answered] = _collect(
-            [pool.submit(_prepare, several) for several in batched(numbered, backend.batch)],
-            lambda done, total: report(done, total, "full cache"),
-        )
-        answered.sort(key=lambda each: each.question.number)
-        lengths = tuple(len(each.question.prompt) + len(each.answer) for each in answered)
-        mean_length = round(float(np.mean(lengths)))
-        budgets = {text: budget_entries(text, mean_length) for text in settings.budgets}
-        pairs = list(_pairs(settings.specs, sorted(set(budgets.values()))))
-        runs = _collect(
-            [
-                pool.submit(_run, several, *pair)
-                for several in batched(answered, backend.batch)
-                for pair in pairs
-            ],
-            lambda done, total: report(done, total, "methods"),
-        )
-    return Runs(lengths, budgets, pairs, runs)
+    plan = make_plan(sweep)
+    for model in sweep.models:  # so that errors come before processes are started
+        load_backend(sweep.backend, model_location(model))
+    engine = ProcessEngine(workers) if workers else LocalEngine()
+    jobs, found = list(plan.jobs()), []
+    for job, rows in engine.results(jobs):
+        if isinstance(rows, Failure):
+            raise RuntimeError(f"{job.label} failed\n\n{rows.trace}")
+        found.append((job, rows))
+        if report is not None:
+            report(len(found), len(jobs), job.label)
+    return ResultsInMemory(plan, found)
 
 
-def check(settings: Settings) -> Backend:
-    """Load the model; raise ValueError or TypeError on what is known to fail beforehand."""
-    if settings.problems < 1:
-        raise ValueError(f"problems = {settings.problems} must be at least 1")
-    if settings.seed < 0:
-        raise ValueError(f"seed = {settings.seed} must not be negative")
-    if not settings.specs:
-        raise ValueError("methods must name at least one method")
-    for text in settings.budgets:
-        budget_entries(text, 100)
-    for spec in settings.specs:
-        methods.parse(spec)
-    return load_backend(settings.backend, settings.model)
+def plain_row(point: Point) -> dict[str, Any]:
+    """Return what was found at one point as plain data; the figures are means."""
+    share, seconds = point.interval, point.seconds_per_token
+    bytes_held = point.mean("nbytes")
+    return {
+        "spec": point.method,
+        "budget": point.budget,
+        "problems": point.problems,
+        "refusal": point.refusal,
+        "accuracy": point.solved,
+        "accuracy_low": None if share is None else share.low,
+        "accuracy_high": None if share is None else share.high,
+        "output_error": point.mean("output_error"),
+        "kl": point.mean("kl"),
+        "agreement": point.mean("agreement"),
+        "entries": point.mean("entries"),
+        "kilobytes": None if bytes_held is None else bytes_held / 1024,
+        "average_bits": point.mean("average_bits"),
+        "payload_bits": point.mean("payload_bits"),
+        "milliseconds_per_token": None if seconds is None else 1000 * seconds,
+    }
 
 
-def batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """Cut a sequence into pieces of at most ``size``."""
-    return [items[first : first + size] for first in range(0, len(items), size)]
+def memory_of_first_problem(results: ResultsInMemory) -> dict[str, list[float]]:
+    """Return the KiB of keys and values after each token of the first problem, per label."""
+    return {
+        label(job.method, job.budget): [nbytes / 1024 for nbytes in found[0].nbytes_over_tokens]
+        for job, found in results.found
+        if job.first == 0 and job.seed == results.plan.sweep.seeds[0]
+        if found[0].nbytes_over_tokens
+    }
 
 
-def takes_budget(spec: str) -> bool:
-    """Say whether a method has to be given a budget."""
-    method = methods.parse(spec)
-    return getattr(method, "base", method).budgeted
+def tables(comparison: Comparison) -> list[tuple[str, Table]]:
+    """Return a title and a table for the methods with a rule of their own, and for each budget."""
+    titles: dict[int | None, str] = {None: "memory by the method's own rule"}
+    for text, entries in comparison.summary.budgets.items():
+        percent = text.endswith("%")
+        titles[entries] = f"budget {text} = {entries} entries" if percent else f"budget {entries}"
+    found = []
+    for budget, title in titles.items():
+        points = [point for point in comparison.summary.points if point.budget == budget]
+        if points:
+            found.append((title, tabulate(points, COLUMNS)))
+    return found
 
 
-def _pairs(specs: Sequence[str], budgets: Sequence[int]) -> Iterator[tuple[str, int | None]]:
-    yield from ((spec, None) for spec in specs if not takes_budget(spec))
-    for budget in budgets:
-        yield from ((spec, budget) for spec in specs if takes_budget(spec))
-
-
-# --- in the worker processes ---------------------------------------------------------------------
-
-_worker: dict[str, Backend] = {}
-
-
-def _pool(settings: Settings) -> Executor:
-    if settings.workers == 0:
-        _load(settings.backend, settings.model)
-        return Here()
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
-    return ProcessPoolExecutor(
-        settings.workers,
-        get_context("spawn"),
-        initializer=_load,
-        initargs=(settings.backend, settings.model),
-    )
-
-
-def _load(backend: str, model: str | Path) -> None:
-    _worker["backend"] = load_backend(backend, model)
-
-
-def _prepare(numbered: Sequence[tuple[int, reasoning.Problem]]) -> list[Answered]:
-    return answer_fully(_worker["backend"], ask(_worker["backend"], numbered))
-
-
-def _run(
-    answered: Sequence[Answered], spec: str, budget: int | None
-) -> list[Run | tuple[str, int | None, str]]:
-    found = together_or_alone(answered, lambda several: _run_together(several, spec, budget))
-    return [run if isinstance(run, Run) else (spec, budget, str(run)) for run in found]
-
-
-def _run_together(answered: Sequence[Answered], spec: str, budget: int | None) -> list[Run]:
-    backend = _worker["backend"]
-    questions = [each.question for each in answered]
-    attempts = attempt(backend, Reasoning(), questions, spec, budget)
-    measured = measure(backend, answered, spec, budget)
-    return [
-        Run(
-            spec,
-            budget,
-            question.number,
-            made.answer_correct,
-            made.solved,
-            made.seconds_per_token,
-            measurement,
-        )
-        for question, made, measurement in zip(questions, attempts, measured, strict=True)
-    ]
-
-
-# --- summary -------------------------------------------------------------------------------------
-
-
-def _collect(futures: list[Future[Any]], report: Callable[[int, int], None]) -> list[Any]:
-    results: list[Any] = []
-    for done, future in enumerate(as_completed(futures), start=1):
-        results += future.result()
-        report(done, len(futures))
-    return results
-
-
-def _row(spec: str, budget: int | None, results: Sequence[Any], problems: int) -> Row:
-    refusals = [r[2] for r in results if isinstance(r, tuple) and r[:2] == (spec, budget)]
-    if refusals:
-        return Row(spec, budget, problems, f"{len(refusals)} of {problems}: {refusals[0]}")
-    runs = [r for r in results if isinstance(r, Run) and (r.spec, r.budget) == (spec, budget)]
-    right = sum(run.solved for run in runs)
-    low, high = wilson(right, len(runs))
-
-    def mean(column: Callable[[Run], float]) -> float:
-        return float(np.mean([column(run) for run in runs]))
-
-    return Row(
-        spec,
-        budget,
-        problems,
-        refusal=None,
-        accuracy=right / len(runs),
-        accuracy_low=low,
-        accuracy_high=high,
-        output_error=mean(lambda run: run.measurement.output_error.mean()),
-        kl=mean(lambda run: run.measurement.kl.mean()),
-        agreement=mean(lambda run: run.measurement.agreement.mean()),
-        entries=mean(lambda run: run.measurement.entries.max()),
-        kilobytes=mean(lambda run: run.measurement.nbytes.max()) / 1024,
-        average_bits=mean(lambda run: run.measurement.average_bits[-1]),
-        payload_bits=mean(lambda run: run.measurement.payload_bits[-1]),
-        milliseconds_per_token=1000 * mean(lambda run: run.seconds_per_token),
+def caption(backend: str) -> str:
+    """Explain the columns."""
+    return (
+        "solved: whole solution right, with 95 % interval · error: attention output against "
+        "everything seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · "
+        "bits: stored per element of the full cache, scales included · ms: per token, "
+        f"{ENGINES[backend]}"
     )

@@ -1,6 +1,6 @@
 """How likely a model finds given continuations under a policy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,13 @@ from torch import Tensor
 
 from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.measure import left_padded, next_tokens
+from kvlab.fast.lab.points import check_points, points
 from kvlab.fast.policy import Policy
-from kvlab.reference.policy import Clock, Schedule
+from kvlab.reference.policy import Clock, Schedule, check_at_least
 from kvlab.reference.windows import check_choice
+
+Texts = Sequence[Sequence[int]]
+"""Token ids of several texts."""
 
 FEEDS = ("steps", "blocks")
 """``steps``: the continuation is fed token by token, as if the model had written it. ``blocks``: it
@@ -21,8 +25,39 @@ belongs to the prompt, which is read block by block."""
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Methods at budgets that read texts, and how they read.
+
+    Raises:
+        ValueError: if a value is not allowed, or a method needs a budget and there is none.
+    """
+
+    methods: tuple[str, ...]
+    """Registry syntax."""
+    budgets: tuple[str, ...] = ()
+    """Entries, or percent of a text's tokens."""
+    block_size: int | None = None
+    """Tokens per block of what is read as a prompt; None reads it at once."""
+    feed: str = "steps"
+    """How continuations are fed, one of `FEEDS`."""
+    batch_size: int = 1
+    """Texts that are read together."""
+
+    def __post_init__(self) -> None:
+        check_choice(FEEDS, feed=self.feed)
+        check_at_least(1, batch_size=self.batch_size)
+        if self.block_size is not None:
+            check_at_least(1, block_size=self.block_size)
+        check_points(self.methods, self.budgets)
+
+    def points(self) -> Iterator[tuple[str, str | None]]:
+        """Yield each method with each budget."""
+        return points(self.methods, self.budgets)
+
+
+@dataclass(frozen=True)
 class Likelihood:
-    """What a model thinks of one continuation."""
+    """How likely a model finds one continuation."""
 
     logprobs: Float[np.ndarray, " t"]
     """Log-probability of each token, in nats."""
@@ -35,20 +70,24 @@ class Likelihood:
 def likelihoods(
     model: Any,
     policy: Policy,
-    contexts: Sequence[Sequence[int]],
-    continuations: Sequence[Sequence[int]],
+    contexts: Texts,
+    continuations: Texts,
     block_size: int | None = None,
     feed: str = "steps",
+    batch_size: int | None = None,
+    report: Callable[[int], object] = lambda done: None,
 ) -> list[Likelihood]:
-    """Rate one batch of continuations; a fresh cache is made for it and thrown away.
+    """Rate continuations; every batch gets a fresh cache.
 
     Args:
         model: a decoder of transformers.
         policy: what to keep.
         contexts: token ids before each continuation: the prompts.
-        continuations: token ids to rate; the last of each is never fed.
-        block_size: tokens per block of what is read as a prompt; None for all at once.
-        feed: how the continuations are fed.
+        continuations: token ids to rate; the last token of each is never fed.
+        block_size: tokens per block of what is read as a prompt; None reads it at once.
+        feed: how the continuations are fed, one of `FEEDS`.
+        batch_size: continuations that run together; None runs all together.
+        report: is called after each batch with the number of continuations that are rated.
 
     Raises:
         ValueError: if a context or a continuation is empty, their numbers differ, ``feed`` is
@@ -63,8 +102,13 @@ def likelihoods(
     if not all(len(tokens) for tokens in (*contexts, *continuations)):
         raise ValueError("contexts and continuations must hold at least one token each")
     read = _read_in_blocks if feed == "blocks" else _read_in_steps
+    size, found = batch_size or len(contexts), []
     with torch.inference_mode():
-        return read(model, policy, contexts, continuations, block_size)
+        for first in range(0, len(contexts), size):
+            some = slice(first, first + size)
+            found += read(model, policy, contexts[some], continuations[some], block_size)
+            report(len(found))
+    return found
 
 
 def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
@@ -82,11 +126,7 @@ def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
 
 
 def _read_in_steps(
-    model: Any,
-    policy: Policy,
-    contexts: Sequence[Sequence[int]],
-    continuations: Sequence[Sequence[int]],
-    block_size: int | None,
+    model: Any, policy: Policy, contexts: Texts, continuations: Texts, block_size: int | None
 ) -> list[Likelihood]:
     device = model.device
     ids, real = left_padded(contexts, device)
@@ -110,11 +150,7 @@ def _read_in_steps(
 
 
 def _read_in_blocks(
-    model: Any,
-    policy: Policy,
-    contexts: Sequence[Sequence[int]],
-    continuations: Sequence[Sequence[int]],
-    block_size: int | None,
+    model: Any, policy: Policy, contexts: Texts, continuations: Texts, block_size: int | None
 ) -> list[Likelihood]:
     texts = [[*before, *after] for before, after in zip(contexts, continuations, strict=True)]
     ids, real = left_padded(texts, model.device)
@@ -137,7 +173,10 @@ def _read_in_blocks(
 def _rate(
     logits: Float[Tensor, "N t vocab"], targets: Int[Tensor, "N t"]
 ) -> tuple[Float[Tensor, "N t"], Bool[Tensor, "N t"]]:
-    """Return log-probability and rank one of the targets, 64 positions at a time."""
+    """Return each target's log-probability, and whether it is the likeliest token.
+
+    The work is done for 64 positions at a time, to save memory.
+    """
     rated = [
         _rate_few(some, wanted)
         for some, wanted in zip(logits.split(64, dim=1), targets.split(64, dim=1), strict=True)

@@ -1,20 +1,22 @@
 """Needle in a haystack over depths and lengths, under methods and budgets (CAOTE, Fig. 2)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from kvlab.fast import methods
-from kvlab.fast.lab.evaluate.compare import batched, takes_budget
-from kvlab.fast.lab.evaluate.likelihood import likelihoods
-from kvlab.fast.lab.evaluate.perplexity import encoded
+from kvlab.fast.lab.drawing import Picture, canvas, finish
+from kvlab.fast.lab.evaluate.likelihood import Reading, likelihoods
 from kvlab.fast.lab.evaluate.statistics import wilson
-from kvlab.fast.lab.pages import svg
-from kvlab.reference import methods as registry
+from kvlab.fast.lab.generation import token_ids
+from kvlab.fast.lab.points import check_some_ran
+from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.terminal import Report
+from kvlab.reference.policy import check_at_least
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import needle as task
 from kvlab.reference.tasks import reasoning
@@ -38,7 +40,7 @@ class Haystack:
 
 @dataclass(frozen=True)
 class Grid:
-    """Haystacks of several lengths, needles at several depths."""
+    """Haystacks of several lengths, with needles at several depths."""
 
     lengths: tuple[int, ...]
     """Tokens."""
@@ -46,17 +48,13 @@ class Grid:
     """Share of the text before the needle, 0 to 1."""
     haystacks: tuple[Haystack, ...]
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How to search."""
-
-    specs: tuple[str, ...]
-    """Methods in registry syntax."""
-    budgets: tuple[str, ...]
-    """Entries, or percent of each haystack."""
-    block_size: int | None = 128
-    batch_size: int = 1
+    def hidden(self) -> np.ndarray:
+        """Return the number of needles, by depth and length."""
+        counts = np.zeros((len(self.depths), len(self.lengths)), dtype=int)
+        for haystack in self.haystacks:
+            for depth, _ in haystack.needles:
+                counts[depth, haystack.length] += 1
+        return counts
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Search:
-    """What `search` found."""
+    """What `search_needles` found."""
 
-    settings: Settings
+    reading: Reading
     lengths: tuple[int, ...]
     depths: tuple[float, ...]
     hidden: list[list[int]]
@@ -91,80 +89,50 @@ class Search:
         return asdict(self)
 
 
-def search(
+def search_needles(
     model: Any,
     grid: Grid,
-    settings: Settings,
-    report: Callable[[int, int, str], None] | None = None,
+    reading: Reading,
+    report: Report = lambda done, total, what: None,
 ) -> Search:
     """Look for every needle under every method at every budget.
 
     Args:
         model: a decoder of transformers.
         grid: haystacks.
-        settings: how to search.
-        report: called with (haystacks done, haystacks in all, the method).
+        reading: methods, budgets, and how haystacks are read. A budget in percent is a share of
+            each haystack.
+        report: is called with (haystacks done, haystacks in all, the method).
 
     Raises:
-        ValueError: if a method, a budget or a number is not allowed, or no method could run.
+        ValueError: if no method could run.
     """
-    check(settings)
-    hidden = np.zeros((len(grid.depths), len(grid.lengths)), dtype=int)
-    for haystack in grid.haystacks:
-        for depth, _ in haystack.needles:
-            hidden[depth, haystack.length] += 1
-    asked, rows = list(_pairs(settings)), []
+    hidden = grid.hidden()
+    asked, rows = list(reading.points()), []
     for number, (spec, budget) in enumerate(asked):
+        before = number * len(grid.haystacks)
 
-        def told(done: int, number: int = number, spec: str = spec) -> None:
-            if report is not None:
-                total = len(asked) * len(grid.haystacks)
-                report(number * len(grid.haystacks) + done, total, spec)
+        def told(done: int, before: int = before, spec: str = spec) -> None:
+            report(before + done, len(asked) * len(grid.haystacks), spec)
 
         try:
-            found = _found(model, spec, budget, grid, settings, told)
+            found = _count_found(model, spec, budget, grid, reading, told)
         except ValueError as error:
             rows.append(Row(spec, budget, str(error)))
         else:
             right, trials = int(found.sum()), int(hidden.sum())
-            rows.append(
-                Row(
-                    spec, budget, None, right / trials, *wilson(right, trials), found=found.tolist()
-                )
-            )
-    if all(row.refusal for row in rows):
-        raise ValueError(f"no method could run; {rows[0].method}: {rows[0].refusal}")
-    return Search(settings, grid.lengths, grid.depths, hidden.tolist(), tuple(rows))
+            interval = wilson(right, trials)
+            rows.append(Row(spec, budget, None, right / trials, *interval, found.tolist()))
+    check_some_ran(rows)
+    return Search(reading, grid.lengths, grid.depths, hidden.tolist(), tuple(rows))
 
 
-def check(settings: Settings) -> None:
-    """Raise ValueError on what is known to fail before a model is loaded."""
-    for name in ("batch_size", "block_size"):
-        count = getattr(settings, name)
-        if count is not None and count < 1:
-            raise ValueError(f"{name} = {count} must be at least 1")
-    for text in settings.budgets:
-        budget_entries(text, 100)
-    list(_pairs(settings))
-
-
-def _pairs(settings: Settings) -> Iterator[tuple[str, str | None]]:
-    for spec in settings.specs:
-        registry.parse(spec)
-        if not takes_budget(spec):
-            yield spec, None
-        elif not settings.budgets:
-            raise ValueError(f"{spec} needs a budget")
-        else:
-            yield from ((spec, budget) for budget in settings.budgets)
-
-
-def _found(
+def _count_found(
     model: Any,
     spec: str,
     budget: str | None,
     grid: Grid,
-    settings: Settings,
+    reading: Reading,
     told: Callable[[int], None],
 ) -> np.ndarray:
     """Count what is found, by depth and length; haystacks with one budget share a batch."""
@@ -174,37 +142,37 @@ def _found(
         entries = None if budget is None else budget_entries(budget, len(haystack))
         groups.setdefault(entries, []).append(haystack)
     for entries, haystacks in groups.items():
-        policy = methods.get(spec, entries)
-        for some in batched(haystacks, settings.batch_size):
-            rated = likelihoods(
-                model,
-                policy,
-                [haystack.prompt for haystack in some],
-                [haystack.written for haystack in some],
-                settings.block_size,
-            )
-            for haystack, likelihood in zip(some, rated, strict=True):
-                for depth, place in haystack.needles:
-                    counts[depth, haystack.length] += bool(likelihood.greedy[place].all())
-            done += len(some)
-            told(done)
+        rated = likelihoods(
+            model,
+            methods.get(spec, entries),
+            [haystack.prompt for haystack in haystacks],
+            [haystack.written for haystack in haystacks],
+            reading.block_size,
+            reading.feed,
+            reading.batch_size,
+            lambda rows, done=done: told(done + rows),
+        )
+        done += len(haystacks)
+        for haystack, likelihood in zip(haystacks, rated, strict=True):
+            for depth, place in haystack.needles:
+                counts[depth, haystack.length] += bool(likelihood.greedy[place].all())
     return counts
 
 
 # --- haystacks -----------------------------------------------------------------------------------
 
 
-def problems(tokenizer: Any, depths: Sequence[float], trials: int, seed: int = 0) -> Grid:
-    """Hide nothing: every definition of the embedded model's problems is a needle.
+def problem_haystacks(tokenizer: Any, depths: Sequence[float], trials: int, seed: int = 0) -> Grid:
+    """Hide nothing: every definition in the embedded model's problems is a needle.
 
     Args:
         tokenizer: of the embedded model.
-        depths: 0 is the first definition, 1 the last; each counts at the nearest.
+        depths: 0 is the first definition, 1 the last; each needle counts at the nearest depth.
         trials: problems of each length.
         seed: of the problems.
 
     Raises:
-        ValueError: if there is no depth or one is not allowed, or ``trials`` is below 1.
+        ValueError: if there is no depth, a depth is not allowed, or ``trials`` is below 1.
     """
     check_grid(depths, trials)
     lengths, haystacks = [], []
@@ -213,13 +181,13 @@ def problems(tokenizer: Any, depths: Sequence[float], trials: int, seed: int = 0
             places = task.steps(problem)
             last = len(places) - 1
             needles = [(task.nearest(k / last, depths), place) for k, place in enumerate(places)]
-            prompt, solution = (encoded(tokenizer, x) for x in (problem.prompt, problem.solution))
+            prompt, solution = (token_ids(tokenizer, x) for x in (problem.prompt, problem.solution))
             haystacks.append(Haystack(prompt, solution, needles, number))
         lengths.append(len(haystacks[-1]))
     return Grid(tuple(lengths), tuple(depths), tuple(haystacks))
 
 
-def texts(
+def text_haystacks(
     tokenizer: Any,
     hay: str,
     lengths: Sequence[int],
@@ -232,7 +200,7 @@ def texts(
 
     Args:
         tokenizer: of the model.
-        hay: the text; it is cut, each time at another place, if it is longer than needed.
+        hay: the text; a text longer than needed is cut, each time at another place.
         lengths: tokens of the whole prompt, question included, at most.
         depths: share of the text before the needle.
         trials: needles at each depth in each length.
@@ -246,7 +214,7 @@ def texts(
     check_grid(depths, trials)
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths = {list(lengths)} must be positive")
-    straw = encoded(tokenizer, hay)
+    straw = token_ids(tokenizer, hay)
     if len(straw) < max(lengths):
         raise ValueError(f"the text has {len(straw)} tokens, lengths asks for {max(lengths)}")
     haystacks = []
@@ -266,13 +234,12 @@ def texts(
 
 
 def check_grid(depths: Sequence[float], trials: int) -> None:
-    """Raise ValueError if no needle would be hidden, or none could be."""
+    """Raise ValueError if depths or trials are such that no needle can be hidden."""
     if not depths:
         raise ValueError("depths must name at least one")
     if wrong := [depth for depth in depths if not 0 <= depth <= 1]:
         raise ValueError(f"depth = {wrong[0]} must be between 0 and 1")
-    if trials < 1:
-        raise ValueError(f"trials = {trials} must be at least 1")
+    check_at_least(1, trials=trials)
 
 
 def _prompt_of(
@@ -312,27 +279,58 @@ def _answer_of(tokenizer: Any, prompt: str, answer: str, chat: bool) -> list[int
     return tokenizer(answer, add_special_tokens=False)["input_ids"]
 
 
+# --- printing ------------------------------------------------------------------------------------
+
+
+def table(found: Search) -> Table:
+    """Lay the shares out: over all needles, and by length."""
+    hidden = np.array(found.hidden).sum(axis=0)
+
+    def share(row: Row, number: int) -> float | None:
+        return None if row.found is None else sum(d[number] for d in row.found) / hidden[number]
+
+    lengths = [
+        Column(str(length), partial(share, number=number), ".2f")
+        for number, length in enumerate(found.lengths)
+    ]
+    return tabulate(found.rows, (*COLUMNS, *lengths))
+
+
+COLUMNS = (
+    Column("method"),
+    Column("budget", lambda row: row.budget or ""),
+    Column("found", lambda row: None if row.refusal else row, lambda row: accuracy_text(row)),
+)
+
+
+def accuracy_text(row: Row) -> str:
+    """Write the share found and its interval."""
+    return f"{row.accuracy:.2f} ({row.accuracy_low:.2f}–{row.accuracy_high:.2f})"
+
+
+def title(found: Search) -> str:
+    """Say what was hidden."""
+    needles = sum(map(sum, found.hidden))
+    return f"{needles} needles: share found, with 95 % interval; then by length in tokens"
+
+
 # --- the heat map --------------------------------------------------------------------------------
 
 
-def heat_map(found: Search) -> str:
-    """Draw the share of needles found over depth and length, one panel per row, as SVG."""
+def heat_map(found: Search) -> Picture:
+    """Draw the share of needles found over depth and length, one panel per row."""
     rows = [row for row in found.rows if row.found is not None]
     across = min(3, len(rows))
     down = -(-len(rows) // across)
-    figure = Figure(figsize=(9, 0.6 + 2.4 * down), layout="constrained")
-    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
-    drawn = None
-    for axes, row in zip(panels, rows, strict=False):
-        drawn = _panel(axes, found, row)
+    figure, panels = canvas(across, down, 9, 0.6 + 2.4 * down, sharex=True, sharey=True)
+    drawn = [_panel(axes, found, row) for axes, row in zip(panels, rows, strict=False)]
     for axes in panels[len(rows) :]:
         axes.set_visible(False)
     figure.supxlabel("tokens", fontsize=9)
     figure.supylabel("depth of the needle, %", fontsize=9)
-    if drawn is not None:
-        bar = figure.colorbar(drawn, ax=list(panels), shrink=0.7, label="share found")
-        bar.outline.set_visible(False)  # type: ignore[attr-defined]
-    return svg(figure)
+    bar = figure.colorbar(drawn[-1], ax=panels, shrink=0.7, label="share found")
+    bar.outline.set_visible(False)  # type: ignore[attr-defined]
+    return finish(figure, "Share of needles found over depth and length, per method.")
 
 
 def _panel(axes: Axes, found: Search, row: Row) -> Any:

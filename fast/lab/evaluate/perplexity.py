@@ -1,6 +1,6 @@
 """Perplexity of a text under methods, against the full cache (CAOTE, Table 4)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import exp
 from statistics import fmean
@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from kvlab.fast import methods
-from kvlab.fast.lab.evaluate.compare import batched, takes_budget
-from kvlab.fast.lab.evaluate.likelihood import FEEDS, Likelihood, check_feed, likelihoods
+from kvlab.fast.lab.evaluate.likelihood import Likelihood, Reading, check_feed, likelihoods
 from kvlab.fast.lab.evaluate.statistics import paired_difference
-from kvlab.reference import methods as registry
+from kvlab.fast.lab.generation import token_ids
+from kvlab.fast.lab.points import points
+from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.terminal import Report
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.windows import check_choice
+from kvlab.reference.tasks import reasoning
 
 YARDSTICK = "full"
 """The method that all others are compared with."""
@@ -22,7 +24,7 @@ YARDSTICK = "full"
 
 @dataclass(frozen=True)
 class Passage:
-    """What is read with one cache."""
+    """A text that is read with one cache."""
 
     prompt: Sequence[int]
     """Token ids that are given, at least one."""
@@ -31,21 +33,6 @@ class Passage:
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.rated)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How passages are read."""
-
-    specs: tuple[str, ...]
-    """Methods in registry syntax; the full cache is always measured, too."""
-    budgets: tuple[str, ...]
-    """Entries, or percent of the passages' mean length."""
-    block_size: int | None = 128
-    feed: str = "blocks"
-    """See `kvlab.fast.lab.evaluate.likelihood.FEEDS`."""
-    batch_size: int = 1
-    """Passages that are read together."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +50,19 @@ class Row:
     """Loss per token minus that of the full cache, mean over the passages."""
     nats_low: float | None = None
     nats_high: float | None = None
-    """Bootstrap interval (95 %) of the difference, over the passages; None for a single one."""
+    """Bootstrap interval (95 %) of the difference, over the passages; None for a single passage."""
     entries: float | None = None
     """Kept per KV head at the end, in the layer that keeps most; mean over the passages."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What `measure` found."""
+class Perplexities:
+    """What `measure_perplexity` found."""
 
-    settings: Settings
+    reading: Reading
     passages: int
     tokens: int
-    """Rated, in all passages."""
+    """Rated tokens of all passages."""
     mean_length: float
     """Tokens of a passage."""
     rows: tuple[Row, ...]
@@ -85,39 +72,40 @@ class Measured:
         return asdict(self)
 
 
-def measure(
+def measure_perplexity(
     model: Any,
     passages: Sequence[Passage],
-    settings: Settings,
-    report: Callable[[int, int, str], None] | None = None,
-) -> Measured:
+    reading: Reading,
+    report: Report = lambda done, total, what: None,
+) -> Perplexities:
     """Read passages under every method at every budget.
 
     Args:
         model: a decoder of transformers.
         passages: what to read.
-        settings: how to read it.
-        report: called with (passages done, passages in all, the method).
+        reading: methods, budgets, and how passages are read; the full cache is always measured.
+            A budget in percent is a share of the passages' mean length.
+        report: is called with (passages done, passages in all, the method).
 
     Raises:
-        ValueError: if there is no passage, a method, a budget or a number is not allowed, or the
-            full cache cannot be measured.
+        ValueError: if there is no passage, or the full cache cannot be measured.
     """
-    check(settings)
     if not passages:
         raise ValueError("passages must hold at least one")
     mean_length = fmean(map(len, passages))
-    asked = list(questions(settings, round(mean_length)))
-    total, rows = (1 + len(asked)) * len(passages), []
+    budgets = sorted({budget_entries(text, round(mean_length)) for text in reading.budgets})
+    specs = [spec for spec in reading.methods if spec != YARDSTICK]
+    asked = [(YARDSTICK, None), *points(specs, budgets)]
+    total, rows = len(asked) * len(passages), []
     yardstick: list[Likelihood] = []
-    for number, (spec, entries) in enumerate([(YARDSTICK, None), *asked]):
+    for number, (spec, entries) in enumerate(asked):
+        before = number * len(passages)
 
-        def told(done: int, number: int = number, spec: str = spec) -> None:
-            if report is not None:
-                report(number * len(passages) + done, total, spec)
+        def told(done: int, before: int = before, spec: str = spec) -> None:
+            report(before + done, total, spec)
 
         try:
-            found = _read(model, spec, entries, passages, settings, told)
+            found = _read(model, spec, entries, passages, reading, told)
         except ValueError as error:
             if not yardstick:
                 raise
@@ -126,60 +114,33 @@ def measure(
             yardstick = yardstick or found
             rows.append(_row(spec, entries, found, yardstick))
     rated = sum(len(passage.rated) for passage in passages)
-    return Measured(settings, len(passages), rated, mean_length, tuple(rows))
+    return Perplexities(reading, len(passages), rated, mean_length, tuple(rows))
 
 
-def check(settings: Settings) -> None:
-    """Raise ValueError on what is known to fail before a model is loaded."""
-    check_choice(FEEDS, feed=settings.feed)
-    for name in ("batch_size", "block_size"):
-        count = getattr(settings, name)
-        if count is not None and count < 1:
-            raise ValueError(f"{name} = {count} must be at least 1")
-    list(questions(settings, 100))
-
-
-def questions(settings: Settings, length: int) -> Iterator[tuple[str, int | None]]:
-    """Yield methods, and budgets in entries for passages of ``length`` tokens.
-
-    Raises:
-        ValueError: if a method or a budget is not allowed, or a budget is missing.
-    """
-    budgets = sorted({budget_entries(text, length) for text in settings.budgets})
-    for spec in settings.specs:
-        registry.parse(spec)
-        if not takes_budget(spec):
-            if spec != YARDSTICK:
-                yield spec, None
-        elif not budgets:
-            raise ValueError(f"{spec} needs a budget")
-        else:
-            yield from ((spec, entries) for entries in budgets)
-
-
-def windows(
+def cut_windows(
     tokens: Sequence[int], window: int, prompt: int, most: int | None = None
 ) -> list[Passage]:
-    """Cut a text into passages of equal length; what is left at the end is left out.
+    """Cut a text into passages of equal length; the rest at the end is left out.
 
     Args:
         tokens: ids of the text.
         window: tokens of a passage.
-        prompt: tokens at the start of each that are not rated.
-        most: passages to return; None for all.
+        prompt: tokens at the start of each passage that are not rated.
+        most: passages to return; None returns all.
 
     Raises:
         ValueError: if a number is not allowed, or the text does not fill a window.
     """
     check_window(window, prompt, most)
-    cut = [part for part in batched(tokens, window) if len(part) == window]
-    if not cut:
+    ends = range(window, len(tokens) + 1, window)
+    if not ends:
         raise ValueError(f"the text has {len(tokens)} tokens, too few for window = {window}")
-    return [Passage(part[:prompt], part[prompt:]) for part in cut[:most]]
+    parts = [tokens[end - window : end] for end in ends[:most]]
+    return [Passage(part[:prompt], part[prompt:]) for part in parts]
 
 
 def check_window(window: int, prompt: int, most: int | None) -> None:
-    """Raise ValueError if a text cannot be cut so."""
+    """Raise ValueError if no text can be cut like this."""
     if window < 2:
         raise ValueError(f"window = {window} must be at least 2")
     if not 1 <= prompt < window:
@@ -188,16 +149,12 @@ def check_window(window: int, prompt: int, most: int | None) -> None:
         raise ValueError(f"windows = {most} must be at least 1")
 
 
-def encoded(tokenizer: Any, text: str) -> list[int]:
-    """Return a text's token ids.
-
-    Raises:
-        ValueError: if the tokenizer refuses it.
-    """
-    try:
-        return tokenizer(text, verbose=False)["input_ids"]
-    except Exception as error:  # tokenizers raises plain Exception
-        raise ValueError(f"the tokenizer cannot encode the text: {error}") from None
+def problem_passages(tokenizer: Any, count: int) -> list[Passage]:
+    """Return problems of the embedded model as passages: the solutions are rated."""
+    return [
+        Passage(token_ids(tokenizer, each.prompt), token_ids(tokenizer, each.solution))
+        for each in reasoning.held_out(count)
+    ]
 
 
 def _read(
@@ -205,24 +162,22 @@ def _read(
     spec: str,
     entries: int | None,
     passages: Sequence[Passage],
-    settings: Settings,
+    reading: Reading,
     told: Callable[[int], None],
 ) -> list[Likelihood]:
     policy = methods.get(spec, entries)
-    if settings.feed == "blocks" and spec != YARDSTICK:
-        check_feed(policy.schedule, max(map(len, passages)) - 1, settings.block_size)
-    found: list[Likelihood] = []
-    for some in batched(passages, settings.batch_size):
-        found += likelihoods(
-            model,
-            policy,
-            [passage.prompt for passage in some],
-            [passage.rated for passage in some],
-            settings.block_size,
-            settings.feed,
-        )
-        told(len(found))
-    return found
+    if reading.feed == "blocks" and spec != YARDSTICK:
+        check_feed(policy.schedule, max(map(len, passages)) - 1, reading.block_size)
+    return likelihoods(
+        model,
+        policy,
+        [passage.prompt for passage in passages],
+        [passage.rated for passage in passages],
+        reading.block_size,
+        reading.feed,
+        reading.batch_size,
+        told,
+    )
 
 
 def _row(
@@ -252,3 +207,44 @@ def _row(
 def _perplexity(found: Sequence[Likelihood]) -> float:
     """Return e to the mean loss over all tokens."""
     return exp(-float(np.concatenate([each.logprobs for each in found]).mean()))
+
+
+# --- printing ------------------------------------------------------------------------------------
+
+
+def table(found: Perplexities) -> Table:
+    """Lay the figures out."""
+    return tabulate(found.rows, COLUMNS)
+
+
+def nats_text(row: Row) -> str | None:
+    """Write the difference of the loss and its interval."""
+    if row.nats is None or row.nats_low is None:
+        return None if row.nats is None else f"{row.nats:+.4f}"
+    return f"{row.nats:+.4f} ({row.nats_low:+.4f} to {row.nats_high:+.4f})"
+
+
+COLUMNS = (
+    Column("method"),
+    Column("budget", lambda row: "" if row.budget is None else row.budget),
+    Column("perplexity", format=".4f"),
+    Column("gap", format="+.4f"),
+    Column("nats (95 %)", nats_text),
+    Column("entries", format=".0f"),
+)
+
+
+def title(found: Perplexities) -> str:
+    """Say what was read."""
+    return f"{found.passages} passages of {found.mean_length:.0f} tokens, {found.tokens} rated"
+
+
+def caption(found: Perplexities) -> str:
+    """Explain the columns."""
+    how = f"read in blocks of {found.reading.block_size} tokens"
+    if found.reading.feed == "steps":
+        how = f"prompts {how}, the rest fed token by token, as if written"
+    return (
+        f"{how} · gap: perplexity less the full cache's · nats: loss per token less the full "
+        "cache's, paired over the passages · entries: kept at the end"
+    )

@@ -7,7 +7,6 @@ Every option that a paper's divergences name runs on the same problems as the de
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -18,11 +17,14 @@ import numpy as np
 import typer
 
 from kvlab.fast.lab.benchmarks.machine import versions
-from kvlab.fast.lab.commands.terminal import console, progress
 from kvlab.fast.lab.evaluate.backends import default_backend
-from kvlab.fast.lab.evaluate.compare import Run, Settings, run_all, takes_budget
+from kvlab.fast.lab.evaluate.compare import DEFAULT_BUDGETS, run_in_memory
 from kvlab.fast.lab.evaluate.statistics import paired_difference
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.points import takes_budget
+from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
+from kvlab.fast.lab.terminal import print_line, reporting
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.proofs.errata import Difference, Differences, Interval
@@ -33,7 +35,7 @@ CONDITIONS = {
     "desirekv": "interval=32,selector=8,group=32",
     "ahakv": "recent=16",
 }
-"""Periods and windows that fit traces of about 200 tokens; the same for both readings."""
+"""Periods and windows that fit traces of about 200 tokens, the same for both readings."""
 
 MANY_AT_ONCE = {"several": "every=16"}
 """Options that only matter when several entries leave at once."""
@@ -76,45 +78,40 @@ def specification(start: str, options: Sequence[str]) -> str:
     return f"{start}{',' if '@' in start else '@'}{','.join(options)}"
 
 
-def differences(
-    runs: Sequence[Run], compared: Sequence[Pair], budgets: Sequence[int]
-) -> Iterator[Difference]:
-    """Relate the runs of every pair, problem by problem."""
+def differences(summary: TaskSummary, compared: Sequence[Pair]) -> Iterator[Difference]:
+    """Relate both readings of every pair, problem by problem, at every budget.
+
+    Raises:
+        ValueError: if a reading did not run on every problem.
+    """
     for each in compared:
+        budgets = sorted(set(summary.budgets.values()))
         for budget in budgets if takes_budget(each.option_run) else [None]:
-            default = _of(runs, each.default_run, budget)
-            other = _of(runs, each.option_run, budget)
-            if len(default) != len(other):
-                raise ValueError(f"{each.option_run} did not run on every problem")
-            solved, error, kl = (_difference(default, other, read) for read in FIGURES)
-            share = float(np.mean([FIGURES[0](run) for run in default]))
+            default = summary.point(each.default_run, budget)
+            other = summary.point(each.option_run, budget)
+            if refusal := default.refusal or other.refusal:
+                raise ValueError(f"{each.option_run} did not run on every problem: {refusal}")
+            solved, error, kl = (
+                Interval(*paired_difference(read(default), read(other))) for read in FIGURES
+            )
+            share = float(np.mean(default.outcomes))
             yield Difference(
                 each.option, each.default_run, each.option_run, budget, share, solved, error, kl
             )
 
 
-FIGURES: tuple[Callable[[Run], float], ...] = (
-    lambda run: float(run.solved),
-    lambda run: float(run.measurement.output_error.mean()),
-    lambda run: float(run.measurement.kl.mean()),
+FIGURES: tuple[Callable[[Point], Sequence[float]], ...] = (
+    lambda point: [float(solved) for solved in point.outcomes],
+    lambda point: point.figures["output_error"],
+    lambda point: point.figures["kl"],
 )
-
-
-def _of(runs: Sequence[Run], spec: str, budget: int | None) -> list[Run]:
-    own = [run for run in runs if (run.spec, run.budget) == (spec, budget)]
-    return sorted(own, key=lambda run: run.problem)
-
-
-def _difference(
-    default: Sequence[Run], other: Sequence[Run], read: Callable[[Run], float]
-) -> Interval:
-    return Interval(*paired_difference([*map(read, default)], [*map(read, other)]))
+"""Problem by problem: solved or not, output error, divergence from the full cache."""
 
 
 def stored_differences() -> Differences:
     """Return the measurement that lies in the package."""
-    text = (files("kvlab.fast.lab.evaluate") / "results" / "readings.json").read_text("utf-8")
-    stored = json.loads(text)
+    path = files("kvlab.fast.lab.evaluate") / "results" / "readings.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))
     rows = tuple(map(_read_difference, stored["rows"]))
     return Differences(stored["problems"], stored["conditions"], rows)
 
@@ -139,38 +136,28 @@ def main(
     """Measure what the other readings change."""
     compared = list(pairs())
     specs = dict.fromkeys(spec for each in compared for spec in (each.default_run, each.option_run))
-    settings = Settings(
-        model=reasoner_directory(),
-        specs=tuple(specs),
-        budgets=tuple(budget or ("70%", "85%")),
+    sweep = Sweep(
+        methods=tuple(specs),
+        budgets=tuple(budget or DEFAULT_BUDGETS),
         problems=problems,
-        seed=seed,
-        workers=workers,
+        seeds=(seed,),
+        measured=problems,
         backend=default_backend(),
     )
-    with progress() as bar:
-        task = bar.add_task("starting", total=None)
-        found = run_all(
-            settings,
-            lambda done, total, what: bar.update(
-                task, completed=done, total=total, description=what
-            ),
-        )
-    if refused := [str(each) for each in found.runs if not isinstance(each, Run)]:
-        raise ValueError(f"{len(refused)} runs failed: {refused[0]}")
-    runs = [run for run in found.runs if isinstance(run, Run)]
-    rows = differences(runs, compared, sorted(set(found.budgets.values())))
-    stated = ", ".join(f"{text} = {entries}" for text, entries in found.budgets.items())
+    with reporting() as report:
+        (summary,) = summarise(run_in_memory(sweep, workers, report))
+    stated = ", ".join(f"{text} = {entries}" for text, entries in summary.budgets.items())
+    rows = [asdict(row) for row in differences(summary, compared)]
     result = {
         "problems": problems,
         "conditions": f"seed {seed}, budgets {stated} entries per KV head and layer",
-        "backend": settings.backend,
+        "backend": sweep.backend,
         "versions": versions(),
-        "rows": [asdict(row) for row in rows],
+        "rows": rows,
     }
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    console.print(f"{len(result['rows'])} differences: {out}", highlight=False)
+    write_text(out, json.dumps(result, indent=1) + "\n")
+    print_line(f"{len(rows)} differences: {out}")
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    typer.run(main)

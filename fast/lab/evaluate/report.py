@@ -1,102 +1,56 @@
-"""A comparison as one HTML file that needs no network."""
+"""The report of a comparison: one HTML file that needs no network, and its drawings beside it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from markupsafe import Markup
-
-from kvlab.fast.lab.evaluate.compare import Comparison, Row, label
-from kvlab.fast.lab.pages import color, plot, svg, write_page
-from kvlab.reference.quantization import FULL_BITS
+from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
+from kvlab.fast.lab.evaluate.compare import Comparison, caption, label, tables
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
+from kvlab.fast.lab.sweep.report import over_memory
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
     """Write tables and curves, and the curves as SVG files beside them."""
-    accuracy, memory = accuracy_over_memory(comparison), memory_over_steps(comparison)
-    write_page(
-        path,
-        "compare.html.jinja",
-        comparison=comparison,
-        sections=sections(comparison),
-        accuracy_plot=Markup(accuracy),
-        memory_plot=Markup(memory),
+    blocks = list(report_blocks(comparison, path.stem))
+    write_html(blocks, path)
+    for block in blocks:
+        if isinstance(block, Drawing):
+            write_text(path.with_name(f"{block.name}.svg"), block.svg)
+
+
+def report_blocks(comparison: Comparison, name: str) -> Iterator[Block]:
+    """Yield the report from top to bottom; the names of the drawings begin with ``name``."""
+    sweep = comparison.sweep
+    yield Heading("KV-cache compression compared", 1)
+    yield Text(
+        f"Task {sweep.tasks[0]}: {sweep.problems} held-out problems, seed {sweep.seeds[0]}; "
+        f"{comparison.summary.mean_length:.0f} tokens of prompt and solution on average. Model: "
+        f"{sweep.models[0]}. {sweep.backend} backend, {comparison.workers or 1} processes, "
+        f"{comparison.seconds:.0f} s in all."
     )
-    path.with_name(f"{path.stem}-accuracy.svg").write_text(accuracy, encoding="utf-8")
-    path.with_name(f"{path.stem}-memory.svg").write_text(memory, encoding="utf-8")
+    for title, table in tables(comparison):
+        yield Heading(title)
+        yield table
+    yield Text(caption(sweep.backend))
+    accuracy = over_memory(comparison.summary, sweep.methods)
+    yield Drawing(f"{name}-accuracy", "Problems solved over memory", accuracy.on_white)
+    memory = memory_over_tokens(comparison)
+    yield Drawing(f"{name}-memory", "Memory over tokens", memory.on_white)
 
 
-def sections(comparison: Comparison) -> list[tuple[str, list[Row]]]:
-    """Group the rows: memory by the method's own rule, then one section per budget."""
-    own = [row for row in comparison.rows if row.budget is None]
-    grouped = [("memory by the method's own rule", own)] if own else []
-    for text, entries in comparison.budgets.items():
-        rows = [row for row in comparison.rows if row.budget == entries]
-        title = f"budget {text} = {entries} entries" if text.endswith("%") else f"budget {entries}"
-        if rows:
-            grouped.append((title, rows))
-    return grouped
-
-
-def accuracy_over_memory(comparison: Comparison) -> str:
-    """Accuracy over the budget in bytes, one line per method, as SVG (LazyEviction Fig. 5)."""
-    curves = {
-        spec: [
-            (
-                100 * (row.average_bits or 0) / FULL_BITS,
-                row.accuracy or 0,
-                row.accuracy_low or 0,
-                row.accuracy_high or 0,
-            )
-            for row in comparison.rows
-            if row.spec == spec and row.refusal is None
-        ]
-        for spec in comparison.settings.specs
-    }
-    return accuracy_curves(curves, "memory at the last token, % of the full cache")
-
-
-def accuracy_curves(
-    curves: Mapping[str, Sequence[tuple[float, float, float, float]]], horizontal: str
-) -> str:
-    """Draw shares of problems solved, as SVG.
-
-    Args:
-        curves: per method, points of x, share, and the ends of its interval.
-        horizontal: what x is.
-    """
-    figure, axes = plot()
-    for number, (spec, points) in enumerate(curves.items()):
-        if not points:
-            continue
-        x, accuracy, low, high = np.array(points, dtype=float).T
-        axes.errorbar(
-            x,
-            accuracy,
-            yerr=[accuracy - low, high - accuracy],
-            label=spec,
-            marker="os^vD<>p*h"[number % 10],
-            color=color(number, len(curves)),
-            elinewidth=0.6,
-            capsize=2,
-            linewidth=1.4,
-        )
-    axes.set(xlabel=horizontal, ylabel="problems solved", ylim=(-0.05, 1.05))
-    return svg(figure)
-
-
-def memory_over_steps(comparison: Comparison) -> str:
-    """KiB of keys and values over tokens, at the smallest budget, as SVG (LazyEviction Fig. 6)."""
-    smallest = min(comparison.budgets.values(), default=None)
-    figure, axes = plot()
-    for number, spec in enumerate(comparison.settings.specs):
+def memory_over_tokens(comparison: Comparison) -> Picture:
+    """Draw KiB of keys and values over tokens, at the smallest budget (LazyEviction Fig. 6)."""
+    smallest = min(comparison.summary.budgets.values(), default=None)
+    specs = comparison.sweep.methods
+    figure, (axes,) = canvas(height=4.6)
+    for number, spec in enumerate(specs):
         for budget in (None, smallest):
             curve = comparison.memory.get(label(spec, budget))
             if curve is not None:
-                shade = color(number, len(comparison.settings.specs))
-                axes.plot(curve, label=spec, linewidth=1.2, color=shade)
+                color = curve_style(number, len(specs))["color"]
+                axes.plot(curve, label=spec, linewidth=1.2, color=color)
                 break
-    axes.set(
-        xlabel="tokens written (first problem)", ylabel="KiB of keys and values", ylim=(0, None)
-    )
-    return svg(figure)
+    axes.set(xlabel="tokens written (first problem)", ylabel="KiB of keys and values")
+    axes.set_ylim(0, None)
+    return finish(figure, "KiB of keys and values over the tokens written.", legend="below")

@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from kvlab.fast import methods
 from kvlab.fast.huggingface import compress
-from kvlab.fast.lab.evaluate.compare import batched
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Likelihood, likelihoods
 from kvlab.fast.models.loading import load
 from kvlab.fast.policy import Policy
+from kvlab.reference.policy import check_at_least
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.windows import check_choice
 
@@ -29,7 +29,7 @@ Request = tuple[Any, list[int], list[int]]
 
 
 Base: Any = HFLM
-"""Whose decorator hides its type."""
+"""The decorator of lm-eval's class hides the type of the class."""
 
 
 class CompressedLM(Base):
@@ -66,9 +66,9 @@ class CompressedLM(Base):
             dtype: as the checkpoint has it, or float64, float32, bfloat16 or float16.
             parallel: see `kvlab.fast.models.loading.load`.
             batch_size: requests that run together.
-            options: of lm-eval's own class, `OPTIONS`; all others are hyper-parameters of the
-                method. So ``method=h2o@every=25,recent=8`` is understood although lm-eval cuts its
-                arguments at commas.
+            options: of lm-eval's own class, `OPTIONS`; all other options are hyper-parameters of
+                the method. So ``method=h2o@every=25,recent=8`` is understood although lm-eval cuts
+                its arguments at commas.
 
         Raises:
             ValueError: if the method, the budget, an option or the model is not allowed.
@@ -80,8 +80,7 @@ class CompressedLM(Base):
             size = int(batch_size)
         except ValueError:
             raise ValueError(f"batch_size = {batch_size!r} must be a whole number") from None
-        if size < 1:
-            raise ValueError(f"batch_size = {size} must be at least 1")
+        check_at_least(1, batch_size=size)
         self.use(method, budget, block_size, feed, **options)
         network, name = pretrained, getattr(pretrained, "name_or_path", pretrained)
         if isinstance(pretrained, str):
@@ -157,27 +156,27 @@ class CompressedLM(Base):
         budgets = _grouped(map(self.entries_for, lengths))
         with tqdm(total=len(texts), disable=disable_tqdm, desc="loglikelihood") as bar:
             for entries, members in budgets.items():
-                policy = self.policy_for(entries)
                 members.sort(key=lambda i: len(texts[i][0]), reverse=True)
-                for rows in batched(members, override_bs or self.batch_size):
-                    found = likelihoods(
-                        self.model,
-                        policy,
-                        [texts[i][0] for i in rows],
-                        [texts[i][1] for i in rows],
-                        self.block_size,
-                        self.feed,
-                    )
-                    for i, likelihood in zip(rows, found, strict=True):
-                        answers[i] = _summed_up(likelihood)
-                    bar.update(len(rows))
+                before = bar.n
+                found = likelihoods(
+                    self.model,
+                    self.policy_for(entries),
+                    [texts[i][0] for i in members],
+                    [texts[i][1] for i in members],
+                    self.block_size,
+                    self.feed,
+                    override_bs or self.batch_size,
+                    lambda done, before=before: bar.update(before + done - bar.n),
+                )
+                for i, likelihood in zip(members, found, strict=True):
+                    answers[i] = _summed_up(likelihood)
         for (text, _, _), answer in zip(requests, answers, strict=True):
             if text is not None:
                 self.cache_hook.add_partial("loglikelihood", text, answer)
         return answers
 
     def _cut(self, before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
-        """Leave out what the model cannot read, from the left."""
+        """Leave out tokens from the left until the model can read the rest."""
         excess = len(before) + len(after) - (self.max_length + 1)
         if excess <= 0:
             return before, after
@@ -202,7 +201,7 @@ OPTIONS = {
     "tokenizer",
     "truncation",
 }
-"""Arguments of `HFLM` that hold for a compressed cache, too."""
+"""Arguments of `HFLM` that also hold for a compressed cache."""
 
 
 def _present(device: str | None) -> str | None:
@@ -235,7 +234,7 @@ def _summed_up(likelihood: Likelihood) -> tuple[float, bool]:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Drop what lm-eval warns everybody about who hands it a loaded model."""
+    """Drop the warning that lm-eval gives to everybody who hands it a loaded model."""
     logger = logging.getLogger("lm_eval.models.huggingface")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,7 +1,7 @@
 """lm-evaluation-harness over methods and budgets, with one loaded model."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -11,33 +11,29 @@ from typing import Any
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 
-from kvlab.fast.lab.evaluate.compare import takes_budget
-from kvlab.fast.lab.evaluate.likelihood import FEEDS
+from kvlab.fast.lab.evaluate.likelihood import Reading
 from kvlab.fast.lab.harness.model import CompressedLM
-from kvlab.reference import methods
-from kvlab.reference.selection import budget_entries
-from kvlab.reference.windows import check_choice
+from kvlab.fast.lab.tables import MISSING, Table
+from kvlab.fast.lab.terminal import Report
+from kvlab.reference.policy import check_at_least
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What to evaluate."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(Reading):
+    """What to evaluate; a budget in percent is a share of each request's own tokens.
+
+    Raises:
+        ValueError: if a value is not allowed, or a method needs a budget and there is none.
+    """
 
     model: str
     """Hugging Face directory, or id on the hub."""
     tasks: tuple[str, ...]
-    """As lm-eval names them; groups and tags, too."""
-    specs: tuple[str, ...]
-    """Methods in registry syntax."""
-    budgets: tuple[str, ...]
-    """Entries, or percent of a request's own tokens."""
-    block_size: int | None = None
-    feed: str = "steps"
-    batch_size: int = 1
+    """Names of lm-eval's tasks, groups and tags."""
     limit: int | None = None
-    """Problems of each task; None for all."""
+    """Problems of each task; None takes all."""
     fewshot: int | None = None
-    """Solved examples before each problem; None for what the task says."""
+    """Solved examples before each problem; None takes what the task says."""
     chat: bool = False
     """Whether to apply the tokenizer's chat template."""
     include_path: Path | None = None
@@ -45,6 +41,17 @@ class Settings:
     device: str | None = None
     dtype: str = "auto"
     parallel: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.tasks:
+            raise ValueError("tasks must name at least one")
+        if self.limit is not None:
+            check_at_least(1, limit=self.limit)
+        if self.fewshot is not None and self.fewshot < 0:
+            raise ValueError(f"fewshot = {self.fewshot} must not be negative")
+        if self.include_path is not None and not self.include_path.is_dir():
+            raise ValueError(f"include_path = {self.include_path} must be a folder")
 
 
 @dataclass(frozen=True)
@@ -56,10 +63,10 @@ class Figure:
     task: str
     metric: str
     filter: str
-    """Of lm-eval: how an answer was cut out of the text; ``none`` if it was not."""
+    """lm-eval's name of the rule that cuts an answer out of the text; ``none`` if no rule does."""
     value: float
     error: float | None
-    """Standard error, where lm-eval knows one."""
+    """Standard error, if lm-eval knows it."""
     problems: int
 
 
@@ -74,7 +81,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found."""
+    """What `evaluate_tasks` found."""
 
     settings: Settings
     figures: tuple[Figure, ...]
@@ -91,23 +98,20 @@ class Evaluation:
         return found
 
 
-def evaluate(
-    settings: Settings, report: Callable[[int, int, str], None] | None = None
+def evaluate_tasks(
+    settings: Settings, report: Report = lambda done, total, what: None
 ) -> Evaluation:
     """Run every task under every method at every budget.
 
     Args:
         settings: what to evaluate.
-        report: called with (runs done, runs in all, what comes next).
+        report: is called with (runs done, runs in all, what comes next).
 
     Raises:
-        ValueError: if a task is unknown, a method, budget or count is not allowed, or no method
-            could run.
+        ValueError: if a task is unknown, or no method could run.
         FileNotFoundError: if there is no such model.
     """
-    check(settings)
     manager = _task_manager(settings)
-    pairs = list(_pairs(settings))
     model = CompressedLM(
         settings.model,
         batch_size=settings.batch_size,
@@ -115,12 +119,12 @@ def evaluate(
         dtype=settings.dtype,
         parallel=settings.parallel,
     )
+    asked = list(settings.points())
     figures: list[Figure] = []
     refusals: list[Refusal] = []
     versions: dict[str, Any] = {}
-    for done, (spec, budget) in enumerate(pairs):
-        if report is not None:
-            report(done, len(pairs), spec if budget is None else f"{spec}, budget {budget}")
+    for done, (spec, budget) in enumerate(asked):
+        report(done, len(asked), spec if budget is None else f"{spec}, budget {budget}")
         try:
             model.use(spec, budget, settings.block_size, settings.feed)
             results = _run(model, settings, manager)
@@ -129,35 +133,13 @@ def evaluate(
         else:
             figures += _figures(spec, budget, results)
             versions |= results.get("versions", {})
-    if len(refusals) == len(pairs):
+    if len(refusals) == len(asked):
         raise ValueError(f"no method could run; {refusals[0].method}: {refusals[0].reason}")
     return Evaluation(settings, tuple(figures), tuple(refusals), versions, version("lm-eval"))
 
 
-def check(settings: Settings) -> None:
-    """Raise ValueError or TypeError on what is known to fail before anything is loaded."""
-    for name in ("tasks", "specs"):
-        if not getattr(settings, name):
-            raise ValueError(f"{name.replace('specs', 'methods')} must name at least one")
-    for name in ("batch_size", "limit"):
-        count = getattr(settings, name)
-        if count is not None and count < 1:
-            raise ValueError(f"{name} = {count} must be at least 1")
-    if settings.fewshot is not None and settings.fewshot < 0:
-        raise ValueError(f"fewshot = {settings.fewshot} must not be negative")
-    check_choice(FEEDS, feed=settings.feed)
-    for text in settings.budgets:
-        budget_entries(text, 100)
-    for spec in settings.specs:
-        if takes_budget(spec) and not settings.budgets:
-            raise ValueError(f"{spec} needs a budget")
-    folder = settings.include_path
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"include_path = {folder} must be a folder")
-
-
 def _task_manager(settings: Settings) -> TaskManager:
-    """Find the tasks; reading all that lm-eval brings takes it ten seconds, so only if needed.
+    """Find the tasks; lm-eval's own are read only if needed, because that takes ten seconds.
 
     RULER's tasks make their texts with the tokenizer that the metadata name.
     """
@@ -175,13 +157,6 @@ def _task_manager(settings: Settings) -> TaskManager:
                 f"{version('lm-eval')}, --include-path adds others"
             )
     return manager
-
-
-def _pairs(settings: Settings) -> Iterator[tuple[str, str | None]]:
-    for spec in settings.specs:
-        methods.parse(spec)
-        for budget in settings.budgets if takes_budget(spec) else (None,):
-            yield spec, budget
 
 
 @contextmanager
@@ -210,7 +185,7 @@ def _run(model: CompressedLM, settings: Settings, manager: TaskManager) -> Mappi
             task_manager=manager,
             log_samples=False,
         )
-    return results or {"results": {}}  # of several processes only the first is given any
+    return results or {"results": {}}  # only the first of several processes is given results
 
 
 def _figures(spec: str, budget: str | None, results: Mapping[str, Any]) -> Iterator[Figure]:
@@ -234,6 +209,34 @@ def _figures(spec: str, budget: str | None, results: Mapping[str, Any]) -> Itera
             )
 
 
-def tasks_of(figures: Sequence[Figure]) -> list[str]:
-    """Return the tasks in the order in which they came."""
-    return list(dict.fromkeys(figure.task for figure in figures))
+# --- printing ------------------------------------------------------------------------------------
+
+
+def tables(found: Evaluation) -> Iterator[tuple[str, Table]]:
+    """Yield a title and a table for each task: a row per method and budget, a column per metric."""
+    for task in dict.fromkeys(figure.task for figure in found.figures):
+        figures = [figure for figure in found.figures if figure.task == task]
+        metrics = list(dict.fromkeys((figure.metric, figure.filter) for figure in figures))
+        names = [name if cut == "none" else f"{name}\n{cut}" for name, cut in metrics]
+        rows = list(_rows(figures, metrics))
+        rows += [[each.method, each.budget or "", each.reason] for each in found.refusals]
+        problems = figures[0].problems
+        title = f"{task}, {problems} problems" if problems else task
+        yield title, Table(("method", "budget", *names), rows)
+
+
+def _rows(figures: Sequence[Figure], metrics: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
+    """Yield the figures of one task."""
+    for spec, budget in dict.fromkeys((figure.method, figure.budget) for figure in figures):
+        values = {
+            (figure.metric, figure.filter): cell(figure)
+            for figure in figures
+            if (figure.method, figure.budget) == (spec, budget)
+        }
+        yield [spec, budget or "", *(values.get(metric, MISSING) for metric in metrics)]
+
+
+def cell(figure: Figure) -> str:
+    """Format a value and its standard error."""
+    error = "" if figure.error is None else f" ± {figure.error:.3f}"
+    return f"{figure.value:.3f}{error}"

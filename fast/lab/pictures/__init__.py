@@ -1,6 +1,5 @@
-"""Pictures and tables for notebooks and the site; they follow the reader's light or dark theme."""
+"""Pictures and tables for notebooks and the site, one module per subject."""
 
-from kvlab.fast.lab.pictures.picture import Picture, canvas, finish
-from kvlab.fast.lab.pictures.table import Table
+from kvlab.fast.lab.tables import Table
 
-__all__ = ["Picture", "Table", "canvas", "finish"]
+__all__ = ["Table"]

@@ -1,13 +1,13 @@
-"""AhaKV: who collects attention by standing early, and how flat attention is."""
+"""AhaKV: entries collect attention by standing early; how flat attention is."""
 
 from collections.abc import Mapping, Sequence
 from math import log
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import entropy
+from scipy.special import entr
 
-from kvlab.fast.lab.pictures.picture import Picture, canvas, finish
+from kvlab.fast.lab.drawing import GREY, RED, Picture, canvas, finish
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.ahakv import (
     frozen_exponent,
@@ -18,10 +18,10 @@ from kvlab.reference.proofs.ahakv import (
 from kvlab.reference.traces.replay import Fate
 
 
-def accumulated(
+def accumulated_attention(
     measured: Mapping[str, Float[Array, "heads t t"]], recent: int | None = None
 ) -> Picture:
-    """Draw the attention that entries accumulate, by position, beside what Eq. 4 expects.
+    """Draw the attention that entries accumulate, by position, beside the expectation of Eq. 4.
 
     Args:
         measured: causal attention of several heads or draws, by the name of its panel.
@@ -30,21 +30,20 @@ def accumulated(
     figure, panels = canvas(len(measured), width=4 * len(measured), sharey=True)
     for axes, (name, attention) in zip(panels, measured.items(), strict=True):
         t = attention.shape[-1]
-        sums = attention.sum(axis=1)
-        low, middle, high = np.quantile(sums, (0.25, 0.5, 0.75), axis=0)
+        low, middle, high = np.quantile(attention.sum(axis=1), (0.25, 0.5, 0.75), axis=0)
         axes.fill_between(range(t), low, high, alpha=0.25, color="C0", linewidth=0)
         axes.plot(middle, linewidth=1, color="C0", label="all rows: median, quartiles")
         expected = np.cumsum(1 / np.arange(t, 0, -1))[::-1]
         axes.plot(expected, linewidth=1.2, linestyle="--", color="C1", label="Eq. 4")
         if recent is not None:
-            last = attention[:, -recent:].sum(axis=1)
-            axes.plot(last.mean(axis=0), linewidth=1, color="C2", label=f"last {recent} rows, mean")
-        axes.set(xlabel="position", yscale="log")
+            last = attention[:, -recent:].sum(axis=1).mean(axis=0)
+            axes.plot(last, linewidth=1, color="C2", label=f"last {recent} rows, mean")
+        axes.set(xlabel="position", yscale="log", title=name)
         axes.set_ylim(3e-3, None)
-        axes.set_title(name)
     panels[0].set_ylabel("accumulated attention")
     return finish(
-        figure, "Accumulated attention falls with the position; recent rows alone do not."
+        figure,
+        "Accumulated attention falls with the position; the sum over recent rows does not fall.",
     )
 
 
@@ -53,7 +52,7 @@ def kept_positions(fates: Mapping[str, Sequence[Fate]], token: int, bins: int = 
 
     Args:
         fates: by method, of several traces or layers of one length.
-        token: after which to look.
+        token: after which the entries are counted.
         bins: stretches.
     """
     figure, (axes,) = canvas(height=3)
@@ -64,31 +63,26 @@ def kept_positions(fates: Mapping[str, Sequence[Fate]], token: int, bins: int = 
         shares = counts / (len(present) * np.diff(edges))
         axes.stairs(shares, edges, label=name, linewidth=1.5, baseline=None)
     axes.set(xlabel="position", ylabel="share kept", ylim=(-0.02, 1.05), xlim=(0, token + 1))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7.5, frameon=False)
-    return finish(figure, "Share of the entries kept, by position.")
+    return finish(figure, "Share of the entries kept, by position.", legend="right")
 
 
 def entropy_phases(sizes: Sequence[int], draws: int = 60) -> Picture:
     """Draw the mean entropy of a softmax over Gaussian logits over their variance.
 
-    Lines: ln i − s²/2 up to where it breaks; beyond, the frozen phase.
+    Lines: ln i − s²/2 up to a variance of 2 ln i; beyond, the frozen phase.
     """
     figure, (axes,) = canvas(height=3.8)
     parts = np.linspace(0, 5, 26)[1:]
     for number, i in enumerate(sizes):
-        shade, variances = f"C{number}", parts * log(i)
+        color, variances = f"C{number}", parts * log(i)
         means = [mean_entropy(i, np.sqrt(s2), draws)[0] for s2 in variances]
-        axes.plot(parts, means, "o", markersize=3, color=shade, label=f"i = {i}, {draws} draws")
+        axes.plot(parts, means, "o", markersize=3, color=color, label=f"i = {i}, {draws} draws")
         estimate = log(i) - variances / 2
-        axes.plot(parts[estimate > 0], estimate[estimate > 0], color=shade, linewidth=1)
+        axes.plot(parts[estimate > 0], estimate[estimate > 0], color=color, linewidth=1)
         beyond = parts > 3
-        axes.plot(
-            parts[beyond],
-            [frozen_mean(frozen_exponent(i, np.sqrt(s2))) for s2 in variances[beyond]],
-            color=shade,
-            linestyle=":",
-        )
-    axes.axvline(2, color="tab:red", linewidth=0.8)
+        frozen = [frozen_mean(frozen_exponent(i, np.sqrt(s2))) for s2 in variances[beyond]]
+        axes.plot(parts[beyond], frozen, color=color, linestyle=":")
+    axes.axvline(2, color=RED, linewidth=0.8)
     axes.set(xlabel="variance of the logits, in units of ln i", ylabel="entropy, nats")
     axes.set_ylim(0, None)
     return finish(
@@ -100,10 +94,11 @@ def effective_tokens(budgets: Sequence[int], longest: int = 16384, draws: int = 
     """Draw exp(entropy) under SG-softmax over the number of visible tokens, and the target k."""
     figure, (axes,) = canvas(height=3.6)
     for number, k in enumerate(budgets):
+        color = f"C{number}"
         lengths = np.unique(np.geomspace(k + 1, longest, 14).astype(int))
         tokens = [np.exp(mean_entropy(int(i), step_gain(int(i), k), draws)[0]) for i in lengths]
-        axes.loglog(lengths, tokens, "o-", markersize=3, color=f"C{number}", label=f"k = {k}")
-        axes.axhline(k, color=f"C{number}", linewidth=0.8, linestyle="--")
+        axes.loglog(lengths, tokens, "o-", markersize=3, color=color, label=f"k = {k}")
+        axes.axhline(k, color=color, linewidth=0.8, linestyle="--")
     axes.set(xlabel="visible tokens i", ylabel="effective tokens exp(H)")
     return finish(
         figure, "The gain brings the effective number of tokens to k while k²/i is large."
@@ -115,14 +110,14 @@ def entropy_of_heads(attention: Float[Array, "heads t t"], every: int = 6) -> Pi
 
     Args:
         attention: causal attention of several heads.
-        every: one dot for so many rows.
+        every: rows per dot.
     """
     figure, (axes,) = canvas(height=3.4)
     rows = np.arange(4, attention.shape[1], every)
-    found = np.stack([entropy(attention[:, i, : i + 1], axis=-1) for i in rows], axis=1)
-    axes.plot(rows + 1, found.T, ".", markersize=2, color="C0", alpha=0.5)
-    axes.plot(rows + 1, np.median(found, axis=0), color="C1", label="median of the heads")
-    axes.plot(rows + 1, np.log(rows + 1), "--", color="0.5", label="ln i: all alike")
-    axes.plot(rows + 1, np.log(rows + 1) - 0.5, ":", color="0.5", label="ln i − ½: Gaussian")
+    entropy, visible = entr(attention[:, rows]).sum(axis=-1), rows + 1
+    axes.plot(visible, entropy.T, ".", markersize=2, color="C0", alpha=0.5)
+    axes.plot(visible, np.median(entropy, axis=0), color="C1", label="median of the heads")
+    axes.plot(visible, np.log(visible), "--", color=GREY, label="ln i: all alike")
+    axes.plot(visible, np.log(visible) - 0.5, ":", color=GREY, label="ln i − ½: Gaussian")
     axes.set(xlabel="visible tokens i", ylabel="entropy, nats", ylim=(0, None))
     return finish(figure, "Entropy of real attention stays far below that of Gaussian logits.")

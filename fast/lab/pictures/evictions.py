@@ -1,12 +1,12 @@
-"""CAOTE's score beside what it predicts, and what other choices cost."""
+"""CAOTE: its score beside the change of the output that it predicts, and what evictions cost."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from kvlab.fast.lab.pictures.picture import Picture, canvas, finish
-from kvlab.fast.lab.pictures.table import Table
+from kvlab.fast.lab.drawing import GREY, RED, Picture, canvas, finish
+from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.caote import (
@@ -26,7 +26,7 @@ def recomputed_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Flo
     return np.linalg.norm(output - np.stack(without), axis=-1)
 
 
-def worth(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Table:
+def scores_by_entry(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Table:
     """List attention, FastCAOTE's and CAOTE's score, and the recomputed error of every entry."""
     columns = h, fast_eviction_error(h, values), eviction_error(h, values)
     rows = zip(values, *columns, recomputed_errors(h, values), strict=True)
@@ -45,12 +45,11 @@ def scores_and_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Pic
     figure, (left, right) = canvas(2, width=8, sharey=True)
     errors = recomputed_errors(h, values)
     for axes, score, name in ((left, h, "attention"), (right, eviction_error(h, values), "CAOTE")):
+        lowest = score.argmin()
         axes.loglog(score, errors, "o", markersize=3, alpha=0.6)
-        axes.plot(
-            score[score.argmin()], errors[score.argmin()], "v", color="tab:red", label="leaves"
-        )
+        axes.plot(score[lowest], errors[lowest], "v", color=RED, label="leaves")
         axes.set(xlabel=f"{name}'s score")
-    right.plot(*[[errors.min(), errors.max()]] * 2, linewidth=0.8, color="0.5", label="equal")
+    right.plot(*[[errors.min(), errors.max()]] * 2, linewidth=0.8, color=GREY, label="equal")
     left.set_ylabel("change of the output, recomputed")
     return finish(
         figure,
@@ -73,27 +72,17 @@ def losses(heads: Sequence[Head], shares: Sequence[float], first: int = 40) -> T
             np.concatenate([getattr(each, name) for each in found])
             for name in ("by_attention", "by_error", "common")
         )
-        rows.append(
-            (
-                f"{share:.0%}" if share else "one entry",
-                f"{common.mean():.0%}",
-                f"{100 * attention.mean():.2g} %",
-                f"{100 * error.mean():.2g} %",
-                f"{1 - error.mean() / attention.mean():.0%}",
-                f"{(error < attention).mean():.0%}",
-                f"{(error > attention).mean():.0%}",
-            )
-        )
-    columns = (
-        "leaves",
-        "in common",
-        "change, by attention",
-        "change, by CAOTE",
-        "saved",
-        "steps where less",
-        "steps where more",
-    )
-    return Table(columns, rows)
+        row = {
+            "leaves": f"{share:.0%}" if share else "one entry",
+            "in common": f"{common.mean():.0%}",
+            "change, by attention": f"{100 * attention.mean():.2g} %",
+            "change, by CAOTE": f"{100 * error.mean():.2g} %",
+            "saved": f"{1 - error.mean() / attention.mean():.0%}",
+            "steps where less": f"{(error < attention).mean():.0%}",
+            "steps where more": f"{(error > attention).mean():.0%}",
+        }
+        rows.append(row)
+    return tabulate(rows, [Column(heading) for heading in rows[0]])
 
 
 def float32_errors(largest_gap: int = 40) -> Picture:

@@ -1,4 +1,4 @@
-"""DesireKV's two axes, and at how many bits entries end up."""
+"""DesireKV: importance and sensitivity of tokens, and at how many bits entries are stored."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.patches import Patch
 
-from kvlab.fast.lab.pictures.picture import Picture, canvas, finish
-from kvlab.fast.lab.pictures.table import Table
+from kvlab.fast.lab.drawing import RED, Picture, canvas, finish, mark_end_of_prompt
+from kvlab.fast.lab.tables import Table, percent
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.ranks import spearman
@@ -18,35 +18,35 @@ from kvlab.reference.traces.importance_and_sensitivity import (
     outliers_and_errors,
 )
 
-SHADES = {16: "C0", 8: "C2", 4: "C1", 2: "C3"}
+COLORS = {16: "C0", 8: "C2", 4: "C1", 2: "C3"}
 """Colour of entries by their bits."""
+CORNERS = ((0.02, 0.02), (0.02, 0.93), (0.86, 0.93), (0.86, 0.02))
+"""Where the names of the quadrants stand."""
 
 
-def axes_of_tokens(judged: Mapping[str, Quadrants]) -> Picture:
+def importance_over_sensitivity(judged: Mapping[str, Quadrants]) -> Picture:
     """Draw importance over sensitivity, both in ranks, with the medians that make quadrants."""
     figure, panels = canvas(len(judged), width=2.6 * len(judged), height=3, sharey=True)
     for axes, (name, found) in zip(panels, judged.items(), strict=True):
         n = len(found.importance)
         across, up = (np.argsort(np.argsort(x)) / n for x in (found.sensitivity, found.importance))
         axes.plot(across, up, "o", markersize=2.2, alpha=0.7)
-        axes.axhline(0.5, color="tab:red", linewidth=0.8)
-        axes.axvline(0.5, color="tab:red", linewidth=0.8)
-        for quadrant, (x, y) in zip(
-            QUADRANTS, ((0.02, 0.02), (0.02, 0.93), (0.86, 0.93), (0.86, 0.02)), strict=True
-        ):
-            axes.text(x, y, quadrant, fontsize=8, color="tab:red")
-        axes.set_title(f"{name}: R² = {found.r_squared:.3f}")
-        axes.set(xlabel="sensitivity, rank", xlim=(0, 1), ylim=(0, 1))
+        axes.axhline(0.5, color=RED, linewidth=0.8)
+        axes.axvline(0.5, color=RED, linewidth=0.8)
+        for quadrant, place in zip(QUADRANTS, CORNERS, strict=True):
+            axes.text(*place, quadrant, fontsize=8, color=RED)
+        axes.set(title=f"{name}: R² = {found.r_squared:.3f}", xlabel="sensitivity, rank")
+        axes.set(xlim=(0, 1), ylim=(0, 1))
     panels[0].set_ylabel("importance, rank")
     return finish(figure, "Importance against sensitivity of tokens: no visible relation.")
 
 
-def quadrant_counts(judged: Mapping[str, Quadrants]) -> Table:
+def quadrant_shares(judged: Mapping[str, Quadrants]) -> Table:
     """List the share of tokens in every quadrant."""
     rows = []
     for name, found in judged.items():
         total = sum(found.counts.values())
-        shares = (f"{100 * found.counts[quadrant] / total:.1f} %" for quadrant in QUADRANTS)
+        shares = (percent(found.counts[quadrant] / total, 1) for quadrant in QUADRANTS)
         rows.append((name, *shares, f"{found.r_squared:.3f}"))
     columns = ("layer", "Q1 evicted", "Q2 low bits", "Q3 high bits", "Q4 evicted", "R²")
     return Table(columns, rows)
@@ -58,7 +58,7 @@ def stored_key(key: Float[Array, " d"], widths: Sequence[int]) -> Picture:
     channels = np.arange(len(key))
     for axes, bits in zip(panels, widths, strict=True):
         stored = quantize(key[None], bits, len(key)).dequantize()[0]
-        axes.vlines(channels, key, stored, color="tab:red", linewidth=1.5)
+        axes.vlines(channels, key, stored, color=RED, linewidth=1.5)
         axes.plot(channels, key, ".", markersize=4, color="C0", label="key")
         axes.plot(channels, stored, "_", markersize=6, color="C1", label=f"{bits} bits")
         axes.set(xlabel="channel")
@@ -69,32 +69,29 @@ def outliers_against_errors(keys: Float[Array, "L G n d"], bits: int = 4) -> Pic
     """Draw the error of storing keys over their outlier score, one panel per layer."""
     figure, panels = canvas(len(keys), width=2.6 * len(keys), height=3)
     for number, (axes, layer) in enumerate(zip(panels, keys, strict=True)):
-        scores, errors = outliers_and_errors(layer, bits)
-        for head, (x, y) in enumerate(zip(scores, errors, strict=True)):
+        for head, (x, y) in enumerate(zip(*outliers_and_errors(layer, bits), strict=True)):
             label = f"KV head {head}: ρ = {spearman(x, y):.2f}"
             axes.plot(x, y, "o", markersize=2, alpha=0.6, label=label)
-        axes.set(xlabel="outlier score", xlim=(-0.1, None))
-        axes.set_title(f"layer {number}")
+        axes.set(title=f"layer {number}", xlabel="outlier score", xlim=(-0.1, None))
     panels[0].set_ylabel(f"error at {bits} bits, RMS")
     return finish(figure, "Keys with larger outliers are stored less precisely.")
 
 
-def widths_of_entries(caches: Mapping[str, LayerCache], tokens: int, prompt: int) -> Picture:
+def bits_by_position(caches: Mapping[str, LayerCache], tokens: int, prompt: int) -> Picture:
     """Draw at how many bits the keys of one KV head are stored, by position; gaps are evicted."""
     figure, (axes,) = canvas(height=0.9 + 0.42 * len(caches))
     for row, cache in enumerate(caches.values()):
         bits, positions = cache.keys.bits[0], cache.positions[0]
-        for width, shade in SHADES.items():
-            places = positions[bits == width]
-            axes.bar(places, 0.8, width=1.0, bottom=row - 0.4, color=shade)
-    axes.axvline(prompt - 0.5, color="tab:red", linewidth=0.8)
+        for width, color in COLORS.items():
+            axes.bar(positions[bits == width], 0.8, width=1.0, bottom=row - 0.4, color=color)
+    mark_end_of_prompt(axes, prompt)
     axes.set_yticks(range(len(caches)), list(caches))
     axes.set(xlabel="position", xlim=(0, tokens))
     axes.invert_yaxis()
-    handles = [Patch(color=shade) for shade in SHADES.values()]
-    names = [f"{width} bits" for width in SHADES]
-    figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize=7.5, frameon=False)
-    return finish(figure, "Bits of the stored keys by position.", legend=False)
+    handles = [Patch(color=color, label=f"{width} bits") for width, color in COLORS.items()]
+    place = "outside upper center"
+    figure.legend(handles=handles, loc=place, ncols=4, fontsize=7.5, frameon=False)
+    return finish(figure, "Bits of the stored keys by position.", legend="none")
 
 
 def bytes_held(caches: Mapping[str, Sequence[LayerCache]], tokens: int) -> Table:
@@ -109,15 +106,8 @@ def bytes_held(caches: Mapping[str, Sequence[LayerCache]], tokens: int) -> Table
         payload = sum(cache.payload_bytes for cache in layers)
         whole = sum(cache.nbytes for cache in layers)
         G, d = layers[0].keys.read().shape[0::2]
-        elements = 2 * tokens * G * d * len(layers)
-        rows.append(
-            (
-                name,
-                str(len(layers[0])),
-                f"{payload:,}",
-                f"{whole - payload:,}",
-                f"{8 * whole / elements:.2f}",
-            )
-        )
+        bits = 8 * whole / (2 * tokens * G * d * len(layers))
+        scales = whole - payload
+        rows.append((name, str(len(layers[0])), f"{payload:,}", f"{scales:,}", f"{bits:.2f}"))
     columns = ("method", "entries", "bytes of codes", "of scales and zeros", "bits per element")
     return Table(columns, rows)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from kvlab.fast.lab.documents import Cell, Grid
-from kvlab.fast.lab.evaluate.study import study_directory
-from kvlab.fast.lab.pictures.comparison import solved_over
-from kvlab.fast.lab.pictures.picture import Picture
+from kvlab.fast.lab.drawing import Picture
+from kvlab.fast.lab.evaluate.contrasts import STUDY, stored_directory
+from kvlab.fast.lab.pictures.solved import solved_over
 from kvlab.fast.lab.sweep.report import EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
 from kvlab.fast.lab.sweep.summary import LEVEL, TaskSummary, summarise
+from kvlab.fast.lab.tables import Table
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.quantization import FULL_BITS
@@ -20,7 +20,7 @@ def read_study() -> tuple[Stored, TaskSummary]:
     Raises:
         ValueError: if a file of its results is damaged.
     """
-    stored = read_stored(study_directory())
+    stored = read_stored(stored_directory(STUDY))
     (found,) = summarise(stored)
     return stored, found
 
@@ -31,12 +31,12 @@ def families(stored: Stored) -> list[str]:
 
 
 def is_of_the_papers(spec: str) -> bool:
-    """Say whether a method, or what is wrapped around it, comes from one of the four papers."""
+    """Say whether a method, or the method wrapped around it, comes from one of the four papers."""
     sources = {name: facts["source"] for name, facts in methods.describe().items()}
     return sources[methods.base_name(spec)] in {sources[paper] for paper in PAPERS}
 
 
-def under_budgets(found: TaskSummary, specs: Sequence[str], budgets: Sequence[str]) -> Grid:
+def under_budgets(found: TaskSummary, specs: Sequence[str], budgets: Sequence[str]) -> Table:
     """Set methods side by side: problems solved under each budget.
 
     Args:
@@ -55,34 +55,33 @@ def under_budgets(found: TaskSummary, specs: Sequence[str], budgets: Sequence[st
     for spec in specs:
         if spec not in tried:
             raise ValueError(f"specs: the study has not tried {spec!r} under budgets")
-    rows: list[list[Cell]] = [
+    rows = [
         [spec, *(accuracy_cell(found, found.point(spec, found.budgets[text])) for text in budgets)]
         for spec in specs
     ]
-    return Grid(("method", *(f"{text} = {found.budgets[text]}" for text in budgets)), rows)
+    return Table(("method", *(f"{text} = {found.budgets[text]}" for text in budgets)), rows)
 
 
-def under_own_rules(found: TaskSummary) -> Grid:
-    """Set the methods side by side whose parameters say what they store, least memory first.
+def under_own_rules(found: TaskSummary) -> Table:
+    """Set methods side by side whose parameters say what they store, least memory first.
 
-    Those that store all of these short texts at full precision are left out, the full cache
+    Methods that store all of these short texts at full precision are left out, the full cache
     excepted.
     """
     points = [point for point in found.points if point.budget is None and point.measured]
     bits = {point.method: point.measured["average_bits"].mean for point in points}
-    rows: list[list[Cell]] = [
+    rows = [
         [point.method, f"{100 * bits[point.method] / FULL_BITS:.0f} %", percent(point)]
         for point in sorted(points, key=lambda point: bits[point.method])
         if bits[point.method] < FULL_BITS or point.method == "full"
     ]
-    return Grid(("method", "memory", "solved, %"), rows)
+    return Table(("method", "memory", "solved, %"), rows)
 
 
 def solved_over_memory(found: TaskSummary, specs: Sequence[str]) -> Picture:
     """Draw problems solved over the memory that is left (LazyEviction Fig. 5)."""
-    return solved_over(
-        measured_curves(found, specs), "memory at the last token, % of the full cache"
-    )
+    curves = measured_curves(found, specs)
+    return solved_over(curves, "memory at the last token, % of the full cache")
 
 
 def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:

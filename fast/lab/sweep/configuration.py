@@ -1,4 +1,4 @@
-"""What a sweep asks for: a TOML file."""
+"""What a comparison or a sweep asks for, and the TOML file that says it."""
 
 import json
 import tomllib
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.evaluate import backends
-from kvlab.fast.lab.evaluate.compare import takes_budget
 from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
+from kvlab.reference.policy import check_at_least
 from kvlab.reference.selection import MOST_ENTRIES, budget_entries
+from kvlab.reference.windows import check_choice
 
 MOST = {"problems": 2**31 - 1, "seeds": 2**63 - 1}
 """What the columns of the data set can hold."""
@@ -23,13 +25,18 @@ EMBEDDED = "reasoner"
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep, as its file states it."""
+    """What to run: methods × budgets × tasks × models × seeds.
+
+    Raises:
+        ValueError: if a value is not allowed. Models are looked up when jobs are made of the sweep.
+        TypeError: if an option of a method has the wrong type.
+    """
 
     methods: tuple[str, ...]
-    """Registry syntax; a method that draws at random is given the seed of the problems, too."""
+    """Registry syntax. A method that draws at random is given the seed of the problems."""
     budgets: tuple[str, ...]
-    """Entries, or percent of the mean tokens of prompt and solution; only for methods that take
-    one."""
+    """Entries, or percent of the mean tokens of prompt and solution, for methods that take a
+    budget."""
     problems: int
     """Per task and seed."""
     models: tuple[str, ...] = (EMBEDDED,)
@@ -38,23 +45,65 @@ class Sweep:
     seeds: tuple[int, ...] = (0,)
     """Of the problems: every seed draws others."""
     batch: int = 32
-    """Problems that run together: one piece of work. Rounding depends on it, so it is part of what
-    a result is a result of."""
+    """Problems that run together: one piece of work. Rounding depends on the batch, so results of
+    another batch are other results."""
     measured: int = 0
-    """Of these first problems of every seed, output error, divergence and memory are measured."""
+    """The first problems of every seed on which output error, divergence and memory are
+    measured."""
     backend: str = "fast"
     pairs: tuple[tuple[str, str], ...] = ()
-    """Methods that the report tests against each other, settled before anything is run."""
+    """Methods that the report tests against each other, chosen before anything is run."""
     curves: tuple[str, ...] = ()
-    """Methods that the report draws; none: all."""
+    """Methods that the report draws; it draws all if none is named."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, problems=self.problems, batch=self.batch)
+        check_at_least(0, measured=self.measured)
+        if self.problems > MOST["problems"]:
+            raise ValueError(f"problems = {self.problems} must be at most {MOST['problems']}")
+        if self.measured > self.problems:
+            raise ValueError(
+                f"measured = {self.measured} must not exceed problems = {self.problems}"
+            )
+        check_choice(backends.NAMES, backend=self.backend)
+        self._check_lists()
+        for spec in self.tasks:
+            find_task(spec)
+        self._check_methods()
+
+    def _check_lists(self) -> None:
+        for name in ("methods", "models", "tasks", "seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must name at least one")
+        for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):
+            values = getattr(self, name)
+            if twice := [value for value in values if values.count(value) > 1]:
+                raise ValueError(f"{name} names {twice[0]!r} twice")
+        for name, specs in (("pairs", sum(self.pairs, ())), ("curves", self.curves)):
+            if unknown := [spec for spec in specs if spec not in self.methods]:
+                raise ValueError(f"{name} names {unknown[0]!r}, which is not among the methods")
+
+    def _check_methods(self) -> None:
+        for spec in self.methods:
+            try:
+                methods.parse(spec)
+            except (ValueError, TypeError) as error:
+                raise type(error)(f"methods: {spec}: {error}") from None
+        if not self.budgets and (needing := [m for m in self.methods if takes_budget(m)]):
+            raise ValueError(f"budgets must name at least one: {needing[0]} takes a budget")
+        for text in self.budgets:
+            try:
+                budget_entries(text, 100)
+            except ValueError as error:
+                raise ValueError(f"budgets: {error}") from None
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read and check a sweep; models are looked up when jobs are made of it.
+    """Read and check a sweep.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is no TOML, a key is unknown or missing, or a value is not allowed.
+        ValueError: if the file is no TOML, a key is unknown or missing, or a value is not allowed.
         TypeError: if a value has the wrong type.
     """
     if not path.is_file():
@@ -67,7 +116,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def make_sweep(written: Mapping[str, Any]) -> Sweep:
-    """Make a sweep of plain data; errors are those of `read_sweep`."""
+    """Make a sweep of plain data; the errors are those of `read_sweep`."""
     known = {field.name: field for field in fields(Sweep)}
     if unknown := written.keys() - known:
         raise ValueError(f"unknown key {min(unknown)!r} in a sweep; allowed are {', '.join(known)}")
@@ -83,9 +132,10 @@ def make_sweep(written: Mapping[str, Any]) -> Sweep:
         "budgets": _budgets,
         "pairs": _pairs,
     }
-    values = {name: readers.get(name, _words)(name, value) for name, value in written.items()}
-    sweep = Sweep(**values)
-    _check(sweep)
+    sweep = Sweep(
+        **{name: readers.get(name, _words)(name, value) for name, value in written.items()}
+    )
+    check_methods(sweep.methods, [_most_entries(text) for text in sweep.budgets])
     return sweep
 
 
@@ -109,7 +159,8 @@ def model_location(model: str) -> str:
 def check_methods(specs: Sequence[str], budgets: Collection[int]) -> None:
     """Raise ValueError if a method can be built with none of the budgets, in entries.
 
-    One that can be built with some is run; the report says why the others have no figures.
+    A method that can be built with some of them is run; the report says why the other points have
+    no figures.
     """
     for spec in specs:
         tried = budgets if takes_budget(spec) else (None,)
@@ -126,50 +177,12 @@ def _refusal(spec: str, budget: int | None) -> str | None:
     return None
 
 
-def _check(sweep: Sweep) -> None:
-    for name, least in (("problems", 1), ("batch", 1), ("measured", 0)):
-        if getattr(sweep, name) < least:
-            raise ValueError(f"{name} = {getattr(sweep, name)} must be at least {least}")
-    if sweep.problems > MOST["problems"]:
-        raise ValueError(f"problems = {sweep.problems} must be at most {MOST['problems']}")
-    if sweep.measured > sweep.problems:
-        raise ValueError(f"measured = {sweep.measured} must not exceed problems = {sweep.problems}")
-    if sweep.backend not in backends.NAMES:
-        allowed = ", ".join(map(repr, backends.NAMES))
-        raise ValueError(f"backend = {sweep.backend!r} must be one of {allowed}")
-    for name in ("methods", "models", "tasks", "seeds"):
-        if not getattr(sweep, name):
-            raise ValueError(f"{name} must name at least one")
-    for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):
-        values = getattr(sweep, name)
-        if twice := [value for value in values if values.count(value) > 1]:
-            raise ValueError(f"{name} names {twice[0]!r} twice")
-    for spec in sweep.tasks:
-        find_task(spec)
-    for spec in sweep.methods:
-        try:
-            methods.parse(spec)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"methods: {spec}: {error}") from None
-    if not sweep.budgets and (needing := [m for m in sweep.methods if takes_budget(m)]):
-        raise ValueError(f"budgets must name at least one: {needing[0]} takes a budget")
-    check_methods(sweep.methods, [_most_entries(text) for text in sweep.budgets])
-    for name, specs in (("pairs", sum(sweep.pairs, ())), ("curves", sweep.curves)):
-        if unknown := [spec for spec in specs if spec not in sweep.methods]:
-            raise ValueError(f"{name} names {unknown[0]!r}, which is not among the methods")
-
-
 def _most_entries(text: str) -> int:
-    """Return the entries of a budget; a percentage may be any number, which the tokens will tell.
+    """Return the most entries that a budget can be: for a percentage, the tokens decide."""
+    return MOST_ENTRIES if text.strip().endswith("%") else budget_entries(text, 100)
 
-    Raises:
-        ValueError: if the budget is not allowed, whatever the tokens.
-    """
-    try:
-        entries = budget_entries(text, 100)
-    except ValueError as error:
-        raise ValueError(f"budgets: {error}") from None
-    return MOST_ENTRIES if text.strip().endswith("%") else entries
+
+# --- values of the file --------------------------------------------------------------------------
 
 
 def _word(name: str, value: Any) -> str:

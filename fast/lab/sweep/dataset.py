@@ -1,24 +1,18 @@
 """The Parquet data set of a sweep: a directory that holds one file per job.
 
 A file appears under its name only when it is complete, so a process can be killed at any time, and
-a job that was done twice leaves the same rows. What a row holds beside `worker.Found` says which
-job it belongs to.
+a job that was done twice leaves the same rows. `worker.rows_of` makes the rows.
 """
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvlab.fast.lab.files import named
+from kvlab.fast.lab.files import write_completely
 from kvlab.fast.lab.sweep.jobs import Job
-from kvlab.fast.lab.sweep.worker import Found
+from kvlab.fast.lab.sweep.worker import Found, rows_of
 
 _CELL = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
@@ -50,34 +44,8 @@ TIMING = ("seconds_per_token",)
 
 ORDER = ("model", "task", "seed", "method", "budget", "problem", "job")
 
-
 COMPACTED = "results.parquet"
 """The file that takes the place of many."""
-
-
-UNFINISHED = ".unfinished"
-
-
-@contextmanager
-def completely(path: Path) -> Iterator[BinaryIO]:
-    """Write a file so that it is there completely or not at all, even after a power cut.
-
-    Raises:
-        OSError: if it cannot be written; it names the file.
-    """
-    unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
-    with named(path), unfinished.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-
-
-def clear_unfinished(directory: Path) -> None:
-    """Make a directory if there is none, and remove what killed processes left in it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in directory.glob(f"*{UNFINISHED}"):
-        path.unlink()
 
 
 class Dataset:
@@ -92,7 +60,7 @@ class Dataset:
 
     def write_file(self, name: str, table: pa.Table) -> None:
         """Write a file of rows."""
-        with completely(self.directory / name) as file:
+        with write_completely(self.directory / name) as file:
             pq.write_table(table, file, compression="zstd")
 
     def done(self) -> set[str]:
@@ -143,15 +111,7 @@ class Dataset:
 
 def rows(job: Job, found: Sequence[Found]) -> pa.Table:
     """Lay the rows of a job out."""
-    shared: dict[str, Any] = {
-        "job": job.id,
-        "model": job.model,
-        "task": job.task,
-        "seed": job.seed,
-        "method": job.method,
-        "budget": job.budget,
-    }
-    return pa.Table.from_pylist([{**shared, **asdict(each)} for each in found], schema=SCHEMA)
+    return pa.Table.from_pylist(rows_of(job, found), schema=SCHEMA)
 
 
 def in_order(table: pa.Table) -> pa.Table:

@@ -1,19 +1,22 @@
-"""Who does the jobs: this process, or the workers of a Ray cluster."""
+"""Who does the jobs: this process, several processes, or (`cluster`) the workers of a cluster."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from traceback import format_exc
 
 from kvlab.fast.lab.sweep.jobs import Job
 from kvlab.fast.lab.sweep.worker import Found, Worker
 
-NAMES = ("local", "ray")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job was given up; it counts as missing, and the next run tries again."""
+    """Why a job was given up; the job counts as missing, and the next run tries it again."""
 
     reason: str
     trace: str = ""
@@ -38,10 +41,30 @@ class LocalEngine(Engine):
     """One job after the other, in this process."""
 
     def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Yield every job once."""
         worker = Worker()
         for job in jobs:
             yield job, attempt_job(worker, job)
+
+
+class ProcessEngine(Engine):
+    """Processes of this machine, each with one thread and a model of its own.
+
+    With one thread each, the times of methods are comparable.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
+        for variable in THREADS:
+            os.environ.setdefault(variable, "1")
+        with ProcessPoolExecutor(self.workers, get_context("spawn"), _start) as pool:
+            futures = {pool.submit(_run, job): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def attempt_job(worker: Worker, job: Job) -> list[Found] | Failure:
@@ -50,3 +73,16 @@ def attempt_job(worker: Worker, job: Job) -> list[Found] | Failure:
         return worker.run(job)
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}", format_exc())
+
+
+# --- in the processes ----------------------------------------------------------------------------
+
+_workers: list[Worker] = []
+
+
+def _start() -> None:
+    _workers.append(Worker())
+
+
+def _run(job: Job) -> list[Found] | Failure:
+    return attempt_job(_workers[0], job)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_encoder
-from kvlab.fast.lab.evaluate.compare import takes_budget
 from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.lab.sweep.configuration import Sweep, check_methods, model_location
 from kvlab.reference.methods import with_seed
 from kvlab.reference.selection import budget_entries
 
 FORMAT = 1
-"""Of what a job's results hold; another number makes all old results count as missing."""
+"""Of the results of a job; another number makes all old results count as missing."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Job:
     """Number of the first problem."""
     count: int
     measured: int
-    """Of the job's first problems, how many are measured."""
+    """How many of the job's first problems are measured."""
 
     @property
     def id(self) -> str:
-        """Hash of all that the results depend on; what the sweep calls the model is not."""
+        """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
         del content["model"]
         text = json.dumps(content, sort_keys=True)
@@ -61,7 +61,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep with everything looked up that its jobs need."""
+    """A sweep with everything that its jobs need looked up."""
 
     sweep: Sweep
     fingerprints: dict[str, str]
@@ -72,32 +72,50 @@ class Plan:
     """Per model and task, the mean tokens of prompt and solution."""
 
     def jobs(self) -> Iterator[Job]:
-        """Yield the jobs, all of a model and a seed together: what is done first can be read."""
+        """Yield the jobs, all of a model and a seed together: what is done first can be read.
+
+        All methods on a batch follow each other, so that the full cache answers a batch once.
+        """
         sweep = self.sweep
         for model in sweep.models:
             for seed in sweep.seeds:
                 for task in sweep.tasks:
-                    for method, budget in self.points(model, task):
-                        for first in range(0, sweep.problems, sweep.batch):
-                            count = min(sweep.batch, sweep.problems - first)
-                            yield Job(
-                                backend=sweep.backend,
-                                model=model,
-                                fingerprint=self.fingerprints[model],
-                                task=task,
-                                seed=seed,
-                                method=method,
-                                budget=budget,
-                                first=first,
-                                count=count,
-                                measured=min(count, max(0, sweep.measured - first)),
-                            )
+                    for first in range(0, sweep.problems, sweep.batch):
+                        for method, budget in self.points(model, task):
+                            yield self._job(model, seed, task, first, method, budget)
+
+    def _job(
+        self, model: str, seed: int, task: str, first: int, method: str, budget: int | None
+    ) -> Job:
+        count = min(self.sweep.batch, self.sweep.problems - first)
+        return Job(
+            backend=self.sweep.backend,
+            model=model,
+            fingerprint=self.fingerprints[model],
+            task=task,
+            seed=seed,
+            method=method,
+            budget=budget,
+            first=first,
+            count=count,
+            measured=min(count, max(0, self.sweep.measured - first)),
+        )
 
     def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
-        """Yield methods and budgets: first those that take none."""
+        """Yield methods and budgets: first the methods that take no budget."""
         yield from ((each, None) for each in self.sweep.methods if not takes_budget(each))
         for entries in sorted(set(self.entries[model][task].values())):
             yield from ((each, entries) for each in self.sweep.methods if takes_budget(each))
+
+    def check_methods(self) -> None:
+        """Raise ValueError if a method can be built with none of the budgets."""
+        budgets = {
+            entries
+            for tasks in self.entries.values()
+            for each in tasks.values()
+            for entries in each.values()
+        }
+        check_methods(self.sweep.methods, sorted(budgets))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -109,13 +127,13 @@ def make_plan(sweep: Sweep) -> Plan:
 
     Raises:
         FileNotFoundError: if a model directory is incomplete.
-        ValueError: if a model's tokenizer cannot be loaded, two names are of one model, a budget
-            is too large, or a method can be built with none of the budgets.
+        ValueError: if a model's tokenizer cannot be loaded, two names are of one model, or a budget
+            is too large.
     """
     fingerprints, entries, lengths = {}, {}, {}
     for model in sweep.models:
         location = model_location(model)
-        encode = load_encoder(location)
+        encode = load_encoder(location, sweep.backend)
         mark = fingerprint(location)
         if twin := [name for name, other in fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
@@ -130,10 +148,6 @@ def make_plan(sweep: Sweep) -> Plan:
             task: {text: budget_entries(text, round(length)) for text in sweep.budgets}
             for task, length in lengths[model].items()
         }
-    every = [
-        budget for tasks in entries.values() for each in tasks.values() for budget in each.values()
-    ]
-    check_methods(sweep.methods, every)
     return Plan(sweep, fingerprints, entries, lengths)
 
 
@@ -142,7 +156,7 @@ WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "a
 
 
 def fingerprint(location: str) -> str:
-    """Hash what a model directory holds of model and tokenizer; an id on the hub stays as it is."""
+    """Hash model and tokenizer in a model directory; an id on the hub stays as it is."""
     directory = Path(location)
     if not directory.is_dir():
         return location

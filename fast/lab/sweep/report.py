@@ -1,30 +1,33 @@
 """The report of a sweep: the papers' tables, curves, tests, and how to run it again."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.fast.lab.documents import (
+from kvlab.fast.lab.drawing import Picture
+from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.pictures.solved import Curve, solved_over
+from kvlab.fast.lab.reports import (
     Block,
-    Bold,
-    Cell,
     Code,
     Drawing,
-    Grid,
     Heading,
     Text,
-    write_document,
+    write_html,
+    write_markdown,
 )
-from kvlab.fast.lab.evaluate.report import accuracy_curves
-from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.sweep.configuration import to_toml
-from kvlab.fast.lab.sweep.run import Stored
-from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary, Test, summarise
+from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary, summarise
+from kvlab.fast.lab.tables import Bold, Cell, Column, Table, tabulate
+from kvlab.reference.proofs.errata import Interval
 from kvlab.reference.quantization import FULL_BITS
+
+if TYPE_CHECKING:
+    from kvlab.fast.lab.sweep.run import Stored  # needs pyarrow
 
 NAME = "report"
 
@@ -35,7 +38,7 @@ UNKNOWN = "?"
 """Marks what may have: no problem was measured."""
 
 
-def write_report(stored: Stored, directory: Path) -> list[TaskSummary]:
+def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     """Write ``report.html``, ``report.md`` with its drawings, and ``report.json``.
 
     Raises:
@@ -45,19 +48,21 @@ def write_report(stored: Stored, directory: Path) -> list[TaskSummary]:
     if not any(point.problems for each in summaries for point in each.points):
         raise ValueError(f"{stored.data.directory} holds no results of this sweep yet")
     directory.mkdir(parents=True, exist_ok=True)
-    write_document(list(blocks(stored, summaries)), directory, NAME)
-    content = json.dumps(to_json(stored, summaries), indent=1) + "\n"
-    write_text(directory / f"{NAME}.json", content)
+    report = list(blocks(stored, summaries))
+    write_html(report, directory / f"{NAME}.html")
+    write_markdown(report, directory / f"{NAME}.md")
+    plain = json.dumps(to_json(stored, summaries), indent=1)
+    write_text(directory / f"{NAME}.json", f"{plain}\n")
     return summaries
 
 
-def to_json(stored: Stored, summaries: Sequence[TaskSummary]) -> dict[str, Any]:
+def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any]:
     """Return plain data: all figures, and what it takes to run the sweep again."""
     found = []
     for each in summaries:
         content = asdict(each)
         for point in content["points"]:
-            del point["outcomes"]
+            del point["outcomes"], point["figures"]
         for test, written in zip(each.tests, content["tests"], strict=True):
             written["verdict"] = test.verdict
         content["leaders"] = {budget: sorted(names) for budget, names in each.leaders.items()}
@@ -70,7 +75,7 @@ def to_json(stored: Stored, summaries: Sequence[TaskSummary]) -> dict[str, Any]:
     }
 
 
-def blocks(stored: Stored, summaries: Sequence[TaskSummary]) -> Iterator[Block]:
+def blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Block]:
     """Yield the report from top to bottom."""
     sweep = stored.plan.sweep
     yield Heading("Report of a sweep", 1)
@@ -84,7 +89,7 @@ def blocks(stored: Stored, summaries: Sequence[TaskSummary]) -> Iterator[Block]:
     yield from rerun_blocks(stored)
 
 
-def _state(stored: Stored) -> str:
+def _state(stored: "Stored") -> str:
     missing, total = len(stored.missing()), sum(1 for _ in stored.plan.jobs())
     if not missing:
         return f"All {total} jobs are done."
@@ -99,53 +104,41 @@ def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator
         f"Seeds counted: {seeds}. Prompt and solution have {each.mean_length:.0f} tokens on "
         f"average. Budgets in entries per KV head and layer: {stated or 'none'}."
     )
-    budgeted = any(point.budget is not None for point in each.points)
+    budgeted = [point for point in each.points if point.budget is not None]
+    own = [point for point in each.points if point.budget is None]
     if budgeted:
         yield Heading("Problems solved, %", 3)
         yield accuracy_table(each)
         yield Text(accuracy_caption(each))
-        yield Drawing(
-            f"{name}-budget", "Problems solved over the budget", over_budget(each, curves)
-        )
-    own = [point for point in each.points if point.budget is None]
+        drawing = over_budget(each, curves).on_white
+        yield Drawing(f"{name}-budget", "Problems solved over the budget", drawing)
     if own:
         yield Heading("Methods whose memory follows from their own parameters", 3)
-        yield Grid(("method", *FIGURES), [(p.method, *figures(p)) for p in own])
+        yield tabulate(own, (METHOD, *FIGURES))
     if measured_curves(each, curves):
-        drawing = over_memory(each, curves)
+        drawing = over_memory(each, curves).on_white
         yield Drawing(f"{name}-memory", "Problems solved over the memory that is left", drawing)
     if each.tests:
         yield Heading("Pairs on the same problems", 3)
-        yield Grid(TEST_COLUMNS, [test_row(test) for test in each.tests], words=3)
-        yield Text(
-            "Pairs are those that the sweep's file names. only 1st, only 2nd: problems that one "
-            "alone solved. difference: 2nd less 1st in percentage points, with the "
-            f"{LEVEL:.0%} bootstrap interval over problems. p: McNemar, exact, two-sided; Holm: "
-            "adjusted over all rows of this table. The interval is not adjusted."
-        )
+        yield tabulate(each.tests, TESTS, words=3)
+        yield Text(TESTS_CAPTION)
     if budgeted:
         yield Heading("What it cost and what it spoiled", 3)
-        yield Grid(("method", "budget", *FIGURES), list(cost_rows(each)), words=1)
-    yield Text(
-        "entries: most per KV head, mean over layers. KiB: most of keys and values in all layers. "
-        "bits: stored per element of the full cache at the last token, scales and zero points "
-        "included. error: distance of the attention output from attention over everything seen, L2 "
-        "per head. KL: in nats from the full cache. Both along the full cache's answers: means of "
-        f"measured problems, with {LEVEL:.0%} bootstrap intervals. ms: per token, all "
-        "problems of a job in one batch."
-    )
+        yield tabulate(budgeted, (METHOD, Column("budget"), *FIGURES))
+    yield Text(FIGURES_CAPTION)
     yield Text(spread_over_seeds(each))
 
 
-def accuracy_table(each: TaskSummary) -> Grid:
+def accuracy_table(each: TaskSummary) -> Table:
     """Methods × budgets, as LazyEviction's and CAOTE's tables are."""
     entries = sorted(set(each.budgets.values()))
     texts = {value: text for text, value in each.budgets.items()}
-    rows: list[list[Cell]] = []
-    for method in dict.fromkeys(p.method for p in each.points if p.budget is not None):
-        cells = [accuracy_cell(each, each.point(method, budget)) for budget in entries]
-        rows.append([method, *cells])
-    return Grid(("method", *(f"{texts[value]}" for value in entries)), rows)
+    methods = dict.fromkeys(p.method for p in each.points if p.budget is not None)
+    rows = [
+        [method, *(accuracy_cell(each, each.point(method, budget)) for budget in entries)]
+        for method in methods
+    ]
+    return Table(("method", *(texts[value] for value in entries)), rows)
 
 
 def accuracy_caption(each: TaskSummary) -> str:
@@ -186,65 +179,62 @@ def percent(point: Point) -> str:
     return f"{mean:.1f} ({low:.1f}–{high:.1f})"
 
 
-FIGURES = ("solved %", "entries", "KiB", "bits", "error", "KL", "ms")
+def mean(name: str) -> Callable[[Point], float | None]:
+    """Return what reads the mean of a measured figure."""
+    return lambda point: point.measured[name].mean if point.measured else None
 
 
-def figures(point: Point) -> list[Cell]:
-    """Write all figures of a point, or why there are none."""
-    if point.refusal is not None:
-        return [point.refusal]
-    cells: list[Cell] = [percent(point)]
-    found = point.measured
-    if found:
-        cells += [f"{found['entries'].mean:.0f}", f"{found['nbytes'].mean / 1024:.0f}"]
-        cells += [f"{found['average_bits'].mean:.1f}"]
-        cells += [
-            f"{found[name].mean:.3f} ({found[name].low:.3f}–{found[name].high:.3f})"
-            for name in ("output_error", "kl")
-        ]
-    else:
-        cells += ["–"] * 5
-    return [*cells, f"{1000 * (point.seconds_per_token or 0):.2f}"]
+def with_interval(interval: Interval) -> str:
+    """Write the mean of a figure and its interval."""
+    return f"{interval.mean:.3f} ({interval.low:.3f}–{interval.high:.3f})"
 
 
-def cost_rows(each: TaskSummary) -> Iterator[list[Cell]]:
-    """Yield all figures of every method at every budget."""
-    for point in each.points:
-        if point.budget is not None:
-            yield [point.method, str(point.budget), *figures(point)]
+METHOD = Column("method")
+FIGURES = (
+    Column("solved %", lambda point: None if point.interval is None else percent(point)),
+    Column("entries", mean("entries"), ".0f"),
+    Column("KiB", mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
+    Column("bits", mean("average_bits"), ".1f"),
+    Column("error", lambda point: point.measured.get("output_error"), with_interval),
+    Column("KL", lambda point: point.measured.get("kl"), with_interval),
+    Column("ms", "seconds_per_token", lambda seconds: f"{1000 * seconds:.2f}"),
+)
+FIGURES_CAPTION = (
+    "entries: most per KV head, mean over layers. KiB: most of keys and values in all layers. "
+    "bits: stored per element of the full cache at the last token, scales and zero points "
+    "included. error: distance of the attention output from attention over everything seen, L2 "
+    "per head. KL: in nats from the full cache. Both along the full cache's answers: means of "
+    f"measured problems, with {LEVEL:.0%} bootstrap intervals. ms: per token, all "
+    "problems of a job in one batch."
+)
 
-
-TEST_COLUMNS = (
-    "1st",
-    "2nd",
-    "verdict: better",
-    "budget",
-    "1st %",
-    "2nd %",
-    "only 1st",
-    "only 2nd",
-    "difference",
-    "p",
-    "Holm",
+TESTS = (
+    Column("1st", "first"),
+    Column("2nd", "second"),
+    Column(
+        "verdict: better", "verdict", bold=lambda test: test.verdict in (test.first, test.second)
+    ),
+    Column("budget"),
+    Column("1st %", "first_solved", lambda share: f"{100 * share:.1f}"),
+    Column("2nd %", "second_solved", lambda share: f"{100 * share:.1f}"),
+    Column("only 1st", "only_first"),
+    Column("only 2nd", "only_second"),
+    Column("difference", format=lambda difference: points_text(difference)),
+    Column("p", format=lambda p: p_text(p)),
+    Column("Holm", "p_adjusted", lambda p: p_text(p)),
+)
+TESTS_CAPTION = (
+    "Pairs are those that the sweep's file names. only 1st, only 2nd: problems that one "
+    "alone solved. difference: 2nd less 1st in percentage points, with the "
+    f"{LEVEL:.0%} bootstrap interval over problems. p: McNemar, exact, two-sided; Holm: "
+    "adjusted over all rows of this table. The interval is not adjusted."
 )
 
 
-def test_row(test: Test) -> list[Cell]:
-    """Write one test."""
-    low, high = 100 * test.difference.low, 100 * test.difference.high
-    return [
-        test.first,
-        test.second,
-        test.verdict if test.verdict not in (test.first, test.second) else Bold(test.verdict),
-        "–" if test.budget is None else str(test.budget),
-        f"{100 * test.first_solved:.1f}",
-        f"{100 * test.second_solved:.1f}",
-        str(test.only_first),
-        str(test.only_second),
-        f"{100 * test.difference.mean:+.1f} ({low:+.1f} to {high:+.1f})",
-        p_text(test.p),
-        p_text(test.p_adjusted),
-    ]
+def points_text(difference: Interval) -> str:
+    """Write a difference of shares and its interval, in percentage points."""
+    mean, low, high = (100 * share for share in vars(difference).values())
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def p_text(p: float) -> str:
@@ -269,37 +259,46 @@ def spread_over_seeds(each: TaskSummary) -> str:
     )
 
 
-Curve = list[tuple[float, float, float, float]]
-"""Points of x, share solved, and its interval."""
+def over_budget(each: TaskSummary, methods: Sequence[str]) -> Picture:
+    """Draw the share solved over the budget (LazyEviction Fig. 5)."""
+
+    def share(point: Point) -> float | None:
+        return None if point.budget is None else 100 * point.budget / each.mean_length
+
+    found = curves_over(each, methods, share)
+    return solved_over(found, "budget, % of the mean length of prompt and solution")
 
 
-def over_budget(each: TaskSummary, methods: Sequence[str]) -> str:
-    """Share solved over the budget, as SVG (LazyEviction Fig. 5)."""
-    curves: dict[str, Curve] = {}
-    for point in each.points:
-        if point.budget is not None and point.interval is not None and point.method in methods:
-            x = 100 * point.budget / each.mean_length
-            curves.setdefault(point.method, []).append((x, *vars(point.interval).values()))
-    return accuracy_curves(curves, "budget, % of the mean length of prompt and solution")
-
-
-def over_memory(each: TaskSummary, methods: Sequence[str]) -> str:
-    """Share solved over what is stored at the last token, as SVG."""
+def over_memory(each: TaskSummary, methods: Sequence[str]) -> Picture:
+    """Draw the share solved over what is stored at the last token."""
     label = "memory at the last token, % of the full cache"
-    return accuracy_curves(measured_curves(each, methods), label)
+    return solved_over(measured_curves(each, methods), label)
 
 
 def measured_curves(each: TaskSummary, methods: Sequence[str]) -> Mapping[str, Curve]:
     """Return the points of which memory was measured."""
-    curves: dict[str, Curve] = {}
+
+    def share(point: Point) -> float | None:
+        bits = point.mean("average_bits")
+        return None if bits is None else 100 * bits / FULL_BITS
+
+    return curves_over(each, methods, share)
+
+
+def curves_over(
+    each: TaskSummary, methods: Sequence[str], x: Callable[[Point], float | None]
+) -> Mapping[str, Curve]:
+    """Return x, share solved and its interval of the points that have them, by method."""
+    found: dict[str, list[tuple[float, float, float, float]]] = {}
     for point in each.points:
-        if point.measured and point.interval is not None and point.method in methods:
-            x = 100 * point.measured["average_bits"].mean / FULL_BITS
-            curves.setdefault(point.method, []).append((x, *vars(point.interval).values()))
-    return curves
+        place = x(point)
+        if place is not None and point.interval is not None and point.method in methods:
+            shares = point.interval.mean, point.interval.low, point.interval.high
+            found.setdefault(point.method, []).append((place, *shares))
+    return found
 
 
-def rerun_blocks(stored: Stored) -> Iterator[Block]:
+def rerun_blocks(stored: "Stored") -> Iterator[Block]:
     """Yield everything needed to run the sweep again."""
     run = stored.run
     yield Heading("Run it again")
@@ -308,8 +307,8 @@ def rerun_blocks(stored: Stored) -> Iterator[Block]:
     commands = ("kvlab sweep sweep.toml --out DIR", "kvlab report DIR")
     yield Code("\n".join([*commands, f"# last run: {run['command']}"]))
     versions = {**run["versions"], "machine": run["machine"], **_fingerprints(stored)}
-    yield Grid(("what", "was"), [(name, str(value)) for name, value in versions.items()], words=2)
+    yield Table(("what", "was"), [(name, str(value)) for name, value in versions.items()], words=2)
 
 
-def _fingerprints(stored: Stored) -> dict[str, str]:
+def _fingerprints(stored: "Stored") -> dict[str, str]:
     return {f"model {name}": mark for name, mark in stored.plan.fingerprints.items()}

@@ -9,31 +9,34 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from kvlab.fast.lab.benchmarks.machine import versions
-from kvlab.fast.lab.files import write_text
+from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
 from kvlab.fast.lab.sweep.configuration import make_sweep
-from kvlab.fast.lab.sweep.dataset import Dataset, clear_unfinished, completely
-from kvlab.fast.lab.sweep.engines import Engine, Failure
+from kvlab.fast.lab.sweep.dataset import Dataset
+from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
 from kvlab.fast.lab.sweep.jobs import Job, Plan
+from kvlab.fast.lab.sweep.summary import Results
+from kvlab.fast.lab.terminal import Report
+from kvlab.reference.policy import check_at_least
+from kvlab.reference.windows import check_choice
 
 PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"
 PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "pyarrow", "ray")
-
-Progress = Callable[[int, int, Job | None], None]
-"""Called with jobs done, jobs in all, and the job that was done last."""
+ENGINES = ("local", "ray")
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a call of `run` did."""
+    """What a call of `run_sweep` did."""
 
     done: int
     """Jobs done by this call."""
@@ -42,7 +45,7 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(Results):
     """A sweep as its directory holds it."""
 
     plan: Plan
@@ -50,17 +53,56 @@ class Stored:
     run: Mapping[str, Any]
     """Command, versions and machine of the last run."""
 
+    @cached_property
+    def jobs(self) -> Mapping[str, Job]:
+        """The jobs by id."""
+        return {job.id: job for job in self.plan.jobs()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.data.read(self.jobs).to_pylist()
+
     def missing(self) -> list[Job]:
-        """Return the jobs that have not been done."""
         done = self.data.done()
-        return [job for job in self.plan.jobs() if job.id not in done]
+        return [job for name, job in self.jobs.items() if name not in done]
 
 
-def run(
+def count_jobs(plan: Plan, directory: Path) -> tuple[int, int]:
+    """Return the jobs of a sweep, and how many of them are missing in its directory."""
+    ids = {job.id for job in plan.jobs()}
+    return len(ids), len(ids - Dataset(directory / RESULTS).done())
+
+
+def choose_engine(name: str, workers: int | None = None, gpus: float | None = None) -> Engine:
+    """Return an engine.
+
+    Args:
+        name: one of `ENGINES`.
+        workers: of the Ray engine; None takes as many as fit the cluster.
+        gpus: per worker of the Ray engine; None takes 1 if the cluster has any.
+
+    Raises:
+        ValueError: if there is no such engine, or a number is not allowed.
+        ConnectionError: if the cluster cannot be reached.
+    """
+    check_choice(ENGINES, engine=name)
+    if name == "local":
+        if workers is not None or gpus is not None:
+            raise ValueError("workers and gpus can only be given with engine = 'ray'")
+        return LocalEngine()
+    if workers is not None:
+        check_at_least(1, workers=workers)
+    if gpus is not None and not 0 <= gpus < 1024:
+        raise ValueError(f"gpus = {gpus} must be at least 0 and a number of devices")
+    from kvlab.fast.lab.sweep.cluster import RayEngine
+
+    return RayEngine(workers, gpus)
+
+
+def run_sweep(
     plan: Plan,
     directory: Path,
     engine: Engine,
-    progress: Progress = lambda done, of, job: None,
+    report: Report = lambda done, total, what: None,
     compact: bool = False,
 ) -> Ran:
     """Do the jobs that are missing; every result is kept as soon as it is there.
@@ -69,7 +111,7 @@ def run(
         plan: the sweep.
         directory: of the sweep; results of other jobs in it are left alone.
         engine: who does the jobs.
-        progress: called before the first job and after each.
+        report: is called before the first job and after each.
         compact: when nothing is missing any more, put the results into one file.
 
     Raises:
@@ -84,7 +126,7 @@ def run(
         done = data.done()
         missing = [job for job in jobs if job.id not in done]
         finished = len(jobs) - len(missing)
-        progress(finished, len(jobs), None)
+        report(finished, len(jobs), "starting")
         failures = []
         if missing:
             with closing(engine.results(missing)) as results:  # type: ignore[type-var]
@@ -95,7 +137,7 @@ def run(
                     else:
                         data.write(job, found)
                         finished += 1
-                    progress(finished, len(jobs), job)
+                    report(finished, len(jobs), job.label)
         if compact and not failures:
             data.compact()
     return Ran(len(missing) - len(failures), len(jobs), tuple(failures))
@@ -103,7 +145,7 @@ def run(
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Refuse to work where another process does; a lock of a killed process is gone with it.
+    """Refuse to work where another process works; the lock of a killed process is gone with it.
 
     Raises:
         ValueError: if another process holds the lock.
@@ -133,7 +175,7 @@ def write_plan(plan: Plan, directory: Path) -> None:
             "machine": platform.platform(),
         },
     }
-    with completely(directory / PLAN) as file:
+    with write_completely(directory / PLAN) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 

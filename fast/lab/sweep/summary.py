@@ -1,5 +1,6 @@
 """What a sweep found: shares with intervals, and tests of methods on the same problems."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.fast.lab.evaluate.statistics import holm, mcnemar, mean_interval, paired_shares, wilson
-from kvlab.fast.lab.sweep.jobs import Job
-from kvlab.fast.lab.sweep.run import Stored
+from kvlab.fast.lab.sweep.jobs import Job, Plan
 from kvlab.reference.proofs.errata import Interval
 
 LEVEL = 0.95
@@ -24,7 +24,7 @@ class Point:
     method: str
     budget: int | None
     problems: int
-    """That were asked."""
+    """Problems that were asked."""
     wanted: int
     refusal: str | None
     """Why there are no figures: what the method cannot do, or what has not been run."""
@@ -32,24 +32,30 @@ class Point:
     interval: Interval | None = None
     """Wilson's, of ``solved``."""
     answered: float | None = None
-    """Share with the right final answer."""
+    """Share with the right final answer; None if that is not known of every problem."""
     by_seed: Mapping[int, float] = field(default_factory=dict)
     """Share solved of every seed's problems."""
     measured: Mapping[str, Interval] = field(default_factory=dict)
-    """Mean and bootstrap interval of each of `MEASURED`, over the measured problems."""
+    """Mean and bootstrap interval of each of `MEASURED`, over two or more measured problems."""
     peak_entries: float | None = None
-    """Most that any measured problem held at any time, per KV head, mean over the layers; None if
-    nothing was measured."""
+    """Most entries that any measured problem held at any time, per KV head, mean over the layers;
+    None if nothing was measured."""
     seconds_per_token: float | None = None
     outcomes: tuple[bool, ...] = field(default=(), repr=False)
     """Solved or not, ordered by seed and problem: in the same order for all methods."""
+    figures: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False)
+    """The values of `MEASURED` on the measured problems, in the same order."""
 
     @property
     def holds_budget(self) -> bool | None:
-        """Whether no measured problem ever held more entries than the budget; None: not known."""
+        """Whether no measured problem held more entries than the budget; None if not known."""
         if self.budget is None:
             return True
         return None if self.peak_entries is None else self.peak_entries <= self.budget
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of one of `MEASURED`; None if nothing was measured."""
+        return float(np.mean(self.figures[name])) if name in self.figures else None
 
 
 @dataclass(frozen=True)
@@ -59,15 +65,16 @@ class Test:
     first: str
     second: str
     budget: int | None
-    """Of those of the two that take one."""
+    """Of the methods that take a budget."""
     problems: int
     first_solved: float
     second_solved: float
     only_first: int
-    """Problems that the first alone solved."""
+    """Problems that only the first solved."""
     only_second: int
     difference: Interval
-    """Share solved by the second less that of the first, with its bootstrap interval."""
+    """Share solved by the second minus the share solved by the first, with its bootstrap
+    interval."""
     p: float
     """McNemar's, exact and two-sided."""
     p_adjusted: float
@@ -75,7 +82,7 @@ class Test:
 
     @property
     def verdict(self) -> str:
-        """Which method is better, if that can be said."""
+        """The better method, if the test shows one."""
         if self.p_adjusted >= 1 - LEVEL:
             return "no difference shown"
         return self.second if self.only_second > self.only_first else self.first
@@ -92,13 +99,13 @@ class TaskSummary:
     mean_length: float
     """Tokens of prompt and solution."""
     seeds: tuple[int, ...]
-    """That are counted."""
+    """Seeds that are counted."""
     points: tuple[Point, ...]
     tests: tuple[Test, ...]
     """The pairs that the sweep names."""
     leaders: Mapping[int, frozenset[str]]
     """Per budget, of the methods known to hold it, those that are not shown to be worse than the
-    one that solved most: by McNemar's test of all pairs at all budgets, adjusted by Holm. None
+    method that solved most: by McNemar's test of all pairs at all budgets, adjusted by Holm. None
     where none of them solved a problem."""
 
     def point(self, method: str, budget: int | None) -> Point:
@@ -112,47 +119,63 @@ class TaskSummary:
                 return each
         raise KeyError((method, budget))
 
+    def point_at(self, method: str, budget: str | None) -> Point:
+        """Return one point by its budget as the sweep states it.
 
-def summarise(stored: Stored) -> list[TaskSummary]:
+        Raises:
+            KeyError: if there is none, or the point has no figures.
+        """
+        found = self.point(method, None if budget is None else self.budgets[budget])
+        if found.refusal is not None:
+            raise KeyError((method, budget))
+        return found
+
+
+class Results(ABC):
+    """A plan, and what has been found of it so far."""
+
+    plan: Plan
+
+    @abstractmethod
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of the jobs that are done, as `worker.rows_of` makes them."""
+
+    @abstractmethod
+    def missing(self) -> Sequence[Job]:
+        """Return the jobs that have not been done."""
+
+
+def summarise(results: Results) -> list[TaskSummary]:
     """Sum a sweep up, also one that is not complete.
 
     A seed counts once all its jobs on the model and task are done, so that all methods answer for
-    the same problems; where no seed is complete, points that are not have no figures.
+    the same problems. Where no seed is complete, incomplete points have no figures.
 
     Raises:
         ValueError: if a file of results is damaged.
     """
-    plan = stored.plan
-    jobs = {job.id: job for job in plan.jobs()}
-    rows = _rows_by_point(stored, jobs)
-    missing = {(job.model, job.task, job.seed) for job in stored.missing()}
+    plan = results.plan
+    rows = _rows_by_point(results)
+    missing = {(job.model, job.task, job.seed) for job in results.missing()}
     found = []
     for model in plan.sweep.models:
         for task in plan.sweep.tasks:
             complete = [each for each in plan.sweep.seeds if (model, task, each) not in missing]
             seeds = tuple(complete or plan.sweep.seeds)
-            points = tuple(
-                _point(
-                    method,
-                    budget,
-                    [
-                        row
-                        for row in rows.get((model, task, method, budget), [])
-                        if row["seed"] in seeds
-                    ],
-                    plan.sweep.problems * len(seeds),
-                )
-                for method, budget in plan.points(model, task)
-            )
-            budgets = plan.entries[model][task]
+            wanted = plan.sweep.problems * len(seeds)
+            points = []
+            for method, budget in plan.points(model, task):
+                own = rows.get((model, task, method, budget), [])
+                counted = [row for row in own if row["seed"] in seeds]
+                points.append(_point(method, budget, counted, wanted))
             found.append(
                 TaskSummary(
                     model=model,
                     task=task,
-                    budgets=budgets,
+                    budgets=plan.entries[model][task],
                     mean_length=plan.lengths[model][task],
                     seeds=seeds,
-                    points=points,
+                    points=tuple(points),
                     tests=tuple(named_tests(points, plan.sweep.pairs)),
                     leaders=leaders(points),
                 )
@@ -160,13 +183,14 @@ def summarise(stored: Stored) -> list[TaskSummary]:
     return found
 
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
-def _rows_by_point(stored: Stored, jobs: Mapping[str, Job]) -> dict[tuple[Any, ...], list[Row]]:
-    """Group the rows; what a point is called is the plan's to say, not the row's."""
+def _rows_by_point(results: Results) -> dict[tuple[Any, ...], list[Row]]:
+    """Group the rows; the plan says what a point is called, not the row."""
+    jobs = {job.id: job for job in results.plan.jobs()}
     grouped: dict[tuple[Any, ...], list[Row]] = {}
-    for row in stored.data.read(jobs).to_pylist():
+    for row in results.rows():
         job = jobs[row["job"]]
         grouped.setdefault((job.model, job.task, job.method, job.budget), []).append(row)
     return grouped
@@ -182,6 +206,7 @@ def _point(method: str, budget: int | None, rows: Sequence[Row], wanted: int) ->
     rows = sorted(rows, key=lambda row: (row["seed"], row["problem"]))
     outcomes = tuple(row["solved"] for row in rows)
     seeds = sorted({row["seed"] for row in rows})
+    figures = _figures(rows)
     return Point(
         method,
         budget,
@@ -190,29 +215,37 @@ def _point(method: str, budget: int | None, rows: Sequence[Row], wanted: int) ->
         refusal=None,
         solved=float(np.mean(outcomes)),
         interval=Interval(float(np.mean(outcomes)), *wilson(sum(outcomes), len(outcomes), LEVEL)),
-        answered=float(np.mean([row["answer_correct"] for row in rows])),
+        answered=_mean(rows, "answer_correct"),
         by_seed={
             seed: float(np.mean([row["solved"] for row in rows if row["seed"] == seed]))
             for seed in seeds
         },
-        measured=_measured(rows),
-        peak_entries=max((r["entries"] for r in rows if r["entries"] is not None), default=None),
-        seconds_per_token=float(np.mean([row["seconds_per_token"] for row in rows])),
+        measured={
+            name: Interval(*mean_interval(values, LEVEL))
+            for name, values in figures.items()
+            if len(values) > 1
+        },
+        peak_entries=max(figures.get("entries", ()), default=None),
+        seconds_per_token=_mean(rows, "seconds_per_token"),
         outcomes=outcomes,
+        figures=figures,
     )
 
 
-def _measured(rows: Sequence[Row]) -> dict[str, Interval]:
-    measured = [row for row in rows if row["output_error"] is not None]
-    if len(measured) < 2:
-        return {}
-    return {
-        name: Interval(*mean_interval([row[name] for row in measured], LEVEL)) for name in MEASURED
-    }
+def _mean(rows: Sequence[Row], column: str) -> float | None:
+    """Return the mean of a column, None if a value is not known."""
+    values = [row[column] for row in rows]
+    return None if None in values else float(np.mean(values))
+
+
+def _figures(rows: Sequence[Row]) -> dict[str, tuple[float, ...]]:
+    """Return the measured columns, without the rows in which they are empty."""
+    columns = {name: [row[name] for row in rows if row[name] is not None] for name in MEASURED}
+    return {name: tuple(values) for name, values in columns.items() if values}
 
 
 def named_tests(points: Sequence[Point], pairs: Sequence[tuple[str, str]]) -> Iterator[Test]:
-    """Test pairs of methods at every budget that both have; p-values are adjusted over them all."""
+    """Test pairs of methods at every budget that both have; Holm adjusts all p-values together."""
     compared = [
         (first, second) for pair in pairs for first, second in _at_common_budgets(points, *pair)
     ]

@@ -1,42 +1,39 @@
-"""Does one job; knows nothing of other jobs, of files or of clusters."""
+"""Does one job: a method answers problems, and is measured on some of them.
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+A worker knows nothing of other jobs, of files or of clusters.
+"""
 
-from kvlab.fast.lab.evaluate.attempts import (
-    Answered,
-    Attempt,
-    Question,
-    answer_fully,
-    ask,
-    attempt,
-    measure,
-    together_or_alone,
-)
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
 from kvlab.fast.lab.evaluate.backends import Backend, load_backend
-from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.evaluate.tasks import Problem, find_task
 from kvlab.fast.lab.sweep.configuration import model_location
 from kvlab.fast.lab.sweep.jobs import Job
 from kvlab.reference import methods
 from kvlab.reference.measure import Measurement
 
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True)
 class Found:
-    """One method at one budget on one problem: a row of the data set."""
+    """One method at one budget on one problem: a row of the results."""
 
     problem: int
     prompt_tokens: int
     refusal: str | None
-    """Why the method does not fit the problem; solved and the like are then None."""
+    """Why the method does not fit the problem; solved and the figures are then None."""
     solved: bool | None = None
     answer_correct: bool | None = None
     tokens: int | None = None
     """Tokens that were written."""
     output_error: float | None = None
-    """Mean over the tokens of the full cache's answer; this and what follows only where
-    measured."""
+    """Mean over the tokens of the full cache's answer. This figure and the next ones are None where
+    nothing was measured."""
     kl: float | None = None
     agreement: float | None = None
     entries: float | None = None
@@ -47,67 +44,145 @@ class Found:
     """Per element of the full cache, at the last token."""
     payload_bits: float | None = None
     seconds_per_token: float | None = None
+    nbytes_over_tokens: tuple[float, ...] = field(default=(), repr=False)
+    """Bytes of keys and values after each token of the full cache's answer; no data set keeps
+    them."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem as token ids."""
+
+    number: int
+    problem: Problem
+    prompt: list[int]
+    stop: int
+    """Token that ends an answer."""
+    limit: int
+    """Tokens after which an answer is cut: a quarter more than the solution has."""
+
+    def refused(self, reason: str) -> Found:
+        """Return the row of a method that cannot take this problem."""
+        return Found(self.number, len(self.prompt), reason)
+
+
+@dataclass(frozen=True)
+class FullAnswer:
+    """What the full cache makes of a question: the yardstick of a measurement."""
+
+    question: Question
+    tokens: list[int]
+    logits: np.ndarray
+
+
+def rows_of(job: Job, found: Sequence[Found]) -> list[dict[str, Any]]:
+    """Return what a job found as plain rows, which also say what job they belong to."""
+    shared = {
+        "job": job.id,
+        "model": job.model,
+        "task": job.task,
+        "seed": job.seed,
+        "method": job.method,
+        "budget": job.budget,
+    }
+    return [{**shared, **vars(each)} for each in found]
 
 
 class Worker:
-    """Keeps the model that it used last, and what its full cache answered."""
+    """Keeps the model that it used last, and what the full cache answered last."""
 
     def __init__(self) -> None:
         self._loaded: tuple[tuple[str, str], Backend] | None = None
-        self._answers: dict[tuple[Any, ...], list[Answered]] = {}
+        self._answers: dict[tuple[Any, ...], list[FullAnswer]] = {}
 
     def run(self, job: Job) -> list[Found]:
-        """Do a job; the same job gives the same rows, but for the time it took."""
-        backend = self.backend(job)
-        task = find_task(job.task)
-        drawn = list(enumerate(task.problems(job.first + job.count, job.seed)))[job.first :]
-        questions = ask(backend, drawn)
-        refusals = {q.number: reason for q in questions if (reason := misfit(job, q))}
-        fitting = [question for question in questions if question.number not in refusals]
-        attempts: dict[int, Attempt | ValueError] = {}
-        if fitting:
-            made = together_or_alone(
-                fitting, lambda some: attempt(backend, task, some, job.seeded, job.budget)
-            )
-            attempts = {question.number: each for question, each in zip(fitting, made, strict=True)}
-        measured = self.measurements(job, questions[: job.measured], refusals)
-        return [
-            _found(question, refusals.get(question.number), attempts, measured)
-            for question in questions
-        ]
-
-    def measurements(
-        self, job: Job, questions: Sequence[Question], refusals: dict[int, str]
-    ) -> dict[int, Measurement]:
-        """Measure the questions that fit, by number."""
-        if not questions:
-            return {}
-        answered = [
-            each for each in self.answers(job, questions) if each.question.number not in refusals
-        ]
-        if not answered:
-            return {}
-        backend = self.backend(job)
-        found = together_or_alone(
-            answered, lambda some: measure(backend, some, job.seeded, job.budget)
-        )
-        return {
-            each.question.number: result
-            for each, result in zip(answered, found, strict=True)
-            if isinstance(result, Measurement)
-        }
+        """Do a job; the same job gives the same rows, except for the time that it took."""
+        questions = self.questions(job)
+        found = self.attempts(job, questions)
+        found |= self.measurements(job, questions[: job.measured], found)
+        return [found[question.number] for question in questions]
 
     def backend(self, job: Job) -> Backend:
         """Return the job's model, loaded once for all jobs on it that follow each other."""
         name = (job.backend, model_location(job.model))
         if self._loaded is None or self._loaded[0] != name:
-            self._loaded = None  # frees the model before the next is loaded
+            self._loaded = None  # frees the model before the next one is loaded
             self._answers.clear()
             self._loaded = (name, load_backend(*name))
         return self._loaded[1]
 
-    def answers(self, job: Job, questions: Sequence[Question]) -> list[Answered]:
+    def questions(self, job: Job) -> list[Question]:
+        """Draw the job's problems, as token ids."""
+        encode = self.backend(job).encode
+        drawn = find_task(job.task).problems(job.first + job.count, job.seed)
+        questions = []
+        for number, problem in enumerate(drawn[job.first :], start=job.first):
+            solution = encode(problem.solution)
+            limit = len(solution) * 5 // 4
+            questions.append(Question(number, problem, encode(problem.prompt), solution[-1], limit))
+        return questions
+
+    def attempts(self, job: Job, questions: Sequence[Question]) -> dict[int, Found]:
+        """Answer the questions that the method fits, and grade the answers, by number."""
+        refusals = [each.refused(reason) for each in questions if (reason := misfit(job, each))]
+        rows = {each.problem: each for each in refusals}
+        fitting = [question for question in questions if question.number not in rows]
+        made = together_or_alone(
+            fitting, lambda some: self.attempt_together(job, some), Question.refused
+        )
+        return rows | {each.problem: each for each in made}
+
+    def attempt_together(self, job: Job, questions: Sequence[Question]) -> list[Found]:
+        """Answer questions in one batch, and grade the answers.
+
+        Raises:
+            ValueError: if the method does not fit a question.
+        """
+        backend, task = self.backend(job), find_task(job.task)
+        written, seconds = write(backend, questions, job.seeded, job.budget)
+        rows = []
+        for question, tokens in zip(questions, written, strict=True):
+            outcome = task.grade(question.problem, backend.decode(tokens))
+            rows.append(
+                Found(
+                    question.number,
+                    len(question.prompt),
+                    refusal=None,
+                    solved=outcome.solved,
+                    answer_correct=outcome.answer_correct,
+                    tokens=len(tokens),
+                    seconds_per_token=seconds,
+                )
+            )
+        return rows
+
+    def measurements(
+        self, job: Job, questions: Sequence[Question], found: Mapping[int, Found]
+    ) -> dict[int, Found]:
+        """Add figures to the rows of these questions, measured along the full cache's answers."""
+        backend = self.backend(job)
+        answers = [
+            each
+            for each in self.answers(job, questions)
+            if found[each.question.number].refusal is None
+        ]
+
+        def measure(some: Sequence[FullAnswer]) -> list[Found]:
+            prompts = [each.question.prompt for each in some]
+            tokens, logits = [each.tokens for each in some], [each.logits for each in some]
+            measured = backend.measure(job.seeded, job.budget, prompts, tokens, logits)
+            return [
+                replace(found[each.question.number], **figures(measurement))
+                for each, (measurement, _) in zip(some, measured, strict=True)
+            ]
+
+        made = together_or_alone(answers, measure, lambda each, why: each.question.refused(why))
+        return {each.problem: each for each in made}
+
+    def answers(self, job: Job, questions: Sequence[Question]) -> list[FullAnswer]:
         """Return what the full cache answers, once for all methods."""
+        if not questions:
+            return []
         key = (job.task, job.seed, job.first, len(questions))
         if key not in self._answers:
             self._answers.clear()
@@ -116,7 +191,7 @@ class Worker:
 
 
 def misfit(job: Job, question: Question) -> str | None:
-    """Say why a method cannot take a prompt, without running it."""
+    """Say why a method cannot take a prompt, without running the method."""
     try:
         methods.get(job.seeded, job.budget).check(len(question.prompt))
     except ValueError as error:
@@ -124,27 +199,56 @@ def misfit(job: Job, question: Question) -> str | None:
     return None
 
 
-def _found(
-    question: Question,
-    refusal: str | None,
-    attempts: dict[int, Attempt | ValueError],
-    measured: dict[int, Measurement],
-) -> Found:
-    made = attempts.get(question.number)
-    if not isinstance(made, Attempt):
-        return Found(question.number, len(question.prompt), refusal or str(made))
-    return Found(
-        problem=question.number,
-        prompt_tokens=len(question.prompt),
-        refusal=None,
-        **asdict(made),
-        **_figures(measured.get(question.number)),
-    )
+def write(
+    backend: Backend, questions: Sequence[Question], spec: str, budget: int | None
+) -> tuple[list[list[int]], float]:
+    """Write an answer to every question, cut at its limit; return the seconds per token too.
+
+    Raises:
+        ValueError: if the method does not fit a question.
+    """
+    prompts = [question.prompt for question in questions]
+    limit, stop = max(question.limit for question in questions), questions[0].stop
+    written, seconds = backend.write(spec, budget, prompts, limit, stop)
+    cut = [tokens[: each.limit] for tokens, each in zip(written, questions, strict=True)]
+    return cut, seconds
 
 
-def _figures(measured: Measurement | None) -> dict[str, Any]:
-    if measured is None:
-        return {}
+def answer_fully(backend: Backend, questions: Sequence[Question]) -> list[FullAnswer]:
+    """Let the full cache answer, and keep its logits along its answers."""
+    prompts = [question.prompt for question in questions]
+    answers, _ = write(backend, questions, "full", None)
+    measured = backend.measure("full", None, prompts, answers)
+    return [
+        FullAnswer(question, answer, logits)
+        for question, answer, (_, logits) in zip(questions, answers, measured, strict=True)
+    ]
+
+
+def together_or_alone(
+    items: Sequence[Item],
+    work: Callable[[Sequence[Item]], list[Found]],
+    refused: Callable[[Item, str], Found],
+) -> list[Found]:
+    """Work on all items at once or, if that is refused, on each alone.
+
+    Args:
+        items: what to work on.
+        work: returns a row for each item, or raises ValueError.
+        refused: makes a row of an item and the reason of its ValueError.
+    """
+    if not items:
+        return []
+    try:
+        return work(items)
+    except ValueError as error:
+        if len(items) == 1:
+            return [refused(items[0], str(error))]
+        return [row for item in items for row in together_or_alone([item], work, refused)]
+
+
+def figures(measured: Measurement) -> dict[str, Any]:
+    """Sum a measurement up."""
     return {
         "output_error": float(measured.output_error.mean()),
         "kl": float(measured.kl.mean()),
@@ -153,4 +257,5 @@ def _figures(measured: Measurement | None) -> dict[str, Any]:
         "nbytes": float(measured.nbytes.max()),
         "average_bits": float(measured.average_bits[-1]),
         "payload_bits": float(measured.payload_bits[-1]),
+        "nbytes_over_tokens": tuple(measured.nbytes.tolist()),
     }

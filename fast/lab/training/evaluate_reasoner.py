@@ -16,7 +16,9 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
-from kvlab.fast.lab.evaluate.compare import Settings, compare
+from kvlab.fast.lab.evaluate.compare import compare
+from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.reference.tasks import reasoning
 from kvlab.reference.traces.recurrence import recurrence
 
 SPECS = ("full", "streaming_llm")
@@ -27,15 +29,23 @@ RECURRENCE_THRESHOLD = 0.01
 
 def evaluate(directory: Path, problems: int, seed: int) -> dict[str, Any]:
     """Return accuracy with interval, trace lengths and the distribution of recurrence."""
-    settings = Settings(directory, SPECS, (BUDGET,), problems, seed, os.cpu_count() or 1)
-    comparison = compare(settings)
-    rows = {row.spec: asdict(row) for row in comparison.rows}
-    lengths = comparison.lengths
+    sweep = Sweep(
+        SPECS,
+        (BUDGET,),
+        problems,
+        models=(str(directory),),
+        seeds=(seed,),
+        batch=1,
+        backend="reference",
+    )
+    comparison = compare(sweep, workers=os.cpu_count() or 1)
+    rows = {row["spec"]: row for row in comparison.to_json()["rows"]}
+    lengths = [problem.tokens for problem in reasoning.held_out(problems, seed)]
     return {
         "problems": problems,
         "seed": seed,
         "tokens": {"min": min(lengths), "mean": sum(lengths) / problems, "max": max(lengths)},
-        "budget": comparison.budgets[BUDGET],
+        "budget": comparison.summary.budgets[BUDGET],
         **rows,
         "recurrence": asdict(
             recurrence(directory, RECURRENCE_PROBLEMS, seed, RECURRENCE_THRESHOLD)

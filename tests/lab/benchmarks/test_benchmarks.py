@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.fast.lab.benchmarks import contenders, decode, memory
-from kvlab.fast.lab.benchmarks.workload import Footprint, Run, tiny_llama
+from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
 
 ENTRY = 4 * 8 * 2 * 32 * 4
 """Bytes of one cached token: layers, heads, key and value, channels, float32."""
@@ -48,9 +48,7 @@ def test_all_keep_as_many_entries_as_they_should():
 
 
 def test_shares_are_taken_within_a_round():
-    full = decode.Outcome("full", Run(1, 2), Footprint(0, 0), [100, 200, 400])
-    half = decode.Outcome("half", Run(1, 2), Footprint(0, 0), [50, 100, 300])
-    assert half.share_of(full) == 0.5
+    assert decode.share_of([50, 100, 300], full=[100, 200, 400]) == 0.5
 
 
 def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
@@ -63,9 +61,9 @@ def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(contenders, "__file__", str(tmp_path / "contenders.py"))
     worker = contenders.KvpressWorker(Path(sys.executable), "cpu", 1)
-    press = contenders.Kvpress(worker, "tova", 1)
+    press = contenders.kvpress(worker, "tova", 1)
     assert worker.versions == {"kvpress": "0"}
-    assert press.speed(Run(3, 7), with_prompt=True) == 7
+    assert press.speed(Run(3, 7), True) == 7
     worker.process.wait()
     with pytest.raises(RuntimeError, match="kvpress ended with code 0"):
         worker._receive()

@@ -1,27 +1,13 @@
 """The benchmark of whole generations runs from end to end; its times are not looked at."""
 
-import json
-
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from kvlab.fast.lab.benchmarks import end_to_end
 
 
-@pytest.fixture
-def command():
-    app = typer.Typer()
-    app.command()(end_to_end.main)
-    return app
-
-
-def test_a_tiny_model_runs_everywhere(command, tmp_path):
-    path = tmp_path / "result.json"
-    result = CliRunner().invoke(command, ["--small", "--out", str(path)])
-    assert result.exit_code == 0, result.output
-    found = json.loads(path.read_text())
+def test_a_tiny_model_runs_everywhere(whole_generations):
+    _, found = whole_generations
     methods = [each["method"] for each in found["latency"]]
     assert methods == [end_to_end.FULL, "tova", "lazy_eviction"]
     assert found["latency"][0]["over_full"] == 0
@@ -43,7 +29,7 @@ def test_the_largest_batch_is_found_to_an_eighth(limit):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_is_asked_for(command):
-    result = CliRunner().invoke(command, [])
+def test_a_gpu_is_asked_for(invoke):
+    result = invoke(end_to_end.main)
     assert result.exit_code == 1
     assert "needs a GPU" in result.output

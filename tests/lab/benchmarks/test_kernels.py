@@ -5,25 +5,15 @@ import json
 import pytest
 import torch
 from tolerances import FLOAT32_SCORES
-from typer.testing import CliRunner
 
 kernels = pytest.importorskip("kvlab.fast.lab.benchmarks.kernels")
 
 
-@pytest.fixture
-def command():
-    import typer
-
-    app = typer.Typer()
-    app.command()(kernels.main)
-    return app
-
-
-def test_small_sizes_run_everywhere(command, tmp_path, monkeypatch):
+def test_small_sizes_run_everywhere(invoke, tmp_path, monkeypatch):
     if not torch.cuda.is_available():
         monkeypatch.setenv("KVLAB_KERNELS", "interpret")
     path = tmp_path / "kernels.json"
-    result = CliRunner().invoke(command, ["--small", "--out", str(path)])
+    result = invoke(kernels.main, "--small", "--out", str(path))
     assert result.exit_code == 0, result.output
     found = json.loads(path.read_text())
     names = {each["kernel"] for each in found["results"]}
@@ -52,8 +42,12 @@ def test_rivals_attend_to_the_same(monkeypatch):
     if device == "cpu":
         monkeypatch.setenv("KVLAB_KERNELS", "interpret")
     monkeypatch.setattr(kernels, "ROWS", 5)
-    size = kernels.cases(2, 40, device, torch.float32)
-    found = {case.kernel: case.run for case in size}
+    size = kernels.Size(2, 40, device, torch.float32)
+    found = {
+        case.kernel: case.run
+        for cases in (kernels.decode_cases, kernels.prefill_cases)
+        for case in cases(size)
+    }
     rival = found["SDPA of PyTorch, 5 rows"]()
     ours, _ = found["attention of 5 rows with log-sum-exps"]()
     torch.testing.assert_close(rival.view_as(ours), ours, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
@@ -76,7 +70,7 @@ def test_what_memory_is_not_enough_for_is_left_out():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_is_asked_for(command):
-    result = CliRunner().invoke(command, [])
+def test_a_gpu_is_asked_for(invoke):
+    result = invoke(kernels.main)
     assert result.exit_code == 1
     assert "needs a GPU" in result.output

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from typer import BadParameter
 
-from kvlab.fast.lab.benchmarks import tables, viewer
-from kvlab.fast.lab.documents import Grid
+from kvlab.fast.lab.benchmarks import report, viewer
+from kvlab.fast.lab.tables import Table
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 needs_chromium = pytest.mark.skipif(
@@ -32,8 +32,8 @@ def test_a_tiny_page_is_measured_and_written(tmp_path):
     assert list(found["frames"]) == list(viewer.MOVEMENTS)
     assert all(each["frames"] > 1 for each in found["frames"].values())
     assert list(found["change_ms"]) == list(viewer.CHANGES)
-    drawn = [block for block in tables.result_blocks(out.name, found) if isinstance(block, Grid)]
-    assert [len(grid.rows) for grid in drawn] == [5, 6]
+    drawn = [block for block in report.result_blocks(out.name, found) if isinstance(block, Table)]
+    assert [len(table.rows) for table in drawn] == [5, 6]
 
 
 @needs_chromium
@@ -41,22 +41,22 @@ def test_every_movement_moves_and_every_change_changes(tmp_path):
     path = tmp_path / "view.html"
     viewer.write_synthetic_viewer(TINY, path)
     with viewer.chromium(None) as browser:
-        page = browser.new_page()
-        page.goto(path.as_uri())
+        opened = viewer.OpenedPage(browser, path.as_uri())
+        page = opened.page
         page.evaluate(
             "() => { const go = window.go; window.seen = new Set();"
-            " window.go = (step) => { window.seen.add(step); go(step); }; }"
+            " window.go = (step) => { go(step); seen.add(Number(find('step').value)); }; }"
         )
         last = int(page.get_attribute("#step", "max"))
         for movement, least in (("drag", 5), ("jump", 5), ("play", 3)):
             page.evaluate("() => seen.clear()")
-            page.evaluate(viewer.MOVE, [movement, 1000, "60"])
+            opened.ask("move", movement, 1000, "60")
             seen = set(page.evaluate("() => [...seen]"))
             assert len(seen) >= least and max(seen) <= last, (movement, seen)
             assert page.get_attribute("#play", "aria-pressed") == "false"
         for selector, value in viewer.CHANGES.values():
             assert page.input_value(selector) != value
-            page.evaluate(viewer.CHANGE, [selector, value])
+            opened.ask("change", selector, value)
             assert page.input_value(selector) == value
 
 
@@ -69,13 +69,15 @@ def test_a_page_that_fails_is_not_measured(tmp_path):
     )
     path.write_text(wrong)
     with viewer.chromium(None) as browser, pytest.raises(RuntimeError, match="broken"):
-        viewer.measure_round(browser, path.as_uri(), 0.05, 0)
+        viewer.measure_round(browser, path.as_uri(), 0.05, 0, lambda: None)
 
 
 def test_frames_of_all_rounds_are_joined():
-    def one(intervals, paint):
-        moved = {"drag": intervals}
-        return viewer.Round(paint, 2 * paint, moved, {"layer": paint})
+    def one(intervals, time):
+        moved = dict.fromkeys(viewer.MOVEMENTS, intervals)
+        return {"first paint": time, "texts drawn": 2 * time, **moved} | dict.fromkeys(
+            viewer.CHANGES, time
+        )
 
     found = viewer.summary([one([10.0] * 4, 100.0), one([40.0] * 2, 300.0), one([20.0] * 3, 200.0)])
     drag = found["frames"]["drag"]

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.progress import Progress
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
@@ -21,7 +20,7 @@ from kvlab.reference.traces.trace import load
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-writing = pytest.importorskip("kvlab.fast.lab.commands.writing")
+generation = pytest.importorskip("kvlab.fast.lab.generation")
 
 PROBLEM = reasoning.held_out(1)[0]
 PROMPT = len(PROBLEM.prompt.split(" "))
@@ -112,19 +111,19 @@ def test_one_token_has_no_rate():
 
 def test_a_model_s_own_sampling_does_not_apply():
     own = SimpleNamespace(eos_token_id=[7, 8], pad_token_id=None, repetition_penalty=1.3)
-    options = writing.plain(SimpleNamespace(generation_config=own), 5, 0.5)
+    options = generation.decoding_options(SimpleNamespace(generation_config=own), 5, 0.5)
     assert options["pad_token_id"] == 7
     assert (options["top_k"], options["top_p"], options["repetition_penalty"]) == (0, 1.0, 1.0)
 
 
-def test_pace_by_hand():
+def test_times_of_tokens_by_hand():
     """Prompt at 0 s, tokens at 2, 3, 4 and 5 s: 2 s to the first, then one a second."""
-    pace = writing.Pace(Progress(disable=True), total=9)
-    pace.times = [0.0, 2.0, 3.0, 4.0, 5.0]
-    assert pace.first_token_seconds == 2.0
-    assert pace.tokens_per_second == 1.0
-    pace.times = [0.0, 2.0]
-    assert pace.tokens_per_second is None
+    timer = generation.TokenTimer(total=9)
+    timer.times = [0.0, 2.0, 3.0, 4.0, 5.0]
+    assert timer.first_token_seconds == 2.0
+    assert timer.tokens_per_second == 1.0
+    timer.times = [0.0, 2.0]
+    assert timer.tokens_per_second is None
 
 
 # --- kvlab trace ---------------------------------------------------------------------------------
@@ -220,7 +219,7 @@ def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, capfd):
     def compute(*arguments, **options):
         raise AssertionError("computed before the output was checked")
 
-    monkeypatch.setattr("kvlab.fast.lab.cli.comparing.compare", compute)
+    monkeypatch.setattr("kvlab.fast.lab.evaluate.compare.compare", compute)
     monkeypatch.setattr("kvlab.fast.lab.commands.prove.proofs.prove", compute)
     monkeypatch.setattr("kvlab.fast.models.loading.load", compute)
     for arguments in (
@@ -236,7 +235,7 @@ def test_what_the_tokenizer_refuses_is_refused():
         raise Exception("WordLevel error: Missing [UNK] token")
 
     with pytest.raises(ValueError, match="the tokenizer cannot encode the prompt: WordLevel"):
-        writing.encode(tokenizer, "hello", "cpu")
+        generation.encode_prompt(tokenizer, "hello", "cpu")
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])

@@ -32,7 +32,7 @@ def inputs(reasoner):
 
 @pytest.fixture(scope="module")
 def trace(reasoner, inputs):
-    return recording.record(reasoner[0], **inputs)
+    return recording.record_generation(reasoner[0], **inputs)
 
 
 def same_generation(prompt):
@@ -79,7 +79,9 @@ def test_a_trace_says_what_it_is_of(trace, inputs):
 
 
 def test_some_layers_at_half_precision(reasoner, inputs, trace, tmp_path):
-    part = recording.record(reasoner[0], layers=[3, 1], dtype="float16", name="mine", **inputs)
+    part = recording.record_generation(
+        reasoner[0], layers=[3, 1], dtype="float16", name="mine", **inputs
+    )
     save(part, tmp_path / "part.npz")
     part = load(tmp_path / "part.npz")
     assert part.metadata.layers == (1, 3)
@@ -97,7 +99,7 @@ def test_padding_is_no_part_of_a_trace(reasoner, inputs, trace):
         "input_ids": torch.cat([left, inputs["input_ids"]], dim=1),
         "attention_mask": torch.cat([0 * left, inputs["attention_mask"]], dim=1),
     }
-    found = recording.record(reasoner[0], **padded)
+    found = recording.record_generation(reasoner[0], **padded)
     for name in ("positions", "tokens"):
         np.testing.assert_array_equal(getattr(found, name), getattr(trace, name))
     for name in ("queries", "keys", "values", "confidence"):
@@ -108,7 +110,7 @@ def test_padding_is_no_part_of_a_trace(reasoner, inputs, trace):
 def test_the_model_is_as_before(reasoner, inputs, trace):
     model, _ = reasoner
     implementation = model.config._attn_implementation
-    recording.record(model, layers=[0], **inputs)
+    recording.record_generation(model, layers=[0], **inputs)
     assert model.config._attn_implementation == implementation
     tokens = model.generate(**inputs)[0].tolist()
     assert tokens[:-1] == trace.tokens.tolist()
@@ -131,7 +133,7 @@ def test_scale_softcap_and_sliding_layers_of_gemma():
 
     hook = model.model.layers[1].self_attn.register_forward_pre_hook(look, with_kwargs=True)
     tokens = torch.arange(10, 20)[None]
-    trace = recording.record(model, input_ids=tokens, max_new_tokens=1, do_sample=False)
+    trace = recording.record_generation(model, input_ids=tokens, max_new_tokens=1, do_sample=False)
     hook.remove()
     assert trace.metadata.layers == (1,)
     assert trace.metadata.softcap == 5.0
@@ -160,7 +162,7 @@ def test_scale_softcap_and_sliding_layers_of_gemma():
 )
 def test_what_cannot_be_recorded_is_named(reasoner, inputs, given, message):
     with pytest.raises(ValueError, match=message):
-        recording.record(reasoner[0], **{**inputs, **given})
+        recording.record_generation(reasoner[0], **{**inputs, **given})
 
 
 # --- the recorder alone --------------------------------------------------------------------------

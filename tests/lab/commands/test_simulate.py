@@ -71,7 +71,7 @@ def test_the_report_shows_who_was_kept(trace, tmp_path):
     assert result.exit_code == 0, result.output
     html = (tmp_path / "r.html").read_text()
     assert html.count("<svg") == 3
-    assert "<td>tova</td>" in html
+    assert ">tova</td>" in html
     assert "budget = 12 must be at least the 20 entries" in html
 
 

@@ -2,6 +2,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ from tolerances import DECIMALS
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
-from kvlab.fast.lab.evaluate.compare import DEFAULT_METHODS, Settings, compare, takes_budget
-from kvlab.fast.lab.evaluate.report import sections, write_report
+from kvlab.fast.lab.evaluate.compare import DEFAULT_METHODS, compare
+from kvlab.fast.lab.evaluate.report import tables, write_report
 from kvlab.fast.lab.evaluate.statistics import wilson
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.lab.points import takes_budget
+from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.reference import methods
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
@@ -20,18 +22,19 @@ SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
 
 @pytest.fixture(scope="module")
 def comparison():
-    settings = Settings(reasoner_directory(), SPECS, ("30%", "90%"), problems=2, seed=1, workers=2)
-    return compare(settings)
+    sweep = Sweep(SPECS, ("30%", "90%"), problems=2, seeds=(1,), batch=1, backend="reference")
+    return compare(sweep)
 
 
 def rows(comparison, spec):
-    return [row for row in comparison.rows if row.spec == spec]
+    points = comparison.to_json()["rows"]
+    return [SimpleNamespace(**row) for row in points if row["spec"] == spec]
 
 
 def test_every_method_has_a_row_at_every_budget(comparison):
     assert [len(rows(comparison, spec)) for spec in SPECS] == [1, 1, 2, 2]
-    mean = round(np.mean(comparison.lengths))
-    assert comparison.budgets == {"30%": -(-3 * mean // 10), "90%": -(-9 * mean // 10)}
+    mean = round(comparison.summary.mean_length)
+    assert comparison.summary.budgets == {"30%": -(-3 * mean // 10), "90%": -(-9 * mean // 10)}
 
 
 def test_the_full_cache_is_the_yardstick(comparison):
@@ -44,7 +47,7 @@ def test_the_full_cache_is_the_yardstick(comparison):
 
 def test_streaming_llm_keeps_its_budget_and_pays(comparison):
     small, large = rows(comparison, "streaming_llm")
-    assert small.entries == comparison.budgets["30%"]
+    assert small.entries == comparison.summary.budgets["30%"]
     assert small.output_error > large.output_error > 0
     assert small.kilobytes < large.kilobytes
 
@@ -56,7 +59,7 @@ def test_kivi_stores_fewer_bits(comparison):
 
 def test_what_does_not_fit_says_why(comparison):
     small, large = rows(comparison, "raas")
-    assert small.refusal.startswith("2 of 2: budget = ")
+    assert small.refusal.startswith("does not fit 2 of 2 problems: budget = ")
     assert small.accuracy is None
     assert large.refusal is None
 
@@ -67,7 +70,7 @@ def test_the_report_is_self_contained_and_escaped(comparison, tmp_path):
     html = path.read_text()
     assert html.count("<svg") == 2
     assert not re.search(r"(src|href)=[\"']https?:", html)
-    assert len(sections(comparison)) == 3
+    assert len(tables(comparison)) == 3
     assert "problems solved" in html
 
 
@@ -152,8 +155,7 @@ def test_recurrence_reports_the_distribution():
 
 
 def test_comparing_in_this_process_gives_the_same():
-    settings = Settings(reasoner_directory(), ("h2o",), ("70%",), problems=2, seed=0, workers=0)
-    here, elsewhere = (compare(replace(settings, workers=workers)) for workers in (0, 1))
-    assert [replace(row, milliseconds_per_token=None) for row in here.rows] == [
-        replace(row, milliseconds_per_token=None) for row in elsewhere.rows
-    ]
+    sweep = Sweep(("h2o",), ("70%",), problems=2, batch=1, backend="reference")
+    here, elsewhere = (compare(sweep, workers) for workers in (0, 1))
+    (one,), (other,) = (found.summary.points for found in (here, elsewhere))
+    assert replace(one, seconds_per_token=None) == replace(other, seconds_per_token=None)

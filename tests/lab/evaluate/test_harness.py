@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from kvlab.fast.lab.cli import app, main  # noqa: E402
 from kvlab.fast.lab.harness.model import OPTIONS, CompressedLM  # noqa: E402
-from kvlab.fast.lab.harness.run import Settings, evaluate  # noqa: E402
+from kvlab.fast.lab.harness.run import Settings, evaluate_tasks  # noqa: E402
 from kvlab.fast.models import reasoner_directory  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
@@ -234,13 +234,13 @@ def test_blocks_rate_a_prompt_and_steps_a_text_that_is_written(model, tasks):
 
 
 def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(tasks):
-    found = evaluate(
+    found = evaluate_tasks(
         Settings(
-            str(reasoner_directory()),
-            ("reasoner_local",),
             ("full", "streaming_llm", "raas"),
             ("50%", "150"),
             batch_size=6,
+            model=str(reasoner_directory()),
+            tasks=("reasoner_local",),
             include_path=tasks,
         )
     )
@@ -277,17 +277,19 @@ def test_kvlab_eval_prints_tables_and_json(tasks):
 def test_no_git_repository_is_asked_for(tasks, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     model = str(reasoner_directory())
-    evaluate(Settings(model, ("reasoner_local",), ("full",), (), limit=1, include_path=tasks))
+    evaluate_tasks(
+        Settings(("full",), model=model, tasks=("reasoner_local",), limit=1, include_path=tasks)
+    )
     assert "git" not in capfd.readouterr().err
 
 
 def test_a_method_that_cannot_run_says_why(tasks):
-    found = evaluate(
+    found = evaluate_tasks(
         Settings(
-            str(reasoner_directory()),
-            ("reasoner_local",),
             ("full", "raas"),
             ("50",),
+            model=str(reasoner_directory()),
+            tasks=("reasoner_local",),
             limit=1,
             include_path=tasks,
         )

@@ -13,14 +13,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvlab.fast.lab.cli import app, main  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
 from kvlab.fast.lab.evaluate.needle import (  # noqa: E402
     Grid,
     Haystack,
-    Settings,
     heat_map,
-    problems,
-    search,
-    texts,
+    problem_haystacks,
+    search_needles,
+    text_haystacks,
 )
 from kvlab.fast.models import reasoner_directory  # noqa: E402
 from kvlab.fast.models.loading import load  # noqa: E402
@@ -52,7 +52,7 @@ def reasoner():
 
 def test_a_secret_number_is_hidden_at_every_depth_and_length(reader):
     _, tokenizer = reader
-    grid = texts(tokenizer, HAY, (300, 600), DEPTHS, trials=2)
+    grid = text_haystacks(tokenizer, HAY, (300, 600), DEPTHS, trials=2)
     assert len(grid.haystacks) == 2 * 3 * 2
     for haystack in grid.haystacks:
         prompt, answer = (tokenizer.decode(ids) for ids in (haystack.prompt, haystack.written))
@@ -77,7 +77,7 @@ def test_a_chat_template_wraps_the_text_and_the_answer_begins_in_it(reader):
     tokenizer.chat_template = (
         "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
     )
-    (haystack,) = texts(tokenizer, HAY, (400,), (0.5,), 1, chat=True).haystacks
+    (haystack,) = text_haystacks(tokenizer, HAY, (400,), (0.5,), 1, chat=True).haystacks
     prompt = tokenizer.decode(haystack.prompt)
     assert prompt.startswith("<user>")
     assert re.search(r"<assistant>The secret number of \w+ is$", prompt)
@@ -97,8 +97,8 @@ def test_what_the_model_writes_itself_is_found_with_room_and_lost_without(reader
         needles = [(0, slice(0, 3)), (1, slice(3, len(written)))]
         haystacks.append(Haystack(prompt, written, needles, number % 2))
     grid = Grid((30, 60), (0.0, 1.0), tuple(haystacks))
-    settings = Settings(("full", "streaming_llm"), ("10%",), 16, batch_size=3)
-    found = search(model, grid, settings)
+    settings = Reading(("full", "streaming_llm"), ("10%",), 16, batch_size=3)
+    found = search_needles(model, grid, settings)
     full, small = found.rows
     assert found.hidden == [[2, 2], [2, 2]]
     assert full.found == found.hidden
@@ -108,9 +108,11 @@ def test_what_the_model_writes_itself_is_found_with_room_and_lost_without(reader
 
 def test_the_reasoner_finds_its_definitions_with_the_full_cache(reasoner):
     model, tokenizer = reasoner
-    grid = problems(tokenizer, DEPTHS, trials=2)
+    grid = problem_haystacks(tokenizer, DEPTHS, trials=2)
     assert grid.lengths == (183, 211, 239)
-    found = search(model, grid, Settings(("full", "streaming_llm"), ("50%",), 64, 6))
+    found = search_needles(
+        model, grid, Reading(("full", "streaming_llm"), ("50%",), 64, batch_size=6)
+    )
     full, small = found.rows
     assert sum(map(sum, found.hidden)) == 2 * (12 + 14 + 16)
     assert full.accuracy == 1.0
@@ -123,12 +125,12 @@ def test_the_reasoner_finds_its_definitions_with_the_full_cache(reasoner):
 
 def test_a_method_that_cannot_run_says_why(reasoner):
     model, tokenizer = reasoner
-    grid = problems(tokenizer, (0.5,), trials=1)
-    found = search(model, grid, Settings(("full", "raas"), ("20",), 64, 3))
+    grid = problem_haystacks(tokenizer, (0.5,), trials=1)
+    found = search_needles(model, grid, Reading(("full", "raas"), ("20",), 64, batch_size=3))
     assert "budget = 20" in str(found.rows[1].refusal)
-    assert heat_map(found).count("QuadMesh") == 1
+    assert heat_map(found).svg.count("QuadMesh") == 1
     with pytest.raises(ValueError, match="no method could run; raas"):
-        search(model, grid, Settings(("raas",), ("20",), 64, 3))
+        search_needles(model, grid, Reading(("raas",), ("20",), 64, batch_size=3))
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -197,4 +199,4 @@ def test_bad_input_ends_with_one_line_and_exit_code_2(
 def test_a_length_that_cannot_hold_the_needle_is_refused(reader):
     _, tokenizer = reader
     with pytest.raises(ValueError, match="length = 50 leaves no room"):
-        texts(tokenizer, HAY, (50,), (0.5,), 1)
+        text_haystacks(tokenizer, HAY, (50,), (0.5,), 1)

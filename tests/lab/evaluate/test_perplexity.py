@@ -14,15 +14,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvlab.fast.lab.cli import app, main  # noqa: E402
-from kvlab.fast.lab.evaluate.likelihood import Likelihood  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Likelihood, Reading  # noqa: E402
 from kvlab.fast.lab.evaluate.perplexity import (  # noqa: E402
     Passage,
-    Settings,
     _row,
-    encoded,
-    measure,
-    windows,
+    cut_windows,
+    measure_perplexity,
 )
+from kvlab.fast.lab.generation import token_ids  # noqa: E402
 from kvlab.fast.models.loading import load  # noqa: E402
 
 TEXT = "The cat sat on the mat. It was a grey cat, and it was asleep. " * 6
@@ -66,9 +65,9 @@ def test_a_row_by_hand():
 
 def test_the_full_cache_has_the_model_s_own_perplexity(loaded):
     model, tokenizer = loaded
-    tokens = encoded(tokenizer, TEXT)
-    passages = windows(tokens, 100, 20)
-    found = measure(model, passages, Settings(("h2o",), ("30%",), 16, "blocks", 2))
+    tokens = token_ids(tokenizer, TEXT)
+    passages = cut_windows(tokens, 100, 20)
+    found = measure_perplexity(model, passages, Reading(("h2o",), ("30%",), 16, "blocks", 2))
     losses = []
     for passage in passages:
         ids = torch.tensor([[*passage.prompt, *passage.rated]])
@@ -87,27 +86,27 @@ def test_the_full_cache_has_the_model_s_own_perplexity(loaded):
 @pytest.mark.parametrize("feed", ["steps", "blocks"])
 def test_with_room_for_everything_there_is_no_gap(loaded, feed):
     model, tokenizer = loaded
-    passages = windows(encoded(tokenizer, TEXT), 60, 10, most=2)
-    settings = Settings(("h2o", "caote:tova"), ("100%",), 16, feed, 2)
-    for row in measure(model, passages, settings).rows:
+    passages = cut_windows(token_ids(tokenizer, TEXT), 60, 10, most=2)
+    settings = Reading(("h2o", "caote:tova"), ("100%",), 16, feed, 2)
+    for row in measure_perplexity(model, passages, settings).rows:
         assert row.gap == pytest.approx(0, abs=100 * FLOAT32_LOGITS)
 
 
 def test_a_method_that_only_looks_while_writing_needs_steps(loaded):
     model, tokenizer = loaded
-    passages = windows(encoded(tokenizer, TEXT), 60, 10, most=1)
+    passages = cut_windows(token_ids(tokenizer, TEXT), 60, 10, most=1)
     spec = "lazy_eviction@window=4,threshold=0.05"
-    refused = measure(model, passages, Settings((spec,), ("20",), 16, "blocks")).rows[1]
+    refused = measure_perplexity(model, passages, Reading((spec,), ("20",), 16, "blocks")).rows[1]
     assert "take feed = 'steps'" in str(refused.refusal)
     assert refused.perplexity is None
-    ran = measure(model, passages, Settings((spec,), ("20",), 16, "steps")).rows[1]
+    ran = measure_perplexity(model, passages, Reading((spec,), ("20",), 16, "steps")).rows[1]
     assert ran.refusal is None
     assert ran.gap != 0
 
 
 def test_windows_cut_a_text_and_leave_the_rest_out():
-    assert windows([1, 2, 3, 4, 5, 6, 7], 3, 1) == [Passage([1], [2, 3]), Passage([4], [5, 6])]
-    assert windows([1, 2, 3, 4], 2, 1, most=1) == [Passage([1], [2])]
+    assert cut_windows([1, 2, 3, 4, 5, 6, 7], 3, 1) == [Passage([1], [2, 3]), Passage([4], [5, 6])]
+    assert cut_windows([1, 2, 3, 4], 2, 1, most=1) == [Passage([1], [2])]
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -167,4 +166,4 @@ def test_bad_input_ends_with_one_line_and_exit_code_2(arguments, message, monkey
 
 def test_a_text_that_is_too_short_is_refused(loaded):
     with pytest.raises(ValueError, match="the text has 3 tokens, too few for window = 10"):
-        windows([1, 2, 3], 10, 1)
+        cut_windows([1, 2, 3], 10, 1)

@@ -20,12 +20,11 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
 from kvlab.fast.lab.sweep import run as running
-from kvlab.fast.lab.sweep.choice import choose_engine
 from kvlab.fast.lab.sweep.configuration import make_sweep, read_sweep, to_toml
 from kvlab.fast.lab.sweep.dataset import COMPACTED, Dataset, rows
 from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
 from kvlab.fast.lab.sweep.jobs import fingerprint, make_plan
-from kvlab.fast.lab.sweep.run import PLAN, RESULTS, read_stored, run
+from kvlab.fast.lab.sweep.run import PLAN, RESULTS, choose_engine, read_stored, run_sweep
 from kvlab.fast.lab.sweep.worker import Found, Worker
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.methods import with_seed
@@ -48,7 +47,7 @@ def small(tmp_path_factory):
     (directory / "sweep.toml").write_text(SMALL)
     plan = make_plan(read_sweep(directory / "sweep.toml"))
     with shapes_checked(False):
-        ran = run(plan, directory, Recorder())
+        ran = run_sweep(plan, directory, Recorder())
     assert (ran.done, ran.total, ran.failures) == (16, 16, ())
     return plan, directory
 
@@ -88,7 +87,7 @@ def test_a_sweep_is_cut_into_jobs(small):
         *((method, 82) for method in ("h2o", "raas", "nacl")),
     ]
     assert [job.seed for job in jobs] == [0] * 8 + [3] * 8
-    assert [job.measured for job in jobs[:2]] == [1, 0]
+    assert [job.measured for job in jobs if job.method == "full"] == [1, 0] * 2
     assert len({job.id for job in jobs}) == 16
 
 
@@ -263,39 +262,40 @@ def test_a_job_done_twice_finds_the_same(small):
 def test_a_rerun_does_nothing_and_a_larger_sweep_only_what_is_new(small, tmp_path):
     plan, directory = small
     before = results(directory)
-    ran = run(plan, directory, LocalEngine())
+    ran = run_sweep(plan, directory, LocalEngine())
     assert (ran.done, ran.total) == (0, 16)
     assert results(directory).equals(before)
-    wider = replace(plan, sweep=replace(plan.sweep, methods=("full", "streaming_llm"), budgets=()))
+    methods = ("full", "streaming_llm")
+    wider = replace(plan, sweep=replace(plan.sweep, methods=methods, pairs=()))
     engine = Interrupted(failing=("streaming_llm",))
     data = Dataset(tmp_path / RESULTS)
     data.directory.mkdir()
     for path in Dataset(directory / RESULTS).files():
         (data.directory / path.name).write_bytes(path.read_bytes())
-    run(wider, tmp_path, engine)
+    run_sweep(wider, tmp_path, engine)
     assert {job.method for job in wider.jobs() if job.id in engine.asked} == {"streaming_llm"}
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(small, tmp_path):
     plan, directory = small
     with pytest.raises(KeyboardInterrupt):
-        run(plan, tmp_path, Interrupted(jobs=5))
+        run_sweep(plan, tmp_path, Interrupted(jobs=5))
     assert len(read_stored(tmp_path).missing()) == 11
     assert not results(tmp_path).equals(results(directory))
     rest = Interrupted()
-    ran = run(plan, tmp_path, rest)
+    ran = run_sweep(plan, tmp_path, rest)
     assert ran.done == len(rest.asked) == 11
     assert results(tmp_path).equals(results(directory))
 
 
 def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
     plan, directory = small
-    ran = run(plan, tmp_path, Interrupted(failing=("nacl",)))
+    ran = run_sweep(plan, tmp_path, Interrupted(failing=("nacl",)))
     assert {job.method for job, _ in ran.failures} == {"nacl"}
     assert len(ran.failures) == 4
     written = tmp_path / running.FAILURES / f"{ran.failures[0][0].id}.txt"
     assert "broken" in written.read_text()
-    assert run(plan, tmp_path, Interrupted()).done == 4
+    assert run_sweep(plan, tmp_path, Interrupted()).done == 4
     assert results(tmp_path).equals(results(directory))
 
 
@@ -311,10 +311,10 @@ def test_the_local_engine_reports_what_goes_wrong(small, monkeypatch):
 
 def test_compacting_keeps_every_row(small, tmp_path):
     plan, directory = small
-    run(plan, tmp_path, Interrupted(), compact=True)
+    run_sweep(plan, tmp_path, Interrupted(), compact=True)
     assert [path.name for path in Dataset(tmp_path / RESULTS).files()] == [COMPACTED]
     assert results(tmp_path).equals(results(directory))
-    assert run(plan, tmp_path, LocalEngine(), compact=True).done == 0
+    assert run_sweep(plan, tmp_path, LocalEngine(), compact=True).done == 0
     assert results(tmp_path).equals(results(directory))
 
 
@@ -338,11 +338,11 @@ def test_what_a_killed_process_left_is_no_result(small, tmp_path):
     (data.directory / "x.parquet.1.unfinished").write_bytes(b"PAR1")
     assert data.done() == set()
     with pytest.raises(KeyboardInterrupt):
-        run(plan, tmp_path, Interrupted(jobs=0))
+        run_sweep(plan, tmp_path, Interrupted(jobs=0))
     assert [*data.directory.iterdir()] == []
     (data.directory / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"x\.parquet holds no results of a sweep .*; delete it"):
-        run(plan, tmp_path, LocalEngine())
+        run_sweep(plan, tmp_path, LocalEngine())
 
 
 def test_a_full_disk_is_said_with_the_file(small, tmp_path, monkeypatch):
@@ -363,7 +363,7 @@ def test_two_sweeps_do_not_share_a_directory(small, tmp_path):
         FileLock(tmp_path / ".lock"),
         pytest.raises(ValueError, match="is in use by another sweep"),
     ):
-        run(small[0], tmp_path, LocalEngine())
+        run_sweep(small[0], tmp_path, LocalEngine())
 
 
 def test_a_stored_sweep_says_how_it_was_run(small):

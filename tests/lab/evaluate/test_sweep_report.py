@@ -15,7 +15,7 @@ from tolerances import DECIMALS, EXACT
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.documents import Bold, Code, Grid, Heading, Text, escaped, markdown
+from kvlab.fast.lab.evaluate.contrasts import STUDY, stored_directory
 from kvlab.fast.lab.evaluate.statistics import (
     holm,
     mcnemar,
@@ -24,7 +24,8 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_shares,
     wilson,
 )
-from kvlab.fast.lab.evaluate.study import study_directory
+from kvlab.fast.lab.files import clear_unfinished
+from kvlab.fast.lab.reports import Code, Heading, Text, markdown
 from kvlab.fast.lab.sweep.configuration import make_sweep, read_sweep
 from kvlab.fast.lab.sweep.jobs import make_plan
 from kvlab.fast.lab.sweep.report import (
@@ -33,9 +34,10 @@ from kvlab.fast.lab.sweep.report import (
     accuracy_cell,
     write_report,
 )
-from kvlab.fast.lab.sweep.run import clear_unfinished, read_stored, write_plan
+from kvlab.fast.lab.sweep.run import read_stored, write_plan
 from kvlab.fast.lab.sweep.summary import MEASURED, leaders, summarise
 from kvlab.fast.lab.sweep.worker import Found
+from kvlab.fast.lab.tables import Bold, Table, escape_markdown
 from kvlab.reference import methods
 
 SWEEP = {
@@ -316,11 +318,11 @@ def test_a_report_needs_results(stored):
 
 
 def test_markdown_shows_text_as_it_is():
-    assert escaped("a_b*c|<d>") == r"a\_b\*c\|&lt;d\>"
+    assert escape_markdown("a_b*c|<d>") == r"a\_b\*c\|&lt;d\>"
     assert markdown(Heading("x", 3)) == "### x"
     assert markdown(Text("1 < 2")) == "1 &lt; 2"
     assert markdown(Code("a_b\n", "toml")) == "```toml\na_b\n```"
-    grid = Grid(("m", "x", "y"), [("a_b", Bold("1"), "2"), ("c", "no")])
+    grid = Table(("m", "x", "y"), [("a_b", Bold("1"), "2"), ("c", "no")])
     assert markdown(grid).splitlines() == [
         "| m | x | y |",
         "| --- | --: | --: |",
@@ -334,7 +336,7 @@ def test_markdown_shows_text_as_it_is():
 def test_the_site_shows_text_as_it_is(text):
     """Python-Markdown knows fewer escapes than CommonMark."""
     line = f"x{text}x"
-    shown = Markdown(extensions=["tables"]).convert(escaped(line))
+    shown = Markdown(extensions=["tables"]).convert(escape_markdown(line))
     assert shown == f"<p>{escape(line, quote=False)}</p>"
 
 
@@ -342,22 +344,22 @@ def test_the_site_shows_text_as_it_is(text):
 
 
 def test_the_study_asks_for_every_method():
-    sweep = read_sweep(study_directory() / "sweep.toml")
+    sweep = read_sweep(stored_directory(STUDY) / "sweep.toml")
     named = {methods.base_name(spec) for spec in sweep.methods}
     assert named == set(methods.names())
     assert (sweep.problems, len(sweep.seeds), len(sweep.budgets)) == (500, 3, 6)
 
 
 def test_the_study_is_of_the_model_in_the_package():
-    stored = read_stored(study_directory())
-    plan = make_plan(read_sweep(study_directory() / "sweep.toml"))
+    stored = read_stored(stored_directory(STUDY))
+    plan = make_plan(read_sweep(stored_directory(STUDY) / "sweep.toml"))
     assert plan == stored.plan
     assert {job.seed for job in plan.jobs()} - {job.seed for job in stored.missing()}
 
 
 def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
     page = Path(__file__).resolve().parents[3] / "docs" / "study"
-    (summary,) = write_report(read_stored(study_directory()), tmp_path)
+    (summary,) = write_report(read_stored(stored_directory(STUDY)), tmp_path)
     for name in ("report.md", "report.json"):
         assert (tmp_path / name).read_text() == (page / name).read_text()
     assert (summary.point("full", None).solved or 0.0) > 0.99

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from noise import noise
 
-from kvlab.fast.lab.pictures.claims import account, finding, verdicts
-from kvlab.fast.lab.pictures.evictions import recomputed_errors, worth
-from kvlab.fast.lab.pictures.fates import answers, judgements
+from kvlab.fast.lab.pictures.checks import promises
+from kvlab.fast.lab.pictures.claims import explanation, finding, verdicts
+from kvlab.fast.lab.pictures.costs import cache_sizes, corners, fleets, servings, time_of_steps
+from kvlab.fast.lab.pictures.evictions import recomputed_errors, scores_by_entry
 from kvlab.fast.lab.pictures.precision import bytes_held
-from kvlab.fast.lab.pictures.promises import promises
-from kvlab.fast.lab.pictures.serving import cache_sizes, corners, fleets, servings, time_of_steps
+from kvlab.fast.lab.pictures.replays import answers, judgements
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
 from kvlab.reference.invariants import Kept
@@ -51,12 +51,8 @@ def test_recomputed_errors_agree_with_the_closed_form_and_differ_from_attention(
     h, values = rng.dirichlet(np.ones(9)), rng.normal(size=(9, 3))
     np.testing.assert_allclose(recomputed_errors(h, values), eviction_error(h, values))
     assert np.abs(recomputed_errors(h, values) - h).max() > 0.01
-    assert worth(np.array([0.5, 0.25, 0.25]), np.array([[0.0, 0], [4, 0], [0, 4]])).rows[0][2:] == (
-        "0.5000",
-        "1.8856",
-        "1.4142",
-        "1.4142",
-    )
+    table = scores_by_entry(np.array([0.5, 0.25, 0.25]), np.array([[0.0, 0], [4, 0], [0, 4]]))
+    assert table.rows[0][2:] == ("0.5000", "1.8856", "1.4142", "1.4142")
 
 
 def test_judgements_are_means_over_layers():
@@ -75,7 +71,7 @@ def test_answers_name_the_parts():
 def test_claims_are_run_and_told():
     claim, found = finding("CA-1", reasoner_directory())
     assert str(found.verdict) == "proved symbolically"
-    assert claim.statement in account("CA-1", reasoner_directory())
+    assert claim.statement in explanation("CA-1", reasoner_directory())
     table = verdicts("caote", reasoner_directory(), ("CA-1", "CA-2c"))
     assert [row[3] for row in table.rows] == ["proved symbolically", "refuted as printed"]
     with pytest.raises(ValueError, match="tag = 'XX-1' must be one of LE-1"):

@@ -1,12 +1,12 @@
-"""Pictures follow the theme around them; tables and texts are escaped."""
+"""Pictures follow the theme around them; texts are escaped."""
 
 import re
 
 import numpy as np
 import pytest
 
-from kvlab.fast.lab.pictures import Table, canvas, finish
-from kvlab.fast.lab.pictures.text import KeptText
+from kvlab.fast.lab.drawing import canvas, finish
+from kvlab.fast.lab.pictures.kept import KeptText
 
 HOSTILE = "<script>alert('x')</script>"
 
@@ -38,21 +38,8 @@ def test_a_picture_is_described_and_its_description_escaped():
 def test_axes_with_labelled_curves_get_a_legend_unless_told_otherwise():
     figure, (axes,) = canvas()
     axes.plot([0, 1], label="a line")
-    assert "a line" not in finish(figure, "", legend=False).svg
+    assert "a line" not in finish(figure, "", legend="none").svg
     assert "a line" in finish(figure, "").svg
-
-
-def test_a_table_is_escaped_in_html_and_aligned_in_text():
-    table = Table(("name", "value"), [("one", "1"), (HOSTILE, "100")])
-    assert HOSTILE not in table._repr_html_() and "&lt;script&gt;" in table._repr_html_()
-    assert str(Table(("name", "value"), [("a", "1"), ("bcdef", "10")])) == (
-        "name   value\na          1\nbcdef     10"
-    )
-
-
-def test_a_table_refuses_uneven_rows():
-    with pytest.raises(ValueError, match="must have 2 cells"):
-        Table(("a", "b"), [("1",)])
 
 
 def test_a_text_strikes_out_what_has_left_and_nothing_else():

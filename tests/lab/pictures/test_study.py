@@ -2,17 +2,13 @@
 
 import pytest
 
-from kvlab.fast.lab.documents import Bold
 from kvlab.fast.lab.pictures import study
+from kvlab.fast.lab.tables import text_of
 
 
 @pytest.fixture(scope="module")
 def read():
     return study.read_study()
-
-
-def text(cell):
-    return cell.text if isinstance(cell, Bold) else cell
 
 
 def test_cells_are_shares_of_the_study(read):
@@ -23,7 +19,7 @@ def test_cells_are_shares_of_the_study(read):
     for row, spec in zip(grid.rows, specs, strict=True):
         for cell, budget in zip(row[1:], ("70%", "90%"), strict=True):
             solved = found.point(spec, found.budgets[budget]).solved
-            assert text(cell).startswith(f"{100 * solved:.1f} (")
+            assert text_of(cell).startswith(f"{100 * solved:.1f} (")
 
 
 def test_methods_of_the_papers_come_last(read):

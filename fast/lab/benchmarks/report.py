@@ -1,0 +1,264 @@
+"""What was measured, as a report: tables, commands, machines and versions of each result."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlab.fast.lab.benchmarks.results import RESULTS, Result, gpu_of, read, result_files
+from kvlab.fast.lab.reports import Block, Code, Heading, Text
+from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.terminal import console
+
+
+def blocks(directory: Path = RESULTS) -> Iterator[Block]:
+    """Yield everything that was measured, file by file."""
+    for path in result_files(directory):
+        yield from result_blocks(path.name, read(path))
+
+
+def result_blocks(name: str, result: Result) -> Iterator[Block]:
+    """Yield one file of results: what was measured, with which command, where."""
+    shown = layout(result)
+    library = result["versions"].get("transformers")
+    used = f"transformers {library}" if library else ""
+    parts = (shown.heading, result.get("method"), gpu_of(result) or "CPU", used)
+    yield Heading(", ".join(part for part in parts if part))
+    yield Text(f"From {name}.")
+    yield from shown.contents(result)
+    yield Code(shown.command(result))
+    yield Text(machine_text(result))
+
+
+def show(result: Result) -> None:
+    """Print what was measured."""
+    for block in layout(result).contents(result):
+        if isinstance(block, Table):
+            console.print(block.terminal())
+        elif isinstance(block, Heading | Text):
+            console.print(block.text, markup=False, highlight=False)
+
+
+def machine_text(result: Result) -> str:
+    """Say in one paragraph where a result was measured."""
+    found = result["machine"]
+    cores, memory, threads = (found.get(name) for name in ("cores", "memory_gib", "threads"))
+    threaded = f", {threads} {'thread' if threads == 1 else 'threads'}" if threads else ""
+    load = f", load average {found['load_before']:.1f}" if "load_before" in found else ""
+    gpu = f"{found['gpu']}; " if found.get("gpu") else ""
+    versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v is not None)
+    return (
+        f"Machine: {gpu}{found.get('processor')}, {cores} cores, {memory} GiB{threaded}{load}. "
+        f"Versions: {versions}."
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the results of one benchmark are shown."""
+
+    module: str
+    """Its module; the command that measures again runs it."""
+    heading: str
+    contents: Callable[[Result], Iterator[Block]]
+    options: Callable[[Result], Mapping[str, Any]] = lambda result: {}
+    """Returns the options that the result was measured with."""
+
+    def command(self, result: Result) -> str:
+        """Write the command that makes a result again."""
+        options = self.options(result).items()
+        given = [f"--{name.replace('_', '-')} {value}" for name, value in options]
+        called = f"python -m kvlab.fast.lab.benchmarks.{self.module}"
+        return " ".join([called, *given, "--out result.json"])
+
+
+def layout(result: Result) -> Layout:
+    """Return how a result is shown; one of its parts says which benchmark wrote it.
+
+    Raises:
+        ValueError: if none did.
+    """
+    for part, found in LAYOUTS.items():
+        if part in result:
+            return found
+    raise ValueError(
+        f"a result must hold one of {', '.join(LAYOUTS)}; it holds {', '.join(result)}"
+    )
+
+
+def low_to_high(each: Mapping[str, Any]) -> str:
+    """Write the lowest and the highest round."""
+    return f"{each['lowest']:.0f} to {each['highest']:.0f}"
+
+
+# --- decode ---------------------------------------------------------------------------------------
+
+DECODING = (
+    Column("contender", "name"),
+    Column("tokens/s", "median", ".0f"),
+    Column("lowest to highest", low_to_high),
+    Column("of full", "share_of_full", percent),
+    Column("entries", lambda each: each["peak"]["entries"]),
+    Column("MiB", lambda each: each["peak"]["bytes"] / 2**20, ".1f"),
+)
+
+
+PARTS = {"constant": "Steps at constant size", "whole": "One long generation"}
+
+
+def decoding(result: Result) -> Iterator[Block]:
+    """Yield tokens per second of the generations that were compared."""
+    if not result["kvpress"]["measured"]:
+        yield Text(f"kvpress was not measured: {result['kvpress']['reason']}.")
+    for name, outcomes in result["parts"].items():
+        yield Heading(PARTS[name], 3)
+        yield tabulate(outcomes, DECODING)
+
+
+def decode_options(result: Result) -> Mapping[str, Any]:
+    """Return the options of the benchmark of decoding."""
+    asked = {k: v for k, v in result["parameters"].items() if k != "entries"}
+    kvpress = {"kvpress": "PYTHON"} if result["kvpress"]["measured"] else {}
+    return {**kvpress, **asked, "threads": result["machine"]["threads"]}
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+SETTLED = 2000
+"""Tokens after which the memory of a process has to be flat."""
+
+
+def resident(result: Result) -> Iterator[Block]:
+    """Yield how the memory of a process grows while it writes."""
+    readings = {int(token): reading / 2**20 for token, reading in result["resident_bytes"].items()}
+    shown = {
+        f"process at token {token:,}, MiB": f"{readings[token]:.1f}"
+        for token in (500, 1000, SETTLED, 5000, 10_000, 20_000)
+        if token in readings
+    }
+    facts = {
+        "entries allowed": str(result["entries"]),
+        "entries at the end": str(result["kept"]),
+        "cache, MiB": f"{result['cache_bytes'] / 2**20:.2f}",
+        **shown,
+        "growth, KiB": f"{result['growth_bytes'] / 1024:.0f}",
+    }
+    yield Table(("what", "was"), list(facts.items()))
+
+
+# --- kernels --------------------------------------------------------------------------------------
+
+
+def gain(each: Mapping[str, Any]) -> str | None:
+    """Say how much faster a kernel is than its rival; None if it has none."""
+    return None if each.get("gain") is None else f"{each['gain']:.2f} × {each['rival']}"
+
+
+KERNELS = (
+    Column("kernel"),
+    Column("batch"),
+    Column("entries", format=","),
+    Column("µs", lambda each: 1e6 * each["seconds"], ",.1f"),
+    Column("of copying", "share_of_copy", percent),
+    Column("gain", gain),
+    Column("of its bytes", lambda each: each.get("share_of_gain"), percent),
+)
+
+
+def kernels(result: Result) -> Iterator[Block]:
+    """Yield how long every kernel takes, and how near it comes to copying its bytes."""
+    shape = result["shape"]
+    copied = result["copy_bytes_per_second"] / 1e9
+    yield Text(
+        f"In {shape['dtype'].removeprefix('torch.')}: {shape['kv_heads']} KV heads, "
+        f"{shape['group']} query heads each, head dimension {shape['head_dim']}. Copying reaches "
+        f"{copied:,.0f} GB/s."
+    )
+    yield tabulate(result["results"], KERNELS)
+    for each in result.get("left_out", ()):
+        yield Text(
+            f"Batch {each['batch']}, {each['entries']:,} entries: memory was not enough for what "
+            f"comes after {each['all_after'] or 'the start'}."
+        )
+
+
+# --- end to end -----------------------------------------------------------------------------------
+
+
+def signed_percent(share: float) -> str:
+    """Write a difference."""
+    return percent(share, sign="+")
+
+
+LATENCY = (
+    Column("method"),
+    Column("tokens", format=","),
+    Column("budget", format=","),
+    Column("ms per token", "ms_per_token", ".2f"),
+    Column("over full", "over_full", signed_percent),
+    Column("in the paper", "paper_over_full", signed_percent),
+)
+CAPACITY = (
+    Column("method"),
+    Column("tokens", format=","),
+    Column("sequences", "batch", ","),
+    Column("tokens/s, all", "tokens_per_second", ",.0f"),
+    Column("cache, GiB", "cache_bytes", lambda held: f"{held / 2**30:.1f}"),
+)
+
+
+def end_to_end(result: Result) -> Iterator[Block]:
+    """Yield an 8B model beside the papers' own figures."""
+    yield Text(f"Memory cap: {result['cap_bytes'] / 1e9:.0f} GB.")
+    for name, columns in (("latency", LATENCY), ("capacity", CAPACITY)):
+        if result[name]:
+            yield tabulate(result[name], columns)
+
+
+# --- viewer ---------------------------------------------------------------------------------------
+
+TIMES = (
+    Column("what", lambda row: row[0]),
+    Column("ms", lambda row: row[1]["median"], ".0f"),
+    Column("lowest to highest", lambda row: low_to_high(row[1])),
+)
+MOVEMENTS = (
+    Column("movement", lambda row: row[0]),
+    Column("frames/s", lambda row: row[1]["frames_per_second"]["median"], ".0f"),
+    Column("lowest to highest", lambda row: low_to_high(row[1]["frames_per_second"])),
+    Column("ms per frame", lambda row: row[1]["interval_ms"]["median"], ".1f"),
+    Column("within, ms", lambda row: row[1]["interval_ms"]["percentile_95"], ".1f"),
+)
+
+
+def viewer(result: Result) -> Iterator[Block]:
+    """Yield how soon the page of `kvlab view` is there, how it moves and changes."""
+    asked = result["parameters"]
+    yield Text(
+        f"{asked['tokens']:,} tokens × {asked['layers']} layers × {asked['kv_heads']} KV heads "
+        f"under {asked['methods']} methods, {result['page_bytes'] / 2**20:.1f} MiB; "
+        f"{asked['rounds']} rounds, movements of {asked['seconds']:g} seconds."
+    )
+    changes = {f"change of {name}": each for name, each in result["change_ms"].items()}
+    yield tabulate({**result["paint_ms"], **changes}.items(), TIMES)
+    yield tabulate(result["frames"].items(), MOVEMENTS)
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "parts": Layout("decode", "Decoding speed", decoding, decode_options),
+    "resident_bytes": Layout(
+        "memory",
+        "Memory of a long generation",
+        resident,
+        lambda result: {name: result[name] for name in ("method", "tokens")},
+    ),
+    "copy_bytes_per_second": Layout("kernels", "Kernels", kernels),
+    "paint_ms": Layout(
+        "viewer",
+        "The viewer",
+        viewer,
+        lambda result: {k: v for k, v in result["parameters"].items() if k != "methods"},
+    ),
+    "capacity": Layout("end_to_end", "A whole model", end_to_end),
+}
+"""By the part of a result that only this benchmark writes."""

@@ -1,0 +1,72 @@
+"""``kvlab methods`` and ``kvlab recurrence``. They need the reference alone."""
+
+from typing import Annotated
+
+import typer
+
+from kvlab.fast.lab.commands.options import AsJson, ModelDirectory, Problems, Seed, Threshold
+from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.terminal import print_json, print_table
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import methods as registry
+from kvlab.reference.traces.recurrence import recurrence as measure_recurrence
+
+
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="A method; without it, all are listed.")
+    ] = None,
+    divergences: Annotated[
+        bool, typer.Option("--divergences", help="Where paper, code and ports differ.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List methods, their options and variants, or the divergences of one."""
+    if name is not None:
+        name = registry.base_name(name)
+        registry.divergences(name)  # refuses an unknown name
+    if divergences:
+        show_divergences((name,) if name else registry.names(), as_json)
+        return
+    described = registry.describe()
+    if name is not None:
+        described = {name: described[name]}
+    if as_json:
+        print_json({"methods": described, "variants": registry.variants()})
+        return
+    rows = [
+        (each, entry["source"], ", ".join(f"{k}={v}" for k, v in entry["options"].items()))
+        for each, entry in described.items()
+    ]
+    print_table(Table(("method", "source", "options"), rows, words=3))
+    if name is None:
+        print_table(Table(("variant", "is"), list(registry.variants().items()), words=2))
+
+
+def show_divergences(names: tuple[str, ...], as_json: bool) -> None:
+    """Print what papers, code and ports disagree on."""
+    found = {name: registry.divergences(name) for name in names}
+    if as_json:
+        print_json({name: [vars(each) for each in entries] for name, entries in found.items()})
+        return
+    columns = [Column(name) for name in ("topic", "paper", "elsewhere", "default", "option")]
+    for name, entries in found.items():
+        print_table(tabulate(entries, columns, words=5), name)
+
+
+def recurrence(
+    problems: Problems = 20,
+    seed: Seed = 0,
+    threshold: Threshold = 0.01,
+    model: ModelDirectory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how often tokens become important again (LazyEviction Fig. 3c)."""
+    found = measure_recurrence(model or reasoner_directory(), problems, seed, threshold)
+    if as_json:
+        print_json(vars(found))
+        return
+    rows = [("tokens with a recurrence (MRI > 1)", f"{100 * found.share_recurring:.1f} %")]
+    for quantile, steps in found.quantiles.items():
+        rows.append((f"MRI, {quantile} quantile", f"{steps:.0f} steps"))
+    print_table(Table(("figure", "value"), rows), "token importance recurrence, full cache")

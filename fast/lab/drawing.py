@@ -1,0 +1,143 @@
+"""Drawings: one way to make axes, colours, labels and legends.
+
+A finished `Picture` is an SVG whose ink is the colour of the text around it, so that it follows the
+reader's light or dark theme.
+"""
+
+import io
+import re
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kvlab.fast.lab.files import write_text
+
+matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
+
+INK = "#000000"
+"""Matplotlib's black; in a picture it becomes the colour of the text around it."""
+GREY = "0.5"
+"""For what a curve is compared with."""
+RED = "tab:red"
+"""For limits, and for what a reader is pointed at."""
+MARKERS = "os^vD<>p*h"
+PIXELS_PER_INCH = 96
+
+Legend = Literal["axes", "right", "below", "none"]
+OUTSIDE: dict[str, dict[str, Any]] = {
+    "right": {"loc": "outside right upper"},
+    "below": {"loc": "outside lower center", "ncols": 2},
+}
+"""Arguments of `Figure.legend` for legends outside the axes."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished drawing; Jupyter and the site show it."""
+
+    svg: str
+    """An ``svg`` element without fixed ink."""
+    description: str
+    """What is to be seen, for readers who do not see it."""
+
+    def _repr_html_(self) -> str:
+        return f'<figure class="kvlab-picture">{self.svg}</figure>'
+
+    def __repr__(self) -> str:
+        return f"Picture({self.description!r})"
+
+    @property
+    def on_white(self) -> str:
+        """The ``svg`` element in black on white: for a file, which knows no text around it."""
+        return self.svg.replace('style="', 'style="color: black; background: white; ', 1)
+
+    def save(self, path: Path) -> None:
+        """Write the picture as a file of its own.
+
+        Raises:
+            OSError: if that fails.
+        """
+        write_text(path, self.on_white)
+
+
+def canvas(
+    columns: int = 1, rows: int = 1, width: float = 7.5, height: float = 3.6, **subplots: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return an empty drawing and its axes, row by row.
+
+    Args:
+        columns: of axes.
+        rows: of axes.
+        width: of the whole drawing, in inches.
+        height: of the whole drawing, in inches.
+        subplots: further arguments of `matplotlib.figure.Figure.subplots`.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **subplots)
+    for each in axes.flat:
+        each.spines[["top", "right"]].set_visible(False)
+        each.tick_params(labelsize=8)
+    return figure, list(axes.flat)
+
+
+def curve_style(number: int, curves: int) -> dict[str, Any]:
+    """Return colour and marker of one of several curves, as arguments of `Axes.plot`."""
+    palette = matplotlib.colormaps["tab10" if curves <= 10 else "tab20"]
+    return {"color": palette(number % palette.N), "marker": MARKERS[number % len(MARKERS)]}
+
+
+def mark_end_of_prompt(axes: Axes, prompt: int) -> None:
+    """Draw a vertical line between the prompt's last token and the first generated one."""
+    axes.axvline(prompt - 0.5, color=RED, linewidth=0.8)
+
+
+def finish(figure: Figure, description: str, legend: Legend = "axes") -> Picture:
+    """Turn a drawing into a picture.
+
+    Args:
+        figure: the drawing, in matplotlib's default ink.
+        description: what is to be seen, for readers who do not see it.
+        legend: where the names of labelled curves stand. ``axes``: in the axes, unless they have a
+            legend already; ``right`` and ``below``: outside, once for the whole drawing.
+    """
+    figure.patch.set_alpha(0)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0)
+        axes.title.set_fontsize(9)
+        axes.xaxis.label.set_fontsize(8.5)
+        axes.yaxis.label.set_fontsize(8.5)
+    add_legend(figure, legend)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    width = figure.get_figwidth() * PIXELS_PER_INCH
+    return Picture(follow_theme(buffer.getvalue(), width, description), description)
+
+
+def add_legend(figure: Figure, place: Legend) -> None:
+    """Name the labelled curves of a drawing; see `finish`."""
+    style = {"fontsize": 7.5, "frameon": False}
+    if place == "axes":
+        for axes in figure.axes:
+            if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
+                axes.legend(**style)
+    elif place != "none" and (labelled := figure.axes[0].get_legend_handles_labels())[0]:
+        figure.legend(*labelled, **OUTSIDE[place], **style)
+
+
+def follow_theme(drawing: str, width: float, description: str) -> str:
+    """Return the ``svg`` element alone, with inherited ink, a label, and a width in pixels."""
+    drawing = drawing[drawing.index("<svg") :]
+    drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", drawing, flags=re.DOTALL)
+    drawing = drawing.replace('<g id="', '<g class="')  # several pictures share a page
+    drawing = drawing.replace(INK, "currentColor")
+    drawing = re.sub(r'(width|height)="[\d.]+pt" ?', "", drawing, count=2)
+    opening = (
+        f'<svg role="img" aria-label="{escape(description, quote=True)}" fill="currentColor" '
+        f'style="width: 100%; max-width: {width:.0f}px; height: auto"'
+    )
+    return re.sub(r"\n\s*\n", "\n", drawing.replace("<svg", opening, 1)).strip()

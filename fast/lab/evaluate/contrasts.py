@@ -1,0 +1,262 @@
+"""The papers' contrasts, measured on the embedded reasoner, and what that says about each.
+
+``contrasts.toml`` lists them. Two sweeps in ``results/`` decide: the miniature study and, for the
+methods that are not in it, the ablations, on fewer problems. ``kvlab sweep SWEEP.toml --out
+DIRECTORY`` repeats either.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kvlab.fast.lab.evaluate.statistics import mean_interval, paired_difference, paired_shares
+from kvlab.fast.lab.points import takes_budget
+from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
+from kvlab.reference.proofs import PAPERS
+from kvlab.reference.proofs.errata import Interval
+from kvlab.reference.windows import check_choice
+
+KINDS = ("more solved", "as many solved", "smaller error")
+
+BUDGETS = ("70%", "85%")
+"""At which contrasts are judged."""
+FAMILY = 0.95
+"""Probability that all intervals together hold what they should, by Bonferroni."""
+RESAMPLES = 40_000
+"""Of every bootstrap; intervals this wide need their tails."""
+CLOSE = 0.10
+"""Shares of solved problems that differ by less count as about as good."""
+
+STUDY, ABLATIONS = "study", "ablations"
+"""The sweeps whose results lie in the package."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One claim of a paper: ``ours`` against ``other``.
+
+    Raises:
+        ValueError: if the paper, the kind or a method is not known, or both methods are the same.
+    """
+
+    paper: str
+    """The method's name in the registry."""
+    source: str
+    statement: str
+    printed: str
+    """Figures of the paper: those of ours, then those of the other."""
+    ours: str
+    """Registry syntax, like ``other``."""
+    other: str
+    kind: str
+    """One of `KINDS`."""
+
+    def __post_init__(self) -> None:
+        check_choice(PAPERS, paper=self.paper)
+        check_choice(KINDS, kind=self.kind)
+        if self.ours == self.other:
+            raise ValueError(f"ours = {self.ours!r} must not be the other method, too")
+
+    def budgets(self) -> tuple[str | None, ...]:
+        """Return the budgets at which to judge; None alone if neither method takes one."""
+        return BUDGETS if takes_budget(self.ours) or takes_budget(self.other) else (None,)
+
+
+@dataclass(frozen=True)
+class Untested:
+    """What cannot be tested on the embedded reasoner, and why."""
+
+    paper: str
+    source: str
+    statement: str
+    why: str
+    instead: str
+    """What tests it, for readers who have the means."""
+
+    def __post_init__(self) -> None:
+        check_choice(PAPERS, paper=self.paper)
+
+
+class Verdict(StrEnum):
+    """What a measurement says about a contrast."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold here"
+    BOTH = "holds at one budget, not at the other"
+    UNDECIDED = "undecided here"
+    FLOOR = "cannot be tested here: nothing is solved"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A contrast at one budget."""
+
+    contrast: Contrast
+    budget: str | None
+    problems: int
+    """On which both methods were compared."""
+    ours: Interval
+    other: Interval
+    """Shares solved, or mean errors, with 95 % intervals."""
+    difference: Interval
+    """Ours minus the other's, over the same problems; all intervals hold together at `FAMILY`."""
+    verdict: Verdict
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+@cache
+def contrasts() -> tuple[Contrast, ...]:
+    """Return all contrasts, paper by paper."""
+    return tuple(read_tables(Contrast, "contrasts"))
+
+
+@cache
+def untested() -> tuple[Untested, ...]:
+    """Return what cannot be tested, paper by paper."""
+    return tuple(read_tables(Untested, "untested"))
+
+
+def read_tables(kind: type[Any], name: str) -> Iterator[Any]:
+    """Yield the tables of a name in ``contrasts.toml``.
+
+    Raises:
+        ValueError: if a key is missing or unknown, or a value is not allowed.
+    """
+    text = (files("kvlab.fast.lab.evaluate") / "contrasts.toml").read_text(encoding="utf-8")
+    keys = {field.name for field in fields(kind)}
+    for number, written in enumerate(tomllib.loads(text)[name], start=1):
+        if written.keys() != keys:
+            wrong = ", ".join(sorted(written.keys() ^ keys))
+            raise ValueError(f"{name} number {number}: missing or unknown: {wrong}")
+        yield kind(**written)
+
+
+def stored_directory(name: str) -> Path:
+    """Return the directory of a sweep in the package: `STUDY` or `ABLATIONS`."""
+    check_choice((STUDY, ABLATIONS), name=name)
+    return Path(str(files("kvlab.fast.lab.evaluate") / "results" / name))
+
+
+def stored_summary(name: str) -> TaskSummary:
+    """Return what a sweep in the package found: `STUDY` or `ABLATIONS`."""
+    from kvlab.fast.lab.sweep.run import read_stored  # needs pyarrow
+
+    (summary,) = summarise(read_stored(stored_directory(name)))
+    return summary
+
+
+# --- verdicts ------------------------------------------------------------------------------------
+
+
+def judge(sources: Sequence[TaskSummary], paper: str | None = None) -> list[tuple[Judged, ...]]:
+    """Judge every contrast of a paper, or of all, at every budget that it has.
+
+    Args:
+        sources: what was measured. Of those that have both methods, the first decides on solved
+            problems, the last on errors.
+        paper: one of `kvlab.reference.proofs.PAPERS`; None judges all.
+
+    Raises:
+        KeyError: if a contrast was measured nowhere.
+    """
+    tests = sum(len(each.budgets()) for each in contrasts())
+    level = 1 - (1 - FAMILY) / tests
+    return [
+        tuple(judge_one(sources, contrast, budget, level) for budget in contrast.budgets())
+        for contrast in contrasts()
+        if paper in (None, contrast.paper)
+    ]
+
+
+def judge_one(
+    sources: Sequence[TaskSummary], contrast: Contrast, budget: str | None, level: float
+) -> Judged:
+    """Judge a contrast at one budget.
+
+    Raises:
+        KeyError: if the contrast was measured nowhere.
+    """
+    ours, other = paired(sources, contrast, budget)
+    if contrast.kind == "smaller error":
+        errors = ours.figures["output_error"], other.figures["output_error"]
+        difference = Interval(*paired_difference(errors[1], errors[0], level, RESAMPLES))
+        decided = direction(-difference.high, -difference.low)
+        means, others = (Interval(*mean_interval(each)) for each in errors)
+        return Judged(contrast, budget, len(errors[0]), means, others, difference, decided)
+    pairs = list(zip(other.outcomes, ours.outcomes, strict=True))
+    only_other, only_ours = (pairs.count(each) for each in ((True, False), (False, True)))
+    counted = paired_shares(only_other, only_ours, len(pairs), level, RESAMPLES)
+    difference = Interval(*counted)
+    if not any((*ours.outcomes, *other.outcomes)):
+        decided = Verdict.FLOOR
+    elif contrast.kind == "as many solved":
+        decided = closeness(difference)
+    else:
+        decided = direction(difference.low, difference.high)
+    assert ours.interval is not None and other.interval is not None
+    return Judged(contrast, budget, len(pairs), ours.interval, other.interval, difference, decided)
+
+
+def paired(
+    sources: Sequence[TaskSummary], contrast: Contrast, budget: str | None
+) -> tuple[Point, Point]:
+    """Return what both methods of a contrast did on the same problems, from the right source.
+
+    Raises:
+        KeyError: if the contrast was measured nowhere.
+    """
+    errors = contrast.kind == "smaller error"
+    for source in reversed(sources) if errors else sources:
+        try:
+            ours, other = (
+                source.point_at(spec, budget) for spec in (contrast.ours, contrast.other)
+            )
+        except KeyError:
+            continue
+        measured = "output_error" in ours.figures and "output_error" in other.figures
+        if measured or not errors:
+            return ours, other
+    raise KeyError((contrast.ours, contrast.other, budget))
+
+
+def direction(low: float, high: float) -> Verdict:
+    """Judge an interval of how much better ours is."""
+    if low > 0:
+        return Verdict.HOLDS
+    return Verdict.FAILS if high < 0 else Verdict.UNDECIDED
+
+
+def closeness(difference: Interval) -> Verdict:
+    """Judge an interval of a difference that should be small."""
+    if difference.low > -CLOSE and difference.high < CLOSE:
+        return Verdict.HOLDS
+    far = difference.low > CLOSE or difference.high < -CLOSE
+    return Verdict.FAILS if far else Verdict.UNDECIDED
+
+
+def overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """Put the verdicts at several budgets together."""
+    told = {each for each in verdicts if each in (Verdict.HOLDS, Verdict.FAILS)}
+    if len(told) == 2:
+        return Verdict.BOTH
+    if told:
+        return told.pop()
+    return Verdict.UNDECIDED if Verdict.UNDECIDED in verdicts else Verdict.FLOOR
+
+
+def counts(judgements: Sequence[Sequence[Judged]]) -> Mapping[Verdict, int]:
+    """Count the verdicts of contrasts, all budgets put together."""
+    told = [overall([each.verdict for each in judged]) for judged in judgements]
+    return {verdict: told.count(verdict) for verdict in Verdict}
+
+
+def wanted() -> set[str]:
+    """Return every method that a contrast names: the ablations have to run all of them."""
+    return {spec for each in contrasts() for spec in (each.ours, each.other)}

@@ -1,0 +1,183 @@
+"""A model writes a text under a method; entries, bytes and seconds are counted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from kvlab.fast.huggingface import CompressedCache, compress
+from kvlab.fast.lab.terminal import Report
+from kvlab.reference.policy import check_at_least
+from kvlab.reference.selection import budget_entries
+
+
+@dataclass(frozen=True)
+class Written:
+    """What `generate` found; entries and bytes are those after the last token that was read."""
+
+    text: str
+    method: str
+    budget: int | None
+    prompt_tokens: int
+    written_tokens: int
+    tokens_read: int
+    """Prompt and answer without its last token, which no attention layer has read."""
+    fewest_entries: int
+    """Per KV head, in the compressed layer that keeps the fewest."""
+    most_entries: int
+    entry_bytes: int
+    """Allocated for keys and values, with what it takes to dequantise them."""
+    state_bytes: int
+    """Allocated for positions, scores and remembered queries."""
+    full_bytes: int
+    """Keys and values of the full cache, without slack."""
+    first_token_seconds: float
+    tokens_per_second: float | None
+
+
+def generate(
+    model: Any,
+    tokenizer: Any,
+    prompt: str,
+    method: str = "full",
+    budget: int | str | None = None,
+    *,
+    block_size: int | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    seed: int = 0,
+    report: Report | None = None,
+) -> Written:
+    """Let a model continue a text under a method.
+
+    Args:
+        model: a decoder of transformers.
+        tokenizer: of the model.
+        prompt: the text to continue, at least one token.
+        method: registry syntax.
+        budget: entries, or percent of the prompt and ``max_new_tokens`` together.
+        block_size: tokens per block of the prompt; None reads the prompt at once.
+        max_new_tokens: tokens to write at most.
+        temperature: 0 takes the likeliest token.
+        seed: of the draws, for a temperature above 0.
+        report: is called after each token.
+
+    Raises:
+        ValueError: if an argument is not allowed, or the tokenizer refuses the prompt.
+    """
+    check_at_least(1, max_new_tokens=max_new_tokens)
+    check_at_least(0, temperature=temperature)
+    inputs = encode_prompt(tokenizer, prompt, model.device)
+    prompt_tokens = inputs["input_ids"].shape[1]
+    entries = None if budget is None else budget_entries(budget, prompt_tokens + max_new_tokens)
+    torch.manual_seed(seed)
+    options = decoding_options(model, max_new_tokens, temperature)
+    timer = TokenTimer(max_new_tokens, report)
+    with compress(model, method, entries, block_size) as cache:
+        tokens = model.generate(**inputs, **options, past_key_values=cache, streamer=timer)[0]
+        memory, kept = cache.memory(), [count for (count,) in cache.kept()]
+        all_bytes = full_bytes(model, cache, tokens_read=len(tokens) - 1)
+    return Written(
+        text=tokenizer.decode(tokens[prompt_tokens:], skip_special_tokens=True),
+        method=method,
+        budget=entries,
+        prompt_tokens=prompt_tokens,
+        written_tokens=len(tokens) - prompt_tokens,
+        tokens_read=len(tokens) - 1,
+        fewest_entries=min(kept),
+        most_entries=max(kept),
+        entry_bytes=memory.entries,
+        state_bytes=memory.total - memory.entries,
+        full_bytes=all_bytes,
+        first_token_seconds=timer.first_token_seconds,
+        tokens_per_second=timer.tokens_per_second,
+    )
+
+
+def token_ids(tokenizer: Any, text: str, name: str = "text") -> list[int]:
+    """Return the token ids of a text, which errors call ``name``.
+
+    Raises:
+        ValueError: if the tokenizer refuses the text.
+    """
+    try:
+        return tokenizer(text, verbose=False)["input_ids"]
+    except Exception as error:  # tokenizers raises plain Exception
+        raise ValueError(f"the tokenizer cannot encode the {name}: {error}") from None
+
+
+def encode_prompt(tokenizer: Any, prompt: str, device: Any) -> dict[str, torch.Tensor]:
+    """Return a prompt as ``input_ids`` and ``attention_mask``, each ``[1, tokens]``.
+
+    Raises:
+        ValueError: if the tokenizer refuses the prompt, or finds no token in it.
+    """
+    ids: Sequence[int] = token_ids(tokenizer, prompt, "prompt")
+    if not ids:
+        raise ValueError("prompt must hold at least one token")
+    input_ids = torch.tensor([ids], device=device)
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+
+
+def decoding_options(model: Any, max_new_tokens: int, temperature: float = 0.0) -> dict[str, Any]:
+    """Return options with which ``model.generate`` writes as `kvlab.reference.generate` does.
+
+    The model writes the likeliest token, or draws at a temperature: penalties, top-k and top-p that
+    come with a model do not apply. A token that ends the model's texts ends this text.
+    """
+    own = model.generation_config
+    end = own.eos_token_id
+    first_end = end[0] if isinstance(end, list) and end else end
+    return {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": temperature > 0,
+        "temperature": temperature or 1.0,
+        "top_k": 0 if temperature > 0 else 50,  # transformers reads 50 as "not used"
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "pad_token_id": first_end if own.pad_token_id is None else own.pad_token_id,
+    }
+
+
+def full_bytes(model: Any, cache: CompressedCache, tokens_read: int) -> int:
+    """Return the bytes of all keys and values; layers that are left alone count as they are."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_layer = 2 * heads * size * tokens_read * model.dtype.itemsize
+    compressed = {layer.number for layer in cache.compressed_layers}
+    return sum(
+        per_layer if number in compressed else memory.total
+        for number, memory in enumerate(cache.memory().layers)
+    )
+
+
+class TokenTimer:
+    """Times the tokens as they come; ``model.generate`` takes it as ``streamer``."""
+
+    def __init__(self, total: int, report: Report | None = None) -> None:
+        """Expect at most ``total`` tokens."""
+        self.total, self.report = total, report
+        self.times: list[float] = []
+
+    def put(self, value: Any) -> None:
+        """Take the prompt in, then every token."""
+        self.times.append(perf_counter())
+        if self.report is not None:
+            self.report(len(self.times) - 1, self.total, "writing")
+
+    def end(self) -> None:
+        """Take in that no token follows; transformers calls it."""
+
+    @property
+    def first_token_seconds(self) -> float:
+        """Seconds from the prompt to the first token."""
+        return self.times[1] - self.times[0]
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second after the first; None if there was only one."""
+        written = len(self.times) - 1
+        return (written - 1) / (self.times[-1] - self.times[1]) if written > 1 else None

@@ -1,0 +1,142 @@
+"""LazyEviction: token importance recurrence, attention that comes back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
+from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.reference.notation import Array
+from kvlab.reference.proofs.lazy_eviction import code_h2, importance, printed_h2
+from kvlab.reference.traces.recurrence import Recurring, intervals
+
+FAINTEST = 1e-4
+"""Attention below this is drawn as nothing."""
+
+
+def attention_map(rows: Float[Array, "t t"], prompt: int, marked: Sequence[int] = ()) -> Picture:
+    """Draw the attention of one head, query by entry, in powers of ten.
+
+    Args:
+        rows: causal attention.
+        prompt: tokens of the prompt; red lines mark its end.
+        marked: entries that get an arrow.
+    """
+    figure, (axes,) = canvas(width=6.4, height=5.6)
+    shown = np.log10(np.maximum(rows, FAINTEST))
+    shown = np.where(np.tril(np.ones_like(rows)) > 0, shown, np.nan)
+    image = axes.imshow(shown, cmap="viridis", interpolation="nearest", vmin=np.log10(FAINTEST))
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=[-4, -3, -2, -1, 0])
+    bar.ax.set_yticklabels(["≤ 0.0001", "0.001", "0.01", "0.1", "1"], fontsize=7.5)
+    for line in (axes.axhline, axes.axvline):
+        line(prompt - 0.5, color=RED, linewidth=0.8)
+    arrow = {"arrowstyle": "->", "color": RED, "linewidth": 1.2}
+    for entry in marked:
+        place = entry, entry
+        axes.annotate("", place, xytext=(11, -1), textcoords="offset points", arrowprops=arrow)
+    axes.set(xlabel="entry that is looked at", ylabel="token that looks")
+    return finish(figure, "Attention of one head: columns that light up, fade and light up again.")
+
+
+def lifelines(
+    rows: Float[Array, "t t"], recurring: Sequence[Recurring], words: Sequence[str]
+) -> Picture:
+    """Draw the attention that entries receive over the tokens, one panel each.
+
+    Args:
+        rows: causal attention of the head in which they recur.
+        recurring: entries.
+        words: text of every token.
+    """
+    figure, panels = canvas(1, len(recurring), height=0.5 + 0.95 * len(recurring), sharex=True)
+    for axes, entry in zip(panels, recurring, strict=True):
+        tokens = np.arange(entry.position, len(rows))
+        axes.vlines(tokens, 0, rows[tokens, entry.position], linewidth=1.2, color="C0")
+        axes.axhline(entry.threshold, color=RED, linewidth=0.6)
+        axes.set(ylim=(0, 1.02), xlim=(0, len(rows)), yticks=[0, 1])
+        axes.set_ylabel(visible(words[entry.position]), rotation=0, ha="right", va="center")
+    panels[-1].set_xlabel("token that looks")
+    return finish(
+        figure,
+        "Single tokens receive much attention, then none for many steps, then much again.",
+    )
+
+
+def visible(word: str) -> str:
+    """Return a token's text without blanks; a line break becomes a sign."""
+    return word.strip() or "⏎"
+
+
+def recurring_entries(found: Sequence[Recurring], words: Sequence[str]) -> Table:
+    """List entries with their activations."""
+    columns = (
+        Column("token", lambda each: visible(words[int(each.position)])),
+        Column("position"),
+        Column("head", lambda each: f"layer {each.layer}, KV {each.kv_head}"),
+        Column("activated at steps", lambda each: ", ".join(map(str, each.steps))),
+        Column("MRI", "interval"),
+    )
+    return tabulate(found, columns, words=4, wrap=True)
+
+
+def interval_histogram(
+    intervals: Int[Array, " entries"], quantile: float = 0.8, bins: int = 40
+) -> Picture:
+    """Draw how the longest intervals of entries are distributed, and a quantile of them.
+
+    Args:
+        intervals: MRI of every entry; entries that are never activated, 0, are counted in the
+            title.
+        quantile: which one is marked; the paper's window is the 80 % quantile.
+        bins: of the histogram.
+    """
+    figure, (axes,) = canvas(height=3.2)
+    active = intervals[intervals > 0]
+    axes.hist(active, bins=bins, color="C0", alpha=0.85)
+    limit = float(np.quantile(active, quantile))
+    axes.axvline(limit, color=RED, linewidth=1, label=f"{quantile:.0%} below {limit:.0f}")
+    axes.set(xlabel="maximum recurrence interval, generated tokens", ylabel="entries")
+    axes.set_title(
+        f"{len(intervals):,} entries: {(intervals > 1).mean():.1%} recur (MRI > 1), "
+        f"{(intervals == 0).mean():.1%} are never activated"
+    )
+    return finish(figure, f"MRI of entries; {quantile:.0%} lie below {limit:.0f} tokens.")
+
+
+def intervals_by_threshold(
+    directory: Path, thresholds: Sequence[float], problems: int, seed: int
+) -> Table:
+    """List how the distribution of MRI depends on the attention that counts as activation.
+
+    Args:
+        directory: of the model.
+        thresholds: attention α from which on an entry is activated.
+        problems: how many held-out problems.
+        seed: of the problems.
+    """
+    rows = []
+    for threshold in thresholds:
+        longest = intervals(directory, problems, seed, threshold)
+        quantiles = np.quantile(longest[longest > 0], (0.5, 0.8, 0.99))
+        recurring, silent = (longest > 1).mean(), (longest == 0).mean()
+        shares = f"{recurring:.1%}", f"{silent:.1%}"
+        rows.append((f"{threshold:g}", *shares, *(f"{value:.0f}" for value in quantiles)))
+    columns = ("threshold", "MRI > 1", "never activated", "median MRI", "80 % below", "99 % below")
+    return Table(columns, rows)
+
+
+def interval_scores(largest: int = 24) -> Picture:
+    """Draw both heuristics: H2 as printed and as in the code over MRI, H1 over the time elapsed."""
+    figure, (left, right) = canvas(2, width=8, height=3)
+    mri = range(1, largest + 1)
+    left.plot(mri, [code_h2(m) for m in mri], ".-", label="authors' code")
+    left.plot(mri, [printed_h2(m) for m in mri], ".-", label="as printed")
+    left.set(xlabel="MRI", ylabel="H2")
+    elapsed = range(3 * largest)
+    for interval in (4, 16, 32):
+        h1 = [importance(interval, e) - code_h2(interval) for e in elapsed]
+        right.plot(elapsed, h1, label=f"MRI = {interval}")
+    right.set(xlabel="steps since the latest activation, Δ", ylabel="H1")
+    return finish(figure, "H2 falls with MRI in the code and rises as printed; H1 falls with Δ.")

@@ -1,0 +1,139 @@
+"""Methods judged on recorded and synthetic traces, beside the best that there could be."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, mark_end_of_prompt
+from kvlab.fast.lab.points import takes_budget
+from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.reference import methods
+from kvlab.reference.policy import Policy
+from kvlab.reference.traces.judge import Judgement, judge, skill
+from kvlab.reference.traces.replay import replay
+from kvlab.reference.traces.trace import Recording
+from kvlab.reference.traces.workloads import Workload
+
+
+def answers(policies: Sequence[Policy]) -> Table:
+    """List how policies answer the four questions; the budget says how many may stay."""
+
+    def answer(question: str) -> Column:
+        return Column(question, lambda policy: type(getattr(policy, question)).__name__)
+
+    questions = map(answer, ("score", "schedule", "protect", "budget", "precision"))
+    return tabulate(policies, [Column("method", "name"), *questions], words=6)
+
+
+def judgements(names: Sequence[str], judged: Sequence[Sequence[Judgement]]) -> Table:
+    """List what a replay says about methods, means over layers.
+
+    Args:
+        names: of the methods.
+        judged: what `judge` yields, one list of judgements per layer.
+    """
+
+    def mean(heading: str) -> Column:
+        return Column(heading, lambda row: mean_over_layers(row[1], heading), ".3f")
+
+    columns = (
+        Column("method", lambda row: row[0]),
+        Column("entries", lambda row: max(layer.size for layer in row[1])),
+        *map(mean, ("mass", "random", "best")),
+        Column("skill", lambda row: skill(row[1]), percent),
+        mean("error"),
+        Column("hits", lambda row: hits(row[1]), ".0%"),
+    )
+    return tabulate(zip(names, zip(*judged, strict=True), strict=True), columns)
+
+
+def mean_over_layers(layers: Sequence[Judgement], name: str) -> float:
+    """Return the mean of one figure of a method."""
+    return float(np.mean([getattr(layer, name) for layer in layers]))
+
+
+def hits(layers: Sequence[Judgement]) -> float:
+    """Return the share of entries that were there when they regained importance."""
+    regained = sum(int(layer.recall.regained.sum()) for layer in layers)
+    return sum(int(layer.recall.hits.sum()) for layer in layers) / max(1, regained)
+
+
+def mass_over_budget(trace: Recording, specs: Sequence[str], budgets: Sequence[int]) -> Picture:
+    """Draw the attention mass that methods hold over their budget, between chance and the best.
+
+    Args:
+        trace: to be replayed.
+        specs: methods that hold their budget after every token.
+        budgets: entries per KV head.
+    """
+    figure, (axes,) = canvas(height=3.8)
+    policies = [methods.get(spec, budget) for spec in specs for budget in budgets]
+    by_policy = list(zip(*judge(trace, policies), strict=True))
+
+    def curve(name: str, spec: int) -> list[float]:
+        first = spec * len(budgets)
+        return [mean_over_layers(each, name) for each in by_policy[first : first + len(budgets)]]
+
+    axes.plot(budgets, curve("best", 0), "--", color=GREY, linewidth=1, label="best possible")
+    for number, spec in enumerate(specs):
+        axes.plot(budgets, curve("mass", number), "o-", markersize=3, label=spec)
+    axes.plot(budgets, curve("random", 0), ":", color=GREY, linewidth=1, label="at random, mean")
+    axes.set(xlabel="entries per KV head", ylabel="share of attention on what is there")
+    return finish(figure, "Attention that is kept over the budget, by method.")
+
+
+def skills(workloads: Mapping[str, Workload], specs: Sequence[str], budget: int) -> Table:
+    """List how far each method comes on each workload, from chance, 0 %, to the best, 100 %."""
+    policies = [methods.get(spec, budget if takes_budget(spec) else None) for spec in specs]
+    judged = [zip(*judge(each.trace, policies), strict=True) for each in workloads.values()]
+    rows = [
+        (spec, *(percent(skill(layers)) for layers in several))
+        for spec, *several in zip(specs, *judged, strict=True)
+    ]
+    return Table(("method", *workloads), rows)
+
+
+def entries_over_tokens(trace: Recording, specs: Mapping[str, int | None]) -> Picture:
+    """Draw the entries that methods hold over the tokens (LazyEviction Fig. 6).
+
+    Args:
+        trace: to be replayed; its first layer is shown.
+        specs: budgets by method; None for methods that take none.
+    """
+    figure, (axes,) = canvas(height=3.2)
+    policies = [methods.get(spec, budget) for spec, budget in specs.items()]
+    for spec, fate in zip(specs, next(iter(replay(trace, policies))), strict=True):
+        axes.plot(fate.entries, label=spec, linewidth=1.3)
+    mark_end_of_prompt(axes, trace.prompt)
+    axes.set(xlabel="tokens", ylabel="entries per KV head", ylim=(0, None))
+    return finish(figure, "Entries over tokens: level once the budget is reached, but for windows.")
+
+
+def error_by_layer(
+    traces: Sequence[Recording], pairs: Sequence[tuple[str, str]], budget: int
+) -> Picture:
+    """Draw the error of the attention output by layer, without and with CAOTE (CAOTE Fig. 3).
+
+    Args:
+        traces: generations to be replayed.
+        pairs: a method and its wrapped form.
+        budget: entries per KV head.
+    """
+    figure, (axes,) = canvas(height=3.4)
+    specs = [spec for pair in pairs for spec in pair]
+    policies = [methods.get(spec, budget) for spec in specs]
+    by_trace = [
+        [
+            [fate.error[:, trace.prompt :].mean() for fate in fates]
+            for fates in replay(trace, policies)
+        ]
+        for trace in traces
+    ]
+    by_layer = np.mean(by_trace, axis=0)
+    for number, (spec, errors) in enumerate(zip(specs, by_layer.T, strict=True)):
+        pair, wrapped = divmod(number, 2)
+        style = "--s" if wrapped else "-o"
+        axes.plot(errors, style, markersize=4, color=f"C{pair}", label=spec)
+    axes.set(xlabel="layer", ylabel="relative error of the output", ylim=(0, None))
+    axes.set_xticks(range(len(by_layer)))
+    return finish(figure, "Error of the attention output by layer, with CAOTE and without.")

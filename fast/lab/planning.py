@@ -1,0 +1,300 @@
+"""Memory, time and devices that a model needs under methods, from the cost model."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
+from kvlab.fast.lab.points import check_some_ran, takes_budget
+from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
+from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.reference import methods
+from kvlab.reference.planner.cost import Plan, Runtime, fleet
+from kvlab.reference.planner.figures import PaperFigure, paper_figures
+from kvlab.reference.planner.hardware import HARDWARE, Hardware
+from kvlab.reference.planner.shape import Shape
+from kvlab.reference.policy import check_at_least
+from kvlab.reference.selection import budget_entries
+
+GB = 1e9
+MOST_TOKENS = 200_000
+"""A policy is asked once per token."""
+MOST_USERS = 10**12
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What to plan for.
+
+    Raises:
+        ValueError: if a number is not allowed.
+    """
+
+    shape: Shape
+    hardware: Hardware
+    prompt: int
+    """Tokens given."""
+    length: int
+    """Tokens written."""
+    batch: int | None = None
+    """Sequences at once; None takes as many as fit."""
+    block_size: int | None = None
+    """Tokens per block of the prompt; None reads the prompt at once."""
+    runtime: Runtime = field(default_factory=Runtime)
+    users: int = 1_000_000
+    """Users who all write at the same time."""
+    speed: float = 0.0
+    """Tokens per second that every user gets, at the slowest."""
+    spread: bool = False
+    """Whether users are anywhere in their texts, not all at the fullest."""
+
+    def __post_init__(self) -> None:
+        for name, most in (
+            ("prompt", MOST_TOKENS),
+            ("length", MOST_TOKENS),
+            ("users", MOST_USERS),
+        ):
+            check_at_least(1, **{name: getattr(self, name)})
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at most {most:,}")
+        check_at_least(0, speed=self.speed)
+        if self.batch is not None:
+            check_at_least(1, batch=self.batch)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method; the figures are None where ``refusal`` says why."""
+
+    method: str
+    budget: int | None
+    refusal: str | None = None
+    entries: int | None = None
+    """Most per KV head and layer."""
+    bits: float | None = None
+    """Mean per stored element after the last token."""
+    sequence_gb: float | None = None
+    """Cache and state of one sequence at its fullest, 10⁹ bytes."""
+    largest_batch: int | None = None
+    batch: int | None = None
+    """Sequences for which memory and time are given."""
+    memory_gb: float | None = None
+    first_token_seconds: float | None = None
+    step_milliseconds: float | None = None
+    """Mean over the written tokens."""
+    tokens_per_second: float | None = None
+    """Of the whole batch, the prompts' time included."""
+    policy_share: float | None = None
+    """Share of the decoding time that goes into observing, scoring, selecting and moving."""
+    devices: int | None = None
+    """For all users."""
+    users_per_device: int | None = None
+    limit: str | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `plan_methods` found."""
+
+    serving: Serving
+    rows: tuple[Row, ...]
+    plans: tuple[tuple[str, Plan], ...]
+    """Method and plan of the rows without refusal."""
+
+
+def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> Planned:
+    """Plan memory, time and devices for a model under methods; nothing is run.
+
+    Args:
+        serving: what to plan for.
+        specs: registry syntax. A method that cannot serve is refused in its row.
+        budget: entries, or percent of prompt and length together.
+
+    Raises:
+        ValueError: if a method, one of its options or the budget is not allowed, or no method can
+            serve.
+    """
+    entries = budget_entries(budget, serving.prompt + serving.length)
+    rows, plans = [], []
+    for spec in specs:
+        own = entries if takes_budget(spec) else None
+        try:
+            row, plan = plan_method(serving, spec, own)
+        except ValueError as error:
+            rows.append(Row(spec, own, str(error)))
+        else:
+            rows.append(row)
+            plans.append((spec, plan))
+    check_some_ran(rows)
+    return Planned(serving, tuple(rows), tuple(plans))
+
+
+def plan_method(serving: Serving, spec: str, budget: int | None) -> tuple[Row, Plan]:
+    """Plan for one method.
+
+    Raises:
+        ValueError: if the method cannot be built or cannot serve.
+    """
+    plan = Plan(
+        serving.shape,
+        serving.hardware,
+        methods.get(spec, budget),
+        serving.prompt,
+        serving.length,
+        serving.batch or 1,
+        serving.block_size,
+        serving.runtime,
+        serving.spread,
+    )
+    servers = fleet(plan, serving.users, serving.speed, serving.batch)
+    plan = plan.with_batch(servers.batch)
+    row = Row(
+        method=spec,
+        budget=budget,
+        entries=plan.held.peak,
+        bits=float(plan.held.bits[-1]),
+        sequence_gb=plan.sequence_bytes / GB,
+        largest_batch=plan.largest_batch,
+        batch=plan.batch,
+        memory_gb=plan.memory.total / GB,
+        first_token_seconds=plan.prefill_seconds,
+        step_milliseconds=1e3 * plan.decode_seconds / plan.generated,
+        tokens_per_second=plan.tokens_per_second,
+        policy_share=plan.eviction_share,
+        devices=servers.devices,
+        users_per_device=servers.batch,
+        limit=servers.limit,
+    )
+    return row, plan
+
+
+# --- printing ------------------------------------------------------------------------------------
+
+COLUMNS = (
+    Column("method"),
+    Column("entries", format=","),
+    Column("bits", format=".1f"),
+    Column("GB/seq", "sequence_gb", ".3f"),
+    Column("fits", "largest_batch", ","),
+    Column("batch", format=","),
+    Column("GB", "memory_gb", ".1f"),
+    Column("ms", "step_milliseconds", ".2f"),
+    Column("tokens/s", "tokens_per_second", ",.0f"),
+    Column("policy", "policy_share", lambda share: percent(share, 1)),
+    Column("devices", format=","),
+)
+CAPTION = (
+    "A roofline, not a measurement (docs/plan.md). entries: most per KV head · bits: per stored "
+    "element at the end · GB/seq: cache and state at their fullest · fits: sequences on one device "
+    "· ms: mean step of decoding at that batch · tokens/s: of the device, prompts included · "
+    "policy: its share of the decoding time · devices: for all users"
+)
+
+
+def table(found: Planned) -> Table:
+    """Lay the figures out."""
+    return tabulate(found.rows, COLUMNS)
+
+
+def title(serving: Serving) -> str:
+    """Say what is planned for."""
+    return (
+        f"{serving.shape.name} on {serving.hardware.name}: {serving.prompt:,} tokens given, "
+        f"{serving.length:,} written; {serving.users:,} users at once"
+    )
+
+
+def write_report(found: Planned, path: Path) -> None:
+    """Write the table and what happens over the tokens, as one HTML file."""
+    write_html(list(report_blocks(found)), path)
+
+
+def report_blocks(found: Planned) -> Iterator[Block]:
+    """Yield the report from top to bottom."""
+    runtime = found.serving.runtime
+    yield Heading("kvlab plan", 1)
+    yield Text(
+        f"{title(found.serving)}. Source of the hardware's figures: "
+        f"{found.serving.hardware.source}. Kernels reach {runtime.bandwidth_share:.0%} of the "
+        f"bandwidth and {runtime.flops_share:.0%} of the arithmetic; {runtime.memory_share:.0%} of "
+        "the memory may be used."
+    )
+    yield table(found)
+    yield Text(CAPTION)
+    yield Drawing("memory", "Memory of one sequence", memory_over_tokens(found.plans).on_white)
+    yield Drawing("time", "Time of a step", time_over_tokens(found.plans).on_white)
+
+
+def memory_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
+    """Draw GB of keys and values of one sequence over its tokens."""
+    figure, (axes,) = canvas(height=4.6)
+    for number, (name, plan) in enumerate(plans):
+        heads = plan.shape.layers * plan.shape.kv_heads
+        curve = heads * plan.held.elements(plan.shape.head_dim) / 8 / GB
+        color = curve_style(number, len(plans))["color"]
+        axes.plot(curve, label=name, linewidth=1.2, color=color)
+    axes.set(xlabel="tokens", ylabel="GB of keys and values", ylim=(0, None))
+    return finish(figure, "GB of keys and values over the tokens.", legend="right")
+
+
+def time_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
+    """Draw milliseconds of every step of decoding, mean over 64 tokens."""
+    figure, (axes,) = canvas(height=4.6)
+    for number, (name, plan) in enumerate(plans):
+        milliseconds = 1e3 * plan.step_seconds
+        window = min(64, len(milliseconds))
+        smooth = np.convolve(milliseconds, np.full(window, 1 / window), mode="valid")
+        color = curve_style(number, len(plans))["color"]
+        axes.plot(smooth, label=f"{name}, batch {plan.batch}", linewidth=1.2, color=color)
+    axes.set(xlabel="tokens written", ylabel="ms per step", ylim=(0, None))
+    return finish(figure, "Time of a step over the tokens written.", legend="right")
+
+
+# --- the papers' figures -------------------------------------------------------------------------
+
+MEASUREMENT = "decode-cpu.json"
+TINY = Shape("tiny llama of the benchmark", 4, 256, 8, 8, 32, 688, 512)
+FLOAT32_OVER_16_BITS = 2
+
+
+def all_figures() -> list[PaperFigure]:
+    """Return figures of the papers and of our own benchmark, beside those of the cost model."""
+    return [*paper_figures(), *measured_figures()]
+
+
+def measured_figures() -> Iterator[PaperFigure]:
+    """Yield the bytes that the decoding benchmark found allocated, per method, at their most.
+
+    State is of 32-bit numbers on both sides; keys and values were float32 when measured.
+    """
+    folder = files("kvlab.fast.lab.benchmarks") / "results"
+    result = json.loads((folder / MEASUREMENT).read_text(encoding="utf-8"))
+    entries = result["parameters"]["entries"]
+    for outcome in result["parts"]["constant"]:
+        kind, _, spec = outcome["name"].partition(" ")
+        if kind != "kvlab" or spec.endswith("fused"):
+            continue
+        run = outcome["run"]
+        policy = methods.get(spec, None if spec == "full" else entries)
+        memory = Plan(TINY, HARDWARE["h200"], policy, run["prompt"], run["tokens"] - 1).memory
+        modelled = FLOAT32_OVER_16_BITS * memory.cache + memory.state
+        allocated = outcome["peak"]["bytes"]
+        what = f"{spec}: cache"
+        yield PaperFigure("kvlab", MEASUREMENT, what, allocated / 1024, modelled / 1024, "KiB")
+
+
+def figures_table(found: Sequence[PaperFigure]) -> Table:
+    """Lay the figures out."""
+    columns = (
+        Column("paper"),
+        Column("where", "source"),
+        Column("figure", lambda each: f"{each.what}; {each.note}" if each.note else each.what),
+        Column("printed", lambda each: f"{each.printed:g} {each.unit}"),
+        Column("model", "modelled", ".4g"),
+        Column("ratio", format=".2f"),
+    )
+    return tabulate(found, columns, words=3)

@@ -1,0 +1,253 @@
+"""Methods replayed on a recorded generation: what each would have kept, and what that costs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
+from kvlab.fast.lab.pictures.kept import lifetimes
+from kvlab.fast.lab.points import check_some_ran, points
+from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
+from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.terminal import Report
+from kvlab.reference import methods
+from kvlab.reference.policy import Policy
+from kvlab.reference.selection import budget_entries
+from kvlab.reference.traces.judge import EXACT, Judgement, judge, skill
+from kvlab.reference.traces.trace import Recording
+
+MOST_LIFETIMES = 6
+"""Methods whose entries the report draws one by one."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one budget, over layers, KV heads and generated tokens."""
+
+    method: str
+    budget: int | None
+    refusal: str | None = None
+    """Why the method cannot run at this budget; the figures below are then None."""
+    entries: int | None = None
+    """Largest number per KV head after a token."""
+    kilobytes: float | None = None
+    """Of keys and values at that time, all recorded layers and heads."""
+    mass: float | None = None
+    """Mean share of the full cache's attention that falls on the entries that are there."""
+    skill: float | None = None
+    """Place of ``mass`` between evicting at random, 0, and the best keep sets, 1; None where
+    nothing had to leave."""
+    regret: float | None = None
+    """Mass that the best keep sets of ``entries`` entries hold and this method lost."""
+    error: float | None = None
+    """Mean relative error of the attention output."""
+    hits: float | None = None
+    """Share of entries that were there when they regained importance; None if none did."""
+    premature: float | None = None
+    """Share of the evicted entries that a later token activated; None if none was evicted."""
+
+    @property
+    def label(self) -> str:
+        """Method and budget."""
+        return self.method if self.budget is None else f"{self.method}, {self.budget}"
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What `simulate` found."""
+
+    trace: Recording
+    rows: tuple[Row, ...]
+    layers: Sequence[Sequence[Judgement]]
+    """For each layer, the judgements of the rows without refusal."""
+    exact: bool
+    """Whether the best keep sets were found, or bounded."""
+
+    def ran(self) -> list[Row]:
+        """Return the rows without refusal."""
+        return [row for row in self.rows if row.refusal is None]
+
+
+def simulate(
+    trace: Recording,
+    specs: Sequence[str],
+    budgets: Sequence[int | str] = ("50%", "70%"),
+    *,
+    block_size: int | None = None,
+    threshold: float = 0.01,
+    gap: int = 16,
+    exact: bool | None = None,
+    workers: int = 1,
+    report: Report = lambda done, total, what: None,
+) -> Simulation:
+    """Replay a trace under methods and budgets.
+
+    Args:
+        trace: a recorded generation.
+        specs: registry syntax. A method that cannot work with the trace is refused in its row.
+        budgets: entries, or percent of the trace's tokens.
+        block_size: tokens per block of the prompt; None reads the prompt at once.
+        threshold: attention that counts as an activation.
+        gap: tokens without activation before an entry regains importance.
+        exact: find the best keep sets (True) or bound them (False); None finds them for traces of
+            at most `EXACT` tokens.
+        workers: processes.
+        report: is called after each layer.
+
+    Raises:
+        ValueError: if an argument is not allowed, or no method can run.
+    """
+    L, _, _, tokens, _ = trace.shape
+    if trace.prompt == tokens:
+        raise ValueError(f"the trace holds a prompt of {tokens} tokens and nothing generated")
+    entries = sorted({budget_entries(text, tokens) for text in budgets})
+    asked = [ask(trace, spec, budget) for spec, budget in points(specs, entries)]
+    check_some_ran([row for row, _ in asked])
+    policies = [policy for _, policy in asked if policy is not None]
+    layers = []
+    for judged in judge(trace, policies, block_size, workers, threshold, gap, exact):
+        layers.append(judged)
+        report(len(layers), L, "layers")
+    judgements = iter(zip(*layers, strict=True))
+    rows = [
+        row if policy is None else sum_up(trace, row, next(judgements)) for row, policy in asked
+    ]
+    return Simulation(trace, tuple(rows), layers, tokens <= EXACT if exact is None else exact)
+
+
+def ask(trace: Recording, spec: str, budget: int | None) -> tuple[Row, Policy | None]:
+    """Return an empty row and the policy, or the refusal of a policy that cannot work here."""
+    try:
+        policy = methods.get(spec, budget)
+        check_fits(policy, trace)
+    except ValueError as error:
+        return Row(spec, budget, str(error)), None
+    return Row(spec, budget), policy
+
+
+def check_fits(policy: Policy, trace: Recording) -> None:
+    """Raise ValueError if a policy cannot work with a trace's prompt or head dimension."""
+    policy.check(trace.prompt)
+    if policy.reposition:
+        raise ValueError("reposition needs a model's rotary embedding")
+    group, d = getattr(policy.precision, "group", 1), trace.shape[4]
+    if hasattr(policy.precision, "residual") and d % group:
+        raise ValueError(f"group = {group} must divide the head dimension {d}")
+
+
+def sum_up(trace: Recording, row: Row, judged: Sequence[Judgement]) -> Row:
+    """Sum one policy up over the layers."""
+    generated, heads = slice(trace.prompt, None), trace.shape[1]
+    bits = np.sum([each.fate.bits[generated] for each in judged], axis=0) * heads
+    totals = {
+        name: int(sum(getattr(each.recall, name).sum() for each in judged))
+        for name in ("regained", "hits", "evicted", "premature")
+    }
+    achieved = skill(judged)
+    return Row(
+        row.method,
+        row.budget,
+        entries=max(each.size for each in judged),
+        kilobytes=float(bits.max()) / 8 / 1024,
+        mass=float(np.mean([each.mass for each in judged])),
+        skill=None if np.isnan(achieved) else achieved,
+        regret=float(np.mean([each.regret for each in judged])),
+        error=float(np.mean([each.error for each in judged])),
+        hits=totals["hits"] / totals["regained"] if totals["regained"] else None,
+        premature=totals["premature"] / totals["evicted"] if totals["evicted"] else None,
+    )
+
+
+# --- printing ------------------------------------------------------------------------------------
+
+COLUMNS = (
+    Column("method"),
+    Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
+    Column("entries"),
+    Column("KiB", "kilobytes", ".0f"),
+    Column("mass", format=lambda share: percent(share, 1)),
+    Column("skill", format=percent),
+    Column("error", format=".3f"),
+    Column("hits", format=percent),
+    Column("early", "premature", percent),
+)
+
+
+def table(found: Simulation) -> Table:
+    """Lay the figures out."""
+    return tabulate(found.rows, COLUMNS)
+
+
+def title(trace: Recording) -> str:
+    """Say what was recorded."""
+    tokens = trace.shape[3]
+    return f"{trace.metadata.model}: {trace.prompt} tokens given, {tokens - trace.prompt} generated"
+
+
+def caption(found: Simulation) -> str:
+    """Explain the columns."""
+    best = (
+        "the best keep sets, 100 %, which know the future"
+        if found.exact
+        else "a bound that no keep sets can exceed, 100 %"
+    )
+    return (
+        "over the generated tokens, all recorded layers and KV heads · entries, KiB: largest · "
+        "mass: share of the full cache's attention on what is there · skill: of the way from "
+        f"evicting at random, 0 %, to {best} · error: attention output, relative · hits: there "
+        "when it regained importance · early: evicted, and activated again later"
+    )
+
+
+def write_report(found: Simulation, path: Path) -> None:
+    """Write a table, curves, and who was kept when, as one HTML file that needs no network."""
+    write_html(list(report_blocks(found)), path)
+
+
+def report_blocks(found: Simulation) -> Iterator[Block]:
+    """Yield the report from top to bottom."""
+    yield Heading("kvlab simulate", 1)
+    yield Text(
+        f"{title(found.trace)}. The vertical line in the last picture is the end of the prompt; a "
+        "line ends where its entry left."
+    )
+    yield table(found)
+    yield Text(caption(found))
+    rows, middle = found.ran(), found.layers[len(found.layers) // 2]
+    left = {row.label: each.fate.left[0] for row, each in zip(rows, middle, strict=True)}
+    shown = dict(list(left.items())[:MOST_LIFETIMES])
+    for name, heading, picture in (
+        ("memory", "Memory over tokens", memory_over_tokens(found)),
+        ("error", "Error over memory", error_over_memory(rows)),
+        (
+            "kept",
+            f"Who was kept when: layer {middle[0].fate.layer}, KV head 0",
+            lifetimes(shown, found.trace.prompt),
+        ),
+    ):
+        yield Drawing(name, heading, picture.on_white)
+
+
+def memory_over_tokens(found: Simulation) -> Picture:
+    """Draw KiB of keys and values of all layers and heads over tokens."""
+    figure, (axes,) = canvas(height=4.6)
+    rows, heads = found.ran(), found.trace.shape[1]
+    for number, row in enumerate(rows):
+        bits = np.sum([judged[number].fate.bits for judged in found.layers], axis=0) * heads
+        color = curve_style(number, len(rows))["color"]
+        axes.plot(bits / 8 / 1024, label=row.label, linewidth=1.2, color=color)
+    axes.set(xlabel="tokens", ylabel="KiB of keys and values", ylim=(0, None))
+    return finish(figure, "KiB of keys and values over the tokens.", legend="right")
+
+
+def error_over_memory(rows: Sequence[Row]) -> Picture:
+    """Draw the error of the attention output over the memory, one line per method."""
+    figure, (axes,) = canvas(height=4.6)
+    specs = list(dict.fromkeys(row.method for row in rows))
+    for number, spec in enumerate(specs):
+        own = sorted((row.kilobytes, row.error) for row in rows if row.method == spec)
+        axes.plot(*zip(*own, strict=True), label=spec, **curve_style(number, len(specs)))
+    axes.set(xlabel="KiB of keys and values at their most", ylabel="relative error", ylim=(0, None))
+    return finish(figure, "Error of the attention output over the memory.", legend="right")

@@ -1,0 +1,99 @@
+"""What the commands and the benchmarks print with."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.status import Status
+from rich.table import Table as RichTable
+
+from kvlab.fast.lab.tables import Table
+
+console = Console(width=None if sys.stdout.isatty() else 100)
+errors = Console(stderr=True)
+
+Report = Callable[[int, int, str], None]
+"""A long computation calls it with the steps done, the steps in all, and what it is doing."""
+
+
+def is_first_process() -> bool:
+    """Say whether this process may print: of the processes that torchrun starts, one may."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def progress(transient: bool = False) -> Progress:
+    """Return a progress bar on stderr; a transient bar leaves nothing behind."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=errors,
+        transient=transient,
+    )
+
+
+@contextmanager
+def reporting(transient: bool = False) -> Iterator[Report]:
+    """Show on a progress bar what a computation reports."""
+    with progress(transient) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def report(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=escape(what))
+
+        yield report
+
+
+def working(what: str) -> Status:
+    """Say on stderr what is going on, for as long as the context lasts."""
+    return errors.status(escape(what))
+
+
+@contextmanager
+def results_only() -> Iterator[None]:
+    """Send to stderr what libraries print: stdout is for the results of a command."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def print_json(content: Any) -> None:
+    """Print plain data as JSON."""
+    print(json.dumps(content, indent=1))
+
+
+def print_line(text: str) -> None:
+    """Print a line as it is, however long the line is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_caption(text: str) -> None:
+    """Print what explains a table."""
+    console.print(text, style="dim", markup=False)
+
+
+def print_table(table: Table, title: str = "") -> None:
+    """Print a table."""
+    console.print(table.terminal(title))
+
+
+def print_facts(facts: dict[str, str]) -> None:
+    """Print names and values below each other."""
+    shown = RichTable(box=box.SIMPLE, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, value in facts.items():
+        shown.add_row(name, escape(value))
+    console.print(shown)
+
+
+def kibibytes(count: int) -> str:
+    """Format a number of bytes."""
+    return f"{count / 1024:,.1f} KiB"

@@ -1,0 +1,189 @@
+"""Methods recorded step by step on one text, for the page that plays what they keep."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvlab.fast.lab.points import check_some_ran, takes_budget
+from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.terminal import Report
+from kvlab.fast.models import reasoner_directory
+from kvlab.reference import methods
+from kvlab.reference.policy import check_at_least
+from kvlab.reference.selection import budget_entries
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.timeline import Run, Timeline, record, record_trace
+from kvlab.reference.timeline.recorder import MOST_VALUES
+from kvlab.reference.timeline.texts import token_texts
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.traces.trace import load
+from kvlab.reference.transformer import Transformer, end_of_text
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text to continue, or a trace, on which methods are recorded."""
+
+    name: str
+    """Of the model."""
+    record: Callable[..., Run]
+    """Called with a policy and the keyword arguments that `record` and `record_trace` share."""
+    length: Callable[[], int]
+    """Returns the tokens that the full cache holds in the end."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at its budget."""
+
+    method: str
+    budget: int | None
+    refusal: str | None = None
+    """Why the method could not run; the figures below are then None."""
+    tokens_read: int | None = None
+    entries: float | None = None
+    """Per KV head after the last step, mean over layers and heads."""
+    solved: bool | None = None
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """What `record_methods` found: `kvlab.fast.lab.viewer.write_viewer` writes the page."""
+
+    timeline: Timeline
+    rows: tuple[Row, ...]
+
+
+def record_methods(
+    source: Source,
+    specs: Sequence[str],
+    budget: int | str,
+    *,
+    block_size: int | None = None,
+    threshold: float = 0.01,
+    most_values: int = MOST_VALUES // 4,
+    report: Report = lambda done, total, what: None,
+) -> Viewed:
+    """Record one method after the other.
+
+    Args:
+        source: what the methods run on.
+        specs: registry syntax. A method that cannot run is refused in its row.
+        budget: entries, or percent of what the full cache holds in the end.
+        block_size: tokens per block of the prompt; None reads the prompt at once.
+        threshold: attention that counts as an activation.
+        most_values: entries in the snapshots of a method; more make a page finer, and larger.
+        report: is called after each token.
+
+    Raises:
+        ValueError: if an argument is not allowed, or no method can run.
+    """
+    check_at_least(0, threshold=threshold)
+    check_at_least(1, most_values=most_values, block_size=1 if block_size is None else block_size)
+    entries = budget_entries(budget, source.length() if "%" in str(budget) else 1)
+    options = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
+    rows, runs = [], []
+    for spec in specs:
+        row = Row(spec, entries if takes_budget(spec) else None)
+        try:
+            run = source.record(
+                methods.get(spec, row.budget),
+                budget=row.budget,
+                progress=lambda done, total, spec=spec: report(done, total, spec),
+                **options,
+            )
+        except ValueError as error:
+            rows.append(replace(row, refusal=str(error)))
+        else:
+            kept = float(run.entries()[-1])
+            rows.append(replace(row, tokens_read=run.read, entries=kept, solved=run.solved))
+            runs.append(run)
+    check_some_ran(rows)
+    return Viewed(Timeline(source.name, threshold, tuple(runs)), tuple(rows))
+
+
+def problem_source(number: int = 1, max_new_tokens: int = 128) -> Source:
+    """Let the embedded reasoner solve a held-out problem, and grade what it writes.
+
+    Raises:
+        ValueError: if a number is not allowed.
+    """
+    problem = reasoning.held_out(number + 1)[number]
+
+    def solved(text: str) -> bool:
+        return reasoning.grade(problem, text).solution_correct
+
+    return text_source(problem.prompt, reasoner_directory(), max_new_tokens, solved)
+
+
+def text_source(
+    text: str,
+    directory: Path,
+    max_new_tokens: int = 128,
+    solved: Callable[[str], bool] | None = None,
+) -> Source:
+    """Let the model in a directory continue a text.
+
+    Args:
+        text: the prompt.
+        directory: of a Hugging Face model that the reference can read.
+        max_new_tokens: tokens to write at most.
+        solved: says of what was written whether it is right.
+
+    Raises:
+        FileNotFoundError: if the model directory is incomplete.
+        ValueError: if ``max_new_tokens`` is below 1.
+    """
+    check_at_least(1, max_new_tokens=max_new_tokens)
+    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+    given: dict[str, Any] = {
+        "prompt": text,
+        "max_new_tokens": max_new_tokens,
+        "stop": end_of_text(directory),
+    }
+    run = partial(record, model, tokenizer, **given)
+
+    def length() -> int:
+        return run(methods.get("full"), most_values=1).read
+
+    return Source(directory.name, partial(run, solved=solved), length)
+
+
+def trace_source(path: Path, directory: Path | None = None) -> Source:
+    """Ask methods about a recorded generation.
+
+    Args:
+        path: of the trace.
+        directory: of the model whose tokenizer tells the texts of the tokens; None: the embedded
+            model's if the trace is of that model, else token ids stand for texts.
+
+    Raises:
+        ValueError: if the file is no trace, or its tokens are not the tokenizer's.
+    """
+    recorded = load(path)
+    name, embedded = recorded.metadata.model, reasoner_directory()
+    if directory is None and name == embedded.name:
+        directory = embedded
+    ids = recorded.tokens.tolist()
+    if directory is None:
+        texts = [f"{token} " for token in ids]
+    else:
+        tokenizer = load_tokenizer(directory)
+        if max(ids) >= (known := tokenizer.get_vocab_size()):
+            raise ValueError(f"{directory} knows {known} tokens, {path} holds token {max(ids)}")
+        texts = token_texts(tokenizer, ids)
+    return Source(name, partial(record_trace, recorded, texts), lambda: len(ids))
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Lay the methods out."""
+    columns = (
+        Column("method"),
+        Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
+        Column("entries", format=".0f"),
+        Column("tokens read", "tokens_read"),
+        Column("solved", format=lambda solved: "yes" if solved else "no"),
+    )
+    return tabulate(rows, columns)

@@ -1,0 +1,29 @@
+"""Benchmarks run as commands; one result that several tests look at."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kvlab.fast.lab.benchmarks import end_to_end
+from kvlab.fast.lab.benchmarks.results import read
+
+
+def invoke(main, *arguments):
+    """Run a benchmark as a command."""
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture(name="invoke")
+def fixture_invoke():
+    return invoke
+
+
+@pytest.fixture(scope="session")
+def whole_generations(tmp_path_factory):
+    """Path and content of what `end_to_end` wrote of a tiny model."""
+    path = tmp_path_factory.mktemp("end_to_end") / "result.json"
+    done = invoke(end_to_end.main, "--small", "--out", str(path))
+    assert done.exit_code == 0, done.output
+    return path, read(path)

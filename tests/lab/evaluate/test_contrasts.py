@@ -1,0 +1,194 @@
+"""Verdicts follow from paired outcomes; every contrast names methods that can run."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from kvlab.fast.lab.evaluate import contrasts as module
+from kvlab.fast.lab.evaluate import readings
+from kvlab.fast.lab.evaluate.contrasts import (
+    ABLATIONS,
+    STUDY,
+    Contrast,
+    Verdict,
+    closeness,
+    contrasts,
+    counts,
+    judge,
+    judge_one,
+    overall,
+    stored_directory,
+    stored_summary,
+    untested,
+    wanted,
+)
+from kvlab.fast.lab.evaluate.statistics import wilson
+from kvlab.fast.lab.points import takes_budget
+from kvlab.fast.lab.sweep.configuration import read_sweep
+from kvlab.fast.lab.sweep.jobs import make_plan
+from kvlab.fast.lab.sweep.run import read_stored
+from kvlab.fast.lab.sweep.summary import Point, TaskSummary
+from kvlab.reference import methods
+from kvlab.reference.proofs import PAPERS
+from kvlab.reference.proofs.errata import Interval
+
+
+def point(spec, marks, errors):
+    solved = tuple(mark == "1" for mark in marks)
+    share = sum(solved) / len(solved)
+    interval = Interval(share, *wilson(sum(solved), len(solved)))
+    figures = {"output_error": errors} if errors else {}
+    facts = {"solved": share, "interval": interval, "outcomes": solved, "figures": figures}
+    return Point(spec, 9, len(solved), len(solved), None, **facts)
+
+
+def found(ours, other, errors=((), ())):
+    points = (point("h2o", ours, errors[0]), point("tova", other, errors[1]))
+    return TaskSummary("reasoner", "reasoning", {"70%": 9}, 210.0, (0,), points, (), {})
+
+
+def contrast(kind="more solved"):
+    return Contrast("caote", "Table 2", "better", "2, 1", "h2o", "tova", kind)
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "verdict"),
+    [
+        ("1" * 60, "1" * 20 + "0" * 40, Verdict.HOLDS),
+        ("1" * 20 + "0" * 40, "1" * 60, Verdict.FAILS),
+        ("10" * 30, "01" * 30, Verdict.UNDECIDED),
+        ("1" * 31 + "0" * 29, "1" * 30 + "0" * 30, Verdict.UNDECIDED),
+        ("0" * 60, "0" * 60, Verdict.FLOOR),
+    ],
+)
+def test_more_solved(ours, other, verdict):
+    one = judge_one([found(ours, other)], contrast(), "70%", level=0.99)
+    assert one.verdict is verdict
+    assert one.ours.mean == pytest.approx(ours.count("1") / 60)
+    assert one.difference.mean == pytest.approx((ours.count("1") - other.count("1")) / 60)
+
+
+def test_the_level_decides():
+    ours, other = "1" * 60, "1" * 55 + "0" * 5
+    strict = judge_one([found(ours, other)], contrast(), "70%", level=0.9999)
+    lenient = judge_one([found(ours, other)], contrast(), "70%", level=0.95)
+    assert strict.verdict is Verdict.UNDECIDED and lenient.verdict is Verdict.HOLDS
+
+
+def test_smaller_errors_are_better():
+    errors = tuple(0.1 + 0.001 * i for i in range(20)), tuple(0.2 + 0.002 * i for i in range(20))
+    smaller = judge_one([found("1", "1", errors)], contrast("smaller error"), "70%", 0.99)
+    larger = judge_one([found("1", "1", errors[::-1])], contrast("smaller error"), "70%", 0.99)
+    assert smaller.verdict is Verdict.HOLDS and larger.verdict is Verdict.FAILS
+    assert smaller.difference.mean < 0 < larger.difference.mean
+
+
+def test_close_is_within_ten_points():
+    assert closeness(Interval(0.0, -0.05, 0.05)) is Verdict.HOLDS
+    assert closeness(Interval(0.0, -0.15, 0.05)) is Verdict.UNDECIDED
+    assert closeness(Interval(-0.4, -0.5, -0.3)) is Verdict.FAILS
+
+
+def test_verdicts_at_several_budgets():
+    assert overall([Verdict.HOLDS, Verdict.UNDECIDED]) is Verdict.HOLDS
+    assert overall([Verdict.FLOOR, Verdict.FAILS]) is Verdict.FAILS
+    assert overall([Verdict.HOLDS, Verdict.FAILS]) is Verdict.BOTH
+    assert overall([Verdict.FLOOR, Verdict.UNDECIDED]) is Verdict.UNDECIDED
+    assert overall([Verdict.FLOOR, Verdict.FLOOR]) is Verdict.FLOOR
+
+
+@pytest.fixture(scope="module")
+def ablations():
+    return stored_summary(ABLATIONS)
+
+
+def test_every_contrast_compares_two_methods_that_can_be_built():
+    for each in contrasts():
+        assert each.paper in PAPERS and each.ours != each.other
+        for spec in (each.ours, each.other):
+            methods.get(spec, 150 if takes_budget(spec) else None)
+    assert (
+        {each.paper for each in contrasts()} == {each.paper for each in untested()} == set(PAPERS)
+    )
+
+
+def test_the_ablations_are_of_every_method_that_is_wanted():
+    sweep = read_sweep(stored_directory(ABLATIONS) / "sweep.toml")
+    assert set(sweep.methods) == wanted()
+    stored = read_stored(stored_directory(ABLATIONS))
+    assert stored.plan == make_plan(sweep)
+    assert stored.missing() == []
+
+
+def test_the_committed_results_hold_everything_that_is_wanted(ablations):
+    (problems,) = {len(each.outcomes) for each in ablations.points}
+    assert problems == 200
+    assert all(ablations.point_at("full", None).outcomes)
+    judgements = judge([ablations])
+    assert len(judgements) == len(contrasts())
+    assert sum(counts(judgements).values()) == len(judgements)
+    assert [len(each) for each in judgements] == [len(c.budgets()) for c in contrasts()]
+
+
+def test_the_first_source_that_knows_both_methods_decides():
+    few, many = found("10" * 5, "01" * 5, ((0.1, 0.2), (0.3, 0.4))), found("1" * 60, "0" * 60)
+    lacking = replace(many, points=many.points[:1])
+    assert judge_one([lacking, many, few], contrast(), "70%", 0.99).problems == 60
+    assert judge_one([lacking, few, many], contrast(), "70%", 0.99).problems == 10
+    errors = judge_one([many, few], contrast("smaller error"), "70%", 0.99)
+    assert errors.problems == 2 and errors.ours.mean == pytest.approx(0.15)
+    with pytest.raises(KeyError):
+        judge_one([lacking], contrast(), "70%", 0.99)
+
+
+def test_the_study_decides_what_it_knows(ablations):
+    study = stored_summary(STUDY)
+    problems = len(study.point_at("full", None).outcomes)
+    assert problems > len(ablations.point_at("full", None).outcomes)
+    contrasted = [each for several in judge([study, ablations]) for each in several]
+    from_study = [each for each in contrasted if each.problems == problems]
+    assert len(from_study) >= len(contrasted) / 4
+    assert {each.contrast.paper for each in from_study} == set(PAPERS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"paper": "h2o"}, "paper = 'h2o' must be one of"),
+        ({"kind": "more"}, "kind = 'more' must be one of 'more solved'"),
+        ({"other": "h2o"}, "ours = 'h2o' must not be the other method, too"),
+    ],
+)
+def test_a_wrong_contrast_is_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        replace(contrast(), **changed)
+
+
+@pytest.mark.parametrize("written", [{}, {"paper": "caote", "plan": "x"}])
+def test_a_wrong_key_is_named(written, monkeypatch):
+    complete = asdict(contrast())
+    monkeypatch.setattr(module.tomllib, "loads", lambda text: {"contrasts": [complete, written]})
+    read = module.read_tables(Contrast, "contrasts")
+    assert next(read) == contrast()
+    with pytest.raises(ValueError, match=r"contrasts number 2: missing or unknown: .*kind"):
+        next(read)
+
+
+# --- readings ------------------------------------------------------------------------------------
+
+
+def test_readings_are_compared_problem_by_problem():
+    """The other reading solves one problem more of four; its errors are 0.1 larger on each."""
+    default, other = point("h2o", "1100", (0.1, 0.2, 0.3, 0.4)), point("tova", "1110", ())
+    kl = (1.0, 1.0, 2.0, 2.0)
+    default = replace(default, figures={**default.figures, "kl": kl})
+    other = replace(other, figures={"output_error": (0.2, 0.3, 0.4, 0.5), "kl": kl})
+    summary = replace(found("1", "1"), points=(default, other))
+    pair = readings.Pair("tova", "h2o", "tova")
+    (row,) = readings.differences(summary, [pair])
+    assert (row.budget, row.solved_default, row.solved.mean) == (9, 0.5, 0.25)
+    assert (row.output_error.mean, row.output_error.low) == pytest.approx((0.1, 0.1))
+    assert (row.kl.low, row.kl.high) == (0.0, 0.0)
+    refused = replace(summary, points=(default, replace(other, refusal="too small")))
+    with pytest.raises(ValueError, match="tova did not run on every problem: too small"):
+        list(readings.differences(refused, [pair]))

@@ -1,0 +1,54 @@
+"""A report says the same as a page and in Markdown."""
+
+import re
+
+import pytest
+
+from kvlab.fast.lab.drawing import canvas, finish
+from kvlab.fast.lab.reports import Code, Drawing, Heading, Text, write_html, write_markdown
+from kvlab.fast.lab.tables import Table
+
+HOSTILE = "<script>alert('x')</script>"
+
+
+@pytest.fixture(scope="module")
+def picture():
+    figure, (axes,) = canvas()
+    axes.plot([0, 1], label="a line")
+    return finish(figure, "A line that rises.", legend="right")
+
+
+@pytest.fixture
+def blocks(picture):
+    return [
+        Heading(f"A report {HOSTILE}", 1),
+        Text(HOSTILE),
+        Table(("method", "solved"), [(HOSTILE, "1 %")]),
+        Code(HOSTILE, "html"),
+        Drawing("rise", f"It rises {HOSTILE}", picture.on_white),
+    ]
+
+
+def test_a_page_needs_nothing_else_and_escapes_everything(blocks, tmp_path):
+    path = tmp_path / "deep" / "report.html"
+    write_html(blocks, path)
+    page = path.read_text()
+    assert HOSTILE not in page and page.count("&lt;script&gt;") == 6, "title and five blocks"
+    assert page.count("<svg") == 1 and not re.search(r"(src|href)=[\"']https?:", page)
+
+
+def test_markdown_has_its_drawings_beside_it(blocks, picture, tmp_path):
+    write_markdown(blocks, tmp_path / "report.md")
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith("# A report &lt;script\\>") and "](rise.svg)" in text
+    assert text.count(HOSTILE) == 1, "code stays as it is"
+    assert (tmp_path / "rise.svg").read_text() == picture.on_white
+
+
+def test_a_drawing_in_a_file_has_ink_and_ground_of_its_own(picture, tmp_path):
+    picture.save(tmp_path / "rise.svg")
+    svg = (tmp_path / "rise.svg").read_text()
+    root = svg.partition(">")[0]
+    assert "color: black" in root and "background: white" in root
+    assert "background" not in picture.svg.partition(">")[0], "on a page it has none"
+    assert "a line" in svg

@@ -1,0 +1,116 @@
+"""One table writer: rows and columns become the same cells in every form."""
+
+from dataclasses import dataclass
+
+import pytest
+from rich.console import Console
+
+from kvlab.fast.lab.tables import Bold, Column, Table, percent, percent_interval, tabulate
+
+HOSTILE = "[red]<script>alert('x')</script>"
+
+
+@dataclass
+class Row:
+    method: str
+    error: float | None = None
+    size: int | None = None
+    best: bool = False
+    refusal: str | None = None
+
+
+COLUMNS = (
+    Column("method", mark=lambda row: "†" if row.size == 7 else ""),
+    Column("error", format=".2f", bold=lambda row: row.best),
+    Column("held", lambda row: row.size, unit="KiB"),
+)
+ROWS = (
+    Row("h2o", 0.5, 7, best=True),
+    Row("tova", None, 12),
+    Row("raas", refusal="budget is < 90 & too small"),
+)
+
+
+def terminal(table, width=100, title=""):
+    console = Console(width=width, force_terminal=False, color_system=None)
+    with console.capture() as shown:
+        console.print(table.terminal(title))
+    return shown.get()
+
+
+def test_columns_say_what_a_cell_holds():
+    assert tabulate(ROWS, COLUMNS).rows == [
+        ("h2o †", Bold("0.50"), "7 KiB"),
+        ("tova", "–", "12 KiB"),
+        ("raas", "budget is < 90 & too small"),
+    ]
+    dictionaries = [vars(row) for row in ROWS]
+    columns = (Column("method"), Column("error", format=".2f"))
+    assert tabulate(dictionaries, columns).rows == tabulate(ROWS, columns).rows
+
+
+def test_a_missing_field_is_an_error_and_no_dash():
+    with pytest.raises(AttributeError, match="speed"):
+        tabulate(ROWS, [Column("speed")])
+    with pytest.raises(KeyError, match="speed"):
+        tabulate([{"method": "h2o"}], [Column("speed")])
+
+
+def test_a_reason_takes_the_place_of_figures_in_every_form():
+    table = tabulate(ROWS, COLUMNS)
+    reason = "budget is &lt; 90 &amp; too small"
+    assert f'<td class="reason" colspan="2">{reason}</td>' in table.html()
+    assert f"| raas | {reason} |  |" in table.markdown().splitlines()
+    lines = [" ".join(line.split()) for line in terminal(table).splitlines()]
+    assert "raas – –" in lines and "budget is < 90 & too small" in lines
+    assert "raas" in str(table) and "too small" in str(table)
+
+
+def test_bold_cells_stand_out():
+    table = tabulate(ROWS, COLUMNS)
+    assert "<b>0.50</b>" in table.html() and "**0.50**" in table.markdown()
+    assert "**" not in table.markdown().splitlines()[3]
+
+
+def test_text_is_shown_as_it_is():
+    table = Table(("name", HOSTILE), [(HOSTILE, HOSTILE)])
+    assert "<script>" not in table.html() and "<script>" not in table.markdown()
+    shown = terminal(table, width=200, title=HOSTILE)
+    assert shown.count(HOSTILE) == 4, "title, heading and both cells"
+
+
+def test_words_are_on_the_left_and_figures_on_the_right():
+    table = Table(("a", "b", "c"), [("x", "y", "z")], words=2)
+    assert table.markdown().splitlines()[1] == "| --- | --- | --: |"
+    assert table.html().count("text-align: left") == 4
+    assert str(Table(("name", "value"), [("a", "1"), ("bcdef", "10")])) == (
+        "name   value\na          1\nbcdef     10"
+    )
+
+
+def test_the_first_column_may_be_written_in_another_way():
+    table = Table(("method", "solved"), [("a_b", "c_d")])
+    assert table.markdown(lambda name: f"[{name}]").splitlines()[2] == r"| [a_b] | c\_d |"
+
+
+def test_a_narrow_terminal_breaks_words_and_no_figures():
+    name = "lazy_eviction@window=16,threshold=0.01"
+    shown = terminal(Table(("method", "error"), [(name, "0.123456789")]), width=34)
+    assert "0.123456789" in shown and name not in shown
+
+
+def test_uneven_rows_are_refused():
+    with pytest.raises(ValueError, match="must have 2 cells"):
+        Table(("a", "b"), [("1",)])
+    with pytest.raises(ValueError, match="must have 2 cells"):
+        Table(("a", "b"), [("1", "2", "3")])
+
+
+def test_shares_are_written_in_percent():
+    assert (percent(0.256), percent(0.256, 1), percent(0.2, sign="+")) == (
+        "26 %",
+        "25.6 %",
+        "+20 %",
+    )
+    assert percent(None) == "–"
+    assert percent_interval(0.5, 0.254, 0.747) == "50 % (25–75)"
