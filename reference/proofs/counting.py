@@ -1,10 +1,10 @@
-"""Runs the methods on purpose: how often they update scores and rank entries.
+"""Runs the methods on purpose: how often they update scores and rank entries, and what they hold.
 
-The one file of proofs that imports them: LazyEviction's Table 6 is about what they do, not about a
-formula.
+The one file of proofs that imports them: LazyEviction's Table 6 and Fig. 6 are about what they do,
+not about a formula.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ class Counts:
     rankings: int = 0
     ranked: int = 0
     """Entries that were ranked, over all rankings."""
+    held: list[int] = field(default_factory=list)
+    """Entries in the cache after each token."""
 
 
 class Counting(Score):
@@ -66,8 +68,10 @@ def count_window(spec: str, budget: int, window: int, seed: int = 0) -> Counts:
     for token in range(1, warm + window + 1):
         if token == warm + 1:
             counts.updated = counts.rankings = counts.ranked = 0
+            counts.held.clear()
         queries, keys, values = (rng.normal(size=(1, 1, d)) for _ in range(3))
         clock = Clock(seen=token + 1, block=1, prompt=1)
         block = Block(clock, 0, queries[None], keys, values, np.full(token + 1, np.nan), None)
         cache = step(policy, cache, block).cache
+        counts.held.append(len(cache))
     return counts

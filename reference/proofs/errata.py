@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 from kvlab.reference import methods
 from kvlab.reference.method import Divergence
-from kvlab.reference.proofs import PAPERS, Result, Verdict, paper
+from kvlab.reference.proofs import PAPERS, Kind, Result, Verdict, count, paper
 
 INTRODUCTION = """\
 # Errata and readings
 
-What the four papers print that does not hold, what they leave open, which reading kvlab takes and
-which option gives the other. `kvlab prove --errata docs/errata.md` writes this page from the
-verdicts of the [executable checks](proofs.md), the divergences that `kvlab methods METHOD
---divergences` lists, and a measurement on the embedded reasoner (`python -m
-kvlab.fast.lab.evaluate.readings`). Do not edit it by hand.
+What the four papers print that does not hold, what they leave open and how kvlab reads it, and what
+we found beside. `kvlab prove --pages docs` writes this page from the verdicts of the
+[executable checks](proofs.md), the divergences that `kvlab methods METHOD --divergences` lists, and
+a measurement on the embedded reasoner (`python -m kvlab.fast.lab.evaluate.readings`). Do not edit
+it by hand. The [ledger](ledger.md) has everything that the papers contain, what holds included.
 """
 
 
@@ -72,12 +72,18 @@ def page(results: Sequence[Result], differences: Differences) -> str:
     for name in PAPERS:
         own = [result for result in results if result.claim.paper == name]
         about = paper(name)
-        parts.append(f"## {about.title}\n\n{about.source}; method `{name}`.\n")
-        refuted = [result for result in own if result.finding.verdict is Verdict.REFUTED]
-        parts.append("### Refuted as printed\n")
-        parts += [erratum(result) for result in refuted] or ["Nothing.\n"]
+        parts.append(
+            f"## {about.title}\n\n{about.source}; method `{name}`: {count(about.claims)}.\n"
+        )
+        parts += errata(own, Verdict.REFUTED, "Refuted as printed")
         parts.append("### Readings\n")
         parts += [reading(each, own, differences) for each in methods.divergences(name)]
+        parts += errata(
+            own, Verdict.NOT_HERE, "Printed of other models, not found on the embedded one"
+        )
+        for kind, heading in ((Kind.READING, "Readings, checked"), (Kind.OURS, "Findings of ours")):
+            parts.append(f"### {heading}\n")
+            parts += [noted(result) for result in own if result.claim.kind is kind]
     return "\n".join(parts)
 
 
@@ -92,14 +98,20 @@ def measured_how(differences: Differences) -> str:
     )
 
 
+def errata(results: Sequence[Result], verdict: Verdict, heading: str) -> list[str]:
+    """Write a section of the printed claims that ended in a verdict, if there are any."""
+    found = [result for result in results if result.finding.verdict is verdict]
+    return [f"### {heading}\n", *map(erratum, found)] if found else []
+
+
 def erratum(result: Result) -> str:
-    """Write what was refuted, why, and what is true instead."""
+    """Write what is printed and does not hold, why, and what is true instead."""
     claim, finding = result.claim, result.finding
     lines = [
         f"#### {claim.tag}: {claim.source}\n",
         f"{prose(claim.statement)}\n",
         f"- **Counterexample:** {prose(finding.counterexample)}",
-        f"- **What is true:** {prose(finding.reading) or 'no reading was found that holds'}",
+        *([f"- **What is true:** {prose(finding.reading)}"] if finding.reading else []),
         f"- **Evidence:** {prose(finding.evidence)}",
     ]
     for topic in claim.topics:
@@ -107,6 +119,15 @@ def erratum(result: Result) -> str:
         default = prose(chosen.default)
         lines.append(f"- **kvlab:** {topic}: {default} (option: {_option(chosen)})")
     return "\n".join(lines) + "\n"
+
+
+def noted(result: Result) -> str:
+    """Write a statement that holds, in two lines."""
+    claim, finding = result.claim, result.finding
+    return (
+        f"**{claim.tag}** ({prose(claim.source)}). {prose(claim.statement)}\n"
+        f"*{finding.verdict}:* {prose(finding.evidence)}\n"
+    )
 
 
 def reading(divergence: Divergence, results: Sequence[Result], differences: Differences) -> str:

@@ -1,0 +1,154 @@
+"""The ledger: everything that the four papers contain, and what became of each row."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kvlab.reference.proofs import PAPERS, Claim, claims, count, paper
+from kvlab.reference.proofs.errata import prose
+from kvlab.reference.proofs.printed import DATA
+
+INTRODUCTION = """\
+# Ledger
+
+Every equation, theorem, algorithm, table, figure and finding of the four papers, and what became of
+it here: *checked* by a function of `kvlab prove` or a test, *measured* on a model with a 95 %
+interval, or *declared*: why nobody here can check it. The last column has the commands that repeat
+it; MODEL stands for the weights that are named.
+
+`kvlab prove --pages docs` writes this page from `reference/proofs/data/`. Do not edit it by hand.
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured for a row."""
+
+    what: str
+    where: str
+    """Model, problems and budget."""
+    figures: Mapping[str, Sequence[float]]
+    """Method → mean, and lower and upper end of its 95 % interval."""
+    command: str
+
+    def text(self) -> str:
+        """Return figures, what they are and where they come from, in words."""
+        shown = (f"`{name}` {m:.3g} ({low:.3g} to {high:.3g})" for name, (m, low, high) in self)
+        return f"{self.what}: {', '.join(shown)}; {self.where}"
+
+    def __iter__(self) -> Iterator[tuple[str, Sequence[float]]]:
+        return iter(self.figures.items())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that a paper contains."""
+
+    paper: str
+    place: str
+    says: str
+    """In our own words."""
+    claims: tuple[str, ...] = ()
+    """Tags of the checks."""
+    tests: tuple[str, ...] = ()
+    """Tests that tie methods or models to it."""
+    figures: bool = False
+    """Whether `kvlab plan --papers` sets the cost model beside it."""
+    measured: tuple[Measured, ...] = ()
+    declared: str = ""
+    """What nobody here can check, and why."""
+    repeat: tuple[str, ...] = ()
+    """Commands for who has what is missing here."""
+
+    @property
+    def covers(self) -> list[str]:
+        """Numbered things that the place names: Eq. 5-7 are three."""
+        found = re.fullmatch(r"(\D+?) (\d+)-(\d+)", self.place)
+        if not found:
+            return [self.place]
+        kind, first, last = found[1], int(found[2]), int(found[3])
+        return [f"{kind} {number}" for number in range(first, last + 1)]
+
+    @property
+    def commands(self) -> list[str]:
+        """What repeats the row."""
+        tags = "".join(f" --claim {tag}" for tag in self.claims)
+        return [
+            *([f"kvlab prove{tags}"] if tags else []),
+            *(f"python -m pytest {test}" for test in self.tests),
+            *(["kvlab plan --papers"] if self.figures else []),
+            *(each.command for each in self.measured),
+            *self.repeat,
+        ]
+
+
+@cache
+def ledger() -> tuple[Row, ...]:
+    """Return all rows, paper by paper."""
+    stored = _read("ledger.toml")
+    measured = _read("measured.toml")
+    return tuple(
+        _row(name, each, measured.get(name, {}).get(each["place"], []))
+        for name in PAPERS
+        for each in stored[name]
+    )
+
+
+def contents() -> dict[str, list[str]]:
+    """Return what a paper's rows have to cover, by paper: Eq. 1, Eq. 2, …, Table 1, …"""
+    return {
+        name: [
+            f"{kind} {number}"
+            for kind, numbers in kinds.items()
+            for number in (range(1, numbers + 1) if isinstance(numbers, int) else numbers)
+        ]
+        for name, kinds in _read("ledger.toml")["contents"].items()
+    }
+
+
+def page() -> str:
+    """Write the ledger in Markdown."""
+    parts = [INTRODUCTION]
+    by_tag = {claim.tag: claim for claim in claims()}
+    for name in PAPERS:
+        rows, about = [row for row in ledger() if row.paper == name], paper(name)
+        alone = sum(not (row.claims or row.tests or row.figures or row.measured) for row in rows)
+        parts += [
+            f"## {about.title}\n",
+            f"{about.source}: {len(rows)} rows, {alone} of them declared alone; "
+            f"{count(about.claims)}.\n",
+            "| where | what | checked | measured | declared | repeat with |",
+            "|---|---|---|---|---|---|",
+            *(_line(row, by_tag) for row in rows),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def _line(row: Row, by_tag: Mapping[str, Claim]) -> str:
+    found = [by_tag[tag] for tag in row.claims]
+    checked = [f"{each.tag} `{each.name}`: {each.expected}" for each in found]
+    checked += [f"`{test.rpartition('::')[2]}`" for test in row.tests]
+    checked += ["beside the [cost model](plan.md)"] if row.figures else []
+    cells = (
+        row.place,
+        prose(row.says),
+        "<br>".join(checked),
+        "<br>".join(each.text() for each in row.measured),
+        prose(row.declared),
+        "<br>".join(f"`{command}`" for command in row.commands),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _row(name: str, each: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> Row:
+    lists = {key: tuple(value) for key, value in each.items() if isinstance(value, list)}
+    return Row(name, **{**each, **lists}, measured=tuple(Measured(**m) for m in measured))
+
+
+@cache
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads((DATA / file).read_text(encoding="utf-8"))
