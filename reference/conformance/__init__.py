@@ -8,6 +8,7 @@ from its examples.
 
 from kvlab.reference.conformance.case import Case, Expected, Tolerance
 from kvlab.reference.conformance.checker import cases, check, published
+from kvlab.reference.conformance.expecting import difference
 from kvlab.reference.conformance.implementation import (
     Functions,
     Implementation,
@@ -31,6 +32,7 @@ __all__ = [
     "Tolerance",
     "cases",
     "check",
+    "difference",
     "load",
     "published",
     "to_junit",
