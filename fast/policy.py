@@ -215,7 +215,7 @@ class Nobody(Protect):
 @twin_of(reference.Edges)
 @dataclass(frozen=True)
 class Edges(Protect):
-    """The first ``sinks`` tokens of the text and the last ``recent`` ones.
+    """The first ``sinks`` tokens of the text, or all of the prompt, and the last ``recent`` ones.
 
     The reference protects the ``recent`` newest entries. Those are the newest tokens: each of them
     has been protected since it came.
@@ -223,28 +223,39 @@ class Edges(Protect):
 
     sinks: int
     recent: int
+    prompt: bool
 
     def safe(self, seen: Observation) -> Marks:
-        newest = seen.positions >= seen.clock.oldest_of(self.recent)
-        return newest | (seen.positions < self.sinks) if self.sinks else newest
+        safe = seen.positions >= seen.clock.oldest_of(self.recent)
+        if self.sinks:
+            safe = safe | (seen.positions < self.sinks)
+        return safe | (seen.positions < seen.clock.prompt) if self.prompt else safe
 
     def count(self, clock: Clock, entries: int) -> int:
-        return min(clock.seen, self.sinks + self.recent)
+        first = max(self.sinks, clock.prompt) if self.prompt else self.sinks
+        return min(clock.seen, first + self.recent)
 
 
-@twin_of(reference.PromptAndRecent)
+@twin_of(reference.Both)
 @dataclass(frozen=True)
-class PromptAndRecent(Protect):
-    """All tokens of the prompt and the last ``recent`` ones."""
+class Both(Protect):
+    """Whatever one of two protections keeps safe."""
 
-    recent: int
+    one: Protect
+    other: Edges
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the reference computes one of them."""
+        return self.one.on_host
 
     def safe(self, seen: Observation) -> Marks:
-        newest = seen.positions >= seen.clock.oldest_of(self.recent)
-        return newest | (seen.positions < seen.clock.prompt)
+        one = self.one.safe(seen)
+        other = self.other.safe(seen)
+        return other if one is None else one | other
 
-    def count(self, clock: Clock, entries: int) -> int:
-        return min(clock.seen, clock.prompt + self.recent)
+    def count(self, clock: Clock, entries: int) -> None:
+        return
 
 
 # --- budgets -------------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
-from kvlab.fast.lab.points import check_some_ran, takes_budget
+from kvlab.fast.lab.points import check_some_ran
 from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.planner.cost import Plan, Runtime, fleet
 from kvlab.reference.planner.figures import PaperFigure, paper_figures
 from kvlab.reference.planner.hardware import HARDWARE, Hardware

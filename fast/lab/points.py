@@ -3,16 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from kvlab.reference import methods
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
 
 Budget = TypeVar("Budget")
-
-
-def takes_budget(spec: str) -> bool:
-    """Say whether a method has to be given a budget."""
-    method = methods.parse(spec)
-    return getattr(method, "base", method).budgeted
 
 
 def points(specs: Sequence[str], budgets: Sequence[Budget]) -> Iterator[tuple[str, Budget | None]]:

@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlab.fast.lab.points import check_some_ran, takes_budget
+from kvlab.fast.lab.points import check_some_ran
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.timeline import Run, Timeline, record_generation, record_replay, token_texts

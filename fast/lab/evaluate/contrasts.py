@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.evaluate.statistics import mean_interval, paired_difference, paired_shares
-from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.proofs.errata import Interval
 from kvlab.reference.windows import check_choice

@@ -21,11 +21,11 @@ from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.compare import DEFAULT_BUDGETS, run_in_memory
 from kvlab.fast.lab.evaluate.statistics import paired_difference
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
 from kvlab.fast.lab.terminal import print_line, reporting
 from kvlab.reference import methods
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.proofs.errata import Difference, Differences, Interval
 

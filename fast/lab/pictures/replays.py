@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, mark_end_of_prompt
-from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.policy import Policy
 from kvlab.reference.traces.judge import Judgement, judge, skill
 from kvlab.reference.traces.replay import replay

@@ -9,10 +9,10 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import MOST_ENTRIES, budget_entries
 from kvlab.reference.windows import check_choice
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_encoder
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.lab.sweep.configuration import Sweep, check_methods, model_location
-from kvlab.reference.methods import with_seed
+from kvlab.reference.methods import takes_budget, with_seed
 from kvlab.reference.selection import budget_entries
 
 FORMAT = 1

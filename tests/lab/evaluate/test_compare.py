@@ -13,9 +13,9 @@ from kvlab.fast.lab.cli import app, main
 from kvlab.fast.lab.evaluate.compare import DEFAULT_METHODS, compare
 from kvlab.fast.lab.evaluate.report import tables, write_report
 from kvlab.fast.lab.evaluate.statistics import wilson
-from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.reference import methods
+from kvlab.reference.methods import takes_budget
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
 

@@ -23,12 +23,12 @@ from kvlab.fast.lab.evaluate.contrasts import (
     wanted,
 )
 from kvlab.fast.lab.evaluate.statistics import wilson
-from kvlab.fast.lab.points import takes_budget
 from kvlab.fast.lab.sweep.configuration import read_sweep
 from kvlab.fast.lab.sweep.jobs import make_plan
 from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary
 from kvlab.reference import methods
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.proofs.errata import Interval
 
