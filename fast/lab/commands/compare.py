@@ -28,6 +28,7 @@ from kvlab.fast.lab.terminal import (
     print_table,
     reporting,
 )
+from kvlab.reference import methods as registry
 
 BATCH = {"fast": 32, "reference": 1}
 """Problems that run together: the reference takes one after the other anyway."""
@@ -61,7 +62,7 @@ def compare(
         backend = default_backend()
         errors.print(f"backend: {backend}", style="dim", highlight=False)
     sweep = Sweep(
-        methods=tuple((methods or "").replace(";", " ").split()) or comparing.DEFAULT_METHODS,
+        methods=tuple((methods or "").replace(";", " ").split()) or registry.compared(),
         budgets=read_budgets(budgets) or comparing.DEFAULT_BUDGETS,
         problems=problems,
         models=(model or EMBEDDED,),

@@ -15,42 +15,6 @@ from kvlab.fast.lab.sweep.worker import Found, rows_of
 from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
 from kvlab.fast.lab.terminal import Report
 
-BUDGETED = (
-    "streaming_llm",
-    "h2o",
-    "h2o@every=16",
-    "tova",
-    "tova@per_head=true",
-    "snapkv@window=16,schedule=every_block",
-    "raas",
-    "raas@pin_prompt=false,threshold=0.01",
-    "rkv@every=16",
-    "nacl",
-    "lazy_eviction",
-    "lazy_eviction@window=16,threshold=0.01",
-    "caote:h2o",
-    "caote:tova",
-    "caote:tova@heads=layer",
-    "caote:snapkv@window=16",
-    "fast_caote:h2o",
-    "fast_caote:tova",
-    "fast_caote:snapkv@window=16",
-    "ahakv@recent=16",
-)
-"""Methods that keep a given number of entries; periods and windows fit traces of 183-239 tokens."""
-
-SELF_SIZED = (
-    "full",
-    "kivi@key_bits=8,value_bits=4,residual=32",
-    "kivi@key_bits=4,value_bits=4,residual=32",
-    "rpc@interval=32,selector=8",
-    "ddks@interval=32,selector=8,group=32",
-    "desirekv@interval=32,selector=8,group=32",
-)
-"""Methods whose memory follows from their own parameters."""
-
-DEFAULT_METHODS = (*SELF_SIZED, *BUDGETED)
-
 DEFAULT_BUDGETS = ("70%", "85%")
 
 ENGINES = {

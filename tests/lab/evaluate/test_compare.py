@@ -10,7 +10,7 @@ from tolerances import DECIMALS
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
-from kvlab.fast.lab.evaluate.compare import DEFAULT_METHODS, compare
+from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.evaluate.report import tables, write_report
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.sweep.configuration import Sweep
@@ -91,10 +91,10 @@ def test_wilson_by_hand():
 
 
 def test_the_demo_covers_every_method():
-    named = {spec.partition("@")[0] for spec in DEFAULT_METHODS}
+    named = {spec.partition("@")[0] for spec in methods.compared()}
     assert {name.partition(":")[0] for name in named} == set(methods.names())
     assert {"caote:h2o", "caote:tova", "caote:snapkv", "fast_caote:h2o"} <= named
-    assert all(isinstance(takes_budget(spec), bool) for spec in DEFAULT_METHODS)
+    assert all(isinstance(methods.takes_budget(spec), bool) for spec in methods.compared())
 
 
 # --- the command ---------------------------------------------------------------------------------
