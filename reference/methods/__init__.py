@@ -29,8 +29,8 @@ from kvlab.reference.policy import Policy
 OUTSIDE = "KVLAB_METHODS"
 """Environment variable that names modules and files with further methods."""
 
-SAFE = tuple(field.name for field in fields(WithSafe) if field.name != "base")
-"""Options of every method: who is safe besides those whom the method itself protects."""
+SAFE = {field.name: field.default for field in fields(WithSafe) if field.name != "base"}
+"""Options of every method, with their defaults: who is safe besides those whom it protects."""
 
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 

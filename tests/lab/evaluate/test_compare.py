@@ -15,7 +15,6 @@ from kvlab.fast.lab.evaluate.report import tables, write_report
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.reference import methods
-from kvlab.reference.methods import takes_budget
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
 
