@@ -156,7 +156,7 @@ class LayerCache:
         return reused
 
     def compact(self, keep: KeepSet) -> None:
-        """Keep these slots alone: besides `evict_one` the only way by which an entry leaves."""
+        """Keep only these slots; entries leave in this way and by `evict_one`, in no other."""
         counts, width = tuple(keep.counts), keep.slots.shape[2]
         if counts == self.counts:
             return

@@ -43,7 +43,7 @@ class Columns:
         self.count = 0
         self.capacity = 0
         self.filled = 0
-        """Slots, unused ones included, whose state is an entry's or what an entry starts with."""
+        """Slots whose state is set, to an entry's or to its start value; unused slots count."""
         self._first_slots: Tensor | None = None
         self._views: dict[tuple[str | int, ...], Tensor] = {}
 
@@ -64,7 +64,7 @@ class Columns:
 
         Args:
             rows: the new rows of the other columns.
-            floating: number format of what is remembered and no whole number, unless ``wide``.
+            floating: number format of remembered fractions, unless ``wide``.
         """
         new = next(iter(rows.values()))
         first, m = self.count, new.shape[2]
@@ -81,7 +81,7 @@ class Columns:
             self.filled = self.capacity
 
     def take(self, slots: Int[Tensor, "N G kept"], ascending: bool = False) -> None:
-        """Keep these slots alone, in this order; buffers with too much slack are replaced.
+        """Keep only these slots, in this order; buffers with too much slack are replaced.
 
         Args:
             slots: of every head.

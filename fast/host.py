@@ -46,7 +46,7 @@ class HostScore(Score):
 
     specification: reference.Score
 
-    couples_heads = True  # whether it does, nobody says
+    couples_heads = True  # unknown, so the careful answer
 
     def __post_init__(self) -> None:
         say_once(self.specification)

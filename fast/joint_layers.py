@@ -6,8 +6,8 @@ of them, at the end of the step. Layer l's sequence r is row l·N + r of the bat
 scores, protection and selection are those of `kvlab.fast.policy`.
 
 Between two decisions nothing leaves. Where a score allows it, tokens in between attend by PyTorch's
-fused kernels, which do not tell the probabilities, and the score observes them together afterwards:
-one product of their queries with the keys in place of one per token.
+fused kernels, which do not return the probabilities. The score observes these tokens together
+afterwards: one product of their queries with the keys in place of one per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,7 +78,8 @@ class JointLayers:
         self.heads, stored = keys.shape[1], keys.dtype
         self.dtype = compute_dtype(stored)
         self.converts = self.dtype != stored
-        self.may_wait = policy.needs.may_wait and not uses_triton(keys)
+        self.triton = uses_triton(keys)
+        self.may_wait = policy.needs.may_wait and not self.triton
         self.waiting: list[Waiting] = []
 
     @property
@@ -94,8 +95,8 @@ class JointLayers:
         positions = clock.positions.expand(repeats, *clock.positions.shape).flatten(0, 1)
         self.clock = BatchClock(clock.rows * repeats, positions, self.prompt)
         self.due = [self.policy.schedule.due(row) for row in clock.rows]
-        self.reads = self.policy.needs.reads(clock) != "none"
-        self.waits = self.may_wait and self.reads and not any(self.due)
+        self.rows = self.policy.needs.reads(clock)
+        self.waits = self.may_wait and self.rows != "none" and not any(self.due)
         columns = {"positions": positions[:, None].expand(-1, self.heads, 1)}
         reused = self.cache.open_slots(columns, self.clock.present, self.dtype)
         self.reused = None if reused is None else reused.view(repeats, -1)
@@ -119,8 +120,8 @@ class JointLayers:
         self.softcap, self.confidence = block.softcap, block.confidence
         first, number = place * self.sequences, self.sequences
         column = partial(self.cache.columns.of_sequences, first=first, sequences=number)
-        view = LayerView(column, self.dtype, self.ragged, block.softcap)
-        reads = self.reads and not self.waits
+        view = LayerView(column, self.dtype, self.ragged, self.triton, block.softcap)
+        reads = self.rows != "none" and not self.waits
         output, attended = attend_as_needed(self.policy.needs, reads, queries, None, view)
         self.queries.append(queries)
         self.outputs.append(output)
@@ -137,7 +138,8 @@ class JointLayers:
         self.catch_up()
         seen = self._observation(self.clock, torch.cat(self.queries))
         seen.attended = Attended.of_all(self.attended)
-        seen.newest_output = torch.cat(self.outputs)[:, :, :, 0] if self.reads else None
+        if self.rows == "last":
+            seen.newest_output = torch.cat(self.outputs)[:, :, :, 0]
         self.queries, self.outputs, self.attended = [], [], []
         self.policy.score.observe(self.cache.state, seen)
         decision = decide(self.policy, seen, self.due * self.layers) if any(self.due) else None
@@ -191,14 +193,14 @@ class JointLayers:
 
     def _observation(self, clock: BatchClock, queries: Tensor) -> Observation:
         assert self.confidence is not None
-        columns = self.cache.columns
+        column, ragged = self.cache.columns.__getitem__, self.cache.ragged
         return Observation(
             clock=clock,
             layer=-1,
             queries=queries,
             query_positions=clock.positions,
             cache=self.cache,
-            view=LayerView(columns.__getitem__, self.dtype, self.cache.ragged, self.softcap),
+            view=LayerView(column, self.dtype, ragged, self.triton, self.softcap),
             confidence=self.confidence,
         )
 

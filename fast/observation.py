@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from kvlab.fast.attention import (
 )
 from kvlab.fast.batch import BatchClock
 from kvlab.fast.cache import LayerCache
-from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.prefill import attend_block, received_attention
@@ -83,42 +81,56 @@ class LayerView:
     """The entries of one layer, or of all layers together, as attention reads them."""
 
     column: Callable[[str], Tensor]
-    """Gives ``keys``, ``values``, ``positions`` and columns of the state by name."""
+    """Gives ``keys``, ``values``, ``positions`` and columns of the state by name, fast."""
     dtype: torch.dtype
     """Number format of logits, probabilities and scores."""
     ragged: bool
     """Whether some slots are empty."""
+    triton: bool
+    """Whether Triton's kernels attend to them."""
     softcap: float | None = None
     in_tables: Callable[[], MixedEntries | None] = lambda: None
     """Gives entries of several precisions as attention kernels read them, if they can."""
 
-    @cached_property
+    converted: dict[str, Tensor] = field(default_factory=dict)
+    """What has been converted to ``dtype``."""
+
+    @property
     def positions(self) -> Positions:
         """Absolute position of each entry, -1 where a slot is empty."""
         return self.column("positions")
 
-    @cached_property
+    @property
     def stored_keys(self) -> Vectors:
         """Keys in the number format in which they are stored, or read if they are coded."""
         return self.column("keys")
 
-    @cached_property
+    @property
     def stored_values(self) -> Vectors:
         """Values in the number format in which they are stored, or read if they are coded."""
         return self.column("values")
 
-    @cached_property
+    @property
     def keys(self) -> Vectors:
         """Keys in the number format of the computation."""
-        return self.stored_keys.to(self.dtype)
+        return self.converted_column("keys")
 
-    @cached_property
+    @property
     def values(self) -> Vectors:
         """Values in the number format of the computation."""
-        return self.stored_values.to(self.dtype)
+        return self.converted_column("values")
+
+    def converted_column(self, name: str) -> Vectors:
+        """Return a column in the number format of the computation; it is converted only once."""
+        stored = self.column(name)
+        if stored.dtype == self.dtype:
+            return stored
+        if name not in self.converted:
+            self.converted[name] = stored.to(self.dtype)
+        return self.converted[name]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Attended:
     """What some rows pay to every entry, as far as a score reads it."""
 
@@ -148,7 +160,7 @@ def attend_as_needed(
     query_positions: QueryPositions | None,
     view: LayerView,
 ) -> tuple[Queries, Attended]:
-    """Attend, and find out in the same pass what a score needs: all attention is chosen here.
+    """Attend, and find in the same pass what a score needs: the computation is chosen here.
 
     Args:
         needs: of the policy's score.
@@ -157,13 +169,12 @@ def attend_as_needed(
         query_positions: of the rows; None for the newest token alone, which reads every entry.
         view: the entries.
     """
-    triton = uses_triton(queries)
     if query_positions is None:
-        if triton:
+        if view.triton:
             return attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
         mask = (view.positions >= 0)[:, :, None, None] if view.ragged else None
     else:
-        if triton and read and needs.only_sums:
+        if view.triton and read and needs.only_sums:
             return attend_with_sums(needs, queries, query_positions, view)
         mask = visible(query_positions, view.positions)
     if not read and view.softcap is None:
@@ -233,10 +244,10 @@ class Observation:
     confidence: Float[Tensor, "_ t"]
     first_head: int = 0
     """Number of the first of these KV heads in the model's layer."""
-    attended: Attended = Attended()
+    attended: Attended = field(default_factory=Attended)
     """What the queries pay to every entry, for a score that says that it reads it."""
     newest_output: Float[Tensor, "N G rho d"] | None = None
-    """What the newest token's attention put out, where the score reads that attention."""
+    """What the newest token's attention put out, where the score reads that attention alone."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """What was derived from this observation and is asked for again."""
 

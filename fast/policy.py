@@ -97,11 +97,11 @@ class Protect(ABC):
 
     @abstractmethod
     def safe(self, seen: Observation) -> Marks | None:
-        """Mark the entries that must stay; None for nobody."""
+        """Mark the entries that must stay; None if there are none."""
 
     @abstractmethod
     def count(self, clock: Clock, entries: int) -> int | None:
-        """Say how many of ``entries`` are safe after this block; None if only the data tell."""
+        """Say how many of ``entries`` are safe now; None if that depends on the data."""
 
 
 class Budget(ABC):
@@ -112,7 +112,7 @@ class Budget(ABC):
 
     @abstractmethod
     def room(self, clock: Clock, entries: int, safe: int) -> int | None:
-        """Say how many of ``entries`` may stay besides the safe ones; None if the data tell."""
+        """Say how many unsafe ones of ``entries`` may stay; None if that depends on the data."""
 
     def room_in(self, seen: Observation, number: int, safe: Marks | None) -> int:
         """Say the same of one sequence by its data; called where `room` returns None."""

@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(eq=False)
 class StepResult:
-    """What one step of one layer produced; all but the output only for who watches."""
+    """What one step of one layer produced; all but the output is for `compress(watch=...)`."""
 
     output: Queries
     positions: Positions
@@ -104,11 +104,11 @@ def observe(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, O
     if m == 1:
         read = rows != "none"
         output, seen.attended = attend_as_needed(needs, read, seen.queries, None, seen.view)
-        seen.newest_output = output[:, :, :, 0] if read else None
+        seen.newest_output = output[:, :, :, 0] if rows == "last" else None
         policy.score.observe(cache.state, seen)
         return output.to(block.keys.dtype), seen
     outputs, on_host = [], []
-    every = rows == "all" and needs.only_sums and uses_triton(seen.queries)
+    every = rows == "all" and needs.only_sums and seen.view.triton
     for part in [slice(0, m)] if every else parts(seen.queries, len(cache)):
         queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
         output, attended = attend_as_needed(needs, rows == "all", queries, positions, seen.view)
@@ -130,14 +130,14 @@ def observe(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, O
 
 def observation_of(policy: Policy, cache: LayerCache, block: Block) -> Observation:
     """Return what the block sees before it attends."""
-    dtype = compute_dtype(block.keys.dtype)
+    queries = block.queries.to(compute_dtype(block.keys.dtype))
     seen = Observation(
         clock=block.clock,
         layer=block.layer,
-        queries=block.queries.to(dtype),
+        queries=queries,
         query_positions=block.clock.positions,
         cache=cache,
-        view=view_of(cache, dtype, block.softcap),
+        view=view_of(cache, queries, block.softcap),
         confidence=block.confidence,
         first_head=block.first_head,
     )
@@ -146,12 +146,13 @@ def observation_of(policy: Policy, cache: LayerCache, block: Block) -> Observati
     return seen
 
 
-def view_of(cache: LayerCache, dtype: torch.dtype, softcap: float | None) -> LayerView:
-    """Return the entries of a cache as attention reads them, to compute in a number format."""
+def view_of(cache: LayerCache, queries: Queries, softcap: float | None) -> LayerView:
+    """Return the entries of a cache as these queries read them."""
     return LayerView(
-        column=lambda name: cache.column(name, dtype),
-        dtype=dtype,
+        column=once(lambda name: cache.column(name, queries.dtype)),
+        dtype=queries.dtype,
         ragged=cache.ragged,
+        triton=uses_triton(queries),
         softcap=softcap,
         in_tables=cache.mixed_entries,
     )
@@ -175,6 +176,7 @@ def reposition(seen: Observation, block: Block) -> None:
         column=lambda name: rotated if name == "keys" else stored.column(name),
         dtype=stored.dtype,
         ragged=stored.ragged,
+        triton=stored.triton,
         softcap=stored.softcap,
     )
 
@@ -210,7 +212,7 @@ def plan(
     due: Sequence[bool],
     safe_entries: Callable[[], Marks | None],
 ) -> tuple[list[int], list[int]]:
-    """Say for every sequence how many entries leave, and how many candidates stay.
+    """Return for every sequence how many entries leave, and how many candidates stay.
 
     All layers share the answer if it follows from the clock and the counts alone.
     """

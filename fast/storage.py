@@ -30,7 +30,7 @@ class Storage:
         self.balance: Float[Tensor, "N G d"] | None = None
         self.count = 0
         self.changes = 0
-        """How often rows have moved; new ones at the end do not count."""
+        """How often rows have moved; rows that are added at the end do not count."""
 
     @property
     def payload_bytes(self) -> int:
@@ -78,7 +78,7 @@ class Storage:
         self.count += m
 
     def take(self, keep: Int[Tensor, "N G kept"], valid: Bool[Tensor, "N G kept"]) -> None:
-        """Keep these slots alone; the others leave memory. Waits for the device."""
+        """Keep only these slots; the others leave memory. Waits for the device."""
         kept = keep.shape[2]
         N, G = keep.shape[:2]
         renamed = torch.full((N, G, self.count + 1), EMPTY, device=keep.device)
@@ -183,7 +183,7 @@ class Storage:
 
 
 class Partners:
-    """Where the value of every row of the keys' tables lies; found anew when rows move."""
+    """Where the value of every row of the keys' tables lies; computed again when rows move."""
 
     def __init__(self) -> None:
         self._found: list[Int[Tensor, "N G _"]] = []

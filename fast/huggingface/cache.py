@@ -39,7 +39,7 @@ class CacheMemory:
 
     @property
     def entries(self) -> int:
-        """Bytes of keys and values, with what it takes to dequantise them."""
+        """Bytes of keys and values, with the scales and zero points of quantised ones."""
         return sum(layer.keys + layer.values + layer.scales for layer in self.layers)
 
 
@@ -124,7 +124,7 @@ class CompressedCache(Cache):
         self._forget()
         super().__init__(layers=cast(Any, replaced))
         self.compressed_layers = [new for new in replaced if isinstance(new, CompressedLayer)]
-        """The layers that the policy decides about; sliding-window layers are left alone."""
+        """The layers that the policy decides about; sliding-window layers are not changed."""
         for place, layer in enumerate(self.compressed_layers):
             layer.place = place
         if not self.compressed_layers:
@@ -146,7 +146,7 @@ class CompressedCache(Cache):
     def confidence(self) -> Float[Tensor, "N t"]:
         """Largest probability of the distribution that produced each token; NaN if given.
 
-        Recorded for policies that use it and for who watches.
+        Recorded for policies that use it and for `compress(watch=...)`.
         """
         return self.clock.confidence
 
@@ -314,7 +314,7 @@ class CompressedCache(Cache):
         self._map_rows(lambda x: x.repeat_interleave(repeats, dim=0), order)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some sequences alone."""
+        """Keep only some sequences."""
         for layer in self._others():
             layer.batch_select_indices(indices)
         rows = torch.arange(len(self.clocks), device=indices.device)[indices]

@@ -11,7 +11,7 @@ from kvlab.fast.batch import BatchClock
 from kvlab.reference.policy import Clock
 
 AHEAD = 64
-"""Tokens after the prompt for whose confidence there is room at first."""
+"""Tokens after the prompt whose confidence the first buffer can hold."""
 
 
 class StreamClock:

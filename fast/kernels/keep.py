@@ -26,8 +26,8 @@ def keep_slots(
     """Return the slots that stay in ascending position: the safe ones and the best of the rest.
 
     Args:
-        scores: higher is kept, of equal ones the later position; one row where heads decide
-            together.
+        scores: entries with higher ones are kept; of equal ones, that of the later position. One
+            row where heads decide together.
         safe: who stays whatever the score; None for nobody.
         positions: -1 marks empty slots.
         kept: how many stay, for each sequence; at least the safe ones, at most the entries.

@@ -25,7 +25,7 @@ def attend_block(
     positions: Int[Tensor, "N G n"],
     softcap: float | None = None,
 ) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m"]]:
-    """Attend from the rows of a block, and keep what `received_attention` would compute anew.
+    """Attend from the rows of a block, and keep what `received_attention` would compute again.
 
     Args:
         queries: rows of the block; logits are q·k/√d.

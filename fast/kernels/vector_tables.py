@@ -79,7 +79,7 @@ class VectorTable:
         return self._changed(change, change(self.slots), counts)
 
     def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "VectorTable":
-        """Return the table of these rows alone, in this order.
+        """Return a table of only these rows, in this order.
 
         Raises:
             ValueError: for groups of rows: no method evicts from them.

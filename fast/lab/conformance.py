@@ -299,18 +299,19 @@ def prepared(
     cache.positions.copy_(positions[None])
     clock = batch_clock(Clock(given["seen"], given["block"], given["prompt"]))
     fill_state(policy, cache, given, given["block"] if before else 0)
-    dtype, weights = compute_dtype(keys.dtype), given.get("attention")
+    weights, queries = given.get("attention"), given["queries"][None]
+    queries = queries.to(compute_dtype(keys.dtype))
     confidence = given.get("confidence")
     unknown = torch.full((1, given["seen"]), torch.nan)
     seen = Observation(
         clock=clock,
         layer=0,
-        queries=given["queries"][None].to(dtype),
+        queries=queries,
         query_positions=given["query_positions"][None],
         cache=cache,
-        view=view_of(cache, dtype, given.get("softcap")),
+        view=view_of(cache, queries, given.get("softcap")),
         confidence=unknown if confidence is None else confidence[None],
-        attended=Attended(None if weights is None else weights[None].to(dtype)),
+        attended=Attended(None if weights is None else weights[None].to(queries)),
     )
     return policy, seen
 

@@ -1,4 +1,4 @@
-"""CAOTE's errors in one pass over the values, after one for their sum where nobody has it."""
+"""CAOTE's errors in one pass over the values; if their sum is not given, another pass before."""
 
 # pyright: reportArgumentType=false
 # Triton makes constexpr of plain numbers.
@@ -19,10 +19,10 @@ from kvlab.fast.kernels.triton.common import (
 )
 
 SAFE_MASS = 1e-3
-"""Mass of all but the heaviest entry, below which their output is summed anew: subtracting the
-heaviest from the whole would lose three of float32's seven digits there."""
+"""Mass of all entries but the heaviest. Below this mass their output is summed again, because
+subtracting the heaviest from the whole would lose three of float32's seven digits."""
 SAFE_MASS_OF_ROUNDED = 0.5
-"""Likewise for an output that was rounded to 16 bits: subtracting may double its error there."""
+"""The same for an output that was rounded to 16 bits, whose error subtracting may double."""
 
 
 @tuned(

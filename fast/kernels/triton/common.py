@@ -24,7 +24,7 @@ def blocks(warps: int, stages: int, **sizes: int) -> triton.Config:
 
 
 def tuned(*configurations: triton.Config, key: Sequence[str]) -> Callable[[Any], Any]:
-    """Let Triton try configurations, once per process and anew when an argument in ``key`` changes.
+    """Let Triton try configurations, once per process and for every change of a ``key`` argument.
 
     Only kernels that write nothing but outputs of their own may be tuned: they run several times. A
     configuration that does not fit into shared memory is passed over; the interpreter takes the
@@ -49,7 +49,7 @@ def magnitude(n: int) -> int:
 
 
 def split(n: int, block: int, heads: int, device: torch.device) -> int:
-    """Return into how many parts n entries are cut; a power of two: each is compiled anew."""
+    """Return the number of parts of n entries: a power of two, since each number is compiled."""
     parts = max(1, -(-n // block))
     processors = 132
     if device.type == "cuda":

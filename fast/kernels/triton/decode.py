@@ -179,7 +179,7 @@ class Parts:
     """What attention to each part of the entries leaves for `combine`."""
 
     raw: Float[Tensor, "heads rho n"] | Float[Tensor, "0"]
-    """Logits; empty if nobody asks for probabilities."""
+    """Logits; empty if no probabilities are asked for."""
     largest: Float[Tensor, "heads parts rho"]
     total: Float[Tensor, "heads parts rho"]
     output: Float[Tensor, "heads parts rho d"]

@@ -300,7 +300,7 @@ def attend_to_tables_triton(
 
 
 def odd(numbers: Sequence[int]) -> tuple[int, ...]:
-    """Return 2·x + 3 of every number: Triton compiles anew for 1 and for multiples of 16."""
+    """Return 2·x + 3 of every number: Triton compiles again for 1 and for multiples of 16."""
     return tuple(2 * number + 3 for number in numbers)
 
 
