@@ -471,7 +471,8 @@ def _half_exp(x: int) -> np.float16:
 def importance_recurs(
     *, model: Path, printed_share: float = 0.95, threshold: float = 5e-4
 ) -> Finding:
-    """More than 95 % of the tokens become important again: their MRI is above 1.
+    """More than 95 % of the tokens of several reasoning models become important again: their MRI is
+    above 1.
 
     Embedded model, every KV head of five problems, at the α that the paper takes for its Llama
     model; the solution's tokens are the generated ones.
@@ -919,8 +920,8 @@ def tables_say_what_the_text_says(*, turned: int = 1) -> Finding:
 @PAPER.ours("LE-19", "Fig. 2a, a loss of about 20 % on GSM8K", Verdict.VERIFIED)
 @false("H2O loses less than 5 %", at_most=5.0)
 def table_1_shows_other_losses(*, at_most: float = 7.0) -> Finding:
-    """The caption gives H2O and TOVA a loss of about 20 % each, for a model that it does not name.
-    Table 1, same data set and share, has at most 7 % for H2O and from 9 to 25 % for TOVA.
+    """The caption gives H2O and TOVA a loss of about 20 % each at half of the cache, for a model
+    that it does not name. Table 1 has at most 7 % for H2O there and from 9 to 25 % for TOVA.
     """
     table = TABLES["accuracy"]["GSM8K 50 %"]
     losses = {
