@@ -1,49 +1,11 @@
-"""Who may import whom: every room rests only on the rooms below it, and no module on itself.
-
-An import counts wherever it stands, also inside of a function; only one that is there for the type
-checker alone does not.
-"""
+"""Every room rests only on the rooms below it, and no module on itself."""
 
 import ast
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
+from rooms import LAB, PACKAGES, ROOT, Graph, allowed, imported, reachable, read_graph, room
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = {"kvlab.reference": ROOT / "reference", "kvlab.fast": ROOT / "fast"}
 SCRIPTS = [*(ROOT / "docs" / "hooks").glob("*.py"), *(ROOT / "notebooks").glob("*.py")]
-
-Graph = Mapping[str, set[str]]
-"""The modules that each module imports."""
-
-REFERENCE = "kvlab.reference"
-FAST = "kvlab.fast"
-LAB = "kvlab.fast.lab"
-FRONT = "front"
-"""The room of `kvlab.reference`, `kvlab.fast` and `kvlab.fast.lab` themselves: they gather what
-others import from them, so they may import everything that lies in them."""
-
-BELOW = {
-    "reference core": set(),
-    "tasks": {"reference core"},
-    "methods": {"reference core"},
-    "traces": {"reference core", "methods", "tasks"},
-    "planner": {"reference core", "methods"},
-    "proofs": {"reference core", "methods", "tasks", "traces", "planner"},
-    "conformance": {"reference core", "methods", "tasks", "traces"},
-    "timeline": {"reference core", "methods", "traces"},
-}
-"""The rooms of the reference, and those on which each may rest."""
-
-FAST_BELOW = {
-    "kernels": {"engine"},  # of the engine, only what uses no kernel: see the test of it
-    "engine": {"kernels"},
-    "huggingface": {"engine", "kernels"},
-    "models": {"engine", "huggingface"},
-    "lab": {"engine", "kernels", "huggingface", "models", FRONT},
-}
-"""The rooms of the fast side, and those on which each may rest beside all of the reference."""
 
 MISPLACED = {
     ("kvlab.reference.traces.eviction_choices", "kvlab.reference.proofs.observed"),
@@ -57,72 +19,7 @@ CIRCLES = [{"kvlab.fast.kernels.caote", "kvlab.fast.kernels.triton.caote_launch"
 """Modules that import each other today."""
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
-def read_graph(packages: Mapping[str, Path]) -> Graph:
-    """Read which modules of some packages import which others of them."""
-    files = {
-        name_of(package, path.relative_to(folder)): path
-        for package, folder in packages.items()
-        for path in folder.rglob("*.py")
-    }
-    return {
-        name: {module(each, files) for each in imported(ast.parse(path.read_text()))} & files.keys()
-        for name, path in files.items()
-    }
-
-
-def name_of(package: str, path: Path) -> str:
-    parts = (package, *path.with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield what is imported: ``a.b.c`` also for ``from a.b import c``."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (f"{node.module}.{each.name}" for each in node.names)
-        else:
-            yield from imported(node)
-
-
-def module(name: str, files: Mapping[str, Path]) -> str:
-    """Return the module that an imported name is, or in which it is defined."""
-    return name if name in files else name.rpartition(".")[0]
-
-
 # --- judging -------------------------------------------------------------------------------------
-
-
-def room(name: str) -> str:
-    if name in (REFERENCE, FAST, LAB):
-        return FRONT
-    if name.startswith(f"{REFERENCE}."):
-        first = name.removeprefix(f"{REFERENCE}.").partition(".")[0]
-        return first if first in BELOW else "reference core"
-    first = name.removeprefix(f"{FAST}.").partition(".")[0]
-    return first if first in FAST_BELOW else "engine"
-
-
-def allowed(importer: str, target: str) -> bool:
-    """Say whether one module may import another."""
-    here, there = room(importer), room(target)
-    if target.startswith(f"{LAB}.commands"):
-        return importer == f"{LAB}.cli" or importer.startswith(f"{LAB}.commands")
-    if target == f"{LAB}.cli":
-        return False
-    if here == FRONT:
-        return target.startswith(importer)
-    if here == there:
-        return True
-    if here in BELOW:
-        return there in BELOW[here]
-    return there in BELOW or target == REFERENCE or there in FAST_BELOW[here]
 
 
 def misplaced(graph: Graph) -> set[tuple[str, str]]:
@@ -133,17 +30,6 @@ def misplaced(graph: Graph) -> set[tuple[str, str]]:
         for target in targets
         if not allowed(importer, target)
     }
-
-
-def reachable(graph: Graph, start: str) -> set[str]:
-    """Return the modules that a module needs, directly or through others."""
-    found: set[str] = set()
-    waiting = [start]
-    while waiting:
-        new = graph.get(waiting.pop(), set()) - found
-        found |= new
-        waiting += new
-    return found
 
 
 def circles(graph: Graph) -> list[set[str]]:
@@ -162,7 +48,7 @@ def circles(graph: Graph) -> list[set[str]]:
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return read_graph(PACKAGES)
+    return read_graph()
 
 
 def test_every_room_rests_on_those_below_it(graph):
