@@ -14,6 +14,7 @@ import sympy
 from jaxtyping import Bool, Float
 
 from kvlab.reference.notation import Array
+from kvlab.reference.printed import printed_tables
 from kvlab.reference.proofs.algebra import identity
 from kvlab.reference.proofs.claim import (
     Finding,
@@ -38,7 +39,6 @@ from kvlab.reference.proofs.outputs import (
     random_caches,
     softmax,
 )
-from kvlab.reference.proofs.printed import printed_tables
 from kvlab.reference.proofs.ranks import spearman
 
 PAPER = Paper("caote", "CAOTE", "arXiv 2504.14051")

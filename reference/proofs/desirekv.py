@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import sympy
 
+from kvlab.reference.printed import printed_tables
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,
@@ -32,7 +33,6 @@ from kvlab.reference.proofs.claim import (
     verified,
 )
 from kvlab.reference.proofs.observed import key_heads, observe
-from kvlab.reference.proofs.printed import printed_tables
 from kvlab.reference.proofs.ranks import spearman
 
 PAPER = Paper("desirekv", "DesireKV", "AAAI 2026, vol. 40, pp. 20518-20526")

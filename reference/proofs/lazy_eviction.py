@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from sympy import Expr
 
 from kvlab.reference.notation import Array
+from kvlab.reference.printed import printed_tables
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,
@@ -37,7 +38,6 @@ from kvlab.reference.proofs.claim import (
 from kvlab.reference.proofs.counting import Counts, count_window, operations
 from kvlab.reference.proofs.observed import prompt_tokens, received
 from kvlab.reference.proofs.outputs import exact_error
-from kvlab.reference.proofs.printed import printed_tables
 
 PAPER = Paper("lazy_eviction", "LazyEviction", "arXiv 2506.15969")
 TABLES = printed_tables("lazy_eviction")

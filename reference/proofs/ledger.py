@@ -1,13 +1,16 @@
 """The ledger: everything that the four papers contain, and what became of each row."""
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from kvlab.reference.proofs import PAPERS
-from kvlab.reference.proofs.printed import read
+
+DATA = files("kvlab.reference.proofs") / "data"
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class Row:
 @cache
 def ledger() -> tuple[Row, ...]:
     """Return all rows, paper by paper."""
-    stored = read("ledger.toml")
-    measured = read("measured.toml")
+    stored = _read("ledger.toml")
+    measured = _read("measured.toml")
     return tuple(
         _row(name, each, measured.get(name, {}).get(each["place"], []))
         for name in PAPERS
@@ -92,10 +95,15 @@ def contents() -> dict[str, list[str]]:
             for kind, numbers in kinds.items()
             for number in (range(1, numbers + 1) if isinstance(numbers, int) else numbers)
         ]
-        for name, kinds in read("ledger.toml")["contents"].items()
+        for name, kinds in _read("ledger.toml")["contents"].items()
     }
 
 
 def _row(name: str, each: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> Row:
     lists = {key: tuple(value) for key, value in each.items() if isinstance(value, list)}
     return Row(name, **{**each, **lists}, measured=tuple(Measured(**m) for m in measured))
+
+
+@cache
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads((DATA / file).read_text(encoding="utf-8"))

@@ -13,8 +13,7 @@ from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.pages import ledger_page
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, claims
-from kvlab.reference.proofs.ledger import contents, ledger
-from kvlab.reference.proofs.printed import DATA
+from kvlab.reference.proofs.ledger import DATA, contents, ledger
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
