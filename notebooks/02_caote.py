@@ -94,11 +94,14 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 from kvlab.fast.lab import stored_summary
 
 specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
-claims.solved_at_budgets(stored_summary("ablations"), specs)
+bare = ("h2o@recent=0", "caote:h2o@recent=0", "fast_caote:h2o@recent=0")
+claims.solved_at_budgets(stored_summary("ablations"), (*specs, *bare))
 
 # %% [markdown]
-# Around H2O it makes all the difference; around TOVA none. Is the attention output closer to the
-# full cache's? Four problems, measured now:
+# Around H2O that protects its newest half, as its authors have it, CAOTE makes all the difference;
+# around H2O without protected tokens (`recent=0`), of which CAOTE's paper mentions none, and around
+# TOVA it makes none. Is the attention output closer to the full cache's? Four problems, measured
+# now:
 
 # %%
 from kvlab.fast.lab import Sweep, compare

@@ -11,7 +11,7 @@ from kvlab.reference import methods
 from kvlab.reference.planner.cost import Plan, Runtime
 from kvlab.reference.planner.hardware import HARDWARE
 from kvlab.reference.planner.shape import SHAPES
-from kvlab.reference.proofs.printed import printed_tables
+from kvlab.reference.printed import printed_tables
 
 MIB = 2**20
 THOUSAND_MIB = 1000 * MIB

@@ -23,7 +23,6 @@ from kvlab.reference.notation import Array
 from kvlab.reference.proofs.algebra import identity
 from kvlab.reference.proofs.claim import (
     Finding,
-    Kind,
     Paper,
     Verdict,
     asymptotic,
@@ -36,25 +35,20 @@ from kvlab.reference.proofs.claim import (
     verified,
 )
 from kvlab.reference.proofs.observed import Head, observe, surprise
+from kvlab.reference.proofs.outputs import ROUNDING, random_caches, softmax
 from kvlab.reference.proofs.ranks import spearman
 
 PAPER = Paper("ahakv", "AhaKV", "arXiv 2506.03762, as summarised")
 
 STANDARD_ERRORS = 4
 """How far a sampled mean may be off: a false alarm once in 16,000 comparisons."""
-ROUNDING = 1e-9
-"""Two float64 computations of one quantity in another order, relative."""
 
 Formula = Callable[[float, float], float]
+Rows = Callable[[int, int], Any]
+"""Of the number n of tokens and a position j, or of n and the number r of recent rows."""
 
 
 # --- definitions ---------------------------------------------------------------------------------
-
-
-def softmax(logits: Float[Array, "... n"]) -> Float[Array, "... n"]:
-    """e^x divided by its sum over the last axis."""
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def entropies(logits: Float[Array, "draws i"]) -> Float[Array, " draws"]:
@@ -114,7 +108,7 @@ def expected_score(n: int, first_row: int, j: int) -> Fraction:
 # --- §4.1: positional bias -----------------------------------------------------------------------
 
 
-@PAPER.claim("AK-1", Kind.PRINTED, "Mechanism 2, Eq. 4", Verdict.PROVED)
+@PAPER.printed("AK-1", "Mechanism 2, Eq. 4", Verdict.PROVED)
 @false("the difference is −1/(j + 1)", difference=lambda j: Fraction(-1, j + 1))
 @false("the difference is −1/j²", difference=lambda j: Fraction(-1, j**2))
 def accumulated_attention_falls_with_position(
@@ -141,31 +135,25 @@ def accumulated_attention_falls_with_position(
     )
 
 
-@PAPER.claim("AK-1b", Kind.OURS, "Eq. 4, against a usual remedy", Verdict.EXHAUSTIVE)
-@false(
-    "S_j is divided by what it expects", rows=lambda n, j: harmonic(n) - harmonic(j - 1), largest=20
-)
-def averaging_keeps_the_bias(
-    *, rows: Callable[[int, int], Any] = lambda n, j: n - j + 1, largest: int = 120
-) -> Finding:
+@PAPER.ours("AK-1b", "Eq. 4, against a usual remedy", Verdict.EXHAUSTIVE)
+@false("S_j is divided by what it expects", rows=lambda n, j: harmonic(n) - harmonic(j - 1))
+def averaging_keeps_the_bias(*, rows: Rows = lambda n, j: n - j + 1) -> Finding:
     """Dividing S_j by the number of rows that saw entry j, n − j + 1, does not remove the bias: the
     expected mean still falls with every position.
     """
-    sums = [harmonic(m) for m in range(largest + 1)]
-    for n in range(2, largest + 1):
+    sums = [harmonic(m) for m in range(121)]
+    for n in range(2, 121):
         means = [(sums[n] - sums[j - 1]) / rows(n, j) for j in range(1, n + 1)]
         rising = next((j for j in range(1, n) if not means[j] < means[j - 1]), None)
         if rising is not None:
             return refuted(f"n = {n}: position {rising} has {means[rising - 1]}, the next as much")
-    return exhaustive(f"exact fractions for every n up to {largest}")
+    return exhaustive("exact fractions for every n up to 120")
 
 
-@PAPER.claim("AK-2", Kind.PRINTED, "Mechanism 2, Eq. 5", Verdict.EXHAUSTIVE)
+@PAPER.printed("AK-2", "Mechanism 2, Eq. 5", Verdict.EXHAUSTIVE)
 @false("all rows are summed", first_row=lambda n, r: 1)
 @false("r + 1 rows are summed", first_row=lambda n, r: n - r)
-def recent_rows_have_no_bias(
-    *, first_row: Callable[[int, int], int] = lambda n, r: n - r + 1
-) -> Finding:
+def recent_rows_have_no_bias(*, first_row: Rows = lambda n, r: n - r + 1) -> Finding:
     """Summed over the last r rows alone, every token adds up r rows and no position is favoured: in
     Eq. 4's model all candidates j ≤ n − r + 1 have the same expected score.
 
@@ -181,13 +169,11 @@ def recent_rows_have_no_bias(
     return exhaustive("exact fractions for every n up to 30 and every r below n")
 
 
-@PAPER.claim("AK-2b", Kind.PRINTED, "Mechanism 2, Eq. 5", Verdict.REFUTED, "rows summed")
+@PAPER.printed("AK-2b", "Mechanism 2, Eq. 5", Verdict.REFUTED, "rows summed")
 @right("the sum starts at i = n − r + 1", first_row=lambda n, r: n - r + 1)
 @false("the reading starts at i = n − r + 2", reading=lambda n, r: n - r + 2)
 def recent_sum_has_r_rows(
-    *,
-    first_row: Callable[[int, int], int] = lambda n, r: n - r,
-    reading: Callable[[int, int], int] = lambda n, r: n - r + 1,
+    *, first_row: Rows = lambda n, r: n - r, reading: Rows = lambda n, r: n - r + 1
 ) -> Finding:
     """The sum over i = n − r … n adds up exactly r rows, r being the number of recent tokens."""
     sizes = [(n, r) for n in range(2, 12) for r in range(1, n)]
@@ -195,19 +181,16 @@ def recent_sum_has_r_rows(
     if wrong is None:
         return verified(f"{len(sizes)} sizes")
     n, r = wrong
-    holds = all(n - reading(n, r) + 1 == r for n, r in sizes)
     return refuted(
         f"n = {n}, r = {r}: rows {first_row(n, r)} to {n} are {n - first_row(n, r) + 1}",
         f"counted for {len(sizes)} sizes; either way all candidates get equally many terms",
-        "the sum starts at i = n − r + 1" if holds else "",
+        "the sum starts at i = n − r + 1",
+        all(n - reading(n, r) + 1 == r for n, r in sizes),
     )
 
 
-@PAPER.claim("AK-2c", Kind.PRINTED, "Executive Summary and Confidence", Verdict.REFUTED)
-@right(
-    "a gain multiplies the attention",
-    expectation=lambda row, g: [Fraction(g * w, sum(row)) for w in row],
-)
+@PAPER.printed("AK-2c", "Executive Summary and Confidence", Verdict.REFUTED)
+@right("the attention rises with the gain", expectation=lambda row, g: [g * w for w in row])
 @false("sharpening makes single scores scatter less", spread_rises=False)
 def sharpening_lessens_the_bias(
     *,
@@ -226,14 +209,12 @@ def sharpening_lessens_the_bias(
     if changed is not None:
         return verified(f"weights {changed}: the expected attention changes with the gain")
     spreads = [[_second_moment(row, g) for g in (1, 2, 3)] for row in rows]
-    holds = all((a < b < c) == spread_rises for a, b, c in spreads)
     return refuted(
         f"weights {rows[1]}: every position has 1/3 at gains 1, 2 and 3",
         f"exact, {len(rows)} rows of 2 to 5 weights",
         "sharpening changes how much single scores scatter, not what is expected; recent "
-        "accumulation alone removes the bias"
-        if holds
-        else "",
+        "accumulation alone removes the bias",
+        all((a < b < c) == spread_rises for a, b, c in spreads),
     )
 
 
@@ -243,7 +224,7 @@ def _second_moment(weights: Sequence[int], gain: int) -> Fraction:
     return sum((Fraction(w, sum(sharp)) ** 2 for w in sharp), Fraction(0)) / len(sharp)
 
 
-@PAPER.claim("AK-10", Kind.OURS, "Eq. 4's model against real attention", Verdict.VERIFIED)
+@PAPER.ours("AK-10", "Eq. 4's model against real attention", Verdict.VERIFIED)
 @false("all quarters get an equal share", least=0.0, most=0.25)
 @false("accumulated attention rises with position", falls=1)
 def positions_are_not_exchangeable(
@@ -276,7 +257,7 @@ def positions_are_not_exchangeable(
     )
 
 
-@PAPER.claim("AK-11", Kind.OURS, "Open question 2, top-k accumulators", Verdict.EXHAUSTIVE)
+@PAPER.ours("AK-11", "Open question 2, top-k accumulators", Verdict.EXHAUSTIVE)
 @false("the last r rows are summed", chosen=lambda terms, r: terms[-r:])
 def largest_rows_keep_the_bias(
     *,
@@ -299,12 +280,10 @@ def largest_rows_keep_the_bias(
 # --- §4.2: entropy -------------------------------------------------------------------------------
 
 
-@PAPER.claim("AK-3", Kind.OURS, "E[H] for logits of any variance", Verdict.ASYMPTOTIC)
-@false("it is ln i − s²", formula=lambda i, s2: log(i) - s2, draws=100)
-@false("it is ln i − s²/4", formula=lambda i, s2: log(i) - s2 / 4, draws=100)
-def entropy_of_gaussian_logits(
-    *, formula: Formula = lambda i, s2: log(i) - s2 / 2, draws: int = 400
-) -> Finding:
+@PAPER.ours("AK-3", "E[H] for logits of any variance", Verdict.ASYMPTOTIC)
+@false("it is ln i − s²", formula=lambda i, s2: log(i) - s2)
+@false("it is ln i − s²/4", formula=lambda i, s2: log(i) - s2 / 4)
+def entropy_of_gaussian_logits(*, formula: Formula = lambda i, s2: log(i) - s2 / 2) -> Finding:
     """The expected entropy of a softmax over i Gaussian logits of variance s² is ln i − s²/2.
 
     The model has two phases that meet at s² = 2 ln i. Inside the first, the error shrinks with i;
@@ -314,16 +293,16 @@ def entropy_of_gaussian_logits(
     for i in (256, 1024, 4096):
         for part, allowed in ((0.1, 0.03), (0.25, 0.03), (0.5, 0.1)):
             s2 = part * log(i)
-            mean, error = mean_entropy(i, sqrt(s2), draws)
+            mean, error = mean_entropy(i, sqrt(s2))
             off = mean - formula(i, s2)
             errors[f"i = {i}, s² = {part} ln i"] = off
             if abs(off) > allowed + STANDARD_ERRORS * error:
                 return refuted(f"i = {i}, s² = {s2:.3f}: {mean:.3f}, formula {formula(i, s2):.3f}")
     at_half = [errors[f"i = {i}, s² = 0.5 ln i"] for i in (256, 1024, 4096)]
-    beyond = {part: mean_entropy(4096, sqrt(part * log(4096)), draws)[0] for part in (1.0, 2.0)}
+    beyond = {part: mean_entropy(4096, sqrt(part * log(4096)))[0] for part in (1.0, 2.0)}
     gaps = {part: beyond[part] - formula(4096, part * log(4096)) for part in beyond}
     return asymptotic(
-        f"Monte Carlo, {draws} draws: off by at most {max(map(abs, errors.values())):.3f} nats; at "
+        f"Monte Carlo, 400 draws: off by at most {max(map(abs, errors.values())):.3f} nats; at "
         f"s² = ½ ln i by {', '.join(f'{x:.3f}' for x in at_half)} for i = 256, 1024, 4096. It "
         f"breaks towards s² = 2 ln i: at i = 4096 off by {gaps[1.0]:.2f} at s² = ln i and by "
         f"{gaps[2.0]:.2f} at s² = 2 ln i",
@@ -331,14 +310,10 @@ def entropy_of_gaussian_logits(
     )
 
 
-@PAPER.claim("AK-3b", Kind.OURS, "E[H], the other phase", Verdict.ASYMPTOTIC)
-@false("μ is half as large", exponent=lambda i, s: sqrt(2 * log(i)) / s / 2, draws=100)
-@false("μ is 1/s", exponent=lambda i, s: 1 / s, draws=100)
-def frozen_entropy(
-    *,
-    exponent: Callable[[int, float], float] = frozen_exponent,
-    draws: int = 400,
-) -> Finding:
+@PAPER.ours("AK-3b", "E[H], the other phase", Verdict.ASYMPTOTIC)
+@false("μ is half as large", exponent=lambda i, s: sqrt(2 * log(i)) / s / 2)
+@false("μ is 1/s", exponent=lambda i, s: 1 / s)
+def frozen_entropy(*, exponent: Callable[[int, float], float] = frozen_exponent) -> Finding:
     """Beyond s² = 2 ln i few logits share all attention: the weights are Poisson-Dirichlet, and
     E[H] = ψ(1) − ψ(1 − μ) with μ = Φ⁻¹(1 − 1/i)/s at finite i.
 
@@ -348,22 +323,18 @@ def frozen_entropy(
     for i in (256, 1024, 4096):
         for part in (6, 10):
             s = sqrt(part * log(i))
-            mean, error = mean_entropy(i, s, draws)
+            mean, error = mean_entropy(i, s)
             claimed = frozen_mean(exponent(i, s))
             worst = max(worst, abs(claimed - mean) / mean)
             if abs(claimed - mean) > 0.08 * mean + STANDARD_ERRORS * error:
                 return refuted(f"i = {i}, s² = {part} ln i: {mean:.3f}, formula {claimed:.3f}")
     return asymptotic(
-        f"Monte Carlo, {draws} draws, i = 256 to 4096, s² = 6 and 10 ln i: within {worst:.1%}"
+        f"Monte Carlo, 400 draws, i = 256 to 4096, s² = 6 and 10 ln i: within {worst:.1%}"
     )
 
 
-@PAPER.claim("AK-3c", Kind.PRINTED, "Mechanism 1", Verdict.REFUTED, "what λ multiplies")
-@right(
-    "it is log i − 1/2 for scaled logits",
-    deviation=lambda d: 1.0,
-    formula=lambda i, d: log(i) - 0.5,
-)
+@PAPER.printed("AK-3c", "Mechanism 1", Verdict.REFUTED, "what λ multiplies")
+@right("logits are scaled", deviation=lambda d: 1.0, formula=lambda i, d: log(i) - 0.5)
 @false("the reading is log i − 1", reading=lambda i, d: log(i) - 1)
 def entropy_of_unscaled_products(
     *,
@@ -388,11 +359,12 @@ def entropy_of_unscaled_products(
         f"measured {mean:.2f}",
         f"Monte Carlo; unscaled logits are frozen for every i below e^(d/2) = {np.exp(d / 2):.1e}; "
         f"scaled by 1/√d: {scaled:.3f}",
-        "with logits q·k/√d it is log i − 1/2" if holds else "",
+        "with logits q·k/√d it is log i − 1/2",
+        holds,
     )
 
 
-@PAPER.claim("AK-4", Kind.PRINTED, "Mechanism 1, Eq. 12", Verdict.PROVED)
+@PAPER.printed("AK-4", "Mechanism 1, Eq. 12", Verdict.PROVED)
 @false("the 2 is missing", scale=lambda i, k, d: sympy.sqrt(sympy.log(i / k) / d))
 @false("the root is missing", scale=lambda i, k, d: 2 * sympy.log(i / k) / d)
 def lambda_solves_for_the_budget(
@@ -407,7 +379,7 @@ def lambda_solves_for_the_budget(
     return identity(left, sympy.log(k), "i, k and d are any positive numbers with i > k")
 
 
-@PAPER.claim("AK-4b", Kind.READING, "Eq. 12", Verdict.VERIFIED, "what λ multiplies")
+@PAPER.reading("AK-4b", "Eq. 12", Verdict.VERIFIED, "what λ multiplies")
 @false("λ multiplies the usual logits", deviation=lambda gain, d: gain / sqrt(d))
 @false("λ√d is halved", deviation=lambda gain, d: gain / 2)
 def lambda_replaces_the_scale(*, deviation: Formula = lambda gain, d: gain) -> Finding:
@@ -426,11 +398,11 @@ def lambda_replaces_the_scale(*, deviation: Formula = lambda gain, d: gain) -> F
 BIAS_SIZES = ((1024, 720), (8192, 720), (4096, 500), (4096, 256), (4096, 64), (4096, 16))
 
 
-@PAPER.claim("AK-5", Kind.OURS, "Eq. 12, what the gain achieves", Verdict.ASYMPTOTIC)
-@false("the gain lacks √2", gain=lambda i, k: sqrt(log(i / k)), draws=50)
+@PAPER.ours("AK-5", "Eq. 12, what the gain achieves", Verdict.ASYMPTOTIC)
+@false("the gain lacks √2", gain=lambda i, k: sqrt(log(i / k)))
 @false("0.1 nats hold wherever k² is above i/2", trusted=0.5)
 def gain_reaches_the_budget(
-    *, gain: Callable[[int, int], float] = step_gain, trusted: float = 60, draws: int = 200
+    *, gain: Callable[[int, int], float] = step_gain, trusted: float = 60
 ) -> Finding:
     """Under SG-softmax exp(E[H]) approaches k as k²/i grows.
 
@@ -439,7 +411,7 @@ def gain_reaches_the_budget(
     """
     biases = {}
     for i, k in BIAS_SIZES:
-        mean, error = mean_entropy(i, gain(i, k), draws)
+        mean, error = mean_entropy(i, gain(i, k), 200)
         biases[i, k] = mean - log(k)
         if k * k / i >= trusted and abs(biases[i, k]) > 0.1 + STANDARD_ERRORS * error:
             return refuted(f"i = {i}, k = {k}: off by {biases[i, k]:.3f} nats")
@@ -453,7 +425,7 @@ def gain_reaches_the_budget(
     )
 
 
-@PAPER.claim("AK-5b", Kind.OURS, "Eq. 12 with small budgets", Verdict.VERIFIED)
+@PAPER.ours("AK-5b", "Eq. 12 with small budgets", Verdict.VERIFIED)
 @false("k = 1000 is missed, too", sizes=((4096, 1000),))
 @false("k ≥ √i is enough", least=1.0)
 def small_budgets_are_missed(
@@ -480,7 +452,7 @@ def small_budgets_are_missed(
     )
 
 
-@PAPER.claim("AK-12", Kind.OURS, "Next check 2, λ times 0.5 to 2", Verdict.VERIFIED)
+@PAPER.ours("AK-12", "Next check 2, λ times 0.5 to 2", Verdict.VERIFIED)
 @false("half of λ leaves √(ik) tokens", tokens=lambda i, k, c: i * (k / i) ** c)
 def scaled_lambda_aims_elsewhere(
     *, tokens: Callable[[int, int, float], float] = lambda i, k, c: i * (k / i) ** (c * c)
@@ -498,7 +470,7 @@ def scaled_lambda_aims_elsewhere(
     return measured(all(abs(found[c] - log(tokens(i, k, c))) <= 0.1 for c in (0.5, 1.0)), evidence)
 
 
-@PAPER.claim("AK-5c", Kind.OURS, "Eq. 12, collision number", Verdict.ASYMPTOTIC)
+@PAPER.ours("AK-5c", "Eq. 12, collision number", Verdict.ASYMPTOTIC)
 @false("it is k", claimed=lambda i, k: k)
 @false("it is k²/(2i)", claimed=lambda i, k: k * k / (2 * i))
 def collision_number(*, claimed: Formula = lambda i, k: k * k / i) -> Finding:
@@ -521,9 +493,7 @@ def collision_number(*, claimed: Formula = lambda i, k: k * k / i) -> Finding:
     )
 
 
-@PAPER.claim(
-    "AK-6", Kind.PRINTED, "Mechanism 1, break condition", Verdict.VERIFIED, "variance of the logits"
-)
+@PAPER.printed("AK-6", "Mechanism 1, break condition", Verdict.VERIFIED, "variance of the logits")
 @false("Laplace logits are too flat", too_flat=("uniform", "Laplace"))
 @false("Gaussian logits are too sparse", too_sparse=("Gaussian",))
 def other_distributions_miss_the_target(
@@ -556,9 +526,7 @@ UNIT_VARIANCE: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]
 }
 
 
-@PAPER.claim(
-    "AK-6b", Kind.OURS, "Eq. 12, assumed variance", Verdict.VERIFIED, "variance of the logits"
-)
+@PAPER.ours("AK-6b", "Eq. 12, assumed variance", Verdict.VERIFIED, "variance of the logits")
 @false("the fixed gain suits any width", fixed=lambda x, target: target / float(x.std()))
 @false("the variance suits as well", adapted=lambda x, target: target / float(x.std()) ** 2)
 def gain_depends_on_the_variance(
@@ -588,7 +556,7 @@ def gain_depends_on_the_variance(
     )
 
 
-@PAPER.claim("AK-8", Kind.OURS, "Eq. 12 just above the budget", Verdict.VERIFIED, "gain below 1")
+@PAPER.ours("AK-8", "Eq. 12 just above the budget", Verdict.VERIFIED, "gain below 1")
 @false("1 is added to the gain", gain=lambda i, k: 1 + step_gain(i, k))
 @false("it flattens up to 2k", ratio=2.0)
 def gain_flattens_just_above_the_budget(
@@ -605,7 +573,7 @@ def gain_flattens_just_above_the_budget(
     return measured(flat == [i for i in lengths if i < ratio * k], evidence)
 
 
-@PAPER.claim("AK-9", Kind.OURS, "Eq. 12 while decoding", Verdict.VERIFIED, "i while decoding")
+@PAPER.ours("AK-9", "Eq. 12 while decoding", Verdict.VERIFIED, "i while decoding")
 @false("B tokens stay effective", tokens=lambda t, B: B)
 @false("B/t tokens stay effective", tokens=lambda t, B: B / t)
 def attention_sharpens_while_decoding(*, tokens: Formula = lambda t, B: B * B / t) -> Finding:
@@ -621,9 +589,7 @@ def attention_sharpens_while_decoding(*, tokens: Formula = lambda t, B: B * B / 
     return measured(max(off) <= 0.1, evidence)
 
 
-@PAPER.claim(
-    "AK-14", Kind.OURS, "Open question 4, SG-softmax in the model's attention", Verdict.VERIFIED
-)
+@PAPER.ours("AK-14", "Open question 4, SG-softmax in the model's attention", Verdict.VERIFIED)
 @false("the model keeps its own softmax", gain=lambda i, k: 1.0)
 def gain_harms_the_models_own_attention(
     *, model: Path, gain: Callable[[int, int], float] = step_gain
@@ -654,14 +620,13 @@ def value_prior(
     return smooth / smooth.max()
 
 
-@PAPER.claim("AK-7", Kind.OURS, "Eq. 13-15", Verdict.VERIFIED, "value prior")
+@PAPER.ours("AK-7", "Eq. 13-15", Verdict.VERIFIED, "value prior")
 @false("it grows with the values", prior=lambda v: value_prior(v) * np.abs(v).max())
 @false("its maximum is one half", prior=lambda v: value_prior(v) / 2)
 def value_prior_has_no_scale(*, prior: Callable[[Array], Array] = value_prior) -> Finding:
     """The value prior lies in (0, 1], reaches 1, and does not change when all values are scaled."""
     rng, low, off = np.random.default_rng(0), 1.0, 0.0
-    for _ in range(300):
-        values = rng.normal(size=(int(rng.integers(1, 40)), int(rng.integers(1, 9))))
+    for _, values in random_caches(0, 300, (1, 40)):
         found, scaled = prior(values), prior(float(np.exp(3 * rng.normal())) * values)
         low = min(low, float(found.min()))
         off = max(off, float(abs(found - scaled).max()), abs(float(found.max()) - 1))
@@ -669,7 +634,7 @@ def value_prior_has_no_scale(*, prior: Callable[[Array], Array] = value_prior) -
     return measured(low > 0 and off <= ROUNDING, evidence)
 
 
-@PAPER.claim("AK-7b", Kind.OURS, "Eq. 13 and its text", Verdict.VERIFIED, "value prior")
+@PAPER.ours("AK-7b", "Eq. 13 and its text", Verdict.VERIFIED, "value prior")
 @false("squares rank otherwise than squares", powers=(2, 2))
 @false("without smoothing they differ, too", kernels=(5, 5))
 def square_and_norm_differ(
@@ -696,7 +661,7 @@ def _rank_alike(values: Array, powers: tuple[float, float], kernel: int) -> bool
     return bool((first == second).all())
 
 
-@PAPER.claim("AK-13", Kind.OURS, "Limitations and next check 3, quantised values", Verdict.VERIFIED)
+@PAPER.ours("AK-13", "Limitations and next check 3, quantised values", Verdict.VERIFIED)
 @false("so it does at 1 bit", least={1: 0.9})
 def value_prior_survives_quantised_values(
     *, model: Path, least: dict[int, float] | None = None
@@ -745,7 +710,7 @@ def kept_in_common(first: Array, second: Array, room: int) -> float:
     return len(kept[0] & kept[1]) / room
 
 
-@PAPER.claim("AK-15", Kind.OURS, "Eq. 12, k = B or B_s, and query groups", Verdict.VERIFIED)
+@PAPER.ours("AK-15", "Eq. 12, k = B or B_s, and query groups", Verdict.VERIFIED)
 @false("k changes nothing at all", budget_choice=1.0)
 @false("one query head decides as the group does", joined=lambda group: group[0])
 def open_choices_matter_little(

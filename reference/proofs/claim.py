@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,19 @@ class Finding:
     """Measured values by name, plain numbers and lists, for `--json` and the docs."""
 
 
-def proved(evidence: str, **figures: Any) -> Finding:
-    """The statement holds by algebra."""
-    return Finding(Verdict.PROVED, evidence, figures=figures)
+def _ending_as(verdict: Verdict) -> Callable[..., Finding]:
+    """Return a function of the evidence, and of figures by name, that makes a finding."""
+
+    def finding(evidence: str, **figures: Any) -> Finding:
+        return Finding(verdict, evidence, figures=figures)
+
+    return finding
 
 
-def exhaustive(evidence: str, **figures: Any) -> Finding:
-    """The statement holds in every case of a finite domain, which the evidence names."""
-    return Finding(Verdict.EXHAUSTIVE, evidence, figures=figures)
-
-
-def verified(evidence: str, **figures: Any) -> Finding:
-    """The statement held for every sampled input."""
-    return Finding(Verdict.VERIFIED, evidence, figures=figures)
-
-
-def asymptotic(evidence: str, **figures: Any) -> Finding:
-    """The statement is approached; the evidence gives the finite-size error."""
-    return Finding(Verdict.ASYMPTOTIC, evidence, figures=figures)
+proved = _ending_as(Verdict.PROVED)
+exhaustive = _ending_as(Verdict.EXHAUSTIVE)
+verified = _ending_as(Verdict.VERIFIED)
+asymptotic = _ending_as(Verdict.ASYMPTOTIC)
 
 
 def not_here(counterexample: str, evidence: str = "", **figures: Any) -> Finding:
@@ -83,9 +79,16 @@ def not_here(counterexample: str, evidence: str = "", **figures: Any) -> Finding
     return Finding(Verdict.NOT_HERE, evidence, counterexample, figures=figures)
 
 
-def refuted(counterexample: str, evidence: str = "", reading: str = "", **figures: Any) -> Finding:
-    """The statement is contradicted; ``reading`` is what is true instead, if it was confirmed."""
-    return Finding(Verdict.REFUTED, evidence, counterexample, reading, figures)
+def refuted(
+    counterexample: str,
+    evidence: str = "",
+    reading: str = "",
+    confirmed: bool = True,
+    **figures: Any,
+) -> Finding:
+    """The statement is contradicted; ``reading`` is what is true instead, where confirmed."""
+    true_instead = reading if confirmed else ""
+    return Finding(Verdict.REFUTED, evidence, counterexample, true_instead, figures)
 
 
 def measured(holds: bool | np.bool, evidence: str, **figures: Any) -> Finding:
@@ -106,6 +109,17 @@ def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str
     if contradictions:
         return refuted("; ".join(contradictions), evidence, reading)
     return verified(evidence)
+
+
+def sentences(margins: Mapping[str, Sequence[float]], turned: int = 1) -> Finding:
+    """Judge sentences on a table by how much its figures carry them.
+
+    Args:
+        margins: sentence → differences of figures that have to be above 0.
+        turned: −1 turns every sentence round.
+    """
+    wrong = [sentence for sentence, each in margins.items() if min(turned * m for m in each) <= 0]
+    return tabulated(wrong, len(margins), "sentences agree with their table")
 
 
 Check = Callable[..., Finding]
@@ -196,7 +210,7 @@ class Paper:
     claims: list[Claim] = field(default_factory=list)
 
     def claim(
-        self, tag: str, kind: Kind, source: str, expected: Verdict, *topics: str
+        self, kind: Kind, tag: str, source: str, expected: Verdict, *topics: str
     ) -> Callable[[Check], Check]:
         """Register a check under the verdict that it is known to reach; see `Claim`."""
 
@@ -205,3 +219,7 @@ class Paper:
             return check
 
         return register
+
+    printed = partialmethod(claim, Kind.PRINTED)
+    reading = partialmethod(claim, Kind.READING)
+    ours = partialmethod(claim, Kind.OURS)

@@ -1,9 +1,11 @@
-"""Runs the methods on purpose: how often they update scores and rank entries, and what they hold.
+"""Counts: the operations of a formula; what methods update, rank and hold while they run.
 
-The one file of proofs that imports them: LazyEviction's Table 6 and Fig. 6 are about what they do,
-not about a formula.
+The one file of proofs that imports the methods: LazyEviction's Table 6 and Fig. 6 are about what
+they do, not about a formula.
 """
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +13,36 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.policy import Block, Clock, Score, empty_cache, step
+
+
+def _counts(operation: Callable[[float, float], Any]) -> Callable[[Any, float], Any]:
+    def count(self: float, other: float) -> Any:
+        Counted.operations += 1
+        found = operation(float(self), float(other))
+        return found if isinstance(found, bool) else Counted(found)
+
+    return count
+
+
+class Counted(float):
+    """A number that counts what is computed with it, all such numbers together."""
+
+    operations = 0
+
+    __lt__ = _counts(operator.lt)
+    __add__ = _counts(operator.add)
+    __sub__ = _counts(operator.sub)
+    __rsub__ = _counts(lambda x, y: y - x)
+    __mul__ = _counts(operator.mul)
+    __truediv__ = _counts(operator.truediv)
+
+
+def operations(formula: Callable[..., Any], *arrays: Any) -> int:
+    """Count the comparisons, sums, products and quotients that a formula takes on arrays."""
+    numbers = [np.vectorize(Counted, otypes=[object])(each) for each in arrays]
+    Counted.operations = 0
+    formula(*numbers)
+    return Counted.operations
 
 
 @dataclass

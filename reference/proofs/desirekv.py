@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import sympy
 
+from kvlab.reference.printed import printed_tables
 from kvlab.reference.proofs.claim import (
     Finding,
-    Kind,
     Paper,
     Verdict,
     asymptotic,
@@ -28,11 +28,11 @@ from kvlab.reference.proofs.claim import (
     proved,
     refuted,
     right,
+    sentences,
     tabulated,
     verified,
 )
 from kvlab.reference.proofs.observed import key_heads, observe
-from kvlab.reference.proofs.printed import printed_tables
 from kvlab.reference.proofs.ranks import spearman
 
 PAPER = Paper("desirekv", "DesireKV", "AAAI 2026, vol. 40, pp. 20518-20526")
@@ -121,7 +121,7 @@ def second_difference(memory: Memory) -> Any:
     return sympy.factor(sympy.simplify(memory(t + 1) - 2 * memory(t) + memory(t - 1)))
 
 
-@PAPER.claim("DE-1", Kind.PRINTED, "§1 and §4.1, text before Eq. 2", Verdict.REFUTED)
+@PAPER.printed("DE-1", "§1 and §4.1, text before Eq. 2", Verdict.REFUTED)
 @right("every token takes as many bits as it has places before it", memory=lambda t: t * (t - 1))
 @false("the memory itself is the traffic", reading=lambda t: equation_2(t))
 def memory_grows_quadratically(
@@ -139,9 +139,8 @@ def memory_grows_quadratically(
         f"M_3 − M_2 = M_2 − M_1 = {first}: every token adds the same",
         f"SymPy: the second difference of M_t is 0, that of the sum over all steps {total}",
         "memory grows linearly, as §5.3 says; the traffic, the sum of M_t over all steps, grows "
-        "quadratically"
-        if total != 0
-        else "",
+        "quadratically",
+        total != 0,
     )
 
 
@@ -149,7 +148,7 @@ LAYERS, KV_HEADS, CHANNELS = 32, 8, 128
 """Llama-3.1-8B, and its distillation by DeepSeek-R1."""
 
 
-@PAPER.claim("DE-1b", Kind.READING, "§1 and Fig. 1: 32.8 GB of cache", Verdict.VERIFIED)
+@PAPER.reading("DE-1b", "§1 and Fig. 1: 32.8 GB of cache", Verdict.VERIFIED)
 @false("GB are a thousand million bytes", unit=10**9)
 @false("GB are GiB", unit=2**30)
 def memory_of_the_example(*, unit: int = 1000 * 2**20) -> Finding:
@@ -164,7 +163,7 @@ def memory_of_the_example(*, unit: int = 1000 * 2**20) -> Finding:
     )
 
 
-@PAPER.claim("DE-1c", Kind.READING, "§5.3: 55 % of the memory", Verdict.VERIFIED)
+@PAPER.reading("DE-1c", "§5.3: 55 % of the memory", Verdict.VERIFIED)
 @false("4 bits are kept", bits=4.0)
 @false("the weights do not count", weights=0.0)
 def saving_of_the_whole(*, bits: float = 3.0, weights: float = 15.5) -> Finding:
@@ -176,7 +175,7 @@ def saving_of_the_whole(*, bits: float = 3.0, weights: float = 15.5) -> Finding:
     return measured(abs(saved - 0.55) <= 0.005, evidence)
 
 
-@PAPER.claim("DE-1d", Kind.PRINTED, "§5.3: 49.7 %, 11.6 % and 55 %", Verdict.VERIFIED)
+@PAPER.printed("DE-1d", "§5.3: 49.7 %, 11.6 % and 55 %", Verdict.VERIFIED)
 @false("the further saving is 20 %", further=0.2)
 @false("both are 60 %", both=0.6)
 def savings_add_up(*, further: float = 0.116, both: float = 0.55) -> Finding:
@@ -189,7 +188,7 @@ def savings_add_up(*, further: float = 0.116, both: float = 0.55) -> Finding:
     return measured(min(totals) < both + 0.005 and max(totals) >= both - 0.005, evidence)
 
 
-@PAPER.claim("DE-1e", Kind.PRINTED, "Abstract and §5.3: 2.93× and 193.1 %", Verdict.VERIFIED)
+@PAPER.printed("DE-1e", "Abstract and §5.3: 2.93× and 193.1 %", Verdict.VERIFIED)
 @false("2.93× is an improvement by 293 %", plus=0.0)
 def throughput_is_printed_alike(*, plus: float = 1.0) -> Finding:
     """A throughput of 2.93 times the full cache's is an improvement by 193.1 %."""
@@ -199,7 +198,7 @@ def throughput_is_printed_alike(*, plus: float = 1.0) -> Finding:
 # --- §4.2: importance ----------------------------------------------------------------------------
 
 
-@PAPER.claim("DE-9", Kind.OURS, "Eq. 3 over the entries that attention is over", Verdict.VERIFIED)
+@PAPER.ours("DE-9", "Eq. 3 over the entries that attention is over", Verdict.VERIFIED)
 @false("it does not depend on the number of entries", total=lambda n: n / 50)
 def importances_sum_to_one(
     *, model: Path, total: Callable[[int], float] = lambda n: 1.0
@@ -219,7 +218,7 @@ def importances_sum_to_one(
     return measured(worst < 1e-9, f"n = {', '.join(map(str, sums))}: off by {worst:.1e} at most")
 
 
-@PAPER.claim("DE-6", Kind.PRINTED, "Eq. 4", Verdict.REFUTED, "Eq. 4")
+@PAPER.printed("DE-6", "Eq. 4", Verdict.REFUTED, "Eq. 4")
 @right("nothing is smoothed", smooth=lambda x, i, w: x[i])
 @false("the reading smooths nothing", reading=lambda x, i, w: x[i])
 def printed_smoothing_depends_on_the_token(
@@ -241,9 +240,8 @@ def printed_smoothing_depends_on_the_token(
     return refuted(
         f"importance 1 at the first token: every token of {n} gets {smooth(units[0], 0, w)}",
         f"exact: units at each of {n} places",
-        "the mean is over I_{i+t}; what lies w or more from the border is conserved"
-        if kept and own
-        else "",
+        "the mean is over I_{i+t}; what lies w or more from the border is conserved",
+        kept and own,
     )
 
 
@@ -255,12 +253,9 @@ def mean_of(x: Sequence[Fraction], places: Sequence[int]) -> Fraction:
 # --- §4.3: sensitivity ---------------------------------------------------------------------------
 
 
-@PAPER.claim("DE-2", Kind.OURS, "Eq. 6 and the score below it", Verdict.EXHAUSTIVE)
+@PAPER.ours("DE-2", "Eq. 6 and the score below it", Verdict.EXHAUSTIVE)
 @false("the score scales with a²", power=2)
-@false(
-    "outliers are the values above 3",
-    marked=lambda block: [j for j, x in enumerate(block) if x > 3],
-)
+@false("outliers are above 3", marked=lambda block: [j for j, x in enumerate(block) if x > 3])
 @false("1 is added to the score", score=lambda block: outlier_score(block) + 1)
 def fences_follow_scale_and_shift(
     *,
@@ -289,7 +284,7 @@ def _numbers(block: Block) -> str:
     return ", ".join(map(str, block))
 
 
-@PAPER.claim("DE-3", Kind.PRINTED, "§4.3, block score", Verdict.REFUTED, "frequency of outliers")
+@PAPER.printed("DE-3", "§4.3, block score", Verdict.REFUTED, "frequency of outliers")
 @right("the sum is divided by the block's length", score=lambda block: outlier_mass(block))
 @false("the reading is the printed score", reading=lambda block: outlier_score(block))
 def score_counts_outliers(
@@ -308,9 +303,8 @@ def score_counts_outliers(
         f"2, 4 and 8 outliers at ±10 of 64 values: scores {', '.join(map(str, scores))}",
         "exact fractions; counts enter only through blocks without any outlier, which score 0",
         "with the sum divided by the block's length it does (outlier_mean=block): "
-        + ", ".join(f"{float(x):.3f}" for x in readings)
-        if readings[0] < readings[1] < readings[2]
-        else "",
+        + ", ".join(f"{float(x):.3f}" for x in readings),
+        readings[0] < readings[1] < readings[2],
     )
 
 
@@ -320,7 +314,7 @@ def _with_outliers(length: int, pairs: int) -> Block:
     return [*small, *[Fraction(10)] * pairs, *[Fraction(-10)] * pairs]
 
 
-@PAPER.claim("DE-3b", Kind.OURS, "Eq. 6 on Gaussian values", Verdict.ASYMPTOTIC)
+@PAPER.ours("DE-3b", "Eq. 6 on Gaussian values", Verdict.ASYMPTOTIC)
 @false("1 % lie beyond", rate=lambda factor: 0.01)
 @false("as many lie beyond fences of 3 IQR", factor=3.0, rate=lambda factor: 0.00698)
 def gaussian_values_beyond_the_fences(
@@ -352,7 +346,7 @@ def gaussian_values_beyond_the_fences(
     )
 
 
-@PAPER.claim("DE-4", Kind.OURS, "the quantiser, which §4.3 leaves open", Verdict.EXHAUSTIVE)
+@PAPER.ours("DE-4", "the quantiser, which §4.3 leaves open", Verdict.EXHAUSTIVE)
 @false("a third of a step bounds it", bound=Fraction(1, 3), bits=(2,))
 @false("rounding down is as good", rounding=Fraction(0), bits=(2,))
 def error_is_at_most_half_a_step(
@@ -385,7 +379,7 @@ def error_is_at_most_half_a_step(
     )
 
 
-@PAPER.claim("DE-4c", Kind.OURS, "§4.3, outliers and approximation errors", Verdict.VERIFIED)
+@PAPER.ours("DE-4c", "§4.3, outliers and approximation errors", Verdict.VERIFIED)
 @false("the outliers themselves suffer", sign=-1)
 def neighbours_of_outliers_suffer(*, sign: int = 1) -> Finding:
     """Under a quantiser that spans minimum to maximum, as KIVI's does, it is not the outliers that
@@ -410,7 +404,7 @@ def neighbours_of_outliers_suffer(*, sign: int = 1) -> Finding:
     return measured(sign * (means[1] - means[0]) > 0, evidence)
 
 
-@PAPER.claim("DE-4b", Kind.PRINTED, "§3.1 and Fig. 2", Verdict.VERIFIED)
+@PAPER.printed("DE-4b", "§3.1 and Fig. 2", Verdict.VERIFIED)
 @false("it is above 0.9", strong=0.9)
 @false("the score is turned round", score=lambda block: -outlier_score(block))
 def outlier_score_tells_the_error(
@@ -444,7 +438,7 @@ def _root_mean_square(block: Block, other: Block) -> float:
     return float(mean([(x - y) ** 2 for x, y in zip(block, other, strict=True)])) ** 0.5
 
 
-@PAPER.claim("DE-8", Kind.READING, "Eq. 8", Verdict.VERIFIED)
+@PAPER.reading("DE-8", "Eq. 8", Verdict.VERIFIED)
 @false("it is the maximum over j of S_{i,l} itself", largest=lambda scores: scores)
 def normalised_sensitivity_reaches_one_once(
     *, model: Path, largest: Callable[[Any], Any] = lambda scores: scores.max()
@@ -460,7 +454,7 @@ def normalised_sensitivity_reaches_one_once(
     return measured(ones == 1, f"{len(scores)} tokens, {ones} with 1")
 
 
-@PAPER.claim("DE-7b", Kind.PRINTED, "§3.2 and Fig. 3", Verdict.VERIFIED)
+@PAPER.printed("DE-7b", "§3.2 and Fig. 3", Verdict.VERIFIED)
 @false("importance is not smoothed", smoothing=0)
 @false("R² is below 0.001", at_most=0.001)
 def importance_and_sensitivity_are_unrelated(
@@ -492,7 +486,7 @@ def _sensitivities(model: Path) -> dict[int, Any]:
     return {layer: np.mean(heads, axis=0) for layer, heads in layers.items()}
 
 
-@PAPER.claim("DE-7", Kind.READING, "§3.2, quadrants at medians", Verdict.EXHAUSTIVE, "thresholds")
+@PAPER.reading("DE-7", "§3.2, quadrants at medians", Verdict.EXHAUSTIVE, "thresholds")
 @false("Q1 and Q2 are equal", balanced=lambda q: q["Q1"] == q["Q2"])
 def medians_balance_opposite_quadrants(
     *,
@@ -524,9 +518,7 @@ def _quadrants(important: Sequence[bool], sensitive: Sequence[bool]) -> dict[str
 # --- bits ----------------------------------------------------------------------------------------
 
 
-@PAPER.claim(
-    "DE-5a", Kind.READING, "Table 3, bits of DesireKV", Verdict.VERIFIED, "bits per quadrant"
-)
+@PAPER.reading("DE-5a", "Table 3, bits of DesireKV", Verdict.VERIFIED, "bits per quadrant")
 @false("Q3 keeps 16 bits", high=16)
 @false("Q2 keeps 2 bits", low=2)
 def quadrant_bits_give_the_printed_averages(*, low: int = 4, high: int = 8) -> Finding:
@@ -542,7 +534,7 @@ def quadrant_bits_give_the_printed_averages(*, low: int = 4, high: int = 8) -> F
     return measured(all(round(found[x], 1) == averages[x] for x in averages), evidence)
 
 
-@PAPER.claim("DE-5b", Kind.OURS, "Table 3, bits of DDKS and K4V4", Verdict.VERIFIED)
+@PAPER.ours("DE-5b", "Table 3, bits of DDKS and K4V4", Verdict.VERIFIED)
 @false("scale and zero point take 64 bits", overhead=64)
 @false("both models' figures count them", llama_counts=True)
 def bits_are_counted_in_two_ways(*, overhead: int = 32, llama_counts: bool = False) -> Finding:
@@ -568,7 +560,7 @@ def bits_are_counted_in_two_ways(*, overhead: int = 32, llama_counts: bool = Fal
     return measured(not any(off), f"computed: {'; '.join(shown)}")
 
 
-@PAPER.claim("DE-5c", Kind.READING, "Tables 1 and 2, memory", Verdict.VERIFIED)
+@PAPER.reading("DE-5c", "Tables 1 and 2, memory", Verdict.VERIFIED)
 @false("no scales are counted", overhead=0.0)
 @false("a tenth is kept at 16 bits", share=0.1)
 def protective_sampling_saves(*, overhead: float = 32 / 64, share: float = 0.2) -> Finding:
@@ -581,7 +573,7 @@ def protective_sampling_saves(*, overhead: float = 32 / 64, share: float = 0.2) 
     return measured(min(figures) <= saved <= max(figures), evidence)
 
 
-@PAPER.claim("DE-5d", Kind.PRINTED, "§5.2, summary", Verdict.REFUTED)
+@PAPER.printed("DE-5d", "§5.2, summary", Verdict.REFUTED)
 @right("both models keep 2.9 bits", bits={"both": 2.9})
 @false("the reading says more than 5.4 times", reading=5.4)
 def compression_exceeds_five_and_a_half(
@@ -597,7 +589,7 @@ def compression_exceeds_five_and_a_half(
     return tabulated(below, len(ratios), "models have a ratio above 5.5", least)
 
 
-@PAPER.claim("DE-5h", Kind.PRINTED, "Table 3, bits of K8V4", Verdict.VERIFIED)
+@PAPER.printed("DE-5h", "Table 3, bits of K8V4", Verdict.VERIFIED)
 @false("scales of groups of 64 are counted", overhead=0.5)
 def bits_of_k8v4(*, overhead: float = 0.0) -> Finding:
     """K8V4, 8 bits for keys and 4 for values, keeps 6.0 bits on average on both models."""
@@ -629,7 +621,7 @@ def put_right(table: Table) -> Table:
     }
 
 
-@PAPER.claim("DE-5e", Kind.PRINTED, "Table 3, losses", Verdict.REFUTED)
+@PAPER.printed("DE-5e", "Table 3, losses", Verdict.REFUTED)
 @right("every loss is computed from its score", table=put_right(TABLES["accuracy"]))
 def losses_follow_from_the_scores(*, table: Table | None = None) -> Finding:
     """Every loss is the score's distance from the full cache's, in percent of it.
@@ -652,7 +644,7 @@ def losses_follow_from_the_scores(*, table: Table | None = None) -> Finding:
     return tabulated(off, 40, "losses follow from their score")
 
 
-@PAPER.claim("DE-5g", Kind.PRINTED, "Table 3, average losses", Verdict.REFUTED)
+@PAPER.printed("DE-5g", "Table 3, average losses", Verdict.REFUTED)
 @right("every average is computed from its scores", table=put_right(TABLES["accuracy"]))
 def average_losses_are_averages(*, table: Table | None = None) -> Finding:
     """Every average loss is the mean of the row's four losses, taken from its scores."""
@@ -666,7 +658,7 @@ def average_losses_are_averages(*, table: Table | None = None) -> Finding:
     return tabulated(off, 10, "averages are the mean of their row")
 
 
-@PAPER.claim("DE-5f", Kind.OURS, "Tables 1 to 4, AIME2024", Verdict.VERIFIED)
+@PAPER.ours("DE-5f", "Tables 1 to 4, AIME2024", Verdict.VERIFIED)
 @false("30 samples are enough", samples=30)
 @false("all figures are on the grid", off=())
 def aime_scores_lie_on_a_grid(
@@ -682,7 +674,7 @@ def aime_scores_lie_on_a_grid(
     return measured(set(found) == set(off), evidence)
 
 
-@PAPER.claim("DE-10", Kind.OURS, "§3.1 and §3.3 on Tables 1 and 2", Verdict.VERIFIED)
+@PAPER.ours("DE-10", "§3.1 and §3.3 on Tables 1 and 2", Verdict.VERIFIED)
 @false("2400 samples tell them apart as little", samples=2400)
 def protections_differ_by_chance(*, samples: int = 240) -> Finding:
     """With 240 samples, the grid that all scores lie on, neither table tells its two protections
@@ -730,13 +722,11 @@ def margins_of_sentences() -> dict[str, list[float]]:
     }
 
 
-@PAPER.claim("DE-11", Kind.PRINTED, "§5.2 and §5.4 on Tables 3 and 4", Verdict.VERIFIED)
+@PAPER.printed("DE-11", "§5.2 and §5.4 on Tables 3 and 4", Verdict.VERIFIED)
 @false("every sentence is turned round", turned=-1)
 def tables_say_what_the_text_says(*, turned: int = 1) -> Finding:
     """Tables 3 and 4 show what the text says of them: DesireKV is better than RPC and DDKS
     everywhere and than K8V4 on average, with the fewest bits; every part is needed, sensitivity
     most.
     """
-    margins = margins_of_sentences()
-    wrong = [sentence for sentence, each in margins.items() if min(turned * m for m in each) <= 0]
-    return tabulated(wrong, len(margins), "sentences agree with their table")
+    return sentences(margins_of_sentences(), turned)

@@ -5,22 +5,12 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
-from kvlab.reference.proofs import PAPERS, Claim, claims, count, paper
-from kvlab.reference.proofs.errata import prose
-from kvlab.reference.proofs.printed import DATA
+from kvlab.reference.proofs import PAPERS
 
-INTRODUCTION = """\
-# Ledger
-
-Every equation, theorem, algorithm, table, figure and finding of the four papers, and what became of
-it here: *checked* by a function of `kvlab prove` or a test, *measured* on a model with a 95 %
-interval, or *declared*: why nobody here can check it. The last column has the commands that repeat
-it; MODEL stands for the weights that are named.
-
-`kvlab prove --pages docs` writes this page from `reference/proofs/data/`. Do not edit it by hand.
-"""
+DATA = files("kvlab.reference.proofs") / "data"
 
 
 @dataclass(frozen=True)
@@ -107,41 +97,6 @@ def contents() -> dict[str, list[str]]:
         ]
         for name, kinds in _read("ledger.toml")["contents"].items()
     }
-
-
-def page() -> str:
-    """Write the ledger in Markdown."""
-    parts = [INTRODUCTION]
-    by_tag = {claim.tag: claim for claim in claims()}
-    for name in PAPERS:
-        rows, about = [row for row in ledger() if row.paper == name], paper(name)
-        alone = sum(not (row.claims or row.tests or row.figures or row.measured) for row in rows)
-        parts += [
-            f"## {about.title}\n",
-            f"{about.source}: {len(rows)} rows, {alone} of them declared alone; "
-            f"{count(about.claims)}.\n",
-            "| where | what | checked | measured | declared | repeat with |",
-            "|---|---|---|---|---|---|",
-            *(_line(row, by_tag) for row in rows),
-            "",
-        ]
-    return "\n".join(parts)
-
-
-def _line(row: Row, by_tag: Mapping[str, Claim]) -> str:
-    found = [by_tag[tag] for tag in row.claims]
-    checked = [f"{each.tag} `{each.name}`: {each.expected}" for each in found]
-    checked += [f"`{test.rpartition('::')[2]}`" for test in row.tests]
-    checked += ["beside the [cost model](plan.md)"] if row.figures else []
-    cells = (
-        row.place,
-        prose(row.says),
-        "<br>".join(checked),
-        "<br>".join(each.text() for each in row.measured),
-        prose(row.declared),
-        "<br>".join(f"`{command}`" for command in row.commands),
-    )
-    return f"| {' | '.join(cells)} |"
 
 
 def _row(name: str, each: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> Row:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kvlab.reference.notation import Array
+from kvlab.reference.proofs.outputs import softmax
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
@@ -40,8 +41,7 @@ class Head:
         rows = np.zeros((t, t))
         for i in range(t):
             logits = gain(i + 1) * self.keys[: i + 1] @ self.queries[i] / np.sqrt(d)
-            weights = np.exp(logits - logits.max())
-            rows[i, : i + 1] = weights / weights.sum()
+            rows[i, : i + 1] = softmax(logits)
         return rows
 
 

@@ -54,7 +54,7 @@ def test_the_method_scores_the_change_of_the_output(cache):
 def test_the_method_scores_sets_by_their_joint_change(seed):
     _, alpha, values = random_cache(seed)
     evicted = np.random.default_rng(seed).random(9) < 0.4
-    error = proofs.joint_error(alpha, values, evicted[None])[0]
+    error = proofs.joint_errors(alpha, values, evicted[None])[0]
     assert joint_error(alpha, values, evicted) == pytest.approx(error, rel=FLOAT64, abs=FLOAT64)
 
 

@@ -10,10 +10,10 @@ import pytest
 import typer
 
 from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.pages import ledger_page
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, claims
-from kvlab.reference.proofs.ledger import contents, ledger, page
-from kvlab.reference.proofs.printed import DATA
+from kvlab.reference.proofs.ledger import DATA, contents, ledger
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
@@ -73,7 +73,7 @@ def test_wrong_commands_do_not(command):
 
 
 def test_the_page_is_written_from_the_data_of_now():
-    assert (ROOT / "docs" / "ledger.md").read_text("utf-8") == page()
+    assert (ROOT / "docs" / "ledger.md").read_text("utf-8") == ledger_page()
 
 
 def parse(command):

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from kvlab.fast.lab.commands.options import AsJson, prepare_output
 from kvlab.fast.lab.evaluate.readings import stored_differences
+from kvlab.fast.lab.pages import errata_page, ledger_page
 from kvlab.fast.lab.terminal import console, errors, progress
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import proofs
-from kvlab.reference.proofs import errata, ledger
 
 STYLES = {
     proofs.Verdict.PROVED: "green",
@@ -53,9 +53,9 @@ def prove(
             bar.update(task, advance=1, description=f"{result.claim.paper} {result.claim.tag}")
     results.sort(key=lambda result: claims.index(result.claim))
     if pages is not None:
-        errata_page = errata.page(results, stored_differences())
-        (pages / "errata.md").write_text(errata_page, encoding="utf-8")
-        (pages / "ledger.md").write_text(ledger.page(), encoding="utf-8")
+        errata = errata_page(results, stored_differences())
+        (pages / "errata.md").write_text(errata, encoding="utf-8")
+        (pages / "ledger.md").write_text(ledger_page(), encoding="utf-8")
     if as_json:
         print(json.dumps([plain(result) for result in results], indent=1))
     else:

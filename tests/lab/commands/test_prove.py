@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
 from kvlab.reference import proofs
-from kvlab.reference.proofs.claim import Claim, Finding, Kind, Paper, Verdict, proved, refuted
+from kvlab.reference.proofs.claim import Claim, Finding, Paper, Verdict, proved, refuted
 
 
 def right(*, factor: float = 1.0) -> Finding:
@@ -27,7 +27,7 @@ def two_claims(monkeypatch):
     def use(*checks):
         paper = Paper("caote", "CAOTE", "arXiv")
         for number, check in enumerate(checks):
-            paper.claim(f"CA-{number}", Kind.PRINTED, "Theorem", Verdict.PROVED)(check)
+            paper.printed(f"CA-{number}", "Theorem", Verdict.PROVED)(check)
         monkeypatch.setattr(proofs, "paper", lambda name: paper)
         monkeypatch.setattr(proofs, "ProcessPoolExecutor", Inline)
 
