@@ -53,8 +53,8 @@ tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-
 claims.verdicts("caote", reasoner_directory(), tags)
 
 # %% [markdown]
-# Two of these do not hold as printed. CA-8d is about FastCAOTE, which puts the plain mean of all
-# values in the place of $X$:
+# One of these does not hold as printed: CA-8d. It is about FastCAOTE, which puts the plain mean of
+# all values in the place of $X$:
 
 # %%
 print(claims.explanation("CA-8d", reasoner_directory()))

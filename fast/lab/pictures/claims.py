@@ -1,6 +1,7 @@
 """What the papers' claims come to: proofs, measured contrasts, and figures of the cost model."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
@@ -10,7 +11,7 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import TaskSummary
 from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
 from kvlab.reference.planner.figures import paper_figures
-from kvlab.reference.proofs import PAPERS, Finding, claims
+from kvlab.reference.proofs import PAPERS, Finding, Kind, claims
 from kvlab.reference.proofs import Verdict as Proved
 from kvlab.reference.proofs.claim import Claim
 
@@ -59,21 +60,23 @@ def verdicts(paper: str, model: Path, tags: Sequence[str] = ()) -> Table:
     """
     columns = (
         Column("claim", "tag"),
+        Column("kind"),
         Column("where", "source"),
         Column("statement"),
         Column("verdict", lambda claim: str(claim.run(model).verdict)),
     )
     chosen = [claim for claim in claims(paper) if not tags or claim.tag in tags]
-    return tabulate(chosen, columns, words=4, wrap=True)
+    return tabulate(chosen, columns, words=5, wrap=True)
 
 
 def proof_counts(model: Path) -> Table:
-    """Count the verdicts of `kvlab prove` by paper."""
+    """Count the verdicts of `kvlab prove` by paper and kind of claim."""
     rows = []
-    for paper in PAPERS:
-        found = [claim.run(model).verdict for claim in claims(paper)]
-        rows.append((paper, str(len(found)), *(str(found.count(verdict)) for verdict in Proved)))
-    return Table(("paper", "claims", *map(str, Proved)), rows, wrap=True)
+    for paper, kind in product(PAPERS, Kind):
+        found = [claim.run(model).verdict for claim in claims(paper) if claim.kind is kind]
+        numbers = (len(found), *(found.count(verdict) for verdict in Proved))
+        rows.append((paper, str(kind), *map(str, numbers)))
+    return Table(("paper", "kind", "claims", *map(str, Proved)), rows, words=2, wrap=True)
 
 
 def planned_figures(paper: str) -> Table:
