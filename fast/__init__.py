@@ -1,23 +1,51 @@
-"""KV-cache compression in PyTorch and Triton, on Hugging Face models.
+"""KV-cache compression in PyTorch and Triton, on Hugging Face models: what users import.
 
-Importing this package does not import PyTorch: `compress` does, when it is first used.
+Importing this package does not import PyTorch: what it offers does, when it is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvlab.fast.huggingface import CompressedCache, compress
+    from kvlab.fast import methods
+    from kvlab.fast.huggingface import CacheMemory, CompressedCache, compress
+    from kvlab.fast.observation import Needs, Observation
+    from kvlab.fast.policy import Budget, Policy, Precision, Protect, Score, twin_of
+    from kvlab.fast.step import Block, StepResult
 
-__all__ = ["CompressedCache", "compress"]
+__all__ = [
+    "Block",
+    "Budget",
+    "CacheMemory",
+    "CompressedCache",
+    "Needs",
+    "Observation",
+    "Policy",
+    "Precision",
+    "Protect",
+    "Score",
+    "StepResult",
+    "compress",
+    "methods",
+    "twin_of",
+]
+
+HOMES = {
+    "huggingface": ("CacheMemory", "CompressedCache", "compress"),
+    "observation": ("Needs", "Observation"),
+    "policy": ("Budget", "Policy", "Precision", "Protect", "Score", "twin_of"),
+    "step": ("Block", "StepResult"),
+}
+"""Modules, and the names that are taken from them."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    home = next((module for module, names in HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from kvlab.fast import huggingface
+        return getattr(import_module(f"{__name__}.{home}"), name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"kvlab.fast.{name} needs {error.name}: pip install 'kvlab[fast]'", name=error.name
         ) from error
-    return getattr(huggingface, name)

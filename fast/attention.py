@@ -12,6 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvlab.reference.windows import GroupReduction
 
+Reduction = GroupReduction | Literal["none", "skip"]
+"""How the query heads of a KV head are joined; ``none`` leaves them apart, ``skip`` out."""
+
 
 def compute_dtype(stored: torch.dtype) -> torch.dtype:
     """Return the precision of logits, probabilities and scores: float32, or float64 if stored."""
@@ -109,7 +112,7 @@ def attend_without_weights(
     return output if mask is None else torch.where(mask.any(-1, keepdim=True), output, 0.0)
 
 
-def reduce_group(x: Float[Tensor, "N G rho *rest"], how: GroupReduction | Literal["sum"]) -> Tensor:
+def reduce_group(x: Float[Tensor, "N G rho *rest"], how: Reduction) -> Tensor:
     """Reduce over the query heads that share a KV head."""
     if x.shape[2] == 1:
         return x[:, :, 0]

@@ -14,10 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.attention import compute_dtype
-from kvlab.fast.columns import Table
-from kvlab.fast.kernels.coded_table import CodedEntries
-from kvlab.fast.padding import last_in_use
+from kvlab.fast.batch import KeepSet
+from kvlab.fast.columns import Columns
+from kvlab.fast.kernels.vector_tables import MixedEntries
+from kvlab.fast.notation import Positions
 from kvlab.fast.storage import Partners, Storage
+from kvlab.reference.cache import Column
 from kvlab.reference.quantization import FULL_BITS
 
 NOWHERE = -1
@@ -45,30 +47,28 @@ class LayerMemory:
 class State:
     """What a score remembers in one layer: columns of the entries, and of the token stream."""
 
-    table: Table
+    entries: Columns
+    """Per-entry columns ``[N, G, n]``: they grow and are compacted with the cache."""
     stream: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def entries(self) -> Table:
-        """Per-entry columns ``[N, G, n]``: they grow and are compacted with the cache."""
-        return self.table
+    """Tensors with the batch axis in front, or tuples with one value per sequence."""
 
 
 class LayerCache:
     """Entries of one layer."""
 
-    def __init__(self, fills: Mapping[str, float], quantises: bool = False) -> None:
+    def __init__(
+        self, remembered: Mapping[str, Column], quantises: bool = False, wide: bool = False
+    ) -> None:
         """Make an empty cache.
 
         Args:
-            fills: names of the per-entry state and the value that a new entry starts with; whole
-                numbers are stored as int32.
+            remembered: what a score remembers of every entry.
             quantises: whether entries may be stored at different precisions.
+            wide: whether what is remembered takes 64 bits per number.
         """
-        self.fills = dict(fills)
         self.quantises = quantises
-        self.table = Table()
-        self.state = State(self.table)
+        self.columns = Columns(remembered, wide)
+        self.state = State(self.columns)
         self.counts: tuple[int, ...] = ()
         self.demoted: tuple[int, ...] = ()
         self.ordered = True
@@ -79,36 +79,34 @@ class LayerCache:
 
     def __len__(self) -> int:
         """Slots per head; between two steps one of them may be vacant."""
-        return self.table.count
+        return self.columns.count
 
     @property
     def ragged(self) -> bool:
         """Whether some slots are empty."""
-        return any(count != self.table.count for count in self.counts)
+        return any(count != self.columns.count for count in self.counts)
 
     @property
-    def positions(self) -> Int[Tensor, "N G n"]:
+    def positions(self) -> Positions:
         """Absolute position of each entry, -1 where a slot is empty."""
-        return self.table["positions"]
+        return self.columns["positions"]
 
-    def keys(self, dtype: torch.dtype) -> Float[Tensor, "N G n d"]:
-        """Return the keys as attention reads them."""
-        return self.table["keys"].to(dtype) if self.mixed is None else self.mixed[0].read(dtype)
+    def column(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return keys, values or another column; what is stored as codes is read in a format."""
+        if self.mixed is not None and name in ("keys", "values"):
+            return self.mixed[name == "values"].read(dtype)
+        return self.columns[name]
 
-    def values(self, dtype: torch.dtype) -> Float[Tensor, "N G n d"]:
-        """Return the values as attention reads them."""
-        return self.table["values"].to(dtype) if self.mixed is None else self.mixed[1].read(dtype)
-
-    def coded(self) -> CodedEntries | None:
-        """Return entries of mixed precision as attention kernels read them, if they can."""
+    def mixed_entries(self) -> MixedEntries | None:
+        """Return entries of mixed precision where attention kernels can read them."""
         if self.mixed is None:
             return None
-        keys, values = (storage.coded() for storage in self.mixed)
+        keys, values = (storage.readable_tables() for storage in self.mixed)
         if keys is None or values is None:
             return None
-        return CodedEntries(keys, values, self._partners.of(*self.mixed, keys, values))
+        return MixedEntries(keys, values, self._partners.of(*self.mixed))
 
-    def bits(self) -> Int[Tensor, "N G n"]:
+    def bits(self) -> Positions:
         """Bits per element of the stored keys."""
         if self.mixed is not None:
             return self.mixed[0].bits()
@@ -148,30 +146,28 @@ class LayerCache:
         m = next(iter(columns.values())).shape[2]
         reused = None
         if self._vacant is not None and max(present) == min(present) == m == 1:
-            reused = self.table.overwrite(self._vacant, columns, self.fills)
+            reused = self.columns.overwrite(self._vacant, columns)
             self._vacant = None
         else:
             self.settle()
-            self.table.append(columns, self.fills, floating)
+            self.columns.append(columns, floating)
             self.ordered = self.ordered and (m == min(present) or len(self) == m)
         self.counts = tuple(a + b for a, b in zip(self.counts, present, strict=True))
         return reused
 
-    def compact(self, keep: Int[Tensor, "N G kept"], kept: Sequence[int]) -> None:
-        """Keep these slots alone, in ascending position; of them the last ``kept`` per sequence.
-
-        Besides `evict_one` the only way by which an entry leaves.
-        """
-        width = keep.shape[2]
-        valid = last_in_use(width, kept, keep.device).expand_as(keep)
+    def compact(self, keep: KeepSet) -> None:
+        """Keep only these slots; entries leave in this way and by `evict_one`, in no other."""
+        counts, width = tuple(keep.counts), keep.slots.shape[2]
+        if counts == self.counts:
+            return
         if self.mixed is not None:
             for storage in self.mixed:
-                storage.take(keep, valid)
-        whole = not self.ragged and min(kept) == max(kept)
-        self.table.take(keep, ascending=self.ordered and whole)
-        if any(count != width for count in kept):
-            self.positions.masked_fill_(~valid, NOWHERE)
-        self.counts, self.ordered = tuple(kept), True
+                storage.take(keep.slots, keep.in_use)
+        whole = not self.ragged and min(counts) == max(counts)
+        self.columns.take(keep.slots, ascending=self.ordered and whole)
+        if any(count != width for count in counts):
+            self.positions.masked_fill_(~keep.in_use, NOWHERE)
+        self.counts, self.ordered = counts, True
 
     def evict_one(self, slot: Int[Tensor, "N G 1"]) -> None:
         """Let one entry leave every head: the next token overwrites its slot."""
@@ -182,15 +178,15 @@ class LayerCache:
     def settle(self) -> None:
         """Fill the vacant slot with the last entry, where no single token comes to fill it."""
         if self._vacant is not None:
-            self.table.replace_by_last(self._vacant)
+            self.columns.replace_by_last(self._vacant)
             self._vacant = None
 
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         self.settle()
-        self.table.map_rows(change)
+        self.columns.map_rows(change)
         self.state.stream = {
-            name: change(value) if isinstance(value, Tensor) else value
+            name: change(value) if isinstance(value, Tensor) else tuple(value[i] for i in order)
             for name, value in self.state.stream.items()
         }
         if self.mixed is not None:
@@ -202,21 +198,18 @@ class LayerCache:
 
     def memory(self) -> LayerMemory:
         """Bytes that this layer has allocated, slack included."""
-        columns = dict(self.table.nbytes)
+        columns = dict(self.columns.nbytes)
         keys, values = columns.pop("keys", 0), columns.pop("values", 0)
         scales = 0
         if self.mixed is not None:
             keys, values = (storage.payload_bytes for storage in self.mixed)
             scales = sum(storage.overhead_bytes for storage in self.mixed) + self._partners.nbytes
-        stream = sum(x.nbytes for x in self.state.stream.values() if isinstance(x, Tensor))
+        stream = sum(bytes_of(value) for value in self.state.stream.values())
         return LayerMemory(keys, values, scales, sum(columns.values()) + stream)
 
 
-def in_ascending_position(
-    x: Tensor, positions: Int[Tensor, "N G n"], ordered: bool
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return ``x`` in cache order, and the function that puts such an array back into slots."""
-    if ordered:
-        return x, lambda y: y
-    order = positions.argsort(dim=-1)
-    return x.gather(-1, order), lambda y: torch.empty_like(y).scatter_(-1, order, y)
+def bytes_of(value: Any) -> int:
+    """Return the bytes of an array or a tensor, and of all that a tuple or a mapping holds."""
+    if isinstance(value, tuple | Mapping):
+        return sum(bytes_of(x) for x in (value.values() if isinstance(value, Mapping) else value))
+    return getattr(value, "nbytes", 0)

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from kvlab.fast.kernels.move import move_survivors
+from kvlab.reference.cache import Column
 
 MOST_SLACK = 64
 """Slots that a buffer may hold beyond its entries once a step is done."""
@@ -21,20 +22,28 @@ def slack(entries: int) -> int:
     return min(MOST_SLACK, 8 + entries // 8)
 
 
-class Table:
+class Columns:
     """Named columns ``[N, G, n, ...]``, one row per slot; all rows of a slot move together.
 
     Columns of one kind share a buffer ``[columns, N, G, capacity, ...]``: moving a row is then one
     operation for all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: Mapping[str, Column] | None = None, wide: bool = False) -> None:
+        """Make columns without rows.
+
+        Args:
+            state: what a score remembers of every entry.
+            wide: whether that takes 64 bits per number, as in the reference, and not 32.
+        """
+        self.state = dict(state or {})
+        self.wide = wide
         self.buffers: dict[Kind, Tensor] = {}
         self.places: dict[str, tuple[Kind, int]] = {}
         self.count = 0
         self.capacity = 0
         self.filled = 0
-        """Slots, unused ones included, whose state is an entry's or what an entry starts with."""
+        """Slots whose state is set, to an entry's or to its start value; unused slots count."""
         self._first_slots: Tensor | None = None
         self._views: dict[tuple[str | int, ...], Tensor] = {}
 
@@ -42,7 +51,7 @@ class Table:
         return name in self.places
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a column; writing to it changes the table."""
+        """Return a column, to read or to write to."""
         return self._rows(name, 0, self.count)
 
     @property
@@ -50,32 +59,29 @@ class Table:
         """Bytes allocated for each column, slack included."""
         return {name: self.buffers[kind][i].nbytes for name, (kind, i) in self.places.items()}
 
-    def append(
-        self, columns: Mapping[str, Tensor], fills: Mapping[str, float], floating: torch.dtype
-    ) -> None:
-        """Add rows at the end of every column.
+    def append(self, rows: Mapping[str, Tensor], floating: torch.dtype) -> None:
+        """Add rows at the end of every column; what a score remembers starts as it says.
 
         Args:
-            columns: the new rows.
-            fills: columns whose rows start with one value: a whole number makes an int32 column.
-            floating: number format of the other ``fills``.
+            rows: the new rows of the other columns.
+            floating: number format of remembered fractions, unless ``wide``.
         """
-        new = next(iter(columns.values()))
+        new = next(iter(rows.values()))
         first, m = self.count, new.shape[2]
         if not self.buffers:
-            self._create(columns, fills, floating, m)
+            self._create(rows, floating, m)
         elif first + m > self.capacity:
             self._resize(first + m + slack(first + m))
         self.count = first + m
-        for name, rows in columns.items():
-            self._rows(name, first, m).copy_(rows)
+        for name, added in rows.items():
+            self._rows(name, first, m).copy_(added)
         if self.count > self.filled:
-            for name, fill in fills.items():
-                self._rows(name, first, self.capacity - first).fill_(fill)
+            for name, column in self.state.items():
+                self._rows(name, first, self.capacity - first).fill_(column.start)
             self.filled = self.capacity
 
     def take(self, slots: Int[Tensor, "N G kept"], ascending: bool = False) -> None:
-        """Keep these slots alone, in this order; buffers with too much slack are replaced.
+        """Keep only these slots, in this order; buffers with too much slack are replaced.
 
         Args:
             slots: of every head.
@@ -87,19 +93,19 @@ class Table:
             self._resize(self.count + slack(self.count))
 
     def overwrite(
-        self, slot: Int[Tensor, "N G 1"], columns: Mapping[str, Tensor], fills: Mapping[str, float]
+        self, slot: Int[Tensor, "N G 1"], rows: Mapping[str, Tensor]
     ) -> Int[Tensor, " NG"]:
-        """Put one new row of every head into a slot; arguments as for `append`.
+        """Put one new row of every head into a slot; ``rows`` as for `append`.
 
         Returns:
             The index of these slots over all heads and slots.
         """
-        for name, new in columns.items():
+        for name, new in rows.items():
             column = self[name]
             index = slot.view(*slot.shape, *[1] * (column.dim() - 3)).expand_as(new)
             column.scatter_(2, index, new)
-        for name, fill in fills.items():
-            self[name].scatter_(2, slot, fill)
+        for name, column in self.state.items():
+            self[name].scatter_(2, slot, column.start)
         return (self._heads(slot) + slot).flatten()
 
     def replace_by_last(self, slot: Int[Tensor, "N G 1"]) -> None:
@@ -120,7 +126,7 @@ class Table:
         self._first_slots, self._views = None, {}
 
     def of_sequences(self, name: str, first: int, sequences: int) -> Tensor:
-        """Return a column of some consecutive sequences; writing to it changes the table."""
+        """Return a column of some consecutive sequences, to read or to write to."""
         key = (name, first, sequences, self.count)
         view = self._views.get(key)
         if view is None:
@@ -139,40 +145,40 @@ class Table:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """What tables must have in common to be joined: slots, kinds and the device."""
+        """What layers have in common whose columns can be joined: slots, kinds and the device."""
         device = next((buffer.device for buffer in self.buffers.values()), None)
         return self.count, device, tuple((k, b.shape[:3]) for k, b in self.buffers.items())
 
     @classmethod
-    def joined(cls, tables: Sequence["Table"]) -> "Table":
-        """Move equal tables into one, along the batch axis; they are empty afterwards."""
-        first, whole = tables[0], cls()
+    def joined(cls, layers: Sequence["Columns"]) -> "Columns":
+        """Move layers of equal layout into one, along the batch axis; they are empty afterwards."""
+        first, whole = layers[0], cls(layers[0].state, layers[0].wide)
         whole.places, whole.count, whole.capacity = dict(first.places), first.count, first.capacity
         whole.filled = first.count
         for kind, buffer in first.buffers.items():
             columns, N = buffer.shape[:2]
-            shape = (columns, N * len(tables), *buffer.shape[2:])
+            shape = (columns, N * len(layers), *buffer.shape[2:])
             whole.buffers[kind] = buffer.new_empty(shape)
-        for number, table in enumerate(tables):
-            for kind, buffer in table.buffers.items():
+        for number, layer in enumerate(layers):
+            for kind, buffer in layer.buffers.items():
                 N = buffer.shape[1]
                 content = whole.buffers[kind].narrow(1, number * N, N)
-                content.narrow(3, 0, table.count).copy_(buffer.narrow(3, 0, table.count))
-            table.buffers, table._views = {}, {}
+                content.narrow(3, 0, layer.count).copy_(buffer.narrow(3, 0, layer.count))
+            layer.buffers, layer._views = {}, {}
         return whole
 
-    def separated(self, parts: int) -> list["Table"]:
+    def separated(self, layers: int) -> list["Columns"]:
         """Invert `joined`."""
-        tables = []
-        for number in range(parts):
-            table = Table()
-            table.places, table.count = dict(self.places), self.count
-            table.capacity, table.filled = self.capacity, self.count
+        found = []
+        for number in range(layers):
+            layer = Columns(self.state, self.wide)
+            layer.places, layer.count = dict(self.places), self.count
+            layer.capacity, layer.filled = self.capacity, self.count
             for kind, buffer in self.buffers.items():
-                N = buffer.shape[1] // parts
-                table.buffers[kind] = buffer.narrow(1, number * N, N).clone()
-            tables.append(table)
-        return tables
+                N = buffer.shape[1] // layers
+                layer.buffers[kind] = buffer.narrow(1, number * N, N).clone()
+            found.append(layer)
+        return found
 
     def _rows(self, name: str, first: int, m: int) -> Tensor:
         view = self._views.get((name, first, m))
@@ -204,26 +210,24 @@ class Table:
             self._first_slots = first.view(N, G, 1)
         return self._first_slots
 
-    def _create(
-        self,
-        columns: Mapping[str, Tensor],
-        fills: Mapping[str, float],
-        floating: torch.dtype,
-        capacity: int,
-    ) -> None:
+    def _create(self, rows: Mapping[str, Tensor], floating: torch.dtype, capacity: int) -> None:
         self.capacity = capacity
-        new = next(iter(columns.values()))
+        new = next(iter(rows.values()))
         kinds: dict[Kind, list[str]] = {}
-        for name, rows in columns.items():
-            kinds.setdefault((rows.dtype, tuple(rows.shape[3:])), []).append(name)
-        for name, fill in fills.items():
-            dtype = torch.int32 if isinstance(fill, int) else floating
-            kinds.setdefault((dtype, ()), []).append(name)
+        for name, added in rows.items():
+            kinds.setdefault((added.dtype, tuple(added.shape[3:])), []).append(name)
+        for name, column in self.state.items():
+            kinds.setdefault((self._number_format(column, floating), ()), []).append(name)
         for kind, names in kinds.items():
             dtype, row = kind
             shape = (len(names), *new.shape[:2], capacity, *row)
             self.buffers[kind] = torch.empty(shape, dtype=dtype, device=new.device)
             self.places |= {name: (kind, number) for number, name in enumerate(names)}
+
+    def _number_format(self, column: Column, floating: torch.dtype) -> torch.dtype:
+        if self.wide:
+            return torch.int64 if column.whole else torch.float64
+        return torch.int32 if column.whole else floating
 
     def _resize(self, capacity: int) -> None:
         kept = min(self.count, capacity)

@@ -60,10 +60,6 @@ class Quantized:
         """Apply one change of the leading axes to codes, scales and zero points."""
         return self._with(change(self.codes), change(self.scale), change(self.zero))
 
-    def take(self, rows: Int[Tensor, "N G kept"]) -> "Quantized":
-        """Return the vectors with these indices along the third axis."""
-        return self.map(lambda x: take(x, rows))
-
     def extend(self, other: "Quantized") -> "Quantized":
         """Append vectors of the same format along the third axis."""
         return self._with(

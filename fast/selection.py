@@ -1,13 +1,12 @@
-"""Who stays: the only place that chooses entries."""
+"""Order among entries: who is first to go, and ranks. `kvlab.fast.kernels.keep` finds keep sets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.cache import in_ascending_position
-from kvlab.fast.padding import last_in_use
+from kvlab.fast.notation import Marks, Positions, Scores
 
 BEYOND = torch.iinfo(torch.int32).max
 """A position that no entry has."""
@@ -20,10 +19,18 @@ def rank(scores: Float[Tensor, "*rows n"]) -> Int[Tensor, "*rows n"]:
     return torch.empty_like(order).scatter_(-1, order, places)
 
 
+def in_ascending_position(
+    x: Tensor, positions: Positions, ordered: bool
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return ``x`` in cache order, and the function that puts such an array back into slots."""
+    if ordered:
+        return x, lambda y: y
+    order = positions.argsort(dim=-1)
+    return x.gather(-1, order), lambda y: torch.empty_like(y).scatter_(-1, order, y)
+
+
 def first_to_go(
-    scores: Float[Tensor, "N #G n"],
-    safe: Bool[Tensor, "N G n"] | None,
-    positions: Int[Tensor, "N G n"],
+    scores: Scores, safe: Marks | None, positions: Positions
 ) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
     """Return the slot of each head's lowest score, of equal ones the earliest, and that score.
 
@@ -33,38 +40,3 @@ def first_to_go(
     lowest = open_scores.amin(dim=-1, keepdim=True)
     earliest = positions.masked_fill(open_scores != lowest, BEYOND)
     return earliest.argmin(dim=-1, keepdim=True), lowest
-
-
-def eviction_order(
-    scores: Float[Tensor, "N #G n"],
-    safe: Bool[Tensor, "N G n"] | None,
-    positions: Int[Tensor, "N G n"],
-    ordered: bool,
-) -> Int[Tensor, "N G n"]:
-    """Return slots from the first to go: empty ones, candidates by score, safe entries.
-
-    Of equal scores the earlier position goes first.
-    """
-    standing = (positions >= 0).to(torch.int8)
-    if safe is not None:
-        standing = standing + (safe & (positions >= 0))
-    slots = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
-    slots, _ = in_ascending_position(slots, positions, ordered)
-    for key in (scores.expand_as(positions), standing):
-        slots = slots.gather(-1, key.gather(-1, slots).argsort(dim=-1, stable=True))
-    return slots
-
-
-def keep_slots(
-    order: Int[Tensor, "N G n"], positions: Int[Tensor, "N G n"], kept: Sequence[int]
-) -> Int[Tensor, "N G kept"]:
-    """Return the last slots of ``order`` in ascending position.
-
-    A sequence that keeps fewer than the longest has its own ``kept`` slots at the end.
-    """
-    width = max(kept)
-    last = order[:, :, order.shape[-1] - width :]
-    place = positions.gather(-1, last)
-    if min(kept) < width:
-        place = place.masked_fill(~last_in_use(width, kept, order.device), -1)
-    return last.gather(-1, place.argsort(dim=-1, stable=True))

@@ -1,176 +1,20 @@
 """Keys or values of mixed precision: tables that are really packed, each knowing its slots."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.kernels.coded import quantise
-from kvlab.fast.kernels.coded_table import CodedTable, partners_of
-from kvlab.fast.padding import last_in_use
-from kvlab.fast.quantization import Quantized, take
+from kvlab.fast.batch import last_in_use
+from kvlab.fast.kernels.quantise import quantise
+from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
+from kvlab.fast.quantization import take
 from kvlab.reference.quantization import FULL_BITS
 
 EMPTY = -1
-"""Slot of a row that belongs to no entry: sequences of a batch may fill tables unequally."""
-
-
-@dataclass(frozen=True)
-class Rows(ABC):
-    """Vectors that share one storage format, and the slot of the cache that each belongs to."""
-
-    slots: Int[Tensor, "N G rows"]
-    counts: tuple[int, ...]
-    """Rows in use per head, for each sequence."""
-
-    @property
-    @abstractmethod
-    def format(self) -> tuple[str, int, int]:
-        """Kind, bits and group size: tables of equal format can be joined."""
-
-    @property
-    def bits(self) -> int:
-        """Bits per element without scales and zero points."""
-        return self.format[1]
-
-    @property
-    @abstractmethod
-    def payload_bytes(self) -> int:
-        """Bytes of the elements."""
-
-    @property
-    @abstractmethod
-    def overhead_bytes(self) -> int:
-        """Bytes of scales and zero points."""
-
-    @abstractmethod
-    def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
-        """Return what attention reads."""
-
-    @abstractmethod
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Rows":
-        """Apply one change of the batch axis."""
-
-    @abstractmethod
-    def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "Rows":
-        """Return the table of these rows alone, in this order."""
-
-    @abstractmethod
-    def extend(self, other: "Rows") -> "Rows":
-        """Return this table followed by another of the same format."""
-
-    def _joined(self, other: "Rows") -> tuple[Tensor, tuple[int, ...]]:
-        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        return torch.cat([self.slots, other.slots], dim=2), counts
-
-
-@dataclass(frozen=True)
-class FullRows(Rows):
-    """Vectors as the model gave them."""
-
-    vectors: Float[Tensor, "N G rows d"]
-
-    @property
-    def format(self) -> tuple[str, int, int]:
-        """Full precision."""
-        return "full", FULL_BITS, 0
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the vectors."""
-        return self.vectors.nbytes
-
-    @property
-    def overhead_bytes(self) -> int:
-        """None."""
-        return 0
-
-    def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
-        """Return the vectors."""
-        return self.vectors.to(dtype)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "FullRows":
-        """Apply one change of the batch axis."""
-        return replace(self, slots=change(self.slots), vectors=change(self.vectors))
-
-    def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "FullRows":
-        """Return these rows."""
-        return FullRows(self.slots.gather(2, rows), counts, take(self.vectors, rows))
-
-    def extend(self, other: "FullRows") -> "FullRows":  # type: ignore[override]
-        """Append rows."""
-        vectors = torch.cat([self.vectors, other.vectors], dim=2)
-        return FullRows(*self._joined(other), vectors)
-
-
-@dataclass(frozen=True)
-class TokenRows(Rows):
-    """Vectors quantised one by one, in groups of consecutive channels."""
-
-    quantized: Quantized
-
-    @property
-    def format(self) -> tuple[str, int, int]:
-        """Per-token groups."""
-        return "token", self.quantized.bits, self.quantized.group
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the codes."""
-        return self.quantized.code_bytes
-
-    @property
-    def overhead_bytes(self) -> int:
-        """Bytes of scales and zero points."""
-        return self.quantized.overhead_bytes
-
-    def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
-        """Dequantise."""
-        return self.quantized.dequantize(dtype)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "TokenRows":
-        """Apply one change of the batch axis."""
-        return replace(self, slots=change(self.slots), quantized=self.quantized.map(change))
-
-    def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "TokenRows":
-        """Return these rows, their codes untouched."""
-        return TokenRows(self.slots.gather(2, rows), counts, self.quantized.take(rows))
-
-    def extend(self, other: "TokenRows") -> "TokenRows":  # type: ignore[override]
-        """Append rows."""
-        return TokenRows(*self._joined(other), self.quantized.extend(other.quantized))
-
-
-@dataclass(frozen=True)
-class ChannelRows(TokenRows):
-    """Vectors quantised in blocks of consecutive tokens, one scale per channel of a block.
-
-    Codes are ``[N, G, blocks, d, bytes]``, along the last axis the tokens of one block.
-    """
-
-    @property
-    def format(self) -> tuple[str, int, int]:
-        """Per-channel groups."""
-        return "channel", self.quantized.bits, self.quantized.group
-
-    def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
-        """Dequantise."""
-        return self.quantized.dequantize(dtype).transpose(-1, -2).flatten(2, 3)
-
-    def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "ChannelRows":
-        """Refuse: no method evicts from per-channel blocks.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("a per-channel quantised block cannot lose single tokens")
-
-    def extend(self, other: "ChannelRows") -> "ChannelRows":  # type: ignore[override]
-        """Append blocks."""
-        return ChannelRows(*self._joined(other), self.quantized.extend(other.quantized))
+"""Slot of a row that belongs to no entry."""
 
 
 class Storage:
@@ -181,11 +25,12 @@ class Storage:
 
     def __init__(self, like: Float[Tensor, "N G m d"]) -> None:
         nowhere = torch.empty((*like.shape[:2], 0), dtype=torch.int64, device=like.device)
-        self.tables: list[Rows] = [FullRows(nowhere, (0,) * len(like), like[:, :, :0])]
+        self.tables = [VectorTable(nowhere, like[:, :, :0], counts=(0,) * len(like))]
+        """The first holds what is at full precision."""
         self.balance: Float[Tensor, "N G d"] | None = None
         self.count = 0
         self.changes = 0
-        """How often rows have moved; new ones at the end do not count."""
+        """How often rows have moved; rows that are added at the end do not count."""
 
     @property
     def payload_bytes(self) -> int:
@@ -203,7 +48,7 @@ class Storage:
         full = self.tables[0].slots
         bits = torch.full((*full.shape[:2], self.count + 1), FULL_BITS, device=full.device)
         for table in self.tables[1:]:
-            bits.scatter_(2, self._targets(table), table.bits)
+            bits.scatter_(2, table.targets(self.count), table.bits)
         return bits[:, :, : self.count]
 
     def read(self, dtype: torch.dtype) -> Float[Tensor, "N G n d"]:
@@ -215,27 +60,13 @@ class Storage:
             rows = table.read(dtype)
             if self.balance is not None and table.bits < FULL_BITS:
                 rows = rows / self.balance[:, :, None].to(dtype)
-            vectors.scatter_(2, self._targets(table)[..., None].expand_as(rows), rows)
+            vectors.scatter_(2, table.targets(self.count)[..., None].expand_as(rows), rows)
         return vectors[:, :, : self.count]
 
-    def coded(self) -> list[CodedTable] | None:
-        """Return the tables as attention kernels read them; None if some have to be rewritten.
-
-        Those are balanced keys, and codes that do not fill bytes. The first table holds what is at
-        full precision; any may be empty.
-        """
-        if self.balance is not None or any(FULL_BITS % table.bits for table in self.tables):
-            return None
-        found = []
-        for table in self.tables:
-            if isinstance(table, FullRows):
-                found.append(CodedTable(table.slots, table.vectors))
-            elif isinstance(table, TokenRows):
-                coded, by_channel = table.quantized, isinstance(table, ChannelRows)
-                if by_channel and coded.group * coded.bits % 8:
-                    return None
-                found.append(CodedTable(table.slots, coded, by_channel))
-        return found
+    def readable_tables(self) -> list[VectorTable] | None:
+        """Return the tables, if attention kernels can read them: balanced keys need rewriting."""
+        readable = self.balance is None and all(table.readable for table in self.tables)
+        return self.tables if readable else None
 
     def append(self, vectors: Float[Tensor, "N G m d"], present: Sequence[int]) -> None:
         """Add slots at full precision; of the new ones each sequence fills the last ``present``."""
@@ -243,11 +74,11 @@ class Storage:
         used = last_in_use(m, present, vectors.device)
         slots = torch.arange(self.count, self.count + m, device=vectors.device)
         slots = torch.where(used, slots, EMPTY).expand(N, G, m)
-        self._add(FullRows(slots, tuple(present), vectors))
+        self._add(VectorTable(slots, vectors, counts=tuple(present)))
         self.count += m
 
-    def take(self, keep: Int[Tensor, "N G kept"], valid: Tensor) -> None:
-        """Keep these slots alone; the others leave memory. Waits for the device."""
+    def take(self, keep: Int[Tensor, "N G kept"], valid: Bool[Tensor, "N G kept"]) -> None:
+        """Keep only these slots; the others leave memory. Waits for the device."""
         kept = keep.shape[2]
         N, G = keep.shape[:2]
         renamed = torch.full((N, G, self.count + 1), EMPTY, device=keep.device)
@@ -255,7 +86,7 @@ class Storage:
         renamed.scatter_(2, keep, torch.where(valid, places, EMPTY))
         renamed[:, :, self.count] = EMPTY
         self.tables = [
-            _compressed(replace(table, slots=renamed.gather(2, self._targets(table))))
+            _compressed(replace(table, slots=renamed.gather(2, table.targets(self.count))))
             for table in self.tables
         ]
         self.count = kept
@@ -281,7 +112,8 @@ class Storage:
             return
         vectors = self._balanced(slots, all_wide=counts is not None)
         used = _used(slots) if counts is None else counts
-        self._move(TokenRows(slots, used, quantise(vectors, bits, group)), counts is not None)
+        codes = quantise(vectors, bits, group)
+        self._move(VectorTable(slots, codes, counts=used), counts is not None)
 
     def quantize_channels(
         self,
@@ -294,49 +126,46 @@ class Storage:
         if slots.shape[2] == 0:
             return
         blocks = self._balanced(slots, all_wide=True).unflatten(2, (-1, group)).transpose(-1, -2)
-        self._move(ChannelRows(slots, counts, quantise(blocks, bits, group)), from_full=True)
+        codes = quantise(blocks, bits, group)
+        self._move(VectorTable(slots, codes, by_channel=True, counts=counts), from_full=True)
 
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
-        self.tables = [
-            replace(table.map(change), counts=tuple(table.counts[i] for i in order))
-            for table in self.tables
-        ]
+        self.tables = [table.map_rows(change, order) for table in self.tables]
         self.balance = None if self.balance is None else change(self.balance)
         self.changes += 1
 
     @property
     def dimension(self) -> int:
         """Channels of a head."""
-        full = self.tables[0]
-        assert isinstance(full, FullRows)
-        return full.vectors.shape[-1]
+        return self._full_precision.shape[-1]
 
-    def _targets(self, table: Rows) -> Int[Tensor, "N G rows"]:
-        """Slots, with one beyond the last for rows that belong to no entry."""
-        return torch.where(table.slots < 0, self.count, table.slots)
+    @property
+    def _full_precision(self) -> Float[Tensor, "N G rows d"]:
+        vectors = self.tables[0].vectors
+        assert isinstance(vectors, Tensor)
+        return vectors
 
     def _balanced(
         self, slots: Int[Tensor, "N G chosen"], all_wide: bool
     ) -> Float[Tensor, "N G chosen d"]:
         """Return the vectors to be quantised; float32 where that is what is stored, or holds it."""
-        full = self.tables[0]
-        assert isinstance(full, FullRows)
-        exact = all_wide and self.balance is None and full.vectors.dtype != torch.float64
+        stored = self._full_precision.dtype
+        exact = all_wide and self.balance is None and stored != torch.float64
         dtype = torch.float32 if exact else torch.float64
         vectors = take(self.read(dtype), slots.clamp(min=0))
         return vectors if self.balance is None else vectors * self.balance[:, :, None].double()
 
-    def _move(self, rows: Rows, from_full: bool) -> None:
+    def _move(self, rows: VectorTable, from_full: bool) -> None:
         leaves = torch.zeros(
             (*rows.slots.shape[:2], self.count + 1), dtype=torch.bool, device=rows.slots.device
         )
-        leaves.scatter_(2, self._targets(rows), True)
+        leaves.scatter_(2, rows.targets(self.count), True)
         leaves[:, :, self.count] = False
         for number, table in enumerate(self.tables):
             if number > 0 and from_full:
                 break
-            gone = leaves.gather(2, self._targets(table))
+            gone = leaves.gather(2, table.targets(self.count))
             remaining = replace(table, slots=torch.where(gone, EMPTY, table.slots))
             left = None
             if from_full:
@@ -345,7 +174,7 @@ class Storage:
         self._add(rows)
         self.changes += 1
 
-    def _add(self, rows: Rows) -> None:
+    def _add(self, rows: VectorTable) -> None:
         for number, table in enumerate(self.tables):
             if table.format == rows.format:
                 self.tables[number] = table.extend(rows)
@@ -354,7 +183,7 @@ class Storage:
 
 
 class Partners:
-    """For every row of the keys' tables, where its entry's value lies; anew when rows move."""
+    """Where the value of every row of the keys' tables lies; computed again when rows move."""
 
     def __init__(self) -> None:
         self._found: list[Int[Tensor, "N G _"]] = []
@@ -365,22 +194,16 @@ class Partners:
         """Bytes of what is kept."""
         return sum(rows.nbytes for rows in self._found)
 
-    def of(
-        self,
-        keys: Storage,
-        values: Storage,
-        key_tables: Sequence[CodedTable],
-        value_tables: Sequence[CodedTable],
-    ) -> list[Int[Tensor, "N G _"]]:
-        """Return `partners_of` these tables, which are what the storages call `Storage.coded`."""
+    def of(self, keys: Storage, values: Storage) -> list[Int[Tensor, "N G _"]]:
+        """Return `partners_of` the tables of two storages."""
         changes = keys.changes, values.changes
         if self._changes != changes:
-            self._found = partners_of(key_tables, value_tables, keys.count)
+            self._found = partners_of(keys.tables, values.tables, keys.count)
             self._changes = changes
         known = self._found[0].shape[2]
-        slots = key_tables[0].slots[:, :, known:]
+        slots = keys.tables[0].slots[:, :, known:]
         if new := slots.shape[2]:
-            last = value_tables[0].rows
+            last = values.tables[0].rows
             rows = torch.arange(last - new, last, dtype=torch.int32, device=slots.device)
             rows = torch.where(slots < 0, EMPTY, rows)
             self._found[0] = torch.cat([self._found[0], rows], dim=2)
@@ -391,7 +214,7 @@ def _used(slots: Int[Tensor, "N G rows"]) -> tuple[int, ...]:
     return tuple((slots[:, 0] >= 0).sum(dim=-1).tolist())
 
 
-def _compressed(table: Rows, counts: tuple[int, ...] | None = None) -> Rows:
+def _compressed(table: VectorTable, counts: tuple[int, ...] | None = None) -> VectorTable:
     """Drop the rows that belong to no entry, as far as all sequences can do without them."""
     counts = _used(table.slots) if counts is None else counts
     longest = max(counts)

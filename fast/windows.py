@@ -10,7 +10,8 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 from kvlab.fast.attention import visible
 from kvlab.fast.cache import State
 from kvlab.fast.kernels.prefill import received_attention
-from kvlab.fast.policy import Observation
+from kvlab.fast.notation import Candidates, Marks, PerEntry
+from kvlab.fast.observation import Observation
 from kvlab.reference.windows import Border
 
 
@@ -42,8 +43,8 @@ def window_logits(
 
 
 def window_received(
-    state: State, seen: Observation, size: int, over: Bool[Tensor, "N G n"] | None = None
-) -> Float[Tensor, "N G n"]:
+    state: State, seen: Observation, size: int, over: Candidates = None
+) -> PerEntry:
     """Sum what the last ``size`` queries pay every entry, mean over the query heads of a KV head.
 
     Over the present entries, or over ``over`` alone.
@@ -51,7 +52,7 @@ def window_received(
     queries, positions = window(state, size)
     entries = seen.positions if over is None else seen.positions.masked_fill(~over, -1)
     received = received_attention(
-        queries, seen.stored_keys, positions, entries, softcap=seen.softcap
+        queries, seen.view.stored_keys, positions, entries, softcap=seen.view.softcap
     )
     return received / queries.shape[2]
 
@@ -62,9 +63,7 @@ def queries_remembered(state: State, size: int) -> Int[Tensor, "N 1 1"]:
     return (positions >= 0).sum(dim=-1).clamp(min=1)[:, None, None]
 
 
-def mean_pool(
-    x: Float[Tensor, "N G n"], kernel: int, border: Border, present: Bool[Tensor, "N G n"]
-) -> Float[Tensor, "N G n"]:
+def mean_pool(x: PerEntry, kernel: int, border: Border, present: Marks) -> PerEntry:
     """Average ``kernel`` neighbours; beyond the border lie zeros, or nothing (``shrink``)."""
     pooled = avg_pool1d(x * present, kernel, stride=1, padding=kernel // 2)
     if border == "zero":
@@ -73,19 +72,17 @@ def mean_pool(
     return pooled / shares.clamp(min=0.5 / kernel)
 
 
-def max_pool(
-    x: Float[Tensor, "N G n"], kernel: int, present: Bool[Tensor, "N G n"]
-) -> Float[Tensor, "N G n"]:
+def max_pool(x: PerEntry, kernel: int, present: Marks) -> PerEntry:
     """Maximum over ``kernel`` neighbours."""
     return max_pool1d(x.masked_fill(~present, -torch.inf), kernel, stride=1, padding=kernel // 2)
 
 
 def among_candidates(
     x: Float[Tensor, "N #G n"],
-    candidates: Bool[Tensor, "N G n"] | None,
+    candidates: Candidates,
     seen: Observation,
     function: Callable[[Tensor, Tensor], Tensor],
-) -> Float[Tensor, "N G n"]:
+) -> PerEntry:
     """Apply ``function`` to the candidates alone, in cache order; others keep ``x``.
 
     ``function`` is given the candidates, moved together, and where they are.

@@ -75,9 +75,9 @@ precision.importance_over_sensitivity(judged)
 precision.quadrant_shares(judged)
 
 # %% [markdown]
-# The paper prints R² = 0.018 for a 7-billion-parameter model, and 27 % of the tokens in Q2. That
-# the two axes have little to do with each other holds here, too. (With thresholds at the medians
-# opposite quadrants are always equally full: claim DE-7.)
+# The paper prints R² = 0.018 for tokens of 50 sequences, and 27 % of the tokens in Q2. That the two
+# axes have little to do with each other holds here, too (claim DE-7b). With thresholds at the
+# medians opposite quadrants are always equally full (claim DE-7).
 #
 # ## Real bits
 #

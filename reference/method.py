@@ -5,12 +5,12 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 from kvlab.reference.checks import check_choice
-from kvlab.reference.policy import Policy
+from kvlab.reference.policy import Edges, Policy
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,28 @@ class Wrapper(Method):
     """A method around the score of another, as in ``caote:h2o``."""
 
     base: Method
+
+    @property
+    def innermost(self) -> Method:
+        """The method inside of all wrappers."""
+        return self.base.innermost if isinstance(self.base, Wrapper) else self.base
+
+
+@dataclass(frozen=True)
+class WithSafe(Wrapper):
+    """A method under which further entries are safe: options of every method."""
+
+    sinks: int = 0
+    """First tokens of the text that are safe."""
+    recent: int = 0
+    """Newest entries that are safe."""
+    pin_prompt: bool = False
+    """Whether all tokens of the prompt are safe."""
+
+    def policy(self, budget: int | None) -> Policy:
+        policy = self.base.policy(budget)
+        edges = Edges(self.sinks, self.recent, self.pin_prompt)
+        return replace(policy, protect=policy.protect.also(edges))
 
 
 def check_option(method: type[Method], option: str, value: Any) -> None:

@@ -124,6 +124,10 @@ class Protect(ABC):
         """Return the number of entries that are always safe, for a prompt of this length."""
         return 0
 
+    def also(self, edges: "Edges") -> "Protect":
+        """Return a protection under which the edges of the text are safe, too."""
+        return Both(self, edges)
+
 
 class Budget(ABC):
     """How many entries may stay?"""
@@ -267,40 +271,52 @@ class Nobody(Protect):
     def safe(self, seen: Observation) -> Marks:
         return np.zeros(seen.positions.shape, dtype=bool)
 
+    def also(self, edges: "Edges") -> "Edges":
+        return edges
+
 
 @dataclass(frozen=True)
 class Edges(Protect):
-    """The first ``sinks`` tokens of the text and the last ``recent`` entries."""
+    """The first ``sinks`` tokens of the text and the last ``recent`` entries.
+
+    With ``prompt``, all tokens of the prompt are safe, too.
+    """
 
     sinks: int = 0
     recent: int = 0
+    prompt: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(0, sinks=self.sinks, recent=self.recent)
 
     def safe(self, seen: Observation) -> Marks:
         n = seen.positions.shape[1]
-        return (seen.positions < self.sinks) | (np.arange(n) >= n - self.recent)
+        first = max(self.sinks, seen.clock.prompt) if self.prompt else self.sinks
+        return (seen.positions < first) | (np.arange(n) >= n - self.recent)
 
     def count(self, prompt: int) -> int:
-        return self.sinks + self.recent
+        return (max(self.sinks, prompt) if self.prompt else self.sinks) + self.recent
+
+    def also(self, edges: "Edges") -> "Edges":
+        return Edges(
+            max(self.sinks, edges.sinks),
+            max(self.recent, edges.recent),
+            self.prompt or edges.prompt,
+        )
 
 
 @dataclass(frozen=True)
-class PromptAndRecent(Protect):
-    """All tokens of the prompt and the last ``recent`` entries."""
+class Both(Protect):
+    """Whatever one of two protections keeps safe."""
 
-    recent: int = 0
-
-    def __post_init__(self) -> None:
-        check_at_least(0, recent=self.recent)
+    one: Protect
+    other: Edges
 
     def safe(self, seen: Observation) -> Marks:
-        n = seen.positions.shape[1]
-        return (seen.positions < seen.clock.prompt) | (np.arange(n) >= n - self.recent)
+        return self.one.safe(seen) | self.other.safe(seen)
 
     def count(self, prompt: int) -> int:
-        return prompt + self.recent
+        return max(self.one.count(prompt), self.other.count(prompt))
 
 
 # --- budgets -------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ sys.argv = ["kvlab", "prove", "--paper", "lazy_eviction", "--workers", "1"]
 from kvlab.fast.lab.cli import main
 main()
 """
-    assert "claims:" in python(BLOCK_TORCH + prove)
+    assert "printed claims refuted" in python(BLOCK_TORCH + prove)
 
 
 def test_the_reference_never_names_torch_or_fast():

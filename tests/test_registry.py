@@ -72,7 +72,7 @@ def test_keyword_options_and_text_are_the_same():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("h3o", "unknown method 'h3o'; known are full, h2o, streaming_llm"),
+        ("h3o", "unknown method 'h3o'; known are full, random, h2o"),
         ("", "unknown method ''"),
         ("h2o:tova", "method 'h2o' wraps nothing"),
         ("fast_caote", "fast_caote wraps another method"),
@@ -137,8 +137,8 @@ def test_a_file_that_the_environment_names_is_a_method(file):
         policy = methods.get("looks@share=0.1", 9)
         assert (policy.score.share, policy.protect.recent) == (0.1, 4)
         assert methods.get("caote:looks@recent=3", 9).protect.recent == 3
-        with pytest.raises(ValueError, match="unknown option 'sinks' of looks"):
-            methods.get("looks@sinks=1", 9)
+        with pytest.raises(ValueError, match="unknown option 'window' of looks"):
+            methods.get("looks@window=1", 9)
     with pytest.raises(ValueError, match="unknown method 'looks'"):
         methods.get("looks", 9)
 
@@ -226,7 +226,9 @@ def test_tables_follow_the_dates_of_publication():
     listed = [METHODS[name].published for name in METHODS]
     assert listed == sorted(listed)
     form = rf"20\d\d-[01]\d|{Method.published}"
-    assert listed[0] == "" and all(re.fullmatch(form, date) for date in listed[1:])
+    assert list(METHODS)[:2] == ["full", "random"], "what others are compared with comes first"
+    assert listed[:2] == ["", ""]
+    assert all(re.fullmatch(form, date) for date in listed[2:])
     assert methods.names()[-2:] == ("caote", "fast_caote")
     assert max([*listed, Method.published]) == Method.published, "unpublished ones come last"
 
@@ -271,3 +273,30 @@ def test_comparisons_name_every_method_and_begin_with_the_full_cache():
 def test_options_are_checked_however_a_method_is_made(name, option, error, message):
     with shapes_checked(False), pytest.raises(error, match=message):  # past the tests' type check
         methods.lookup(name)(**option)
+
+
+# --- who is safe: options of every method --------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_what_is_safe(name):
+    budget = 80 if methods.takes_budget(name) else None
+    edges = methods.get(f"{name}@sinks=1,recent=2", budget).protect
+    assert edges.count(prompt=20) >= 3
+    pinned = methods.get(f"{name}@pin_prompt=true", budget).protect
+    assert pinned.count(prompt=20) >= 20
+
+
+def test_what_is_safe_joins_what_the_method_protects():
+    edges = methods.get("tova@sinks=2,recent=3", 8).protect
+    assert (edges.sinks, edges.recent, edges.prompt) == (2, 3, False)
+    both = methods.get("caote:h2o@sinks=1,pin_prompt=true", 8).protect
+    assert (both.sinks, both.recent, both.prompt) == (1, 4, True)
+    nacl = methods.get("nacl@proxy_share=0.2,pin_prompt=true", 30)
+    assert nacl.protect.one.sinks == 4
+    assert nacl.protect.other.prompt
+
+
+def test_a_method_reads_its_own_option_of_that_name():
+    assert methods.get("h2o@recent=1", 8).protect.recent == 1
+    assert methods.get("raas@pin_prompt=false", 8).protect.prompt is False

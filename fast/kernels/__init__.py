@@ -1,5 +1,5 @@
 """Kernels: one function each, computed by PyTorch or by Triton (see `kvlab.fast.kernels.choice`).
 
-Every module holds the function, its PyTorch twin of the same signature, and the bytes and
-operations that it takes; `kvlab.fast.kernels.triton` holds the Triton code.
+Every module holds the function, which says what it does and how many bytes and operations that
+takes, and computes it in PyTorch; `kvlab.fast.kernels.triton` holds the Triton code.
 """

@@ -12,12 +12,6 @@ from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
 
-SAFE_MASS = 1e-3
-"""Mass of all but the heaviest entry, below which their output is summed anew: subtracting the
-heaviest from the whole would lose three of float32's seven digits there."""
-SAFE_MASS_OF_ROUNDED = 0.5
-"""Likewise for an output that was rounded to 16 bits: subtracting may double its error there."""
-
 
 def eviction_errors(
     h: Float[Tensor, "N G k n"],
@@ -31,26 +25,17 @@ def eviction_errors(
         h: retention, each row adding up to 1; 0 for empty slots.
         values: of the entries.
         fast: FastCAOTE: the mean of all values stands in for the output; no slot may be empty.
-        output: Σ h·v where the caller has it, as after attention; None to compute it. One of 16
-            bits is off by their rounding, and so are distances to it.
+        output: Σ h·v where the caller has it, as after attention; None to compute it. An output
+            of 16 bits is off by their rounding, and so are distances to it. PyTorch computes it
+            anew.
 
     Returns:
         Errors in float32; an entry that has all the mass gets the largest number there is.
     """
     if uses_triton(h):
-        from kvlab.fast.kernels.triton.caote_launch import eviction_errors_triton
+        from kvlab.fast.kernels.triton.caote import eviction_errors_triton
 
         return eviction_errors_triton(h, values, fast, output)
-    return eviction_errors_torch(h, values, fast, output)
-
-
-def eviction_errors_torch(
-    h: Float[Tensor, "N G k n"],
-    values: Float[Tensor, "N G n d"],
-    fast: bool,
-    output: Float[Tensor, "N G k d"] | None,
-) -> Float[Tensor, "N G n"]:
-    """Do what `eviction_errors` says, in PyTorch; ``output`` is computed anew."""
     values = values.to(h.dtype)
     per_row = fast_eviction_error(h, values, None) if fast else eviction_error(h, values)
     return per_row[:, :, 0] if h.shape[2] == 1 else torch.linalg.vector_norm(per_row, dim=2)

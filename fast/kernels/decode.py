@@ -5,12 +5,13 @@ once, 2·n·d·e; raw logits written and read again as float32, 8·ρ·n, and wh
 4·n. The logits are ρ/(d·e/4) of the cache: 6 % for ρ = 4, d = 128, 16 bits. Operations: 4·ρ·n·d.
 """
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast import attention
+from kvlab.fast.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.tracking import Reduction, Tracking, track
+from kvlab.fast.kernels.recurrence import RecurrenceCounters, count_recurrence
 
 
 def decode_attention(
@@ -20,7 +21,7 @@ def decode_attention(
     positions: Int[Tensor, "N G n"] | None = None,
     softcap: float | None = None,
     reduce: Reduction = "none",
-    tracking: Tracking | None = None,
+    counters: RecurrenceCounters | None = None,
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
     """Attend from one token to all entries.
 
@@ -31,39 +32,23 @@ def decode_attention(
         positions: -1 marks empty slots; None where there is none.
         softcap: bound into which logits are squeezed.
         reduce: how to join the query heads of a KV head; ``skip``: only the output is wanted.
-        tracking: counters to update; needs a reduction.
+        counters: counters to update; they need a reduction.
 
     Returns:
         The output, and the probabilities ``[N, G, rho, 1, n]`` or, reduced, ``[N, G, n]``, float32;
         with ``skip`` an empty tensor.
 
     Raises:
-        ValueError: if there is tracking without a reduction.
+        ValueError: if there are counters without a reduction.
     """
-    if tracking is not None and reduce in ("none", "skip"):
-        raise ValueError(f"tracking needs reduce = 'sum', 'mean' or 'max', not {reduce!r}")
-    arguments = queries, keys, values, positions, softcap, reduce, tracking
+    if counters is not None and reduce in ("none", "skip"):
+        raise ValueError(f"counters need reduce = 'sum', 'mean' or 'max', not {reduce!r}")
     if uses_triton(queries):
-        from kvlab.fast.kernels.triton.decode_launch import decode_attention_triton
+        from kvlab.fast.kernels.triton.decode import decode_attention_triton
 
-        return decode_attention_triton(*arguments)
-    return decode_attention_torch(*arguments)
-
-
-def decode_attention_torch(
-    queries: Float[Tensor, "N G rho 1 d"],
-    keys: Float[Tensor, "N G n d"],
-    values: Float[Tensor, "N G n d"],
-    positions: Int[Tensor, "N G n"] | None,
-    softcap: float | None,
-    reduce: Reduction,
-    tracking: Tracking | None,
-) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-    """Do what `decode_attention` says, in PyTorch."""
+        return decode_attention_triton(queries, keys, values, positions, softcap, reduce, counters)
     dtype = attention.compute_dtype(keys.dtype)
-    mask: Bool[Tensor, "N G 1 1 n"] | None = None
-    if positions is not None:
-        mask = (positions >= 0)[:, :, None, None]
+    mask = None if positions is None else (positions >= 0)[:, :, None, None]
     output, weights = attention.attend(
         queries.to(dtype), keys.to(dtype), values.to(dtype), mask, softcap
     )
@@ -73,8 +58,8 @@ def decode_attention_torch(
     if reduce == "skip":
         return output, weights.new_empty(0)
     received = attention.reduce_group(weights[:, :, :, 0], reduce)
-    if tracking is not None:
-        active = received >= tracking.threshold
-        tracking.elapsed.add_(1)
-        track(tracking.elapsed, tracking.interval, active, counts=active)
+    if counters is not None:
+        active = received >= counters.threshold
+        counters.elapsed.add_(1)
+        count_recurrence(counters.elapsed, counters.interval, active, counts=active)
     return output, received

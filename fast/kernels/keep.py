@@ -6,25 +6,28 @@ selection reads them five times more from the processor's cache.
 
 from collections.abc import Sequence
 
-from jaxtyping import Bool, Float, Int
+import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast import selection
+from kvlab.fast.batch import last_in_use
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.notation import Marks, Positions, Scores
+from kvlab.fast.selection import in_ascending_position
 
 
 def keep_slots(
-    scores: Float[Tensor, "N #G n"],
-    safe: Bool[Tensor, "N G n"] | None,
-    positions: Int[Tensor, "N G n"],
+    scores: Scores,
+    safe: Marks | None,
+    positions: Positions,
     kept: Sequence[int],
     ordered: bool,
 ) -> Int[Tensor, "N G kept"]:
     """Return the slots that stay in ascending position: the safe ones and the best of the rest.
 
     Args:
-        scores: higher is kept, of equal ones the later position; one row where heads decide
-            together.
+        scores: entries with higher ones are kept; of equal ones, that of the later position. One
+            row where heads decide together.
         safe: who stays whatever the score; None for nobody.
         positions: -1 marks empty slots.
         kept: how many stay, for each sequence; at least the safe ones, at most the entries.
@@ -35,19 +38,29 @@ def keep_slots(
         after others: then PyTorch finds them.
     """
     if ordered and min(kept) == max(kept) and uses_triton(scores):
-        from kvlab.fast.kernels.triton.keep_launch import keep_slots_triton
+        from kvlab.fast.kernels.triton.keep import keep_slots_triton
 
         return keep_slots_triton(scores, safe, positions, kept[0])
-    return keep_slots_torch(scores, safe, positions, kept, ordered)
+    width = max(kept)
+    last = eviction_order(scores, safe, positions, ordered)[:, :, positions.shape[-1] - width :]
+    place = positions.gather(-1, last)
+    if min(kept) < width:
+        place = place.masked_fill(~last_in_use(width, kept, positions.device), -1)
+    return last.gather(-1, place.argsort(dim=-1, stable=True))
 
 
-def keep_slots_torch(
-    scores: Float[Tensor, "N #G n"],
-    safe: Bool[Tensor, "N G n"] | None,
-    positions: Int[Tensor, "N G n"],
-    kept: Sequence[int],
-    ordered: bool,
-) -> Int[Tensor, "N G kept"]:
-    """Do what `keep_slots` says, in PyTorch."""
-    order = selection.eviction_order(scores.expand_as(positions), safe, positions, ordered)
-    return selection.keep_slots(order, positions, kept)
+def eviction_order(
+    scores: Scores, safe: Marks | None, positions: Positions, ordered: bool
+) -> Int[Tensor, "N G n"]:
+    """Return slots from the first to go: empty ones, candidates by score, safe entries.
+
+    Of equal scores the earlier position goes first.
+    """
+    standing = (positions >= 0).to(torch.int8)
+    if safe is not None:
+        standing = standing + (safe & (positions >= 0))
+    slots = torch.arange(positions.shape[-1], device=positions.device).expand_as(positions)
+    slots, _ = in_ascending_position(slots, positions, ordered)
+    for key in (scores.expand_as(positions), standing):
+        slots = slots.gather(-1, key.gather(-1, slots).argsort(dim=-1, stable=True))
+    return slots

@@ -25,11 +25,17 @@ def move_survivors(
     """
     first = next(iter(buffers.values()))
     if ascending and uses_triton(first) and move_as_words(buffers):
-        from kvlab.fast.kernels.triton.move_launch import move_survivors_triton
+        from kvlab.fast.kernels.triton.move import move_survivors_triton
 
         move_survivors_triton(list(buffers.values()), slots)
         return
-    move_survivors_torch(buffers, slots)
+    N, G, kept = slots.shape
+    for buffer in buffers.values():
+        capacity = buffer.shape[3]
+        heads = torch.arange(N * G, device=slots.device).view(N, G, 1) * capacity
+        flat = buffer.flatten(1, 3)
+        chosen = flat.index_select(1, (heads + slots).flatten())
+        buffer.narrow(3, 0, kept).copy_(chosen.view(*buffer.shape[:3], kept, *buffer.shape[4:]))
 
 
 def move_as_words(buffers: Mapping[Any, Tensor]) -> bool:
@@ -39,14 +45,3 @@ def move_as_words(buffers: Mapping[Any, Tensor]) -> bool:
     whole = all(x.shape[-1] * x.itemsize % 4 == 0 for x in wide)
     known = {torch.int32, torch.float32}
     return len(wide) <= 1 and whole and set(state) <= known and len(set(state)) == len(state)
-
-
-def move_survivors_torch(buffers: Mapping[Any, Tensor], slots: Int[Tensor, "N G kept"]) -> None:
-    """Do what `move_survivors` says, in PyTorch."""
-    N, G, kept = slots.shape
-    for buffer in buffers.values():
-        capacity = buffer.shape[3]
-        heads = torch.arange(N * G, device=slots.device).view(N, G, 1) * capacity
-        flat = buffer.flatten(1, 3)
-        chosen = flat.index_select(1, (heads + slots).flatten())
-        buffer.narrow(3, 0, kept).copy_(chosen.view(*buffer.shape[:3], kept, *buffer.shape[4:]))

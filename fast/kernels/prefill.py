@@ -25,7 +25,7 @@ def attend_block(
     positions: Int[Tensor, "N G n"],
     softcap: float | None = None,
 ) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m"]]:
-    """Attend from the rows of a block, and keep what `received_attention` would compute anew.
+    """Attend from the rows of a block, and keep what `received_attention` would compute again.
 
     Args:
         queries: rows of the block; logits are q·k/√d.
@@ -39,23 +39,10 @@ def attend_block(
         The output in the keys' number format, zeros for a row that reads nothing, and the logarithm
         of each row's sum of exponentials in float32, −inf there.
     """
-    arguments = queries, keys, values, query_positions, positions, softcap
     if uses_triton(queries):
-        from kvlab.fast.kernels.triton.prefill_launch import attend_block_triton
+        from kvlab.fast.kernels.triton.prefill import attend_block_triton
 
-        return attend_block_triton(*arguments)
-    return attend_block_torch(*arguments)
-
-
-def attend_block_torch(
-    queries: Float[Tensor, "N G rho m d"],
-    keys: Float[Tensor, "N G n d"],
-    values: Float[Tensor, "N G n d"],
-    query_positions: Int[Tensor, "N m"],
-    positions: Int[Tensor, "N G n"],
-    softcap: float | None,
-) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m"]]:
-    """Do what `attend_block` says, in PyTorch, through the matrix."""
+        return attend_block_triton(queries, keys, values, query_positions, positions, softcap)
     dtype = attention.compute_dtype(keys.dtype)
     mask = attention.visible(query_positions, positions)
     logits = attention.logits(queries.to(dtype), keys.to(dtype), softcap)
@@ -96,24 +83,12 @@ def received_attention(
     """
     if gains is not None and lse is not None:
         raise ValueError("lse is that of attention without gains: give one of the two, not both")
-    arguments = queries, keys, query_positions, positions, gains, softcap, lse
     if uses_triton(queries):
-        from kvlab.fast.kernels.triton.prefill_launch import received_attention_triton
+        from kvlab.fast.kernels.triton.prefill import received_attention_triton
 
-        return received_attention_triton(*arguments)
-    return received_attention_torch(*arguments)
-
-
-def received_attention_torch(
-    queries: Float[Tensor, "N G rho m d"],
-    keys: Float[Tensor, "N G n d"],
-    query_positions: Int[Tensor, "N m"],
-    positions: Int[Tensor, "N G n"],
-    gains: Float[Tensor, "N m"] | None,
-    softcap: float | None,
-    lse: Float[Tensor, "N G rho m"] | None,
-) -> Float[Tensor, "N G n"]:
-    """Do what `received_attention` says, in PyTorch, through the matrix; ``lse`` is not needed."""
+        return received_attention_triton(
+            queries, keys, query_positions, positions, gains, softcap, lse
+        )
     dtype = attention.compute_dtype(keys.dtype)
     logits = attention.logits(queries.to(dtype), keys.to(dtype), softcap)
     if gains is not None:

@@ -12,27 +12,21 @@ from torch import Tensor
 
 from kvlab.fast import attention, quantization
 from kvlab.fast.attention import compute_dtype
+from kvlab.fast.batch import BatchClock, KeepSet
 from kvlab.fast.cache import LayerCache
 from kvlab.fast.kernels.caote import eviction_errors
-from kvlab.fast.kernels.coded import outlier_scores, quantise
-from kvlab.fast.kernels.coded_table import CodedTable
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
+from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import received_attention
-from kvlab.fast.kernels.tables import attend_to_tables
+from kvlab.fast.kernels.quantise import outlier_scores, quantise
+from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.fast.methods import get
-from kvlab.fast.policy import (
-    BatchClock,
-    Block,
-    Observation,
-    Policy,
-    StepResult,
-    compress,
-    planned,
-    step,
-)
+from kvlab.fast.observation import Attended, Observation
+from kvlab.fast.policy import Elapsed, Policy
 from kvlab.fast.quantization import Quantized
+from kvlab.fast.step import Block, decide, step, view_of
 from kvlab.fast.windows import max_pool, mean_pool
 from kvlab.reference.policy import Clock
 
@@ -150,7 +144,7 @@ def attend_coded(
     G, n, _ = key_codes.shape
     slots = torch.arange(n).expand(1, G, n)
     keys, values = (
-        [CodedTable(slots, stored_codes(c[None], s[None], z[None], bits, group))]
+        [VectorTable(slots, stored_codes(c[None], s[None], z[None], bits, group))]
         for c, s, z in ((key_codes, key_scale, key_zero), (value_codes, value_scale, value_zero))
     )
     return attend_to_tables(queries[None], keys, values, n, softcap)[0][0]
@@ -184,8 +178,14 @@ def observe(method, budget, **given):
     """State of the entries after a block."""
     policy, seen = prepared(method, budget, given, before=True)
     policy.score.observe(seen.cache.state, seen)
-    found = {name: seen.cache.state.entries[name][0] for name in policy.score.fills}
-    return policy.score.as_reference(found, given["generated"])
+    found = {}
+    for name, column in policy.score.columns.items():
+        numbers = seen.cache.columns[name][0]
+        elapsed = isinstance(column, Elapsed)
+        found[column.since if elapsed else name] = numbers
+        if elapsed:
+            found[column.since] = given["generated"] - numbers
+    return found
 
 
 def score(method, budget, candidates, room, **given):
@@ -198,14 +198,13 @@ def score(method, budget, candidates, room, **given):
 def select(method, budget, **given):
     """Who stays after a block."""
     policy, seen = prepared(method, budget, given)
-    cache = seen.cache
-    if policy.precision.quantises:
-        return selected(policy, seen)
-    before = seen.positions[0].clone()
-    result = StepResult(torch.empty(0), seen.positions, None, None, cache, watched=True)
-    compress(policy, seen, [True], result)
-    cache.settle()
-    return survivors(before, cache.positions[0])
+    decision, (G, n) = decide(policy, seen, [True]), given["positions"].shape
+    stays = torch.ones(G, n, dtype=torch.bool)
+    if decision is not None and decision.goes is not None:
+        stays.scatter_(-1, decision.goes[0], False)
+    elif decision is not None and decision.keep is not None:
+        stays = decision.keep.among(n)[0]
+    return torch.nonzero(stays)[:, 1].view(G, -1)
 
 
 def keep(method, budget, scores, **given):
@@ -223,6 +222,7 @@ def keep(method, budget, scores, **given):
     safe = policy.protect.safe(seen)
     protected = 0 if safe is None else int(safe[0, 0].sum())
     room = policy.budget.room(clock, n, protected)
+    assert room is not None
     kept = min(n, protected + room)
     return keep_slots(scores[None], safe, seen.positions, [kept], ordered=True)[0]
 
@@ -230,10 +230,10 @@ def keep(method, budget, scores, **given):
 def store(method, budget, keep, **given):
     """Who stays at which precision."""
     policy, seen = prepared(method, budget, given)
-    cache, kept = seen.cache, (keep.shape[1],)
-    stays, kept = policy.precision.store(cache, seen, None, keep[None], kept)
-    indices = torch.sort(stays[0]).values
-    cache.compact(stays, kept)
+    cache = seen.cache
+    stays = policy.precision.store(cache, seen, KeepSet(keep[None], (keep.shape[1],)))
+    indices = torch.sort(stays.slots[0]).values
+    cache.compact(stays)
     return {"keep": indices, **stored(cache)}
 
 
@@ -274,22 +274,6 @@ def run(method, budget, queries, keys, values, blocks, confidence, prompt, softc
     return found | (stored(cache) if policy.precision.quantises else {})
 
 
-def selected(policy: Policy, seen: Observation) -> Tensor:
-    """Select as `compress` does, without storing."""
-    safe = policy.protect.safe(seen)
-    leaving, room = planned(policy, seen, [True])
-    candidates = None if safe is None else ~safe
-    scores = policy.score.score(seen.cache.state, seen, candidates, room)
-    kept = [seen.positions.shape[2] - leaving[0]]
-    return keep_slots(scores, safe, seen.positions, kept, ordered=True)[0]
-
-
-def survivors(before: Tensor, after: Tensor) -> Tensor:
-    """Return the indices of the entries whose positions are still there."""
-    rows = zip(before, after, strict=True)
-    return torch.stack([torch.nonzero(torch.isin(old, new))[:, 0] for old, new in rows])
-
-
 def batch_clock(clock: Clock) -> BatchClock:
     """Return the clock of a batch of one sequence."""
     positions = torch.arange(clock.seen - clock.block, clock.seen, dtype=torch.int32)
@@ -315,30 +299,32 @@ def prepared(
     cache.positions.copy_(positions[None])
     clock = batch_clock(Clock(given["seen"], given["block"], given["prompt"]))
     fill_state(policy, cache, given, given["block"] if before else 0)
-    weights = given.get("attention")
+    weights, queries = given.get("attention"), given["queries"][None]
+    queries = queries.to(compute_dtype(keys.dtype))
     confidence = given.get("confidence")
+    unknown = torch.full((1, given["seen"]), torch.nan)
     seen = Observation(
-        clock,
-        0,
-        given["queries"][None],
-        given["query_positions"][None],
-        None if weights is None else weights[None].to(compute_dtype(keys.dtype)),
-        cache.positions,
-        cache,
-        torch.full((1, given["seen"]), torch.nan) if confidence is None else confidence[None],
-        given.get("softcap"),
+        clock=clock,
+        layer=0,
+        queries=queries,
+        query_positions=given["query_positions"][None],
+        cache=cache,
+        view=view_of(cache, queries, given.get("softcap")),
+        confidence=unknown if confidence is None else confidence[None],
+        attended=Attended(None if weights is None else weights[None].to(queries)),
     )
     return policy, seen
 
 
 def fill_state(policy: Policy, cache: LayerCache, given: Mapping[str, Any], new: int) -> None:
     """Put the state of the entries, but for the ``new`` last ones, and of the stream in place."""
-    entries = {name: x for name, x in given.items() if isinstance(x, Tensor)}
     old = len(cache) - new
-    if any(name in entries for name in policy.score.fills) or "stamp" in entries:
-        generated = max(0, given["generated"] - new)
-        for name, x in policy.score.from_reference(entries, generated).items():
-            cache.table[name][:, :, :old].copy_(x[None, :, :old])
+    for name, column in policy.score.columns.items():
+        elapsed = isinstance(column, Elapsed)
+        numbers = given.get(column.since if elapsed else name)
+        if numbers is not None:
+            since = max(0, given["generated"] - new) - numbers if elapsed else numbers
+            cache.columns[name][:, :, :old].copy_(since[None, :, :old])
     prefix = "remembered_"
     for name, x in given.items():
         if name.startswith(prefix) and x is not None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from kvlab.fast.attention import attend, visible
 from kvlab.fast.cache import LayerCache
 from kvlab.fast.huggingface import CompressedCache, compress
-from kvlab.fast.policy import Block, Policy, StepResult
+from kvlab.fast.policy import Policy
+from kvlab.fast.step import Block, StepResult
 from kvlab.reference.measure import Measurement, divergence
 from kvlab.reference.quantization import FULL_BITS
 
@@ -171,7 +172,7 @@ def _elements(cache: LayerCache) -> int:
     heads = cache.positions.shape[1]
     if cache.mixed is not None:
         return heads * sum(storage.dimension for storage in cache.mixed)
-    return heads * sum(cache.table[name].shape[-1] for name in ("keys", "values"))
+    return heads * sum(cache.columns[name].shape[-1] for name in ("keys", "values"))
 
 
 def _measurement(

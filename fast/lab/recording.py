@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kvlab.fast import compress
-from kvlab.fast.policy import Block, StepResult
+from kvlab.fast.step import Block, StepResult
 from kvlab.reference.traces.trace import DTYPES, VECTORS, Metadata, Trace
 
 

@@ -1,29 +1,13 @@
-"""The registry: methods of `kvlab.reference.methods`, translated part by part into tensors.
+"""The registry: methods of `kvlab.reference.methods`, in tensors.
 
-Names, options, defaults and checks are the reference's; importing a module of this package declares
-the twins of its parts.
+Names, options, defaults and checks are the reference's. A module of this package makes the method
+of the same name fast: it declares the twins of its parts.
 """
 
 from typing import Any
 
-from kvlab.fast.methods import (  # noqa: F401
-    ahakv,
-    caote,
-    ddks,
-    desirekv,
-    full,
-    h2o,
-    kivi,
-    lazy_eviction,
-    nacl,
-    raas,
-    rkv,
-    rpc,
-    snapkv,
-    streaming_llm,
-    tova,
-)
-from kvlab.fast.policy import Policy, port
+from kvlab.fast.policy import Policy
+from kvlab.fast.port import port
 from kvlab.reference import methods as reference
 
 __all__ = ["get", "port"]

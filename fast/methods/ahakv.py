@@ -1,6 +1,5 @@
 """AhaKV: sharpened recent attention, weighted by values (arXiv 2506.03762)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,10 +10,11 @@ from torch import Tensor
 from kvlab.fast.attention import softmax, visible
 from kvlab.fast.cache import State
 from kvlab.fast.kernels.prefill import received_attention
-from kvlab.fast.policy import Observation, Score, parts, twin_of
+from kvlab.fast.notation import Candidates, PerEntry, Room, Scores
+from kvlab.fast.observation import Observation, parts
+from kvlab.fast.policy import Score, twin_of
 from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window
 from kvlab.reference.methods import ahakv as reference
-from kvlab.reference.policy import Clock
 from kvlab.reference.windows import Border
 
 
@@ -33,7 +33,7 @@ class StepGain:
         queries: Float[Tensor, "N G rho w d"],
         positions: Int[Tensor, "N w"],
         seen: Observation,
-    ) -> Float[Tensor, "N G n"]:
+    ) -> PerEntry:
         """Sum the sharpened attention of these queries, mean over the heads of a KV head."""
         crowd = self.crowd(positions, seen)
         gains = torch.sqrt(2 * torch.log(crowd))
@@ -42,11 +42,11 @@ class StepGain:
         gains = torch.where(crowd > 1, gains.clamp(min=self.floor), 1.0)
         summed = received_attention(
             queries,
-            seen.stored_keys,
+            seen.view.stored_keys,
             positions,
             seen.positions,
             None if self.gain == "none" else gains,
-            seen.softcap,
+            seen.view.softcap,
         )
         return summed / queries.shape[2]
 
@@ -101,17 +101,7 @@ class SharpenedRecentAttention(Score):
     kernel: int
     border: Border
 
-    @property
-    def fills(self) -> dict[str, float]:
-        """Only the ablation without recent accumulation needs a sum per entry."""
-        return {"accumulated": 0.0} if self.accumulation == "all" else {}
-
-    def reads(self, clock: Clock) -> str:
-        """None: it computes sharpened attention of its own."""
-        return "none"
-
     def observe(self, state: State, seen: Observation) -> None:
-        """Remember the last queries, or add up all rows."""
         if self.accumulation == "recent":
             remember_queries(state, seen, self.rows)
             return
@@ -119,23 +109,16 @@ class SharpenedRecentAttention(Score):
             queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
             state.entries["accumulated"].add_(self.step_gain.received(queries, positions, seen))
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
-        """Weigh what is attended to by how much it contributes."""
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return self.prior(seen) * self.accumulated(state, seen)
 
-    def accumulated(self, state: State, seen: Observation) -> Float[Tensor, "N G n"]:
+    def accumulated(self, state: State, seen: Observation) -> PerEntry:
         """S: the same number of rows for every candidate."""
         if self.accumulation == "all":
             return state.entries["accumulated"]
         return self.step_gain.received(*window(state, self.rows), seen)
 
-    def prior(self, seen: Observation) -> Float[Tensor, "N G n"]:
+    def prior(self, seen: Observation) -> PerEntry:
         """Smoothed value norms, relative to the largest; 1 if all are zero."""
         if self.value_prior == "none":
             return seen.values.new_ones(())

@@ -1,15 +1,15 @@
 """CAOTE and FastCAOTE: evict what changes the attention output least (arXiv 2504.14051)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from kvlab.fast.batch import to_device
 from kvlab.fast.cache import State
-from kvlab.fast.fusion import fusable
 from kvlab.fast.kernels.caote import (
     eviction_error,
     eviction_errors,
@@ -17,17 +17,18 @@ from kvlab.fast.kernels.caote import (
     remaining_mass,
 )
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.padding import to_device
-from kvlab.fast.policy import Observation, Score, twin_of
+from kvlab.fast.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
+from kvlab.fast.observation import Needs, Observation
+from kvlab.fast.policy import Score, twin_of
 from kvlab.fast.selection import first_to_go
 from kvlab.fast.windows import among_candidates, mean_pool
+from kvlab.reference.cache import Column
 from kvlab.reference.methods import caote as reference
 from kvlab.reference.methods.caote import Heads
-from kvlab.reference.policy import Clock
 
 
 def normalize(
-    retention: Float[Tensor, "N G k n"], present: Bool[Tensor, "N G n"] | None = None
+    retention: Float[Tensor, "N G k n"], present: Candidates = None
 ) -> Float[Tensor, "N G k n"]:
     """Divide by the sum; all zero becomes uniform over what is ``present``."""
     total = retention.sum(dim=-1, keepdim=True)
@@ -40,12 +41,12 @@ def normalize(
 
 def group_errors(
     retention: Float[Tensor, "N G k n"],
-    values: Float[Tensor, "N G n d"],
-    present: Bool[Tensor, "N G n"] | None,
+    values: Vectors,
+    present: Candidates,
     fast: bool,
     norm: float,
     heads: Heads,
-) -> Float[Tensor, "N #G n"]:
+) -> Scores:
     """Error of each entry over the query group; L2 is the exact change of all its outputs."""
     h = normalize(retention, present)
     if fast:
@@ -63,24 +64,7 @@ def group_errors(
     return torch.linalg.vector_norm(per_head, dim=2)
 
 
-@fusable
-def least_error(
-    retention: Float[Tensor, "N G k n"],
-    values: Float[Tensor, "N G n d"],
-    safe: Bool[Tensor, "N G n"] | None,
-    positions: Int[Tensor, "N G n"],
-    fast: bool,
-    norm: float,
-    heads: Heads,
-) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
-    """Return each head's slot with the least error, and that error; no slot is empty."""
-    errors = group_errors(retention, values, None, fast, norm, heads)
-    return first_to_go(errors, safe, positions)
-
-
-def joint_errors(
-    h: Float[Tensor, "N G k n"], values: Float[Tensor, "N G n d"], evicted: Bool[Tensor, "N G n"]
-) -> Float[Tensor, "N G n"]:
+def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -> PerEntry:
     """Exact change of the outputs when each entry leaves besides the evicted ones.
 
     ‖Σ_E h(v − X)‖/(1 − Σ_E h) for E = evicted ∪ {j}, L2 over the rows of a group.
@@ -108,92 +92,54 @@ class EvictionError(Score):
     pool: int | None
 
     def __post_init__(self) -> None:
-        if self.base.signed:
+        if self.base.specification.signed:
             raise ValueError("CAOTE needs retention scores that are at least 0")
 
     @property
     def couples_heads(self) -> bool:
-        """If errors are joined over the layer, or already the wrapped retention is."""
-        own = type(self.base).retention is not Score.retention
-        return self.heads == "layer" or (self.base.couples_heads and not own)
+        return self.heads == "layer" or self.base.retention_couples_heads
 
     @property
-    def fills(self) -> Mapping[str, float]:
-        """What the wrapped score remembers; nothing of its own."""
-        return self.base.fills
+    def columns(self) -> Mapping[str, Column]:
+        return self.base.columns
 
-    def from_reference(self, entries: Mapping[str, Tensor], generated: int):
-        """As the wrapped score does."""
-        return self.base.from_reference(entries, generated)
-
-    def as_reference(self, entries: Mapping[str, Tensor], generated: int):
-        """As the wrapped score does."""
-        return self.base.as_reference(entries, generated)
-
-    def reads(self, clock: Clock) -> str:
-        """What the wrapped score reads."""
-        return self.base.reads(clock)
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, on_host=self.base.needs.on_host)
 
     def observe(self, state: State, seen: Observation) -> None:
-        """Let the wrapped score observe."""
         self.base.observe(state, seen)
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N #G n"]:
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         """Return the eviction error of each entry, or the order in which entries have to go."""
-        retention = self.base.retention(state, seen, candidates)
-        output = seen.output if self.base.retains_attention else None
+        base = self.base.retention(state, seen, candidates)
+        retention, output = base.rows, base.output
         if self.normalize_over == "candidates" and candidates is not None:
             retention, output = torch.where(candidates[:, :, None], retention, 0.0), None
         if self.heads == "attention":
             retention = retention.mean(dim=2, keepdim=True)
             output = None if output is None else output.mean(dim=2, keepdim=True)
-        present = seen.present if seen.ragged else None
+        present = seen.present if seen.view.ragged else None
         if present is not None:
             retention = torch.where(present[:, :, None], retention, 0.0)
-        if self.several == "independent":
-            error = self.errors(retention, seen, present, output)
-            if self.pool is None:
-                return error
-            kernel = self.pool
-            return among_candidates(
-                error,
-                candidates,
-                seen,
-                lambda x, present: mean_pool(x, kernel, "zero", present),
-            )
-        h = normalize(retention, present)
-        return self.elimination_orders(h, seen, candidates, room)
-
-    def first_to_go(
-        self,
-        state: State,
-        seen: Observation,
-        safe: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> tuple[Int[Tensor, "N _ 1"], Float[Tensor, "N _ 1"]]:
-        """Find the entry whose eviction changes the output least, in one fusable function."""
-        simple = self.several == "independent" and self.pool is None
-        if not simple or self.normalize_over == "candidates" or uses_triton(seen.queries):
-            return super().first_to_go(state, seen, safe, room)
-        retention = self.base.retention(state, seen, None if safe is None else ~safe)
-        if self.heads == "attention":
-            retention = retention.mean(dim=2, keepdim=True)
-        rule = self.fast, self.norm, self.heads
-        return least_error(retention, seen.values, safe, seen.positions, *rule)
+        if self.several != "independent":
+            h = normalize(retention, present)
+            return self.elimination_orders(h, seen, candidates, room)
+        error = self.errors(retention, seen, present, output)
+        if self.pool is None:
+            return error
+        kernel = self.pool
+        return among_candidates(
+            error, candidates, seen, lambda x, present: mean_pool(x, kernel, "zero", present)
+        )
 
     def errors(
         self,
         retention: Float[Tensor, "N G k n"],
         seen: Observation,
-        present: Bool[Tensor, "N G n"] | None,
+        present: Candidates,
         output: Float[Tensor, "N G k d"] | None = None,
-    ) -> Float[Tensor, "N #G n"]:
+    ) -> Scores:
         """Error of each entry, for this score's norm, heads and reading of the output.
 
         ``output`` is Σ h·value for the normalised retention h, where attention has it already.
@@ -202,16 +148,16 @@ class EvictionError(Score):
         plain = self.norm == 2 and joins_by_norm and not (self.fast and present is not None)
         if plain and uses_triton(seen.queries):
             h = normalize(retention, present)
-            return eviction_errors(h, seen.stored_values, self.fast, output)
+            return eviction_errors(h, seen.view.stored_values, self.fast, output)
         return group_errors(retention, seen.values, present, self.fast, self.norm, self.heads)
 
     def elimination_orders(
         self,
         h: Float[Tensor, "N G k n"],
         seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
+        candidates: Candidates,
         room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
+    ) -> PerEntry:
         """Evict one after the other; survivors rank above all that went, the last to go highest.
 
         Waits for the device once, to learn how many turns there are.

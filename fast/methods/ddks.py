@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvlab.fast.batch import KeepSet, to_device
 from kvlab.fast.cache import LayerCache
-from kvlab.fast.padding import kept_slots, to_device
-from kvlab.fast.policy import Budget, Observation, Precision, Protect, twin_of
+from kvlab.fast.notation import Marks
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Budget, Precision, Protect, twin_of
 from kvlab.fast.storage import EMPTY, Storage
 from kvlab.reference.methods import ddks as reference
 from kvlab.reference.policy import Clock, check_protected
@@ -23,14 +25,12 @@ class AlsoDemoted(Protect):
 
     protect: Protect
 
-    def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
-        """Protected or demoted."""
+    def safe(self, seen: Observation) -> Marks:
         demoted = seen.bits < FULL_BITS
         safe = self.protect.safe(seen)
         return demoted if safe is None else demoted | safe
 
     def count(self, clock: Clock, entries: int) -> int | None:
-        """What is protected at full precision."""
         return self.protect.count(clock, entries)
 
 
@@ -42,7 +42,6 @@ class FullPrecisionEntries(Budget):
     budget: int
 
     def room(self, clock: Clock, entries: int, safe: int) -> int:
-        """What the safe entries at full precision leave."""
         check_protected(self.budget, safe)
         return self.budget - safe
 
@@ -56,20 +55,12 @@ class Demote(Precision):
     group: int
     balanced: bool
 
-    def store(
-        self,
-        cache: LayerCache,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        keep: Int[Tensor, "N G kept"],
-        kept: Sequence[int],
-    ) -> tuple[Int[Tensor, "N G n"], Sequence[int]]:
-        """Quantise instead of evicting."""
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         assert cache.mixed is not None
         keys, values = cache.mixed
-        counts = tuple(n - stay for n, stay in zip(cache.counts, kept, strict=True))
+        counts = tuple(n - stay for n, stay in zip(cache.counts, keep.counts, strict=True))
         if any(counts):
-            slots = left_out(seen, keep, kept, counts)
+            slots = left_out(seen, keep, max(counts))
             if self.balanced:
                 first = [
                     int(new > 0 == old) for new, old in zip(counts, cache.demoted, strict=True)
@@ -78,19 +69,15 @@ class Demote(Precision):
             keys.quantize_tokens(slots, self.bits, self.group, counts)
             values.quantize_tokens(slots, self.bits, self.group, counts)
             cache.demoted = tuple(a + b for a, b in zip(cache.demoted, counts, strict=True))
-        everything = torch.arange(len(cache), device=keep.device).expand_as(seen.positions)
-        return everything, cache.counts
+        everything = torch.arange(len(cache), device=seen.positions.device).expand_as(
+            seen.positions
+        )
+        return KeepSet(everything, cache.counts)
 
 
-def left_out(
-    seen: Observation,
-    keep: Int[Tensor, "N G kept"],
-    kept: Sequence[int],
-    counts: Sequence[int],
-) -> Int[Tensor, "N G gone"]:
+def left_out(seen: Observation, keep: KeepSet, longest: int) -> Int[Tensor, "N G longest"]:
     """Return the slots that hold an entry and are not kept, in ascending position."""
-    longest = max(counts)
-    goes = seen.present & ~kept_slots(seen.positions, keep, kept)
+    goes = seen.present & ~keep.among(len(seen.cache))
     last = torch.iinfo(seen.positions.dtype).max
     order = torch.where(goes, seen.positions, last).argsort(dim=-1)[:, :, :longest]
     return torch.where(goes.gather(-1, order), order, EMPTY)

@@ -1,6 +1,5 @@
 """DesireKV: importance, sensitivity, and tokens after a moment of doubt (AAAI 2026)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,10 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kvlab.fast.batch import KeepSet
 from kvlab.fast.cache import LayerCache, State
-from kvlab.fast.kernels.coded import outlier_scores
-from kvlab.fast.padding import kept_slots
-from kvlab.fast.policy import Budget, Observation, Precision, Protect, Score, twin_of
+from kvlab.fast.kernels.quantise import outlier_scores
+from kvlab.fast.notation import Candidates, Marks, PerEntry, Positions, Room, Scores, Vectors
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Budget, Precision, Protect, Score, twin_of
 from kvlab.fast.storage import EMPTY
 from kvlab.fast.windows import (
     among_candidates,
@@ -42,11 +43,11 @@ class DecisionWindow:
         before = max(0, (clock.generated_before - self.selector) // self.interval)
         return before, max(before, passed)
 
-    def members(self, seen: Observation) -> Bool[Tensor, "N G n"]:
+    def members(self, seen: Observation) -> Marks:
         """Mark the P generated tokens before the selector; none in a sequence without an event."""
         return seen.clock.once((self, seen.layer), lambda: self._members(seen))
 
-    def _members(self, seen: Observation) -> Bool[Tensor, "N G n"]:
+    def _members(self, seen: Observation) -> Marks:
         borders = []
         for clock in seen.clock.rows:
             before, passed = self.events(clock)
@@ -65,7 +66,7 @@ class Doubt:
     threshold: float | None
     shift: Literal[0, 1]
 
-    def marks(self, seen: Observation, window: Bool[Tensor, "N G n"]) -> Bool[Tensor, "N G n"]:
+    def marks(self, seen: Observation, window: Marks) -> Marks:
         """Mark the window's entries whose predecessor was produced without confidence."""
         if self.quantile is None and self.threshold is None:
             return torch.zeros_like(window)
@@ -88,15 +89,13 @@ class OutsideWindow(Protect):
     window: DecisionWindow
     doubt: Doubt | None
 
-    def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
-        """Prompt, selector, and under ``scope='window'`` what was decided before."""
+    def safe(self, seen: Observation) -> Marks:
         members = self.window.members(seen)
         if self.doubt is None:
             return ~members
         return ~members | self.doubt.marks(seen, members)
 
     def count(self, clock: Clock, entries: int) -> int | None:
-        """All but the windows that were passed; only the data tell what is left of older ones."""
         if self.window.scope == "all" or self.doubt is not None:
             return None
         before, passed = self.window.events(clock)
@@ -116,25 +115,12 @@ class Importance(Score):
 
     @property
     def couples_heads(self) -> bool:
-        """Unless importance is drawn: it is a mean over all heads."""
         return self.random_seed is None
 
-    def reads(self, clock: Clock) -> str:
-        """None: the selector is looked at when it decides."""
-        return "none"
-
     def observe(self, state: State, seen: Observation) -> None:
-        """Remember the last queries, across blocks."""
         remember_queries(state, seen, self.window.selector)
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
-        """Average over selector and heads, then smooth."""
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         members = self.window.members(seen)
         if self.random_seed is not None:
             return random_scores(seen, self.random_seed)
@@ -150,7 +136,7 @@ class Importance(Score):
         )
 
 
-def random_scores(seen: Observation, seed: int) -> Float[Tensor, "N G n"]:
+def random_scores(seen: Observation, seed: int) -> PerEntry:
     """Draw one value per token and layer, for the ablations, as the reference does."""
     N, _, n = seen.positions.shape
     order = torch.argsort(seen.positions, dim=-1)
@@ -173,13 +159,12 @@ class ShareOfWindow(Budget):
     share: float
 
     def room(self, clock: Clock, entries: int, safe: int) -> int:
-        """Number of entries above the quantile of the window."""
         return int((entries - safe) * self.share)
 
 
 def sensitivity(
-    keys: Float[Tensor, "N G n d"],
-    window: Bool[Tensor, "N G n"],
+    keys: Vectors,
+    window: Marks,
     group: int,
     over: Literal["outliers", "block"],
 ) -> Float[Tensor, "N n"]:
@@ -209,32 +194,24 @@ class BitsBySensitivity(Precision):
 
     @property
     def couples_heads(self) -> bool:
-        """Unless sensitivity is drawn: it is a mean over all heads."""
         return self.random_seed is None
 
-    def store(
-        self,
-        cache: LayerCache,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        keep: Int[Tensor, "N G kept"],
-        kept: Sequence[int],
-    ) -> tuple[Int[Tensor, "N G stays"], Sequence[int]]:
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         """Spare doubtful tokens from eviction, then quantise what the event decided about.
 
         Waits for the device: how many tokens are doubtful or sensitive, only the data tell.
         """
         members = self.window.members(seen)
         doubtful = self.doubt.marks(seen, members)
-        stays = (kept_slots(seen.positions, keep, kept) | doubtful) & seen.present
+        stays = (keep.among(len(cache)) | doubtful) & seen.present
         high = members & (self.sensitive(seen, members)[:, None] | doubtful)
         for tier, bits in ((high, self.high_bits), (~high, self.low_bits)):
             chosen = stays & members & tier
             quantize_entries(cache, chosen, bits, self.value_bits or bits, self.group)
         counts = stays[:, 0].sum(dim=-1).tolist()
-        return slots_of(stays, seen.positions, max(counts)), counts
+        return KeepSet(slots_of(stays, seen.positions, max(counts)), counts)
 
-    def sensitive(self, seen: Observation, members: Bool[Tensor, "N G n"]) -> Bool[Tensor, "N n"]:
+    def sensitive(self, seen: Observation, members: Marks) -> Bool[Tensor, "N n"]:
         """Mark the tokens above the threshold, or above the quantile of the window."""
         if self.random_seed is not None:
             relative = random_scores(seen, self.random_seed + 1)[:, 0].double()
@@ -246,9 +223,7 @@ class BitsBySensitivity(Precision):
         return relative > torch.nanquantile(among, self.quantile, dim=-1, keepdim=True)
 
 
-def slots_of(
-    chosen: Bool[Tensor, "N G n"], positions: Int[Tensor, "N G n"], longest: int
-) -> Int[Tensor, "N G longest"]:
+def slots_of(chosen: Marks, positions: Positions, longest: int) -> Int[Tensor, "N G longest"]:
     """Return the chosen slots in ascending position, at the end of a row of ``longest``."""
     place = torch.where(chosen, positions, -1)
     return place.argsort(dim=-1, stable=True)[:, :, positions.shape[-1] - longest :]
@@ -256,7 +231,7 @@ def slots_of(
 
 def quantize_entries(
     cache: LayerCache,
-    entries: Bool[Tensor, "N G n"],
+    entries: Marks,
     key_bits: int,
     value_bits: int,
     group: int,

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from kvlab.fast.batch import KeepSet, to_device
 from kvlab.fast.cache import LayerCache
-from kvlab.fast.padding import to_device
-from kvlab.fast.policy import Observation, Precision, twin_of
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Precision, twin_of
 from kvlab.fast.storage import EMPTY, Storage
 from kvlab.reference.methods import kivi as reference
 
@@ -24,15 +25,7 @@ class KeysPerChannelValuesPerToken(Precision):
     group: int
     residual: int
 
-    def store(
-        self,
-        cache: LayerCache,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        keep: Int[Tensor, "N G kept"],
-        kept: Sequence[int],
-    ) -> tuple[Int[Tensor, "N G kept"], Sequence[int]]:
-        """Quantise what has left the residual."""
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         d = seen.queries.shape[-1]
         if d % self.group:
             raise ValueError(f"group = {self.group} must divide the head dimension {d}")
@@ -44,7 +37,7 @@ class KeysPerChannelValuesPerToken(Precision):
         value_due = [max(0, n - self.residual) for n in cache.counts]
         slots, counts = newly_due(cache, values, value_due)
         values.quantize_tokens(slots, self.value_bits, self.group, counts)
-        return keep, kept
+        return keep
 
 
 def newly_due(

@@ -1,20 +1,21 @@
 """LazyEviction: tokens become important again; wait and see (arXiv 2506.15969)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kvlab.fast.cache import State
-from kvlab.fast.kernels.tracking import Tracking, track
-from kvlab.fast.policy import Observation, Score, twin_of
+from kvlab.fast.kernels.recurrence import count_recurrence
+from kvlab.fast.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
+from kvlab.fast.observation import CounterColumns, Needs, Observation
+from kvlab.fast.policy import Elapsed, Score, twin_of
+from kvlab.reference.cache import Column
 from kvlab.reference.methods import lazy_eviction as reference
 from kvlab.reference.methods.lazy_eviction import Form
-from kvlab.reference.policy import Clock
 from kvlab.reference.windows import GroupReduction
 
 DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
@@ -42,42 +43,25 @@ class Recurrence(Score):
     guard: bool
     reduce: GroupReduction
 
-    can_wait = True
-
     @property
-    def fills(self) -> dict[str, float]:
-        """Tokens since the latest activation (the reference keeps its step), longest interval."""
-        fills: dict[str, float] = {"elapsed": 0, "interval": 0}
-        return fills if self.first_activation_counts else {**fills, "activated": 0}
-
-    def from_reference(self, entries: Mapping[str, Tensor], generated: int) -> dict[str, Tensor]:
-        """Count from the latest activation, of which the reference keeps the step."""
-        known = {**entries, "elapsed": generated - entries["stamp"]}
-        return {name: known[name] for name in self.fills}
-
-    def as_reference(self, entries: Mapping[str, Tensor], generated: int) -> dict[str, Tensor]:
-        """Name the step of the latest activation."""
-        found = {name: x for name, x in entries.items() if name != "elapsed"}
-        return {**found, "stamp": generated - entries["elapsed"]}
-
-    def reads(self, clock: Clock) -> str:
-        """All, but none of the prompt's."""
-        return "none" if clock.prefilling else "all"
-
-    @property
-    def reduces(self) -> GroupReduction:
-        """Mean or maximum over the query heads of a KV head."""
-        return self.reduce
-
-    def tracking(self, column: Callable[[str], Tensor]) -> Tracking | None:
-        """Both counters, where every activation counts."""
+    def columns(self) -> dict[str, Column]:
+        columns: dict[str, Column] = {
+            "elapsed": Elapsed("tokens since the latest activation", whole=True, since="stamp"),
+            "interval": self.specification.columns["interval"],
+        }
         if not self.first_activation_counts:
-            return None
-        return Tracking(column("elapsed"), column("interval"), self.threshold)
+            columns["activated"] = self.specification.columns["activated"]
+        return columns
+
+    @property
+    def needs(self) -> Needs:
+        if not self.first_activation_counts:
+            return super().needs
+        counters = CounterColumns("elapsed", "interval", self.threshold)
+        return replace(super().needs, counters=counters)
 
     def observe(self, state: State, seen: Observation) -> None:
-        """Track the recurrence of what generated tokens look at; prefill is not observed."""
-        if seen.clock.rows[0].prefilling or seen.tracked:
+        if seen.clock.prefilling or seen.attended.counted:
             return
         active = seen.received(self.reduce) >= self.threshold
         elapsed = state.entries["elapsed"]
@@ -92,23 +76,16 @@ class Recurrence(Score):
         if tokens > 1:
             elapsed.clamp_(min=0)
 
-    def observe_token(self, state: State, active: Bool[Tensor, "N G n"]) -> None:
+    def observe_token(self, state: State, active: Marks) -> None:
         """Take in what one token activated."""
         counts = active
         if not self.first_activation_counts:
             activated = state.entries["activated"]
             counts = active & (activated > 0)
             activated.logical_or_(active)
-        track(state.entries["elapsed"], state.entries["interval"], active, counts)
+        count_recurrence(state.entries["elapsed"], state.entries["interval"], active, counts)
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
-        """Add both heuristics; an entry without any recurrence is worth nothing."""
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         dtype = seen.queries.dtype
         elapsed, interval = state.entries["elapsed"], state.entries["interval"]
         at_least_one = interval.clamp(min=1).to(dtype)
@@ -117,12 +94,12 @@ class Recurrence(Score):
         importance = torch.where(interval > 0, h1 + h2, 0.0)
         return importance + 2.0 * (elapsed < interval) if self.guard else importance
 
-    def elapsed_score(self, elapsed: Tensor, interval: Tensor) -> Float[Tensor, "N G n"]:
+    def elapsed_score(self, elapsed: Tensor, interval: Tensor) -> PerEntry:
         """H1: falls as the time since the last activation outgrows the longest interval."""
         offset = 1.0 if self.official else 0.0
         return DECREASING[self.h1](offset + elapsed / interval)
 
-    def interval_score(self, interval: Tensor) -> Float[Tensor, "N G n"]:
+    def interval_score(self, interval: Tensor) -> PerEntry:
         """H2: falls with the longest interval."""
         form = DECREASING[self.h2]
         if self.h2 == "none" or self.h2_reading == "code":
@@ -132,7 +109,7 @@ class Recurrence(Score):
         return torch.where(interval > 1, form(1 / (interval - 1.0).clamp(min=1.0)), 0.0)
 
 
-def tokens_before_birth(seen: Observation) -> Int[Tensor, "N G n"]:
+def tokens_before_birth(seen: Observation) -> Positions:
     """Count the tokens of a block, padding included, that each entry did not live to see."""
     padding = (seen.query_positions < 0).sum(dim=1, dtype=torch.int32)[:, None, None]
     last = seen.query_positions[:, -1, None, None]

@@ -1,17 +1,16 @@
 """NACL: proxy tokens and a random rest (arXiv 2408.03675)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from kvlab.fast.attention import softmax
+from kvlab.fast.batch import last_in_use, to_device
 from kvlab.fast.cache import State
-from kvlab.fast.padding import last_in_use, to_device
-from kvlab.fast.policy import Observation, Protect, Score, twin_of
+from kvlab.fast.notation import Candidates, Marks, PerEntry, Room, Scores
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Protect, Score, twin_of
 from kvlab.fast.selection import rank
 from kvlab.fast.windows import remember_queries, window, window_logits
 from kvlab.reference.methods import nacl as reference
@@ -30,30 +29,15 @@ class ProxyAndSample(Score):
     causal: bool
     seed: int
 
-    def reads(self, clock: Clock) -> str:
-        """None: the proxies are looked at when they decide."""
-        return "none"
-
     def observe(self, state: State, seen: Observation) -> None:
-        """Remember the last queries of the prompt."""
-        if seen.clock.rows[0].prefilling:
+        if seen.clock.prefilling:
             remember_queries(state, seen, max(self.proxies(seen)))
 
     def proxies(self, seen: Observation) -> list[int]:
         """Number of proxy queries of each sequence."""
         return [proxy_count(self.proxy_share, row.prompt) for row in seen.clock.rows]
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
-        """Return each entry's rank: the proxy part on top, the drawn ones next.
-
-        The prompt has just been read, so slots are in ascending position.
-        """
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         proxy = self.proxy_attention(state, seen)
         open_entries = seen.present if candidates is None else candidates & seen.present
         by_proxy = rank(proxy.masked_fill(~open_entries, -torch.inf))
@@ -66,7 +50,7 @@ class ProxyAndSample(Score):
         ranks = rank((drawn + top * proxy.shape[-1]).to(proxy.dtype))
         return (ranks - (~seen.present).sum(dim=-1, keepdim=True)).to(proxy.dtype)
 
-    def noise(self, seen: Observation) -> Float[Tensor, "N G n"]:
+    def noise(self, seen: Observation) -> PerEntry:
         """Draw each sequence's noise as the reference does, for its own entries."""
         N, G, n = seen.positions.shape
         noise = np.zeros((N, G, n))
@@ -76,7 +60,7 @@ class ProxyAndSample(Score):
             noise[number, :, n - count :] = drawn[seen.first_head :]
         return torch.from_numpy(noise).to(seen.queries)
 
-    def proxy_attention(self, state: State, seen: Observation) -> Float[Tensor, "N G n"]:
+    def proxy_attention(self, state: State, seen: Observation) -> PerEntry:
         """Sum the proxies' attention, mean over the group."""
         sizes = self.proxies(seen)
         raw, mask = window_logits(state, seen, max(sizes))
@@ -101,13 +85,11 @@ class SinksAndTail(Protect):
         specification = reference.SinksAndTail(self.sinks, self.recent, self.share)
         return specification.tail(clock.prompt)
 
-    def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
-        """Positions at both ends."""
+    def safe(self, seen: Observation) -> Marks:
         device = seen.positions.device
         tails = to_device([self.tail(row) for row in seen.clock.rows], device)
         oldest = seen.clock.seen - tails[:, None, None]
         return (seen.positions < self.sinks) | (seen.positions >= oldest)
 
     def count(self, clock: Clock, entries: int) -> int:
-        """Sinks and tail, as far as there are any."""
         return min(clock.seen, self.sinks + self.tail(clock))

@@ -1,16 +1,16 @@
 """RaaS: the age of the last use (arXiv 2502.11147)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.cache import State, in_ascending_position
-from kvlab.fast.kernels.tracking import Joining
-from kvlab.fast.policy import Budget, Observation, Protect, Score, twin_of
-from kvlab.fast.selection import rank
+from kvlab.fast.cache import State
+from kvlab.fast.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Budget, Protect, Score, twin_of
+from kvlab.fast.selection import in_ascending_position, rank
 from kvlab.reference.methods import raas as reference
 from kvlab.reference.policy import Clock
 
@@ -23,25 +23,13 @@ class LastUse(Score):
     threshold: float
     share: float | None
 
-    @property
-    def fills(self) -> dict[str, float]:
-        """A new entry carries no stamp yet."""
-        return {"stamp": 0}
-
-    def reads(self, clock: Clock) -> str:
-        """All, but none of the prompt's."""
-        return "none" if clock.prefilling else "all"
-
-    @property
-    def reduces(self) -> Joining:
-        """Maximum over the query heads for a threshold, mean for a share."""
-        return "max" if self.share is None else "mean"
-
     def observe(self, state: State, seen: Observation) -> None:
-        """Stamp what each generated token looks at; the prompt's attention is not used."""
-        if seen.clock.rows[0].prefilling:
+        if seen.clock.prefilling:
             return
-        stamp, received = state.entries["stamp"], seen.received(self.reduces)
+        stamp, received = (
+            state.entries["stamp"],
+            seen.received("max" if self.share is None else "mean"),
+        )
         for row in range(seen.query_positions.shape[1]):
             position = seen.query_positions[:, row, None, None]
             used = self.used(received[:, :, row], position, seen)
@@ -50,10 +38,10 @@ class LastUse(Score):
 
     def used(
         self,
-        looked_at: Float[Tensor, "N G n"],
+        looked_at: PerEntry,
         position: Int[Tensor, "N 1 1"],
         seen: Observation,
-    ) -> Bool[Tensor, "N G n"]:
+    ) -> Marks:
         """Mark what counts as used: above the threshold, or the top share of the group's mean."""
         if self.share is None:
             used = looked_at >= self.threshold
@@ -65,14 +53,7 @@ class LastUse(Score):
         ranks = into_slots(rank(looked_at))
         return (ranks >= present.shape[-1] - stamped) & present
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
-        """The older the last use, the sooner an entry goes."""
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return state.entries["stamp"].to(seen.queries.dtype)
 
 
@@ -84,18 +65,8 @@ class PageUse(Score):
     page: int
     stamped_pages: int
 
-    @property
-    def fills(self) -> dict[str, float]:
-        """A new entry carries no stamp yet."""
-        return {"stamp": 0}
-
-    def reads(self, clock: Clock) -> str:
-        """None: pages are rated by bounds of their keys."""
-        return "none"
-
     def observe(self, state: State, seen: Observation) -> None:
-        """Stamp the best pages and the one being written."""
-        if seen.clock.rows[0].prefilling:
+        if seen.clock.prefilling:
             return
         stamp = state.entries["stamp"]
         pages = -(-max(row.seen for row in seen.clock.rows) // self.page)
@@ -112,7 +83,7 @@ class PageUse(Score):
             torch.maximum(stamp, stamped * (position + 1 - seen.clock.prompt), out=stamp)
 
     def extremes(
-        self, seen: Observation, page_of: Int[Tensor, "N G n"], pages: int
+        self, seen: Observation, page_of: Positions, pages: int
     ) -> tuple[Float[Tensor, "N G pages d"], Float[Tensor, "N G pages d"]]:
         """Largest and smallest key of every page, per channel; one more page for empty slots."""
         N, G, _, d = seen.keys.shape
@@ -136,14 +107,7 @@ class PageUse(Score):
         bound = per_channel.sum(dim=-1).amax(dim=2).masked_fill(~present, -torch.inf)
         return (rank(bound) >= bound.shape[-1] - self.stamped_pages) & present
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
-        """The older the last use, the sooner a page goes."""
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return state.entries["stamp"].to(seen.queries.dtype)
 
 
@@ -155,8 +119,7 @@ class OpenPage(Protect):
     page: int
     pin_prompt: bool
 
-    def safe(self, seen: Observation) -> Bool[Tensor, "N G n"]:
-        """Mark the newest page; with ``pin_prompt`` also every page that the prompt touches."""
+    def safe(self, seen: Observation) -> Marks:
         pages = seen.positions // self.page
         newest = pages == (seen.clock.seen - 1) // self.page
         if not self.pin_prompt:
@@ -165,7 +128,6 @@ class OpenPage(Protect):
         return newest | (pages < pinned)
 
     def count(self, clock: Clock, entries: int) -> int:
-        """Entries of the pinned pages and of the newest."""
         pinned = -(-clock.prompt // self.page) * self.page if self.pin_prompt else 0
         newest = (clock.seen - 1) // self.page * self.page
         return min(clock.seen, pinned) if newest < pinned else pinned + clock.seen - newest
@@ -180,5 +142,4 @@ class Pages(Budget):
     page: int
 
     def room(self, clock: Clock, entries: int, safe: int) -> int:
-        """Pages of the budget that the safe ones leave, in entries."""
         return max(0, self.budget // self.page - -(-safe // self.page)) * self.page

@@ -1,15 +1,16 @@
 """R-KV: importance minus redundancy (arXiv 2505.24133)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from kvlab.fast.attention import softmax
 from kvlab.fast.cache import State
-from kvlab.fast.policy import Observation, Score, twin_of
+from kvlab.fast.notation import Candidates, PerEntry, Room, Scores
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Score, twin_of
 from kvlab.fast.windows import (
     among_candidates,
     max_pool,
@@ -19,7 +20,6 @@ from kvlab.fast.windows import (
     window_logits,
 )
 from kvlab.reference.methods import rkv as reference
-from kvlab.reference.policy import Clock
 
 
 @twin_of(reference.ImportanceMinusRedundancy)
@@ -33,30 +33,14 @@ class ImportanceMinusRedundancy(Score):
     similarity: float
     first_column_quirk: bool
 
-    signed = True
-
-    def reads(self, clock: Clock) -> str:
-        """None: the window is looked at when it decides."""
-        return "none"
-
     def observe(self, state: State, seen: Observation) -> None:
-        """Remember the last queries, across blocks."""
         remember_queries(state, seen, self.window)
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
-        """Weigh importance against redundancy."""
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         importance = self.importance(state, seen, candidates)
         return self.mix * importance - (1 - self.mix) * self.redundancy(seen)
 
-    def importance(
-        self, state: State, seen: Observation, candidates: Bool[Tensor, "N G n"] | None
-    ) -> Float[Tensor, "N G n"]:
+    def importance(self, state: State, seen: Observation, candidates: Candidates) -> PerEntry:
         """Pooled attention of the last queries; the group is reduced on logits, by maximum."""
         raw, _ = window_logits(state, seen, self.window)
         chosen = seen.present if candidates is None else candidates & seen.present
@@ -67,7 +51,7 @@ class ImportanceMinusRedundancy(Score):
             looked_at, candidates, seen, lambda x, present: max_pool(x, self.kernel, present)
         )
 
-    def redundancy(self, seen: Observation) -> Float[Tensor, "N G n"]:
+    def redundancy(self, seen: Observation) -> PerEntry:
         """Say how similar each key of a head is to the others."""
         unit = seen.keys / (seen.keys.norm(dim=-1, keepdim=True) + 1e-8)
         cosine = (unit @ unit.transpose(-1, -2)) * seen.present[..., None]

@@ -1,13 +1,11 @@
 """RPC: reasoning path compression (arXiv 2505.13866)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-
 from kvlab.fast.cache import State
-from kvlab.fast.policy import Budget, Observation, Score, twin_of
+from kvlab.fast.notation import Candidates, Room, Scores
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Budget, Score, twin_of
 from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window_received
 from kvlab.reference.methods import rpc as reference
 from kvlab.reference.policy import Clock
@@ -24,25 +22,12 @@ class SelectorAttention(Score):
 
     @property
     def couples_heads(self) -> bool:
-        """If all heads share one keep set."""
         return self.heads == "all"
 
-    def reads(self, clock: Clock) -> str:
-        """None: the selector is looked at when it decides."""
-        return "none"
-
     def observe(self, state: State, seen: Observation) -> None:
-        """Remember the last queries, across blocks."""
         remember_queries(state, seen, self.selector)
 
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N G n"]:
-        """Pool what the selector looks at."""
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         looked_at = window_received(state, seen, self.selector, over=candidates)
         if self.heads == "all":
             looked_at = looked_at.mean(dim=1, keepdim=True)
@@ -64,6 +49,5 @@ class ShareOfGenerated(Budget):
     compression: float
 
     def room(self, clock: Clock, entries: int, safe: int) -> int:
-        """Entries that the compressions so far, this one included, may keep."""
         compressions = (clock.generated - self.selector) // self.interval
         return compressions * int(self.interval // self.compression)

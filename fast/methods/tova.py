@@ -1,16 +1,12 @@
 """TOVA: token omission via attention (arXiv 2401.06104)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
-from torch import Tensor
-
 from kvlab.fast.cache import State
-from kvlab.fast.kernels.tracking import Reduction
-from kvlab.fast.policy import Observation, Score, twin_of
+from kvlab.fast.notation import Candidates, Room, Scores
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Retention, Score, twin_of
 from kvlab.reference.methods import tova as reference
-from kvlab.reference.policy import Clock
 
 
 @twin_of(reference.LastRowAttention)
@@ -20,35 +16,17 @@ class LastRowAttention(Score):
 
     per_head: bool
 
-    retains_attention = True
-
     @property
     def couples_heads(self) -> bool:
-        """Unless every head decides for itself."""
         return not self.per_head
 
-    def reads(self, clock: Clock) -> str:
-        """The newest token's."""
-        return "last"
-
-    @property
-    def reduces(self) -> Reduction:
-        """Mean over the query heads of a KV head."""
-        return "mean"
-
-    def score(
-        self,
-        state: State,
-        seen: Observation,
-        candidates: Bool[Tensor, "N G n"] | None,
-        room: Sequence[int],
-    ) -> Float[Tensor, "N #G n"]:
-        """Average the last row over the heads that decide together."""
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         last_row = seen.received("mean")[:, :, -1]
         return last_row if self.per_head else last_row.mean(dim=1, keepdim=True)
 
-    def retention(
-        self, state: State, seen: Observation, candidates: Bool[Tensor, "N G n"] | None
-    ) -> Float[Tensor, "N G rho n"]:
-        """Return each query head's own row."""
-        return seen.attention[:, :, :, -1]
+    @property
+    def retention_couples_heads(self) -> bool:
+        return False
+
+    def retention(self, state: State, seen: Observation, candidates: Candidates) -> Retention:
+        return Retention(seen.attention[:, :, :, -1], seen.newest_output)

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from kvlab.fast.sharding import check_divisible, kv_heads
+from kvlab.fast.huggingface.sharding import check_divisible, kv_heads
 from kvlab.reference.windows import check_choice
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")

@@ -16,6 +16,7 @@ from kvlab.reference.conformance.blocks import logit_size
 from kvlab.reference.conformance.case import Expected, Inputs, Parameters
 from kvlab.reference.conformance.expecting import exact, keep, numbers, scores
 from kvlab.reference.conformance.operation import Field, Operation, described_operation
+from kvlab.reference.method import Wrapper
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy, empty_cache, select
@@ -38,8 +39,10 @@ def options_of(method: str) -> dict[str, Any]:
     """Return all hyper-parameters of a method in registry syntax, those of a wrapper first."""
     parsed = methods.parse(method)
     options = plain_fields(parsed)
-    base = getattr(parsed, "base", None)
-    return options if base is None else {**plain_fields(base), **options}
+    while isinstance(parsed, Wrapper):
+        parsed = parsed.base
+        options = {**plain_fields(parsed), **options}
+    return options
 
 
 def plain_fields(parsed: Any) -> dict[str, Any]:

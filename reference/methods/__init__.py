@@ -2,7 +2,8 @@
 
 ``name``, ``wrapper:name``, ``name@option=value,option=value``: ``"lazy_eviction"``,
 ``"caote:snapkv"``, ``"h2o@every=25"``, ``"caote:h2o@every=25,recent=8"``. Options of a wrapped
-method are written behind the same ``@``. An option is a field of the method's dataclass.
+method are written behind the same ``@``. An option is a field of the method's dataclass, or one of
+`SAFE`, which fit every method: ``"tova@recent=16"``, ``"caote:h2o@pin_prompt=true"``.
 
 A method is found by itself: the registry looks through the modules of this package, and through
 the modules and Python files that the environment variable ``KVLAB_METHODS`` names, separated as in
@@ -22,11 +23,14 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from kvlab.reference.importing import import_file
-from kvlab.reference.method import Divergence, Example, Method, Wrapper, check_option
+from kvlab.reference.method import Divergence, Example, Method, WithSafe, Wrapper, check_option
 from kvlab.reference.policy import Policy
 
 OUTSIDE = "KVLAB_METHODS"
 """Environment variable that names modules and files with further methods."""
+
+SAFE = {field.name: field.default for field in fields(WithSafe) if field.name != "base"}
+"""Options of every method, with their defaults: who is safe besides those whom it protects."""
 
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 
@@ -211,8 +215,17 @@ def takes_budget(spec: str) -> bool:
     Raises:
         ValueError: if the method, an option or a value is not allowed.
     """
+    return innermost(spec).budgeted
+
+
+def innermost(spec: str) -> Method:
+    """Return the method that ``spec`` names, without its wrappers.
+
+    Raises:
+        ValueError: if the method, an option or a value is not allowed.
+    """
     method = parse(spec)
-    return (method.base if isinstance(method, Wrapper) else method).budgeted
+    return method.innermost if isinstance(method, Wrapper) else method
 
 
 def base_name(spec: str) -> str:
@@ -255,18 +268,23 @@ def parse(spec: str, **options: Any) -> Method:
     composition, _, written = spec.partition("@")
     options = {**read_options(spec, written), **options}
     name, _, base = composition.partition(":")
-    if name not in WRAPPERS:
-        if base:
-            raise ValueError(f"method {name!r} wraps nothing; wrappers are {', '.join(WRAPPERS)}")
-        return _build(name, lookup(name), options)
-    if not base or base in WRAPPERS:
+    if name not in WRAPPERS and base:
+        raise ValueError(f"method {name!r} wraps nothing; wrappers are {', '.join(WRAPPERS)}")
+    if name in WRAPPERS and (not base or base in WRAPPERS):
         raise ValueError(f"{name} wraps another method, as in '{_with_defaults(name)}'")
-    wrapper, wrapped = lookup(name), lookup(base)
-    own = {key: options.pop(key) for key in _options(wrapper) if key in options}
-    if unknown := options.keys() - _options(wrapped):
-        allowed = _options(wrapper) | _options(wrapped)
-        raise ValueError(_unknown_option(composition, min(unknown), allowed))
-    return _build(name, wrapper, own, base=_build(base, wrapped, options))
+    parts = [lookup(name), *([lookup(base)] if base else [])]
+    taken = [_take(options, part) for part in (*parts, WithSafe)]
+    if options:
+        allowed = sorted({option for part in parts for option in _options(part)})
+        raise ValueError(
+            f"unknown option {min(options)!r} of {composition}; allowed are "
+            f"{', '.join(allowed) or 'none'}, and of every method {', '.join(SAFE)}"
+        )
+    safe = taken.pop()
+    method = _build(parts.pop(), taken.pop())
+    for wrapper, own in zip(parts, taken, strict=True):
+        method = _build(wrapper, own, base=method)
+    return _build(WithSafe, safe, base=method) if safe else method
 
 
 def with_seed(spec: str, seed: int) -> str:
@@ -276,10 +294,9 @@ def with_seed(spec: str, seed: int) -> str:
         ValueError: if the method, an option or a value is not allowed.
         TypeError: if an option has the wrong type.
     """
-    method = parse(spec)
+    drawing = "seed" in _options(type(innermost(spec)))
     spec = variants().get(spec, spec)
     written = spec.partition("@")[2]
-    drawing = "seed" in _options(type(method.base if isinstance(method, Wrapper) else method))
     if not drawing or "seed" in read_options(spec, written):
         return spec
     return f"{spec}{',' if written else '@'}seed={seed}"
@@ -297,22 +314,20 @@ def lookup(name: str) -> type[Method]:
     return found
 
 
-def _build(name: str, method: type[Method], options: Mapping[str, Any], **base: Method) -> Method:
-    if unknown := options.keys() - _options(method):
-        raise ValueError(_unknown_option(name, min(unknown), _options(method)))
+def _take(options: dict[str, Any], part: type[Method]) -> dict[str, Any]:
+    """Take the options of a method or wrapper out of those that were written."""
+    return {option: options.pop(option) for option in _options(part) if option in options}
+
+
+def _build(part: type[Method], options: Mapping[str, Any], **base: Method) -> Method:
     for option, value in options.items():
-        check_option(method, option, value)
-    return method(**options, **base)
+        check_option(part, option, value)
+    return part(**options, **base)
 
 
 def _options(method: type[Method]) -> set[str]:
     own = (field for field in fields(method) if field.init)  # type: ignore[arg-type]
     return {field.name for field in own} - {"base"}
-
-
-def _unknown_option(name: str, option: str, allowed: set[str]) -> str:
-    choices = ", ".join(sorted(allowed)) or "none"
-    return f"unknown option {option!r} of {name}; allowed are {choices}"
 
 
 def read_options(spec: str, written: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """AhaKV: sharpened recent attention, weighted by values (arXiv 2506.03762).
 
-Equations of the paper, as its summaries number them: 5 (recent accumulation), 12 (gain of the
-step-gain softmax), 13-15 (value prior).
+Equations of the paper, as its summaries number them: 5 (recent accumulation), 12 (λ of the
+step-gain softmax: it takes the place of 1/√d, so the usual logits are multiplied by λ√d), 13-15
+(value prior).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,12 @@
 """DesireKV: importance, sensitivity, and tokens after a moment of doubt (AAAI 2026).
 
-Equations of the paper: 3, 4 (importance), 5-8 (sensitivity), 9 (confidence).
+Equations of the paper: 3 (importance: mean attention of the last R queries; their softmax is in
+``windows.window_attention``), 4 (smoothing), 5-8 (sensitivity), 9 (confidence: the largest
+probability when a token is chosen, which ``generate.py`` notes; here it is compared with λ).
+
+Quadrants of Fig. 3: Q1 (neither important nor sensitive) and Q4 (sensitive, not important) are
+evicted, Q2 (important, not sensitive) keeps ``low_bits``, Q3 (both) keeps ``high_bits``. Protected
+tokens are treated as Q3.
 """
 
 from dataclasses import dataclass, replace
@@ -205,7 +211,7 @@ class BitsBySensitivity(Precision):
         np.put_along_axis(kept, keep, True, axis=-1)
         kept |= doubtful
         high = members & (self.sensitive(seen, members) | doubtful)
-        for tier, bits in ((high, self.high_bits), (~high, self.low_bits)):
+        for tier, bits in ((high, self.high_bits), (~high, self.low_bits)):  # Q3, then Q2
             chosen = kept & members & tier
             cache = quantize_entries(cache, chosen, bits, self.value_bits or bits, self.group)
         return cache, np.nonzero(kept)[1].reshape(len(kept), -1)

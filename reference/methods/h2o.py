@@ -3,7 +3,8 @@
 Equations (numbered here; the score is Eq. 4 of AhaKV and the h of CAOTE's Eq. 22):
 
 1. S_j ← S_j + Σ_i a_ij over the queries i of the block
-2. keep = {the last b_r entries} ∪ top-(B − b_r) of S
+2. keep = {the last b_r entries} ∪ top-(B − b_r) of S: `Edges` protects the former, and `Entries`
+   leaves room for the latter
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """LazyEviction: tokens become important again; wait and see (arXiv 2506.15969).
 
-Equations of the paper: 1 (maximum recurrence interval), 2 (score), 5 (keep set). H1 and H2 are
-printed without numbers in §4; Eq. 4 is a yardstick (``measure.py``), not part of the method.
+Equations of the paper: 1 (maximum recurrence interval), 2 (score), 5 (keep set: `Edges` protects
+the newest W entries, `Entries` leaves room for the best B − W of the others). H1 and H2 are printed
+without numbers in §4; Eq. 4 is a yardstick (``measure.py``), not part of the method.
 
 TS is the generated step of an entry's latest activation, MRI the longest interval between two.
 """

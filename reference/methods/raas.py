@@ -19,13 +19,12 @@ from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Budget,
+    Edges,
     Entries,
     EveryDecode,
     Needs,
-    Nobody,
     Observation,
     Policy,
-    PromptAndRecent,
     Protect,
     Score,
 )
@@ -238,6 +237,6 @@ class RaaS(Method):
             self.name,
             LastUse(self.threshold, self.share),
             schedule,
-            PromptAndRecent() if self.pin_prompt else Nobody(),
+            Edges(prompt=self.pin_prompt),
             Entries(budget),
         )

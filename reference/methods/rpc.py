@@ -21,11 +21,11 @@ from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Budget,
+    Edges,
     Entries,
     EveryGenerated,
     Observation,
     Policy,
-    PromptAndRecent,
     Score,
 )
 from kvlab.reference.windows import (
@@ -137,6 +137,6 @@ class RPC(Method):
             self.name,
             SelectorAttention(self.selector, self.kernel, self.heads),
             EveryGenerated(self.interval, self.selector),  # [RPC 1]
-            PromptAndRecent(self.selector),
+            Edges(recent=self.selector, prompt=True),
             share if budget is None else Entries(budget),
         )

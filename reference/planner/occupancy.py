@@ -81,7 +81,7 @@ def occupancy(
         bits=np.full(t, float(FULL_BITS)),
         quantised=np.zeros(t, dtype=np.int64),
     )
-    held, count = Held.nothing(), 0
+    held, count, held_bits = Held.nothing(), 0, 0.0
     for first, last in _blocks(prompt, t, block_size):
         clock = Clock(last, last - first, prompt)
         count += clock.block
@@ -91,9 +91,10 @@ def occupancy(
             held, found.ranked[last - 1] = decide(policy, clock, before, head_dim)
             found.moved[last - 1] = len(held) < count - 1
             found.quantised[last - 1] = lowered(before, held)
-            count = len(held)
+            count, held_bits = len(held), float((held.keys.sum() + held.values.sum()) / 2)
         found.entries[first:last] = count
-        found.bits[first:last] = mean_bits(held, count)
+        if count:
+            found.bits[first:last] = (held_bits + FULL_BITS * (count - len(held))) / count
     return found
 
 
@@ -103,17 +104,11 @@ def _blocks(prompt: int, t: int, block_size: int | None) -> Iterator[tuple[int, 
     yield from ((token, token + 1) for token in range(prompt, t))
 
 
-def mean_bits(held: Held, count: int) -> float:
-    """Return the mean bits per element of ``count`` entries; entries not in ``held`` have 16."""
-    if not count:
-        return float(FULL_BITS)
-    wide = FULL_BITS * (count - len(held))
-    return float(((held.keys.sum() + held.values.sum()) / 2 + wide) / count)
-
-
 def lowered(before: Held, after: Held) -> int:
     """Count the entries that have fewer bits after a decision than before it."""
-    left = np.isin(before.positions, after.positions)
+    if min(after.keys.min(initial=FULL_BITS), after.values.min(initial=FULL_BITS)) == FULL_BITS:
+        return 0
+    left = np.searchsorted(before.positions, after.positions)
     lower = (after.keys < before.keys[left]) | (after.values < before.values[left])
     return int(lower.sum())
 
@@ -125,7 +120,8 @@ def decide(policy: Policy, clock: Clock, held: Held, head_dim: int) -> tuple[Hel
     room = policy.budget.room(seen, safe[None])
     candidates = np.nonzero(~safe)[0]
     stay = candidates[max(0, len(candidates) - room) :]
-    keep = np.sort(np.concatenate([np.nonzero(safe)[0], stay]))
+    keep = np.nonzero(safe)[0]
+    keep = np.sort(np.concatenate([keep, stay])) if len(keep) else stay
     after = policy.precision.account(held, seen, ~safe[None], keep[None])
     return after, len(stay) < len(candidates)
 

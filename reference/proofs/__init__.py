@@ -1,18 +1,30 @@
-"""The papers' theorems, lemmas, equations and complexity claims as executable checks.
+"""What the papers claim, what they leave open and what we found, as executable checks.
 
 One file per paper; each statement is one function, and `prove` runs them.
 """
 
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.reference.proofs.claim import Claim, Finding, Paper, Verdict
+from kvlab.reference.proofs.claim import Claim, Finding, Kind, Neighbour, Paper, Verdict
 
-__all__ = ["PAPERS", "Claim", "Finding", "Paper", "Result", "Verdict", "claims", "prove"]
+__all__ = [
+    "PAPERS",
+    "Claim",
+    "Finding",
+    "Kind",
+    "Neighbour",
+    "Paper",
+    "Result",
+    "Verdict",
+    "claims",
+    "count",
+    "prove",
+]
 
 PAPERS = ("lazy_eviction", "caote", "desirekv", "ahakv")
 """Files of this folder that hold claims, by the name of the method in the registry."""
@@ -43,41 +55,50 @@ def paper(name: str) -> Paper:
     return importlib.import_module(f"kvlab.reference.proofs.{name}").PAPER
 
 
-def claims(paper_name: str | None = None) -> list[Claim]:
-    """Return the claims of one paper, or of all.
+def claims(paper_name: str | None = None, tags: Sequence[str] | None = None) -> list[Claim]:
+    """Return the claims of one paper, or of all, or those with the given tags.
 
     Raises:
-        ValueError: if the paper is not one of `PAPERS`.
+        ValueError: if the paper is not one of `PAPERS`, or none of its claims has a tag.
     """
     names = PAPERS if paper_name is None else (paper_name,)
-    return [claim for name in names for claim in paper(name).claims]
+    found = [claim for name in names for claim in paper(name).claims]
+    known = [claim.tag for claim in found]
+    if unknown := [tag for tag in tags or () if tag not in known]:
+        raise ValueError(f"claim = {unknown[0]!r} must be one of {', '.join(known)}")
+    return [claim for claim in found if not tags or claim.tag in tags]
 
 
-def prove(model: Path, paper_name: str | None = None, workers: int = 1) -> Iterator[Result]:
-    """Check every claim of one paper, or of all, in the order in which the checks end.
+def count(claims: Sequence[Claim]) -> str:
+    """Count claims by kind, and how many of the printed ones do not hold, in words."""
+    printed, readings, ours = (sum(claim.kind is kind for claim in claims) for kind in Kind)
+    refuted, elsewhere = (
+        sum(claim.expected is verdict for claim in claims)
+        for verdict in (Verdict.REFUTED, Verdict.NOT_HERE)
+    )
+    others = f" and {elsewhere} not found on the embedded model" if elsewhere else ""
+    return (
+        f"{refuted} of {printed} printed claims refuted{others}; readings: {readings}; "
+        f"findings of ours: {ours}"
+    )
+
+
+def prove(model: Path, chosen: Sequence[Claim], workers: int = 1) -> Iterator[Result]:
+    """Check claims, in the order in which the checks end.
 
     Args:
         model: Hugging Face directory of a small model, for the checks that measure on one.
-        paper_name: one of `PAPERS`.
+        chosen: see `claims`.
         workers: processes.
-
-    Raises:
-        ValueError: if the paper is not one of `PAPERS`.
     """
-    chosen = claims(paper_name)
     with ProcessPoolExecutor(workers) as pool:
         running = {
-            pool.submit(_timed, claim.paper, index, model): claim
-            for claim, index in _with_index(chosen)
+            pool.submit(_timed, claim.paper, paper(claim.paper).claims.index(claim), model): claim
+            for claim in chosen
         }
         for done in as_completed(running):
             finding, seconds = done.result()
             yield Result(running[done], finding, seconds)
-
-
-def _with_index(chosen: list[Claim]) -> Iterator[tuple[Claim, int]]:
-    for claim in chosen:
-        yield claim, paper(claim.paper).claims.index(claim)
 
 
 def _timed(paper_name: str, index: int, model: Path) -> tuple[Finding, float]:

@@ -1,11 +1,25 @@
-"""A paper's statement as a function that checks it, and what the check found."""
+"""A statement about a paper as a function that checks it, and what the check found."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+
+class Kind(StrEnum):
+    """Who makes a statement."""
+
+    PRINTED = "printed claim"
+    """The paper prints it at the named place, with the conditions that the statement repeats."""
+    READING = "reading"
+    """The paper leaves something open; with this reading its formulas and figures fit together."""
+    OURS = "finding of ours"
+    """No paper prints it."""
 
 
 class Verdict(StrEnum):
@@ -19,8 +33,15 @@ class Verdict(StrEnum):
     """Held for every sampled input of a stated domain, within a stated tolerance."""
     ASYMPTOTIC = "holds asymptotically"
     """Approached as a size grows; the finite-size error is measured."""
+    NOT_HERE = "not found on the embedded model"
+    """A printed measurement on other models that the embedded model does not show."""
     REFUTED = "refuted as printed"
     """A counterexample was found; if a reading makes it true, that reading was checked too."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether the statement does not hold."""
+        return self in (Verdict.NOT_HERE, Verdict.REFUTED)
 
 
 @dataclass(frozen=True)
@@ -38,44 +59,119 @@ class Finding:
     """Measured values by name, plain numbers and lists, for `--json` and the docs."""
 
 
-def proved(evidence: str, **figures: Any) -> Finding:
-    """The statement holds by algebra."""
-    return Finding(Verdict.PROVED, evidence, figures=figures)
+def _ending_as(verdict: Verdict) -> Callable[..., Finding]:
+    """Return a function of the evidence, and of figures by name, that makes a finding."""
+
+    def finding(evidence: str, **figures: Any) -> Finding:
+        return Finding(verdict, evidence, figures=figures)
+
+    return finding
 
 
-def exhaustive(evidence: str, **figures: Any) -> Finding:
-    """The statement holds in every case of a finite domain, which the evidence names."""
-    return Finding(Verdict.EXHAUSTIVE, evidence, figures=figures)
+proved = _ending_as(Verdict.PROVED)
+exhaustive = _ending_as(Verdict.EXHAUSTIVE)
+verified = _ending_as(Verdict.VERIFIED)
+asymptotic = _ending_as(Verdict.ASYMPTOTIC)
 
 
-def verified(evidence: str, **figures: Any) -> Finding:
-    """The statement held for every sampled input."""
-    return Finding(Verdict.VERIFIED, evidence, figures=figures)
+def not_here(counterexample: str, evidence: str = "", **figures: Any) -> Finding:
+    """The embedded model does not show what is printed of other models."""
+    return Finding(Verdict.NOT_HERE, evidence, counterexample, figures=figures)
 
 
-def asymptotic(evidence: str, **figures: Any) -> Finding:
-    """The statement is approached; the evidence gives the finite-size error."""
-    return Finding(Verdict.ASYMPTOTIC, evidence, figures=figures)
+def refuted(
+    counterexample: str,
+    evidence: str = "",
+    reading: str = "",
+    confirmed: bool = True,
+    **figures: Any,
+) -> Finding:
+    """The statement is contradicted; ``reading`` is what is true instead, where confirmed."""
+    true_instead = reading if confirmed else ""
+    return Finding(Verdict.REFUTED, evidence, counterexample, true_instead, figures)
 
 
-def refuted(counterexample: str, evidence: str = "", reading: str = "", **figures: Any) -> Finding:
-    """The statement is contradicted; ``reading`` is what is true instead, if it was confirmed."""
-    return Finding(Verdict.REFUTED, evidence, counterexample, reading, figures)
+def measured(holds: bool | np.bool, evidence: str, **figures: Any) -> Finding:
+    """A statement on figures that were computed: the evidence shows whether it holds."""
+    return verified(evidence, **figures) if holds else refuted(evidence, **figures)
+
+
+def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str = "") -> Finding:
+    """Judge a statement by the paper's own figures.
+
+    Args:
+        contradictions: the figures that contradict the statement, in words.
+        total: figures or sentences that were looked at.
+        what: what they are, and what those do that agree: "averages are the mean of their row".
+        reading: what is true instead.
+    """
+    evidence = f"the paper's own figures: {total - len(contradictions)} of {total} {what}"
+    if contradictions:
+        return refuted("; ".join(contradictions), evidence, reading)
+    return verified(evidence)
+
+
+def sentences(margins: Mapping[str, Sequence[float]], turned: int = 1) -> Finding:
+    """Judge sentences on a table by how much its figures carry them.
+
+    Args:
+        margins: sentence → differences of figures that have to be above 0.
+        turned: −1 turns every sentence round.
+    """
+    wrong = [sentence for sentence, each in margins.items() if min(turned * m for m in each) <= 0]
+    return tabulated(wrong, len(margins), "sentences agree with their table")
+
+
+Check = Callable[..., Finding]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A statement close to a claim's, as other values for the parameters of its check."""
+
+    words: str
+    holds: bool
+    """Whether the check has to accept it; a false one is refused, or its reading not offered."""
+    instead: Mapping[str, Any]
+
+
+def false(words: str, /, **instead: Any) -> Callable[[Check], Check]:
+    """Name a neighbour that is false: a wrong statement, or a wrong reading of a refuted one."""
+    return _neighbour(Neighbour(words, False, instead))
+
+
+def right(words: str, /, **instead: Any) -> Callable[[Check], Check]:
+    """Name what a refuted statement becomes when it is put right."""
+    return _neighbour(Neighbour(words, True, instead))
+
+
+def _neighbour(neighbour: Neighbour) -> Callable[[Check], Check]:
+    def add(check: Check) -> Check:
+        check.__dict__["neighbours"] = (neighbour, *check.__dict__.get("neighbours", ()))
+        return check
+
+    return add
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a paper, and the function that checks it."""
+    """One statement about a paper, and the function that checks it."""
 
     paper: str
     """The method's name in the registry."""
     tag: str
+    kind: Kind
     source: str
-    """Theorem, equation, table or section of the paper."""
+    """Section, equation, theorem, algorithm or table where it is printed, or what it is about."""
     expected: Verdict
     topics: tuple[str, ...]
     """Topics of the method's divergences that this claim is about."""
-    check: Callable[..., Finding]
+    check: Check
+
+    @property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """Statements close to this one that the check tells from it."""
+        return self.check.__dict__.get("neighbours", ())
 
     @property
     def name(self) -> str:
@@ -114,12 +210,16 @@ class Paper:
     claims: list[Claim] = field(default_factory=list)
 
     def claim(
-        self, tag: str, source: str, expected: Verdict, topics: tuple[str, ...] = ()
-    ) -> Callable[[Callable[..., Finding]], Callable[..., Finding]]:
-        """Register a check under the verdict that it is known to reach."""
+        self, kind: Kind, tag: str, source: str, expected: Verdict, *topics: str
+    ) -> Callable[[Check], Check]:
+        """Register a check under the verdict that it is known to reach; see `Claim`."""
 
-        def register(check: Callable[..., Finding]) -> Callable[..., Finding]:
-            self.claims.append(Claim(self.name, tag, source, expected, topics, check))
+        def register(check: Check) -> Check:
+            self.claims.append(Claim(self.name, tag, kind, source, expected, topics, check))
             return check
 
         return register
+
+    printed = partialmethod(claim, Kind.PRINTED)
+    reading = partialmethod(claim, Kind.READING)
+    ours = partialmethod(claim, Kind.OURS)

@@ -1,16 +1,48 @@
-"""Runs the methods on purpose: how often they update scores and rank entries.
+"""Counts: the operations of a formula; what methods update, rank and hold while they run.
 
-The one file of proofs that imports them: LazyEviction's Table 6 is about what they do, not about a
-formula.
+The one file of proofs that imports the methods: LazyEviction's Table 6 and Fig. 6 are about what
+they do, not about a formula.
 """
 
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.policy import Block, Clock, Score, empty_cache, step
+
+
+def _counts(operation: Callable[[float, float], Any]) -> Callable[[Any, float], Any]:
+    def count(self: float, other: float) -> Any:
+        Counted.operations += 1
+        found = operation(float(self), float(other))
+        return found if isinstance(found, bool) else Counted(found)
+
+    return count
+
+
+class Counted(float):
+    """A number that counts what is computed with it, all such numbers together."""
+
+    operations = 0
+
+    __lt__ = _counts(operator.lt)
+    __add__ = _counts(operator.add)
+    __sub__ = _counts(operator.sub)
+    __rsub__ = _counts(lambda x, y: y - x)
+    __mul__ = _counts(operator.mul)
+    __truediv__ = _counts(operator.truediv)
+
+
+def operations(formula: Callable[..., Any], *arrays: Any) -> int:
+    """Count the comparisons, sums, products and quotients that a formula takes on arrays."""
+    numbers = [np.vectorize(Counted, otypes=[object])(each) for each in arrays]
+    Counted.operations = 0
+    formula(*numbers)
+    return Counted.operations
 
 
 @dataclass
@@ -22,6 +54,8 @@ class Counts:
     rankings: int = 0
     ranked: int = 0
     """Entries that were ranked, over all rankings."""
+    held: list[int] = field(default_factory=list)
+    """Entries in the cache after each token."""
 
 
 class Counting(Score):
@@ -66,8 +100,10 @@ def count_window(spec: str, budget: int, window: int, seed: int = 0) -> Counts:
     for token in range(1, warm + window + 1):
         if token == warm + 1:
             counts.updated = counts.rankings = counts.ranked = 0
+            counts.held.clear()
         queries, keys, values = (rng.normal(size=(1, 1, d)) for _ in range(3))
         clock = Clock(seen=token + 1, block=1, prompt=1)
         block = Block(clock, 0, queries[None], keys, values, np.full(token + 1, np.nan), None)
         cache = step(policy, cache, block).cache
+        counts.held.append(len(cache))
     return counts

@@ -11,10 +11,13 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from models import prompts
 
+from kvlab.fast import compress
+from kvlab.fast.batch import BatchClock
 from kvlab.fast.cache import LayerCache
 from kvlab.fast.methods import port
-from kvlab.fast.policy import BatchClock, Block, step
+from kvlab.fast.step import Block, step
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
 from kvlab.reference.policy import Clock, Policy
@@ -237,3 +240,19 @@ def random_blocks(seed: int, heads, prompts, steps: int, block_size, dtype):
         yield Block(
             clock, 0, queries[:, :, :, part], keys[:, :, part], values[:, :, part], confidence
         )
+
+
+def follow_with_reference(model, policy: Policy, tolerance: Tolerance) -> None:
+    """Generate, and let the reference take every block that every compressed layer is given."""
+    layers: dict[int, Comparison] = {}
+
+    def watch(block, result):
+        _, G, _, _, d = block.queries.shape
+        followed = layers.setdefault(block.layer, Comparison(policy, 2, G, d, tolerance))
+        followed.compare(block, result)
+
+    with compress(model, policy, block_size=6, watch=watch) as cache:
+        inputs = prompts([21, 13])
+        model.generate(**inputs, past_key_values=cache, max_new_tokens=24, do_sample=False)
+    assert set(layers) == {layer.number for layer in cache.compressed_layers}
+    assert all(layer.found.steps == 4 + 23 for layer in layers.values())

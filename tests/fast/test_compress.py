@@ -9,7 +9,7 @@ import transformers
 from cases import BUDGETED, QUANTIZING, SELF_SIZED
 from models import CONFIGS, prompts, tiny, written
 from packaging.version import Version
-from replay import Comparison, Tolerance
+from replay import Tolerance, follow_with_reference
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache
 
@@ -40,6 +40,10 @@ def budget_of(spec: str) -> int | None:
     return None if spec in SELF_SIZED + QUANTIZING else BUDGET
 
 
+def policy_of(spec: str):
+    return methods.get(spec, budget_of(spec))
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("block_size", [None, 5])
 def test_a_full_cache_writes_what_the_model_writes(family, block_size):
@@ -53,30 +57,16 @@ def test_a_full_cache_writes_what_the_model_writes(family, block_size):
 @pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize("spec", ["h2o", "lazy_eviction@window=4,threshold=0.05", "caote:tova"])
 def test_layers_agree_with_the_reference(family, spec):
-    follow_with_reference(tiny(family), spec, Tolerance(FLOAT64, FLOAT64))
+    follow_with_reference(tiny(family), policy_of(spec), Tolerance(FLOAT64, FLOAT64))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spec", SOME)
 def test_number_formats_agree_with_the_reference(dtype, spec):
     output = FLOAT32_SCORES if dtype == torch.float32 else 4 * BFLOAT16_OUTPUT
-    follow_with_reference(tiny("qwen2", dtype), spec, Tolerance(FLOAT32_SCORES, 4 * output))
-
-
-def follow_with_reference(model, spec: str, tolerance: Tolerance) -> None:
-    """Generate, and let the reference take every block that every compressed layer is given."""
-    policy, inputs = methods.get(spec, budget_of(spec)), prompts([21, 13])
-    layers: dict[int, Comparison] = {}
-
-    def watch(block, result):
-        _, G, _, _, d = block.queries.shape
-        followed = layers.setdefault(block.layer, Comparison(policy, 2, G, d, tolerance))
-        followed.compare(block, result)
-
-    with compress(model, policy, block_size=6, watch=watch) as cache:
-        model.generate(**inputs, past_key_values=cache, max_new_tokens=24, do_sample=False)
-    assert set(layers) == {layer.number for layer in cache.compressed_layers}
-    assert all(layer.found.steps == 4 + 23 for layer in layers.values())
+    follow_with_reference(
+        tiny("qwen2", dtype), policy_of(spec), Tolerance(FLOAT32_SCORES, 4 * output)
+    )
 
 
 @pytest.mark.parametrize("spec", [*BUDGETED, *SELF_SIZED, *QUANTIZING])
@@ -103,18 +93,18 @@ def test_deciding_for_all_layers_at_once_changes_nothing(spec, beams):
     for watch in (None, lambda block, result: None):
         with compress(model, spec, BUDGET, block_size=6, watch=watch) as cache:
             found = written(model, cache, prompts([21, 13]), 30, num_beams=beams)
-            runs.append((found, cache.positions(), cache.stack is not None))
-    (stacked, positions, _), (separate, expected, split) = runs
+            runs.append((found, cache.positions(), cache.joint is not None))
+    (together, positions, _), (separate, expected, split) = runs
     assert not split
-    torch.testing.assert_close(stacked, separate, rtol=0, atol=0)
+    torch.testing.assert_close(together, separate, rtol=0, atol=0)
     torch.testing.assert_close(positions, expected, rtol=0, atol=0)
 
 
-def test_methods_that_evict_often_are_stacked():
+def test_methods_that_evict_often_decide_for_all_layers():
     model = tiny("llama")
     with compress(model, "h2o", BUDGET) as cache:
         written(model, cache, prompts([21]), 4)
-        assert cache.stack is not None
+        assert cache.joint is not None
 
 
 @pytest.mark.parametrize(
@@ -131,11 +121,11 @@ def test_tokens_between_decisions_are_observed_together(spec, most):
 
     class Look:
         def put(self, value):
-            if cache.stack is not None:
-                waiting.append(len(cache.stack.waiting))
-                decided.append(any(cache.stack.due))
-                queries = sum(q.nbytes for one in cache.stack.waiting for q in one.queries)
-                entries = sum(cache.stack.cache.table.nbytes.values())
+            if cache.joint is not None:
+                waiting.append(len(cache.joint.waiting))
+                decided.append(any(cache.joint.due))
+                queries = sum(q.nbytes for one in cache.joint.waiting for q in one.queries)
+                entries = sum(cache.joint.cache.columns.nbytes.values())
                 assert cache.memory().total == entries + queries
 
         def end(self):
@@ -264,14 +254,13 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
 def tensors(layer):
     """Every distinct piece of storage that a layer's entries hold."""
     entries, found = layer.entries, {}
-    pools = [*entries.table.buffers.values(), *entries.state.stream.values()]
+    pools = [*entries.columns.buffers.values(), *entries.state.stream.values()]
     for storage in entries.mixed or ():
         pools += [storage.balance] if storage.balance is not None else []
         for table in storage.tables:
             pools.append(table.slots)
-            quantized = getattr(table, "quantized", None)
-            pools += [table.vectors] if quantized is None else []
-            pools += [quantized.codes, quantized.scale, quantized.zero] if quantized else []
+            plain = isinstance(table.vectors, torch.Tensor)
+            pools += [table.vectors] if plain else list(vars(table.vectors).values())
     for tensor in pools:
         if isinstance(tensor, torch.Tensor):
             found[tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()] = tensor
@@ -328,7 +317,6 @@ def test_the_meta_device_does_notice_waiting():
     [
         ({"policy": 5}, "policy = 5 must be"),
         ({"policy": "h2o", "budget": 9, "watch": 3}, "watch = 3 must be"),
-        ({"policy": "h2o", "budget": 9, "fuse": "yes"}, "fuse = 'yes' must be"),
         ({"policy": "h2o", "budget": 9.5}, "budget"),
         ({"policy": "h2o", "budget": 9, "block_size": 2.5}, "block_size = 2.5 must be"),
         ({"policy": "h2o", "budget": 9, "block_size": "4"}, "block_size = '4' must be"),
@@ -495,7 +483,7 @@ def test_repositioned_keys_agree_with_the_reference():
     for family in ("llama", "qwen3", "phi3"):
         follow_with_reference(
             tiny(family),
-            "streaming_llm@sinks=2,reposition=true",
+            methods.get("streaming_llm@sinks=2,reposition=true", BUDGET),
             Tolerance(FLOAT64, 1e-5),
         )
     with (

@@ -18,7 +18,9 @@ SPECS = {
     "full": None,
     "streaming_llm": 100,
     "h2o": 100,
+    "random@recent=8": 100,
     "tova": 100,
+    "tova@pin_prompt=true": 120,
     "snapkv@window=16,schedule=every_block": 100,
     "raas@pin_prompt=false,threshold=0.01": 100,
     "rkv@every=16": 100,
@@ -34,18 +36,17 @@ SPECS = {
 }
 
 
-def reference_run(directory, spec, prompt, tokens):
+def reference_run(directory, policy, prompt, tokens):
     kept: list[tuple[int, np.ndarray]] = []
 
     def watch(block, result):
         kept.append((block.layer, result.cache.positions))
 
-    policy = methods.get(spec, SPECS[spec])
     model = Transformer.from_directory(directory)
     return list(generate(model, policy, prompt, tokens, watch=watch).tokens), kept
 
 
-def fast_run(directory, spec, prompt, tokens):
+def fast_run(directory, policy, prompt, tokens):
     kept: list[tuple[int, np.ndarray]] = []
 
     def watch(block, result):
@@ -53,7 +54,7 @@ def fast_run(directory, spec, prompt, tokens):
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
     model.generation_config.eos_token_id = None
-    with compress(model, spec, SPECS[spec], watch=watch) as cache:
+    with compress(model, policy, watch=watch) as cache:
         ids = torch.tensor([prompt])
         result = model.generate(
             ids,
@@ -66,9 +67,9 @@ def fast_run(directory, spec, prompt, tokens):
     return result[0, len(prompt) :].tolist(), kept
 
 
-def assert_alike(directory, spec, prompt, tokens):
-    expected, reference = reference_run(directory, spec, prompt, tokens)
-    found, fast = fast_run(directory, spec, prompt, tokens)
+def assert_alike(directory, policy, prompt, tokens):
+    expected, reference = reference_run(directory, policy, prompt, tokens)
+    found, fast = fast_run(directory, policy, prompt, tokens)
     assert found == expected
     assert len(fast) == len(reference) > tokens
     for (layer, ours), (same, theirs) in zip(fast, reference, strict=True):
@@ -81,11 +82,11 @@ def test_the_reasoner_solves_whole_problems_alike(spec):
     tokenizer = load_tokenizer(reasoner_directory())
     problem = reasoning.held_out(1, seed=3)[0]
     prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
-    assert_alike(reasoner_directory(), spec, prompt, len(solution))
+    assert_alike(reasoner_directory(), methods.get(spec, SPECS[spec]), prompt, len(solution))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not on this machine")
 def test_a_published_model_writes_alike(spec):
     prompt = [1, *np.random.default_rng(0).integers(3, 500, 110).tolist()]
-    assert_alike(STORIES, spec, prompt, 90)
+    assert_alike(STORIES, methods.get(spec, SPECS[spec]), prompt, 90)

@@ -15,10 +15,10 @@ from replay import random_blocks
 from sharded import PROMPTS, SPECS, TOKENS, run_all
 
 from kvlab.fast import compress, methods
+from kvlab.fast.huggingface.sharding import Shard, check_heads, shard_of
 from kvlab.fast.models import reasoner_directory
 from kvlab.fast.models.loading import load
-from kvlab.fast.policy import step
-from kvlab.fast.sharding import Shard, check_heads, shard_of
+from kvlab.fast.step import step
 from kvlab.reference.methods import WRAPPERS, base_name, names
 
 HEADS = (4, 2, 8)

@@ -12,7 +12,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 
-from kvlab.fast.kernels.triton import caote, coded, decode, keep, move, prefill, tables
+from kvlab.fast.kernels.triton import (
+    caote,
+    decode,
+    keep,
+    mixed_precision,
+    move,
+    prefill,
+    quantise,
+)
 
 SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 32}
 POINTERS = {
@@ -42,11 +50,11 @@ def kernels(stored):
     large = {"RHO": 2, "D": 256, "BLOCK_D": 256, "PARTS": 64, "BLOCK_RHO": 16,
              "SOFTCAP": True, "RAGGED": True, "SCORES": True, **wide}  # fmt: skip
     yield decode.attend_to_a_part, large, vectors
-    for reduce, track in (("none", False), ("max", True), ("mean", False), ("skip", False)):
+    for reduce, count in (("none", False), ("max", True), ("mean", False), ("skip", False)):
         yield (
             decode.combine,
             {**SIZES, "PARTS": 64, "BLOCK_PARTS": 64, "BLOCK_RHO": 16, "REDUCE": reduce,
-             "TRACK": track, "BLOCK_N": 512},
+             "COUNT": count, "BLOCK_N": 512},
             {"output": f"*{stored}"},
         )  # fmt: skip
     yield (
@@ -74,10 +82,10 @@ def kernels(stored):
     for bits in (8, 4, 2):
         constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits}
         kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
-        yield coded.quantise_groups, constants, kinds
+        yield quantise.quantise_groups, constants, kinds
     constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "OF_OUTLIERS": True, "BLOCK": 16}
-    yield coded.outliers_of_groups, constants, {"vectors": f"*{stored}", "scores": "*fp64"}
-    if stored == "fp32":
+    yield quantise.outliers_of_groups, constants, {"vectors": f"*{stored}", "scores": "*fp64"}
+    if stored == "bf16":  # of these, no argument has the type of the entries
         yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCK_N": 1024, "SAFE": True}, {}
         constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCK_N": 128,
                      "BLOCK_W": 32}  # fmt: skip
@@ -108,7 +116,7 @@ def tables_of(stored, key_bits, by_channel, value_bits):
         "slots": ("*i64",) * count, "partners": ("*i32",) * count, "key_rows": ("i32",) * count,
         "value_rows": ("i32",) * len(value_bits), "firsts": ("i32",) * (count + 1),
     }  # fmt: skip
-    return tables.attend_to_a_part_of_tables, constants, types
+    return mixed_precision.attend_to_a_part_of_tables, constants, types
 
 
 def variants(kernel, constants):
@@ -139,9 +147,9 @@ def shared_memory(kernel, constants, options, types) -> int:
     return triton.compile(source, target=target, options=options).metadata.shared
 
 
-def main(every: bool) -> None:
+def main(types_of_entries: tuple[str, ...], every: bool) -> None:
     """Compile each kernel's first configuration that fits, or every one; errors end the program."""
-    for stored in ("bf16", "fp16", "fp32"):
+    for stored in types_of_entries:
         for kernel, constants, types in kernels(stored):
             types, fits = {**POINTERS, **NUMBERS, **types}, 0
             for function, sizes, options in variants(kernel, constants):
@@ -155,4 +163,5 @@ def main(every: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("--every" in sys.argv)
+    wanted = ("bf16", "fp16", "fp32") if "all" in sys.argv else ("bf16",)
+    main(wanted, "--every" in sys.argv)

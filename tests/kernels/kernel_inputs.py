@@ -1,7 +1,12 @@
 """Inputs that kernels find hard."""
 
+import os
+from contextlib import contextmanager
+
 import numpy as np
 import torch
+
+from kvlab.fast.kernels.choice import VARIABLE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,3 +31,14 @@ def in_a_buffer(x, slack=3):
 def as_numpy(x):
     """Float64 for the reference."""
     return x.detach().cpu().double().numpy()
+
+
+@contextmanager
+def in_torch():
+    """Let kernels compute in PyTorch."""
+    before = os.environ[VARIABLE]
+    os.environ[VARIABLE] = "torch"
+    try:
+        yield
+    finally:
+        os.environ[VARIABLE] = before

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
+from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer, in_torch
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
-from kvlab.fast.kernels.decode import decode_attention, decode_attention_torch
-from kvlab.fast.kernels.tracking import Tracking
+from kvlab.fast.kernels.decode import decode_attention
+from kvlab.fast.kernels.recurrence import RecurrenceCounters
 from kvlab.reference.attention import attend
 
 ROUNDED = {torch.float32: FLOAT32_SCORES, torch.bfloat16: BFLOAT16_OUTPUT, torch.float16: 2.0**-9}
@@ -95,7 +95,8 @@ def test_what_an_attention_sink_leaves_to_others(gap, dtype):
 def test_no_entry_at_all(reduce):
     queries, nothing = drawn((2, 2, 3, 1, 32)), drawn((2, 2, 0, 32))
     found = decode_attention(queries, nothing, nothing, reduce=reduce)
-    twin = decode_attention_torch(queries, nothing, nothing, None, None, reduce, None)
+    with in_torch():
+        twin = decode_attention(queries, nothing, nothing, reduce=reduce)
     assert [x.shape for x in found] == [x.shape for x in twin]
     assert (found[0] == 0).all()
 
@@ -141,17 +142,18 @@ def test_reductions_over_the_group(reduce, rho):
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.01, 0.05, 2.0])
-def test_recurrence_is_tracked_as_the_twin_does(threshold):
+def test_recurrence_is_counted_as_in_pytorch(threshold):
     queries, keys, values = example(n=600, scale=2.0)
     counters = torch.randint(0, 9, (2, 2, 2, 600), dtype=torch.int32, device=DEVICE)
     ours, theirs = (
-        Tracking(in_a_buffer(e.double()).int(), in_a_buffer(i.double()).int(), threshold)
+        RecurrenceCounters(in_a_buffer(e.double()).int(), in_a_buffer(i.double()).int(), threshold)
         for e, i in (counters.clone(), counters.clone())
     )
     for turn in range(4):
         asked = queries * (1 + turn)
-        _, received = decode_attention(asked, keys, values, reduce="max", tracking=ours)
-        _, plain = decode_attention_torch(asked, keys, values, None, None, "max", theirs)
+        _, received = decode_attention(asked, keys, values, reduce="max", counters=ours)
+        with in_torch():
+            _, plain = decode_attention(asked, keys, values, reduce="max", counters=theirs)
         clear = (plain - threshold).abs() > FLOAT32_SCORES
         same = (received >= threshold) == (plain >= threshold)
         assert same[clear].all()
@@ -169,7 +171,7 @@ def test_buffers_are_not_trusted():
     assert weights.isfinite().all()
 
 
-def test_tracking_needs_one_number_per_entry():
+def test_counters_need_one_number_per_entry():
     counters = torch.zeros((2, 2, 70), dtype=torch.int32, device=DEVICE)
-    with pytest.raises(ValueError, match="tracking needs reduce"):
-        decode_attention(*example(), tracking=Tracking(counters, counters, 0.1))
+    with pytest.raises(ValueError, match="counters need reduce"):
+        decode_attention(*example(), counters=RecurrenceCounters(counters, counters, 0.1))

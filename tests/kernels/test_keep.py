@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, as_numpy, drawn
+from kernel_inputs import DEVICE, as_numpy, drawn, in_torch
 
-from kvlab.fast.kernels.keep import keep_slots, keep_slots_torch
+from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.reference.selection import keep_set
 
@@ -69,7 +69,8 @@ def test_sequences_of_different_lengths():
     safe = (slots >= 38).expand(3, 2, 40).contiguous()
     kept = [20, 10, 12]
     found = keep_slots(scores, safe, positions, kept, ordered=True)
-    wanted = keep_slots_torch(scores, safe, positions, kept, True)
+    with in_torch():
+        wanted = keep_slots(scores, safe, positions, kept, ordered=True)
     for ours, theirs, count in zip(found, wanted, kept, strict=True):
         assert (ours[:, 20 - count :] == theirs[:, 20 - count :]).all()
     assert ((found >= 0) & (found < 40)).all()

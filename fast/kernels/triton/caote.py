@@ -1,9 +1,28 @@
-"""CAOTE's errors in one pass over the values, after one for their sum where nobody has it."""
+"""CAOTE's errors in one pass over the values; if their sum is not given, another pass before."""
 
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from kvlab.fast.kernels.triton.tuning import blocks, tuned
+from kvlab.fast.kernels.triton.common import (
+    ENTRIES_OF_A_PART,
+    blocks,
+    magnitude,
+    on_its_device,
+    per_head,
+    split,
+    tuned,
+)
+
+SAFE_MASS = 1e-3
+"""Mass of all entries but the heaviest. Below this mass their output is summed again, because
+subtracting the heaviest from the whole would lose three of float32's seven digits."""
+SAFE_MASS_OF_ROUNDED = 0.5
+"""The same for an output that was rounded to 16 bits, whose error subtracting may double."""
 
 
 @tuned(
@@ -135,3 +154,54 @@ def errors_of_entries(
     if ROWS > 1:
         total = tl.sqrt(total)
     tl.store(errors + head * n + entry, total, mask=there)
+
+
+# --- launching ------------------------------------------------------------------------------------
+
+
+@on_its_device
+def eviction_errors_triton(h: Tensor, values: Tensor, fast: bool, output: Tensor | None) -> Tensor:
+    """Do what `eviction_errors` says, in Triton."""
+    N, G, rows, n = h.shape
+    d, heads = values.shape[3], N * G
+    h = h.to(torch.float32).contiguous()
+    flat = per_head(values)
+    if fast:
+        safe_mass = 0.0
+        points = sums_of_values(h.new_full((1, 1, n), 1 / n).expand(heads, 1, n), flat)
+        output = h.new_zeros(heads, rows, d)
+    else:
+        points = sums_of_values(h.flatten(0, 1), flat) if output is None else output
+        safe_mass = SAFE_MASS if points.dtype.itemsize >= 4 else SAFE_MASS_OF_ROUNDED
+        output = points = points.to(torch.float32).contiguous()
+    others = torch.empty((heads, rows, d), dtype=torch.float32, device=h.device)
+    heaviest = torch.empty((heads, rows), dtype=torch.int32, device=h.device)
+    mass = torch.empty((heads, rows), dtype=torch.float32, device=h.device)
+    errors = torch.empty((heads, n), dtype=torch.float32, device=h.device)
+    wide = triton.next_power_of_2(d)
+    find_heaviest[(heads, rows)](
+        h, flat, output, others, heaviest, mass,
+        n, flat.stride(0), flat.stride(1), safe_mass,
+        ROWS=rows, D=d, BLOCK_H=min(4096, magnitude(n)), BLOCK_N=ENTRIES_OF_A_PART, BLOCK_D=wide,
+    )  # fmt: skip
+    errors_of_entries[lambda sizes: (heads, triton.cdiv(n, sizes["BLOCK_N"]))](
+        h, flat, points, others, heaviest, mass, errors,
+        n, magnitude(n), flat.stride(0), flat.stride(1), torch.finfo(torch.float32).max,
+        ROWS=rows, D=d, BLOCK_D=wide, FAST=fast,
+    )  # fmt: skip
+    return errors.view(N, G, n)
+
+
+def sums_of_values(weights: Tensor, values: Tensor) -> Tensor:
+    """Return Σ w·v for every row ``[heads, rows, d]``, in float32, without a copy of the values."""
+    heads, rows, n = weights.shape
+    d = values.shape[2]
+    parts = split(n, ENTRIES_OF_A_PART, heads, values.device)
+    sums = torch.empty((heads, parts, rows, d), dtype=torch.float32, device=values.device)
+    weighted_sums[(heads, parts)](
+        weights, values, sums,
+        n, magnitude(n), weights.stride(0), weights.stride(1), values.stride(0), values.stride(1),
+        ROWS=rows, D=d, PARTS=parts, BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
+        BLOCK_D=max(16, triton.next_power_of_2(d)),
+    )  # fmt: skip
+    return sums.sum(dim=1)

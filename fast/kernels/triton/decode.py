@@ -1,12 +1,31 @@
 """Split-KV decode attention that also yields the probabilities, in two launches."""
 
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
+from dataclasses import dataclass
 from typing import no_type_check
 
+import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
 
-from kvlab.fast.kernels.triton.blocks import in_reach, out_of_reach, squeezed
-from kvlab.fast.kernels.triton.tuning import blocks, tuned
+from kvlab.fast.attention import Reduction, compute_dtype
+from kvlab.fast.kernels.recurrence import RecurrenceCounters
+from kvlab.fast.kernels.triton.common import (
+    ENTRIES_OF_A_PART,
+    blocks,
+    in_reach,
+    magnitude,
+    on_its_device,
+    out_of_reach,
+    per_head,
+    split,
+    squeezed,
+    tuned,
+)
 
 
 @tuned(
@@ -86,13 +105,14 @@ def combine(
     n, threshold, s_head,
     RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_PARTS: tl.constexpr, REDUCE: tl.constexpr, TRACK: tl.constexpr,
+    BLOCK_PARTS: tl.constexpr, REDUCE: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Turn raw logits into probabilities, and the parts' outputs into one.
 
-    REDUCE is ``none`` (probabilities replace the logits), ``sum``, ``mean`` or ``max`` over the
-    query heads of a KV head, or ``skip``. With TRACK, LazyEviction's counters are updated in place
-    by what was received. Grid: (heads, blocks of entries); the first block writes the output.
+    REDUCE is ``none`` (probabilities replace the logits), ``skip``, or ``sum``, ``mean`` or ``max``
+    over the query heads of a KV head. With COUNT, what was received updates the counters of
+    every entry's recurrence in place. Grid: (heads, blocks of entries); the first block writes the
+    output.
     """
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, part = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_PARTS)
@@ -124,7 +144,7 @@ def combine(
             if REDUCE == "mean":
                 reduced = reduced / RHO
             tl.store(received + head * n + entry, reduced, mask=there)
-            if TRACK:
+            if COUNT:
                 at = head * s_head + entry
                 since = tl.load(elapsed + at, mask=there, other=0) + 1
                 longest = tl.load(interval + at, mask=there, other=0)
@@ -146,3 +166,116 @@ def combine(
         real = (row < RHO)[:, None] & (column < D)[None, :]
         to = output + (head * RHO + row[:, None]) * D + column
         tl.store(to, joined.to(output.dtype.element_ty), mask=real)
+
+
+# --- launching ------------------------------------------------------------------------------------
+
+TOGETHER = 512
+"""Entries whose probabilities a program of the second kernel finishes."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What attention to each part of the entries leaves for `combine`."""
+
+    raw: Float[Tensor, "heads rho n"] | Float[Tensor, "0"]
+    """Logits; empty if no probabilities are asked for."""
+    largest: Float[Tensor, "heads parts rho"]
+    total: Float[Tensor, "heads parts rho"]
+    output: Float[Tensor, "heads parts rho d"]
+
+    @classmethod
+    def of(cls, queries: Float[Tensor, "N G rho 1 d"], n: int, parts: int, scores: bool) -> "Parts":
+        """Allocate what so many parts of n entries leave; with ``scores`` the logits, too."""
+        N, G, rho, _, d = queries.shape
+        f32 = {"dtype": torch.float32, "device": queries.device}
+        return cls(
+            torch.empty((N * G, rho, n) if scores else 0, **f32),
+            torch.empty((N * G, parts, rho), **f32),
+            torch.empty((N * G, parts, rho), **f32),
+            torch.empty((N * G, parts, rho, d), **f32),
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Constants of all kernels."""
+        _, parts, rho, d = self.output.shape
+        return {"RHO": rho, "D": d, "PARTS": parts, "BLOCK_D": max(16, magnitude(d))}
+
+    def combined(
+        self,
+        queries: Float[Tensor, "N G rho 1 d"],
+        n: int,
+        reduce: Reduction,
+        counters: RecurrenceCounters | None = None,
+    ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
+        """Return the output and the probabilities, as `decode_attention` does."""
+        heads, parts, rho, _ = self.output.shape
+        output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        reduced = reduce not in ("none", "skip")
+        received = self.raw.new_empty((heads, n)) if reduced else self.raw
+        elapsed = interval = received
+        threshold = 0.0
+        if counters is not None:
+            elapsed, interval = per_head(counters.elapsed), per_head(counters.interval)
+            if elapsed.stride() != interval.stride():
+                raise ValueError("counters need columns that lie alike in memory")
+            threshold = counters.threshold
+        combine[(heads, 1 if reduce == "skip" else triton.cdiv(n, TOGETHER))](
+            self.raw, self.largest, self.total, self.output, output, received, elapsed, interval,
+            n, threshold, elapsed.stride(0),
+            BLOCK_RHO=max(16, magnitude(rho)), BLOCK_N=TOGETHER, BLOCK_PARTS=magnitude(parts),
+            REDUCE=reduce, COUNT=counters is not None, **self.sizes,
+        )  # fmt: skip
+        if reduce == "skip":
+            return output, received
+        N, G = queries.shape[:2]
+        return output, received.view((N, G, n) if reduced else (N, G, rho, 1, n))
+
+
+def nothing_read(
+    queries: Float[Tensor, "N G rho 1 d"], n: int, reduce: Reduction
+) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
+    """Return zeros, in the form of `Parts.combined`: no entry is there."""
+    N, G, rho, _, _ = queries.shape
+    shape = {"none": (N, G, rho, 1, n), "skip": (0,)}.get(reduce, (N, G, n))
+    zeros = torch.zeros(shape, dtype=torch.float32, device=queries.device)
+    return torch.zeros_like(queries), zeros
+
+
+@on_its_device
+def decode_attention_triton(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor | None,
+    softcap: float | None,
+    reduce: Reduction,
+    counters: RecurrenceCounters | None,
+) -> tuple[Tensor, Tensor]:
+    """Do what `decode_attention` says, in Triton."""
+    N, G, rho, m, d = queries.shape
+    n = keys.shape[2]
+    if m != 1:
+        raise ValueError(f"queries of {m} tokens: one at a time is decoded")
+    if compute_dtype(keys.dtype) != torch.float32:
+        raise ValueError(f"keys of {keys.dtype}: Triton kernels compute in float32")
+    if not n:
+        return nothing_read(queries, 0, reduce)
+    heads, device, scores = N * G, queries.device, reduce != "skip"
+    flat = queries.reshape(heads, rho, d).contiguous()
+    keys, values = per_head(keys), per_head(values)
+    places = None if positions is None else per_head(positions)
+    wide = keys.dtype == torch.float32 or (keys.dtype == torch.bfloat16 and device.type == "cpu")
+    count = split(n, ENTRIES_OF_A_PART, heads, device)
+    parts = Parts.of(queries, n, count, scores)
+    attend_to_a_part[(heads, count)](
+        flat, keys, values, places, parts.raw, parts.largest, parts.total, parts.output,
+        n, magnitude(n), d**-0.5, softcap or 0.0,
+        flat.stride(0), flat.stride(1),
+        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        0 if places is None else places.stride(0),
+        BLOCK_RHO=max(16, magnitude(rho)), SOFTCAP=softcap is not None, RAGGED=places is not None,
+        WIDE=wide, SCORES=scores, **parts.sizes,
+    )  # fmt: skip
+    return parts.combined(queries, n, reduce, counters)

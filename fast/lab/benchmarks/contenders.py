@@ -65,13 +65,13 @@ def stock(model: Any) -> Contender:
     return in_this_process("transformers full cache", False, model, opened)
 
 
-def kvlab(model: Any, method: str, fuse: bool = False) -> Contender:
-    """Return a method of this repository; ``fuse`` compiles its scores in the untimed round."""
+def kvlab(model: Any, method: str) -> Contender:
+    """Return a method of this repository."""
     compresses = method != "full"
 
     @contextmanager
     def opened() -> Iterator[Opened]:
-        with compress(model, method, ENTRIES if compresses else None, fuse=fuse) as cache:
+        with compress(model, method, ENTRIES if compresses else None) as cache:
 
             def read() -> Footprint:
                 entries = max((max(counts) for counts in cache.kept() if counts), default=0)
@@ -79,7 +79,7 @@ def kvlab(model: Any, method: str, fuse: bool = False) -> Contender:
 
             yield cache, read
 
-    return in_this_process(f"kvlab {method}{' fused' * fuse}", compresses, model, opened)
+    return in_this_process(f"kvlab {method}", compresses, model, opened)
 
 
 class KvpressWorker:

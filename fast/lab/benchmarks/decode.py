@@ -40,8 +40,6 @@ PER_STEP = (
     "fast_caote:h2o",
     "ahakv",
 )
-FUSED = ("caote:h2o", "caote:tova", "fast_caote:h2o")
-"""Methods that are measured once more, with `compress(fuse=True)`."""
 LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))
 """Presses at LazyEviction's interval. LazyEviction keeps a record of attention between its events;
 no press does: SnapKV and TOVA compute the attention of their last 16 queries or last query anew,
@@ -67,7 +65,6 @@ class Part:
     compressed: Run
     """The generation of a compressed cache."""
     methods: tuple[str, ...]
-    fused: tuple[str, ...]
     presses: tuple[tuple[str, int], ...]
     repeats: int
 
@@ -87,7 +84,6 @@ def constant(stretch: int, repeats: int) -> Part:
         full=Run(ENTRIES - stretch // 2, stretch),
         compressed=Run(ENTRIES, stretch),
         methods=(*PER_STEP, LAGGED),
-        fused=FUSED,
         presses=(*PER_STEP_PRESSES, *LAGGED_PRESSES),
         repeats=repeats,
     )
@@ -96,7 +92,7 @@ def constant(stretch: int, repeats: int) -> Part:
 def whole(tokens: int, repeats: int) -> Part:
     """Return one long generation from a short prompt."""
     run = Run(64, tokens)
-    return Part("whole", True, run, run, (LAGGED,), (), LAGGED_PRESSES, repeats)
+    return Part("whole", True, run, run, (LAGGED,), LAGGED_PRESSES, repeats)
 
 
 def contenders(part: Part, model: Any, worker: KvpressWorker | None) -> Iterator[Contender]:
@@ -104,8 +100,6 @@ def contenders(part: Part, model: Any, worker: KvpressWorker | None) -> Iterator
     yield stock(model)
     for method in ("full", *part.methods):
         yield kvlab(model, method)
-    for method in part.fused:
-        yield kvlab(model, method, fuse=True)
     if worker is not None:
         yield kvpress(worker)
         for press, interval in part.presses:

@@ -31,19 +31,14 @@ from kvlab.fast.lab.benchmarks.workload import (
     tokens_per_second,
 )
 from kvlab.fast.lab.terminal import progress
+from kvlab.reference.planner.figures import printed_milliseconds
 
 SCHEMA = 1
 FULL = "transformers full cache"
 TABLE_8 = {
-    (4096, FULL): 16.61,
-    (4096, "tova"): 21.69,
-    (4096, "lazy_eviction"): 18.99,
-    (8192, FULL): 17.27,
-    (8192, "tova"): 21.92,
-    (8192, "lazy_eviction"): 19.32,
-    (16384, FULL): 21.07,
-    (16384, "tova"): 22.76,
-    (16384, "lazy_eviction"): 20.56,
+    (length, method): printed_milliseconds(length, "full" if method == FULL else method)[0]
+    for length in (4096, 8192, 16384)
+    for method in (FULL, "tova", "lazy_eviction")
 }
 """Milliseconds per token that LazyEviction prints; the budget is half of the tokens."""
 PROMPT = 64

@@ -24,15 +24,16 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvlab.fast.attention import Reduction
 from kvlab.fast.kernels.caote import eviction_errors
-from kvlab.fast.kernels.coded import quantise
-from kvlab.fast.kernels.coded_table import CodedTable, partners_of
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
+from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
-from kvlab.fast.kernels.tables import attend_to_tables
-from kvlab.fast.kernels.tracking import Reduction, Tracking
+from kvlab.fast.kernels.quantise import quantise
+from kvlab.fast.kernels.recurrence import RecurrenceCounters
+from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
 from kvlab.fast.lab.benchmarks.machine import gpu_or_small
 from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, write
@@ -118,8 +119,8 @@ def decode_cases(size: Size) -> Iterator[Case]:
     queries, keys, values = size.random(GROUP, 1, HEAD_DIM), *vectors_of(size)
     cache = 2 * size.rows * size.vector_bytes
 
-    def attend(reduce: Reduction, tracking: Tracking | None = None) -> Callable[[], Any]:
-        return lambda: decode_attention(queries, keys, values, reduce=reduce, tracking=tracking)
+    def attend(reduce: Reduction, counters: RecurrenceCounters | None = None) -> Callable[[], Any]:
+        return lambda: decode_attention(queries, keys, values, reduce=reduce, counters=counters)
 
     def plain() -> Tensor:
         return scaled_dot_product_attention(queries.flatten(1, 2), keys, values, enable_gqa=True)
@@ -129,8 +130,8 @@ def decode_cases(size: Size) -> Iterator[Case]:
     reduced = cache + size.rows * (8 * GROUP + 4)
     yield size.case("decode attention, sums", attend("sum"), reduced)
     yield size.case(PLAIN, attend("skip"), cache)
-    counters = torch.zeros(2, *size.positions().shape, dtype=torch.int32, device=size.device)
-    tracked = attend("max", Tracking(counters[0], counters[1], 1e-4))
+    counts = torch.zeros(2, *size.positions().shape, dtype=torch.int32, device=size.device)
+    tracked = attend("max", RecurrenceCounters(counts[0], counts[1], 1e-4))
     name = "decode attention, LazyEviction's counters"
     yield size.case(name, tracked, reduced + size.rows * 16)
 
@@ -198,11 +199,11 @@ def coded_cases(size: Size) -> Iterator[Case]:
     vectors, queries = size.random(size.entries, HEAD_DIM), size.random(GROUP, 1, HEAD_DIM)
     slots = size.positions().long()
 
-    def attend(keys: CodedTable, values: CodedTable, reduce: Reduction) -> Callable[[], Any]:
+    def attend(keys: VectorTable, values: VectorTable, reduce: Reduction) -> Callable[[], Any]:
         tables = [keys], [values], size.entries
         return partial(attend_to_tables, queries, *tables, None, reduce, partners_of(*tables))
 
-    wide, partner = CodedTable(slots, vectors), size.rows * 4
+    wide, partner = VectorTable(slots, vectors), size.rows * 4
     name = f"attention to tables, {8 * size.dtype.itemsize} bits"
     moved = 2 * size.rows * size.vector_bytes + partner
     yield size.case(name, attend(wide, wide, "skip"), moved, PLAIN)
@@ -211,14 +212,14 @@ def coded_cases(size: Size) -> Iterator[Case]:
         quantised = partial(quantise, vectors, bits, QUANTISED_TOGETHER)
         written = size.rows * size.vector_bytes + stored
         yield size.case(f"quantise to {bits} bits", quantised, written)
-        narrow, name = CodedTable(slots, quantised()), f"attention to tables, {bits} bits"
+        narrow, name = VectorTable(slots, quantised()), f"attention to tables, {bits} bits"
         moved = 2 * stored + partner
         yield size.case(name, attend(narrow, narrow, "skip"), moved, PLAIN)
         scored = attend(narrow, narrow, "none")
         scores = size.rows * (8 + 16 * GROUP)
         yield size.case(f"{name}, probabilities", scored, moved + scores, WITH_SCORES)
         blocks = vectors.unflatten(2, (-1, TOKENS_TOGETHER)).transpose(-1, -2)
-        keys = CodedTable(slots, quantise(blocks, bits, TOKENS_TOGETHER), by_channel=True)
+        keys = VectorTable(slots, quantise(blocks, bits, TOKENS_TOGETHER), by_channel=True)
         moved = size.rows * HEAD_DIM * (2 * bits + 32 // TOKENS_TOGETHER) // 8
         moved += partner + size.rows * 4 * (HEAD_DIM // QUANTISED_TOGETHER)
         yield size.case(f"{name}, keys by channel", attend(keys, narrow, "skip"), moved, PLAIN)

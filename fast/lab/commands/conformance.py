@@ -36,6 +36,7 @@ from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
 from kvlab.reference.conformance.report import shown
 from kvlab.reference.conformance.targets import operation_of
+from kvlab.reference.method import Wrapper
 from kvlab.reference.methods import parse
 
 app = typer.Typer(
@@ -195,7 +196,7 @@ def source_of(operation: Operation, target: str) -> str:
     if not operation.of_method:
         return operation.source
     method = parse(target.rpartition(".")[0])
-    base = getattr(method, "base", None)
+    base = method.innermost if isinstance(method, Wrapper) else None
     return "\n        ".join(
         f"{each.source}; equations {', '.join(each.equations) or 'none'}; "
         f"read {type(each).__module__.removeprefix('kvlab.').replace('.', '/')}.py"

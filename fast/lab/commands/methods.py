@@ -6,7 +6,7 @@ import typer
 
 from kvlab.fast.lab.commands.options import AsJson, ModelDirectory, Problems, Seed, Threshold
 from kvlab.fast.lab.tables import Column, Table, tabulate
-from kvlab.fast.lab.terminal import print_json, print_table
+from kvlab.fast.lab.terminal import print_caption, print_json, print_table
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods as registry
 from kvlab.reference.traces.recurrence import recurrence as measure_recurrence
@@ -39,6 +39,8 @@ def methods(
         for each, entry in described.items()
     ]
     print_table(Table(("method", "source", "options"), rows, words=3))
+    safe = ", ".join(f"{option}={default}" for option, default in registry.SAFE.items())
+    print_caption(f"options of every method: {safe} (who is safe besides)")
     if name is None:
         print_table(Table(("variant", "is"), list(registry.variants().items()), words=2))
 

@@ -11,16 +11,17 @@ from rich.table import Table
 
 from kvlab.fast.lab.commands.options import AsJson, prepare_output
 from kvlab.fast.lab.evaluate.readings import stored_differences
+from kvlab.fast.lab.pages import errata_page, ledger_page
 from kvlab.fast.lab.terminal import console, errors, progress
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import proofs
-from kvlab.reference.proofs.errata import page
 
 STYLES = {
     proofs.Verdict.PROVED: "green",
     proofs.Verdict.EXHAUSTIVE: "green",
     proofs.Verdict.VERIFIED: "green",
     proofs.Verdict.ASYMPTOTIC: "cyan",
+    proofs.Verdict.NOT_HERE: "yellow",
     proofs.Verdict.REFUTED: "yellow",
 }
 
@@ -30,26 +31,31 @@ def prove(
         str | None, typer.Option(help=f"One of {', '.join(proofs.PAPERS)}; default: all.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
-    errata: Annotated[
-        Path | None, typer.Option(help="Markdown file to write: what the papers leave open.")
+    claim: Annotated[
+        list[str] | None, typer.Option(help="Tag of a claim, such as CA-1; repeat for several.")
+    ] = None,
+    pages: Annotated[
+        Path | None, typer.Option(help="Folder to write errata.md and ledger.md to.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every theorem, equation and table of the papers that can be checked."""
-    if errata is not None and paper is not None:
-        raise ValueError(f"errata = {str(errata)!r} needs all papers, not paper = {paper!r} alone")
-    if errata is not None:
-        prepare_output("errata", errata)
-    claims = proofs.claims(paper)
+    if pages is not None and (paper is not None or claim):
+        raise ValueError(f"pages = {str(pages)!r} needs all claims of all papers")
+    if pages is not None:
+        prepare_output("pages", pages / "errata.md")
+    claims = proofs.claims(paper, claim)
     results = []
     with progress(transient=True) as bar:
         task = bar.add_task("proving", total=len(claims))
-        for result in proofs.prove(reasoner_directory(), paper, workers):
+        for result in proofs.prove(reasoner_directory(), claims, workers):
             results.append(result)
             bar.update(task, advance=1, description=f"{result.claim.paper} {result.claim.tag}")
     results.sort(key=lambda result: claims.index(result.claim))
-    if errata is not None:
-        errata.write_text(page(results, stored_differences()), encoding="utf-8")
+    if pages is not None:
+        errata = errata_page(results, stored_differences())
+        (pages / "errata.md").write_text(errata, encoding="utf-8")
+        (pages / "ledger.md").write_text(ledger_page(), encoding="utf-8")
     if as_json:
         print(json.dumps([plain(result) for result in results], indent=1))
     else:
@@ -70,6 +76,7 @@ def plain(result: proofs.Result) -> dict[str, Any]:
     return {
         "paper": claim.paper,
         "claim": claim.tag,
+        "kind": str(claim.kind),
         "check": claim.name,
         "source": claim.source,
         "statement": claim.statement,
@@ -78,13 +85,15 @@ def plain(result: proofs.Result) -> dict[str, Any]:
         "evidence": finding.evidence,
         "counterexample": finding.counterexample,
         "reading": finding.reading,
+        "false": [each.words for each in claim.neighbours if not each.holds],
+        "put_right": [each.words for each in claim.neighbours if each.holds],
         "figures": dict(finding.figures),
         "seconds": result.seconds,
     }
 
 
 def show(results: list[proofs.Result]) -> None:
-    """Print one table per paper, and a count of the verdicts."""
+    """Print one table per paper, and count claims by kind."""
     for name in proofs.PAPERS:
         own = [result for result in results if result.claim.paper == name]
         if not own:
@@ -98,17 +107,13 @@ def show(results: list[proofs.Result]) -> None:
         for result in own:
             table.add_row(
                 result.claim.tag,
-                escape(result.claim.source),
+                f"{result.claim.kind}: {escape(result.claim.source)}",
                 described(result),
                 f"{result.seconds:.1f}",
                 end_section=True,
             )
         console.print(table)
-    counts = [
-        f"{sum(result.finding.verdict is verdict for result in results)} {verdict}"
-        for verdict in proofs.Verdict
-    ]
-    console.print(f"{len(results)} claims: {', '.join(counts)}", highlight=False)
+    console.print(proofs.count([result.claim for result in results]), highlight=False)
 
 
 def described(result: proofs.Result) -> str:
@@ -122,4 +127,7 @@ def described(result: proofs.Result) -> str:
         lines.append(f"[bold]counterexample[/]: {escape(finding.counterexample)}")
     if finding.reading:
         lines.append(f"[bold]what is true[/]: {escape(finding.reading)}")
+    for each in result.claim.neighbours:
+        told = "accepted, if put right" if each.holds else "refused, if false"
+        lines.append(f"[dim]{told}: {escape(each.words)}[/]")
     return "\n".join(lines)

@@ -1,27 +1,38 @@
 """The papers' contrasts, measured on the embedded reasoner, and what that says about each.
 
-``contrasts.toml`` lists them. Two sweeps in ``results/`` decide: the miniature study and, for the
-methods that are not in it, the ablations, on fewer problems. ``kvlab sweep SWEEP.toml --out
-DIRECTORY`` repeats either.
+``contrasts.toml`` lists them. What lies in ``results/`` decides: the miniature study and, for the
+methods that are not in it, the ablations, on fewer problems (``kvlab sweep SWEEP.toml --out
+DIRECTORY`` repeats either); for likelihoods and needles what ``kvlab perplexity --json`` and
+``kvlab needle --json`` wrote.
 """
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from kvlab.fast.lab.evaluate.statistics import mean_interval, paired_difference, paired_shares
+from kvlab.fast.lab.evaluate.statistics import (
+    Interval,
+    mean_interval,
+    paired_difference,
+    paired_shares,
+)
+from kvlab.fast.lab.sweep.configuration import EMBEDDED
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
-from kvlab.reference.proofs.errata import Interval
+from kvlab.reference.selection import budget_entries
 from kvlab.reference.windows import check_choice
 
-KINDS = ("more solved", "as many solved", "smaller error")
+FIGURES = {"smaller error": "output_error", "smaller loss": "losses", "fewer missed": "missed"}
+"""Kinds of contrast about a figure of every problem, and the figure."""
+KINDS = ("more solved", "as many solved", *FIGURES)
 
 BUDGETS = ("70%", "85%")
 """At which contrasts are judged."""
@@ -34,6 +45,9 @@ CLOSE = 0.10
 
 STUDY, ABLATIONS = "study", "ablations"
 """The sweeps whose results lie in the package."""
+READINGS = {"perplexity": "losses", "needle": "missed"}
+"""The commands whose results lie in the package, and the figure that they measure."""
+STORED = (STUDY, ABLATIONS, *READINGS)
 
 
 @dataclass(frozen=True)
@@ -55,16 +69,17 @@ class Contrast:
     other: str
     kind: str
     """One of `KINDS`."""
+    budgets: Sequence[str | None] = ()
+    """At which to judge; by default `BUDGETS`, or None alone if neither method takes one."""
 
     def __post_init__(self) -> None:
         check_choice(PAPERS, paper=self.paper)
         check_choice(KINDS, kind=self.kind)
         if self.ours == self.other:
             raise ValueError(f"ours = {self.ours!r} must not be the other method, too")
-
-    def budgets(self) -> tuple[str | None, ...]:
-        """Return the budgets at which to judge; None alone if neither method takes one."""
-        return BUDGETS if takes_budget(self.ours) or takes_budget(self.other) else (None,)
+        if not self.budgets:
+            some = takes_budget(self.ours) or takes_budget(self.other)
+            object.__setattr__(self, "budgets", BUDGETS if some else (None,))
 
 
 @dataclass(frozen=True)
@@ -131,9 +146,10 @@ def read_tables(kind: type[Any], name: str) -> Iterator[Any]:
     """
     text = (files("kvlab.fast.lab.evaluate") / "contrasts.toml").read_text(encoding="utf-8")
     keys = {field.name for field in fields(kind)}
+    required = {field.name for field in fields(kind) if field.default is MISSING}
     for number, written in enumerate(tomllib.loads(text)[name], start=1):
-        if written.keys() != keys:
-            wrong = ", ".join(sorted(written.keys() ^ keys))
+        if not required <= written.keys() <= keys:
+            wrong = ", ".join(sorted((required - written.keys()) | (written.keys() - keys)))
             raise ValueError(f"{name} number {number}: missing or unknown: {wrong}")
         yield kind(**written)
 
@@ -145,11 +161,34 @@ def stored_directory(name: str) -> Path:
 
 
 def stored_summary(name: str) -> TaskSummary:
-    """Return what a sweep in the package found: `STUDY` or `ABLATIONS`."""
+    """Return what a sweep or a command found whose results lie in the package: one of `STORED`."""
+    check_choice(STORED, name=name)
+    if name in READINGS:
+        return stored_reading(name)
     from kvlab.fast.lab.sweep.run import read_stored  # needs pyarrow
 
     (summary,) = summarise(read_stored(stored_directory(name)))
     return summary
+
+
+def stored_reading(name: str) -> TaskSummary:
+    """Return what one of `READINGS` found, as the summary of a task."""
+    path = files("kvlab.fast.lab.evaluate") / "results" / f"{name}.json"
+    found, figure = json.loads(path.read_text(encoding="utf-8")), READINGS[name]
+    length = found.get("mean_length") or fmean(found["lengths"])
+    budgets = {text: budget_entries(text, round(length)) for text in found["reading"]["budgets"]}
+    points = [
+        Point(
+            row["method"],
+            budgets.get(row["budget"], row["budget"]),
+            len(row[figure]),
+            len(row[figure]),
+            row["refusal"],
+            figures={figure: tuple(row[figure])},
+        )
+        for row in found["rows"]
+    ]
+    return TaskSummary(EMBEDDED, name, budgets, length, (0,), tuple(points), (), {})
 
 
 # --- verdicts ------------------------------------------------------------------------------------
@@ -160,16 +199,16 @@ def judge(sources: Sequence[TaskSummary], paper: str | None = None) -> list[tupl
 
     Args:
         sources: what was measured. Of those that have both methods, the first decides on solved
-            problems, the last on errors.
+            problems, the last on figures.
         paper: one of `kvlab.reference.proofs.PAPERS`; None judges all.
 
     Raises:
         KeyError: if a contrast was measured nowhere.
     """
-    tests = sum(len(each.budgets()) for each in contrasts())
+    tests = sum(len(each.budgets) for each in contrasts())
     level = 1 - (1 - FAMILY) / tests
     return [
-        tuple(judge_one(sources, contrast, budget, level) for budget in contrast.budgets())
+        tuple(judge_one(sources, contrast, budget, level) for budget in contrast.budgets)
         for contrast in contrasts()
         if paper in (None, contrast.paper)
     ]
@@ -184,8 +223,8 @@ def judge_one(
         KeyError: if the contrast was measured nowhere.
     """
     ours, other = paired(sources, contrast, budget)
-    if contrast.kind == "smaller error":
-        errors = ours.figures["output_error"], other.figures["output_error"]
+    if figure := FIGURES.get(contrast.kind):
+        errors = ours.figures[figure], other.figures[figure]
         difference = Interval(*paired_difference(errors[1], errors[0], level, RESAMPLES))
         decided = direction(-difference.high, -difference.low)
         means, others = (Interval(*mean_interval(each)) for each in errors)
@@ -212,16 +251,18 @@ def paired(
     Raises:
         KeyError: if the contrast was measured nowhere.
     """
-    errors = contrast.kind == "smaller error"
-    for source in reversed(sources) if errors else sources:
+    figure = FIGURES.get(contrast.kind)
+    for source in reversed(sources) if figure else sources:
         try:
             ours, other = (
                 source.point_at(spec, budget) for spec in (contrast.ours, contrast.other)
             )
         except KeyError:
             continue
-        measured = "output_error" in ours.figures and "output_error" in other.figures
-        if measured or not errors:
+        has_it = all(
+            figure in point.figures if figure else point.outcomes for point in (ours, other)
+        )
+        if has_it:
             return ours, other
     raise KeyError((contrast.ours, contrast.other, budget))
 
@@ -255,8 +296,3 @@ def counts(judgements: Sequence[Sequence[Judged]]) -> Mapping[Verdict, int]:
     """Count the verdicts of contrasts, all budgets put together."""
     told = [overall([each.verdict for each in judged]) for judged in judgements]
     return {verdict: told.count(verdict) for verdict in Verdict}
-
-
-def wanted() -> set[str]:
-    """Return every method that a contrast names: the ablations have to run all of them."""
-    return {spec for each in contrasts() for spec in (each.ours, each.other)}

@@ -71,6 +71,8 @@ class Row:
     accuracy_high: float | None = None
     found: list[list[int]] | None = None
     """Needles found, by depth and length."""
+    missed: tuple[float, ...] = ()
+    """Share of the needles of each haystack that were not found."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,14 @@ def search_needles(
             report(before + done, len(asked) * len(grid.haystacks), spec)
 
         try:
-            found = _count_found(model, spec, budget, grid, reading, told)
+            found, missed = _count_found(model, spec, budget, grid, reading, told)
         except ValueError as error:
             rows.append(Row(spec, budget, str(error)))
         else:
             right, trials = int(found.sum()), int(hidden.sum())
             interval = wilson(right, trials)
-            rows.append(Row(spec, budget, None, right / trials, *interval, found.tolist()))
+            share = right / trials
+            rows.append(Row(spec, budget, None, share, *interval, found.tolist(), tuple(missed)))
     check_some_ran(rows)
     return Search(reading, grid.lengths, grid.depths, hidden.tolist(), tuple(rows))
 
@@ -134,14 +137,19 @@ def _count_found(
     grid: Grid,
     reading: Reading,
     told: Callable[[int], None],
-) -> np.ndarray:
-    """Count what is found, by depth and length; haystacks with one budget share a batch."""
+) -> tuple[np.ndarray, list[float]]:
+    """Count what is found by depth and length, and the share missed in each haystack.
+
+    Haystacks with one budget share a batch.
+    """
     counts, done = np.zeros((len(grid.depths), len(grid.lengths)), dtype=int), 0
-    groups: dict[int | None, list[Haystack]] = {}
-    for haystack in grid.haystacks:
+    missed = [0.0] * len(grid.haystacks)
+    groups: dict[int | None, list[int]] = {}
+    for number, haystack in enumerate(grid.haystacks):
         entries = None if budget is None else budget_entries(budget, len(haystack))
-        groups.setdefault(entries, []).append(haystack)
-    for entries, haystacks in groups.items():
+        groups.setdefault(entries, []).append(number)
+    for entries, numbers in groups.items():
+        haystacks = [grid.haystacks[number] for number in numbers]
         rated = likelihoods(
             model,
             methods.get(spec, entries),
@@ -153,10 +161,12 @@ def _count_found(
             lambda rows, done=done: told(done + rows),
         )
         done += len(haystacks)
-        for haystack, likelihood in zip(haystacks, rated, strict=True):
-            for depth, place in haystack.needles:
-                counts[depth, haystack.length] += bool(likelihood.greedy[place].all())
-    return counts
+        for number, haystack, likelihood in zip(numbers, haystacks, rated, strict=True):
+            found = [bool(likelihood.greedy[place].all()) for _, place in haystack.needles]
+            for right, (depth, _) in zip(found, haystack.needles, strict=True):
+                counts[depth, haystack.length] += right
+            missed[number] = 1 - sum(found) / len(found)
+    return counts, missed
 
 
 # --- haystacks -----------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ class Row:
     nats_low: float | None = None
     nats_high: float | None = None
     """Bootstrap interval (95 %) of the difference, over the passages; None for a single passage."""
+    losses: tuple[float, ...] = ()
+    """Loss per token of each passage, in nats."""
     entries: float | None = None
     """Kept per KV head at the end, in the layer that keeps most; mean over the passages."""
 
@@ -200,6 +202,7 @@ def _row(
         nats=nats,
         nats_low=low,
         nats_high=high,
+        losses=tuple(losses),
         entries=fmean(each.entries for each in found),
     )
 

@@ -19,7 +19,7 @@ import typer
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.compare import DEFAULT_BUDGETS, run_in_memory
-from kvlab.fast.lab.evaluate.statistics import paired_difference
+from kvlab.fast.lab.evaluate.statistics import Interval, paired_difference
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
@@ -27,7 +27,6 @@ from kvlab.fast.lab.terminal import print_line, reporting
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
-from kvlab.reference.proofs.errata import Difference, Differences, Interval
 
 CONDITIONS = {
     "lazy_eviction": "window=16,threshold=0.01",
@@ -52,6 +51,38 @@ class Pair:
     """As the divergence lists it."""
     default_run: str
     option_run: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What another reading changes on the embedded reasoner: its figure minus the default's."""
+
+    option: str
+    """The other reading, in registry syntax, as its divergence lists it."""
+    default_run: str
+    """What was run: the default reading."""
+    option_run: str
+    """What was run: the other reading."""
+    budget: int | None
+    solved_default: float
+    solved: Interval
+    """Share of problems solved."""
+    output_error: Interval
+    kl: Interval
+
+
+@dataclass(frozen=True)
+class Differences:
+    """A measurement of all readings."""
+
+    problems: int
+    conditions: str
+    """Model, seed and budget, in words."""
+    rows: tuple[Difference, ...]
+
+    def of(self, option: str) -> list[Difference]:
+        """Return what was measured of an option."""
+        return [row for row in self.rows if row.option == option]
 
 
 def pairs() -> Iterator[Pair]:

@@ -1,11 +1,26 @@
 """Intervals for shares and differences, and tests of differences."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist
 
 import numpy as np
 from scipy.stats import binom
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def decides(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
 
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:

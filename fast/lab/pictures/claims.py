@@ -1,18 +1,19 @@
 """What the papers' claims come to: proofs, measured contrasts, and figures of the cost model."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
 from kvlab.fast.lab.evaluate import contrasts as measured
-from kvlab.fast.lab.evaluate.contrasts import BUDGETS, Judged, Verdict, counts
+from kvlab.fast.lab.evaluate.contrasts import BUDGETS, FIGURES, Judged, Verdict, counts
+from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import TaskSummary
 from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
 from kvlab.reference.planner.figures import paper_figures
-from kvlab.reference.proofs import PAPERS, Finding, claims
+from kvlab.reference.proofs import PAPERS, Finding, Kind, claims
 from kvlab.reference.proofs import Verdict as Proved
 from kvlab.reference.proofs.claim import Claim
-from kvlab.reference.proofs.errata import Interval
 
 NO_BREAK = "\u00a0"
 
@@ -59,21 +60,23 @@ def verdicts(paper: str, model: Path, tags: Sequence[str] = ()) -> Table:
     """
     columns = (
         Column("claim", "tag"),
+        Column("kind"),
         Column("where", "source"),
         Column("statement"),
         Column("verdict", lambda claim: str(claim.run(model).verdict)),
     )
     chosen = [claim for claim in claims(paper) if not tags or claim.tag in tags]
-    return tabulate(chosen, columns, words=4, wrap=True)
+    return tabulate(chosen, columns, words=5, wrap=True)
 
 
 def proof_counts(model: Path) -> Table:
-    """Count the verdicts of `kvlab prove` by paper."""
+    """Count the verdicts of `kvlab prove` by paper and kind of claim."""
     rows = []
-    for paper in PAPERS:
-        found = [claim.run(model).verdict for claim in claims(paper)]
-        rows.append((paper, str(len(found)), *(str(found.count(verdict)) for verdict in Proved)))
-    return Table(("paper", "claims", *map(str, Proved)), rows, wrap=True)
+    for paper, kind in product(PAPERS, Kind):
+        found = [claim.run(model).verdict for claim in claims(paper) if claim.kind is kind]
+        numbers = (len(found), *(found.count(verdict) for verdict in Proved))
+        rows.append((paper, str(kind), *map(str, numbers)))
+    return Table(("paper", "kind", "claims", *map(str, Proved)), rows, words=2, wrap=True)
 
 
 def planned_figures(paper: str) -> Table:
@@ -120,8 +123,8 @@ def memory_of(judged: Judged) -> str:
 
 
 def written(judged: Judged, interval: Interval, sign: str = "") -> str:
-    """Write a share in percent, or a mean error, with its interval."""
-    factor, digits = (1, 3) if judged.contrast.kind == "smaller error" else (100, 0)
+    """Write a share in percent, or a mean figure, with its interval."""
+    factor, digits = (1, 3) if judged.contrast.kind in FIGURES else (100, 0)
     mean, low, high = (
         round(factor * x, digits) + 0.0 for x in (interval.mean, interval.low, interval.high)
     )
@@ -132,7 +135,7 @@ def written(judged: Judged, interval: Interval, sign: str = "") -> str:
 def differences(judgements: Iterable[Sequence[Judged]]) -> Picture:
     """Draw the differences in solved problems with their intervals, coloured by verdict."""
     judged = [each for several in judgements for each in several]
-    chosen = [each for each in judged if each.contrast.kind != "smaller error"]
+    chosen = [each for each in judged if each.contrast.kind not in FIGURES]
     figure, (axes,) = canvas(width=8, height=0.8 + 0.2 * len(chosen))
     for row, each in enumerate(chosen):
         low, mean, high = (100 * getattr(each.difference, x) for x in ("low", "mean", "high"))

@@ -16,6 +16,9 @@ from kvlab.reference.selection import budget_entries
 FORMAT = 1
 """Of the results of a job; another number makes all old results count as missing."""
 
+BETWEEN_BATCHES = 1009
+"""Between the seeds of two problems that begin a batch: more than anybody repeats a sweep."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -48,8 +51,8 @@ class Job:
 
     @property
     def seeded(self) -> str:
-        """The method as it is run."""
-        return with_seed(self.method, self.seed)
+        """The method as it is run: every seed and every batch draws anew."""
+        return with_seed(self.method, self.seed + BETWEEN_BATCHES * self.first)
 
     @property
     def label(self) -> str:

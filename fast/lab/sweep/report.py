@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.fast.lab.drawing import Picture
+from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.pictures.solved import Curve, solved_over
 from kvlab.fast.lab.reports import (
@@ -23,7 +24,6 @@ from kvlab.fast.lab.reports import (
 from kvlab.fast.lab.sweep.configuration import to_toml
 from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary, summarise
 from kvlab.fast.lab.tables import Bold, Cell, Column, Table, tabulate
-from kvlab.reference.proofs.errata import Interval
 from kvlab.reference.quantization import FULL_BITS
 
 if TYPE_CHECKING:

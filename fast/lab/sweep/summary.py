@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.fast.lab.evaluate.statistics import holm, mcnemar, mean_interval, paired_shares, wilson
+from kvlab.fast.lab.evaluate.statistics import (
+    Interval,
+    holm,
+    mcnemar,
+    mean_interval,
+    paired_shares,
+    wilson,
+)
 from kvlab.fast.lab.sweep.jobs import Job, Plan
-from kvlab.reference.proofs.errata import Interval
 
 LEVEL = 0.95
 """Of every interval; tests are called significant below 1 − LEVEL."""

@@ -13,12 +13,6 @@ ENTRY = 4 * 8 * 2 * 32 * 4
 """Bytes of one cached token: layers, heads, key and value, channels, float32."""
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch):
-    """`tests/fast/test_fusion.py` compiles, in processes without the tests' checks of shapes."""
-    monkeypatch.setattr(decode, "FUSED", ())
-
-
 def test_decoding_speed_is_written_with_machine_and_versions(tmp_path):
     out, absent = tmp_path / "decode.json", tmp_path / "python"
     decode.main(out=out, kvpress=absent, repeats=2, whole_repeats=1, tokens=40, stretch=4)

@@ -12,6 +12,7 @@ kernels = pytest.importorskip("kvlab.fast.lab.benchmarks.kernels")
 def test_small_sizes_run_everywhere(invoke, tmp_path, monkeypatch):
     if not torch.cuda.is_available():
         monkeypatch.setenv("KVLAB_KERNELS", "interpret")
+        monkeypatch.setattr(kernels, "ROWS", 16)  # the interpreter takes a minute for a prompt
     path = tmp_path / "kernels.json"
     result = invoke(kernels.main, "--small", "--out", str(path))
     assert result.exit_code == 0, result.output

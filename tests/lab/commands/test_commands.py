@@ -202,7 +202,7 @@ def test_bad_input_is_one_line(command, arguments, message, monkeypatch, capfd):
         (["trace", "-o", "/proc/nowhere/t.npz"], "output = /proc/nowhere/t.npz cannot be written"),
         (["compare", "--report", "/proc/c.html"], "report = /proc/c.html cannot be written"),
         (["compare", "--report", "/"], "report = / is a directory"),
-        (["prove", "--errata", "/dev/null/e.md"], "errata = /dev/null/e.md cannot be written"),
+        (["prove", "--pages", "/dev/null/p"], "pages = /dev/null/p/errata.md cannot be written"),
     ],
 )
 def test_a_bad_option_is_named(arguments, message, monkeypatch, capfd):
@@ -225,7 +225,7 @@ def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, capfd):
     for arguments in (
         ["trace", "-o", "/dev/null/t.npz"],
         ["compare", "--report", "/dev/null/c.html"],
-        ["prove", "--errata", "/dev/null/e.md"],
+        ["prove", "--pages", "/dev/null/pages"],
     ):
         assert "cannot be written" in refusal(monkeypatch, capfd, *arguments)
 

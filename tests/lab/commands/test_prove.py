@@ -27,7 +27,7 @@ def two_claims(monkeypatch):
     def use(*checks):
         paper = Paper("caote", "CAOTE", "arXiv")
         for number, check in enumerate(checks):
-            paper.claim(f"CA-{number}", "Theorem", Verdict.PROVED)(check)
+            paper.printed(f"CA-{number}", "Theorem", Verdict.PROVED)(check)
         monkeypatch.setattr(proofs, "paper", lambda name: paper)
         monkeypatch.setattr(proofs, "ProcessPoolExecutor", Inline)
 
@@ -61,6 +61,7 @@ def test_a_claim_that_ends_as_registered(two_claims):
     [found] = json.loads(result.stdout)
     assert found["claim"] == "CA-0"
     assert found["statement"] == "One is one."
+    assert found["kind"] == "printed claim"
     assert found["verdict"] == "proved symbolically"
     assert found["as_expected"] is True
     assert found["figures"] == {"factor": 1.0}
@@ -70,7 +71,7 @@ def test_another_verdict_than_registered_ends_with_one(two_claims):
     two_claims(right, wrong)
     result = CliRunner().invoke(app, ["prove", "--paper", "caote"])
     assert result.exit_code == 1
-    assert "2 claims: 1 proved symbolically" in result.stdout
+    assert "0 of 2 printed claims refuted" in result.stdout
     assert "counterexample: 1 ≠ 2" in result.stdout
     assert "expected: proved symbolically" in result.stderr
 
@@ -79,7 +80,8 @@ def test_another_verdict_than_registered_ends_with_one(two_claims):
     ("arguments", "reason"),
     [
         (["--paper", "h2o"], "paper = 'h2o' must be one of lazy_eviction, caote, desirekv, ahakv"),
-        (["--paper", "caote", "--errata", "x.md"], "errata = 'x.md' needs all papers"),
+        (["--paper", "caote", "--pages", "x"], "pages = 'x' needs all claims of all papers"),
+        (["--claim", "CA-0"], "claim = 'CA-0' must be one of LE-1, LE-2,"),
     ],
 )
 def test_bad_input_ends_with_one_line(monkeypatch, capfd, arguments, reason):
@@ -91,8 +93,9 @@ def test_bad_input_ends_with_one_line(monkeypatch, capfd, arguments, reason):
 
 
 def test_claims_are_checked_in_other_processes():
-    found = list(proofs.prove(proofs_model(), "caote", workers=2))
-    assert len(found) == len(proofs.claims("caote"))
+    chosen = proofs.claims("caote", ["CA-1", "CA-2b", "CA-11a"])
+    found = list(proofs.prove(proofs_model(), chosen, workers=2))
+    assert len(found) == len(chosen) == 3
     assert all(result.as_expected for result in found)
     assert isinstance(found[0].claim, Claim)
 

@@ -21,7 +21,7 @@ from kvlab.fast.lab.sweep.engines import Failure
 from kvlab.fast.lab.sweep.jobs import make_plan
 from kvlab.fast.lab.sweep.run import RESULTS, read_stored
 
-KILLS = 10
+KILLS = 4
 TITLE = b"ray::RemoteWorker"
 
 

@@ -8,6 +8,9 @@ from kvlab.fast.lab.evaluate import contrasts as module
 from kvlab.fast.lab.evaluate import readings
 from kvlab.fast.lab.evaluate.contrasts import (
     ABLATIONS,
+    FIGURES,
+    READINGS,
+    STORED,
     STUDY,
     Contrast,
     Verdict,
@@ -20,9 +23,8 @@ from kvlab.fast.lab.evaluate.contrasts import (
     stored_directory,
     stored_summary,
     untested,
-    wanted,
 )
-from kvlab.fast.lab.evaluate.statistics import wilson
+from kvlab.fast.lab.evaluate.statistics import Interval, wilson
 from kvlab.fast.lab.sweep.configuration import read_sweep
 from kvlab.fast.lab.sweep.jobs import make_plan
 from kvlab.fast.lab.sweep.run import read_stored
@@ -30,7 +32,6 @@ from kvlab.fast.lab.sweep.summary import Point, TaskSummary
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
-from kvlab.reference.proofs.errata import Interval
 
 
 def point(spec, marks, errors):
@@ -83,6 +84,25 @@ def test_smaller_errors_are_better():
     assert smaller.difference.mean < 0 < larger.difference.mean
 
 
+def test_a_contrast_may_name_its_budgets():
+    assert tuple(contrast().budgets) == ("70%", "85%")
+    assert replace(contrast(), budgets=["50%"]).budgets == ["50%"]
+    assert replace(contrast(), ours="full", other="kivi", budgets=()).budgets == (None,)
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_likelihoods_and_needles_are_paired(name):
+    summary = stored_summary(name)
+    assert len({point.problems for point in summary.points}) == 1
+    used = [each for each in contrasts() if FIGURES.get(each.kind) == READINGS[name]]
+    for each in used:
+        for budget in each.budgets:
+            judged = judge_one([summary], each, budget, 0.95)
+            assert judged.problems == summary.points[0].problems
+            assert judged.difference.mean == pytest.approx(judged.ours.mean - judged.other.mean)
+    assert len(used) >= 3
+
+
 def test_close_is_within_ten_points():
     assert closeness(Interval(0.0, -0.05, 0.05)) is Verdict.HOLDS
     assert closeness(Interval(0.0, -0.15, 0.05)) is Verdict.UNDECIDED
@@ -112,9 +132,9 @@ def test_every_contrast_compares_two_methods_that_can_be_built():
     )
 
 
-def test_the_ablations_are_of_every_method_that_is_wanted():
+def test_the_ablations_are_of_methods_that_a_contrast_names():
     sweep = read_sweep(stored_directory(ABLATIONS) / "sweep.toml")
-    assert set(sweep.methods) == wanted()
+    assert set(sweep.methods) <= {spec for each in contrasts() for spec in (each.ours, each.other)}
     stored = read_stored(stored_directory(ABLATIONS))
     assert stored.plan == make_plan(sweep)
     assert stored.missing() == []
@@ -124,10 +144,10 @@ def test_the_committed_results_hold_everything_that_is_wanted(ablations):
     (problems,) = {len(each.outcomes) for each in ablations.points}
     assert problems == 200
     assert all(ablations.point_at("full", None).outcomes)
-    judgements = judge([ablations])
+    judgements = judge([stored_summary(name) for name in STORED])
     assert len(judgements) == len(contrasts())
     assert sum(counts(judgements).values()) == len(judgements)
-    assert [len(each) for each in judgements] == [len(c.budgets()) for c in contrasts()]
+    assert [len(each) for each in judgements] == [len(c.budgets) for c in contrasts()]
 
 
 def test_the_first_source_that_knows_both_methods_decides():
@@ -145,7 +165,8 @@ def test_the_study_decides_what_it_knows(ablations):
     study = stored_summary(STUDY)
     problems = len(study.point_at("full", None).outcomes)
     assert problems > len(ablations.point_at("full", None).outcomes)
-    contrasted = [each for several in judge([study, ablations]) for each in several]
+    sources = [study, ablations, *(stored_summary(name) for name in READINGS)]
+    contrasted = [each for several in judge(sources) for each in several]
     from_study = [each for each in contrasted if each.problems == problems]
     assert len(from_study) >= len(contrasted) / 4
     assert {each.contrast.paper for each in from_study} == set(PAPERS)

@@ -118,6 +118,9 @@ def test_the_reasoner_finds_its_definitions_with_the_full_cache(reasoner):
     assert full.accuracy == 1.0
     assert small.accuracy is not None and small.accuracy < 0.6
     assert small.found is not None
+    counts = [len(haystack.needles) for haystack in grid.haystacks]
+    missed = sum(share * count for share, count in zip(small.missed, counts, strict=True))
+    assert round(missed) == sum(counts) - sum(map(sum, small.found))
     first, *_, last = small.found
     share = [sum(row) / sum(of) for row, of in zip((first, last), found.hidden[::2], strict=True)]
     assert share[0] > share[1]  # the end of the problem is gone when its turn comes

@@ -60,6 +60,7 @@ def test_a_row_by_hand():
     assert row.nats == pytest.approx(log(2) / 2, abs=FLOAT64)
     assert row.nats_low == pytest.approx(0, abs=FLOAT64)
     assert row.nats_high == pytest.approx(log(2), abs=FLOAT64)
+    assert row.losses == pytest.approx((log(4), log(4)), abs=FLOAT64)
     assert _row("full", None, full[:1], full[:1]).nats_low is None
 
 

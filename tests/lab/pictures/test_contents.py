@@ -73,7 +73,7 @@ def test_claims_are_run_and_told():
     assert str(found.verdict) == "proved symbolically"
     assert claim.statement in explanation("CA-1", reasoner_directory())
     table = verdicts("caote", reasoner_directory(), ("CA-1", "CA-2c"))
-    assert [row[3] for row in table.rows] == ["proved symbolically", "refuted as printed"]
+    assert [row[4] for row in table.rows] == ["proved symbolically", "refuted as printed"]
     with pytest.raises(ValueError, match="tag = 'XX-1' must be one of LE-1"):
         finding("XX-1", reasoner_directory())
 

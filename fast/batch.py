@@ -1,0 +1,101 @@
+"""Sequences of unequal length in one batch: clocks, keep sets, and host numbers as masks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from kvlab.fast.notation import Marks, QueryPositions
+from kvlab.reference.policy import Clock
+
+
+@dataclass(eq=False)
+class BatchClock:
+    """Where in the token stream a block stands, for every sequence of a batch."""
+
+    rows: tuple[Clock, ...]
+    """One clock per sequence; its ``block`` does not count padding."""
+    positions: QueryPositions
+    """Absolute positions of the block's tokens; -1 for padding, which comes first."""
+    prompt: Int[Tensor, "N 1 1"]
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """What was derived from this clock: all layers ask the same."""
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Tokens of each sequence in this block, without padding."""
+        return self.once("present", lambda: tuple(row.block for row in self.rows))
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether the block belongs to the prompts, which end together."""
+        return self.rows[0].prefilling
+
+    @property
+    def seen(self) -> Int[Tensor, "N 1 1"]:
+        """Tokens of each sequence, the block included."""
+        return self.once("seen", lambda: self.positions[:, -1:, None] + 1)
+
+    def oldest_of(self, recent: int) -> Int[Tensor, "N 1 1"]:
+        """Return the position of the first of the ``recent`` newest tokens."""
+        return self.once(("oldest", recent), lambda: self.positions[:, -1:, None] - (recent - 1))
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns, and make it only once."""
+        if key not in self.memo:
+            self.memo[key] = make()
+        return self.memo[key]
+
+    def to(self, device: torch.device) -> "BatchClock":
+        """Return this clock on another device."""
+        if self.positions.device == device:
+            return self
+        return self.once(
+            device,
+            lambda: BatchClock(self.rows, self.positions.to(device), self.prompt.to(device)),
+        )
+
+
+@dataclass(frozen=True)
+class KeepSet:
+    """Slots that stay, for every sequence and head."""
+
+    slots: Int[Tensor, "N G kept"]
+    """In ascending position; a sequence that keeps fewer than others has its own at the end."""
+    counts: Sequence[int]
+    """How many stay per head, for each sequence."""
+
+    @property
+    def in_use(self) -> Bool[Tensor, "N G kept"]:
+        """Mark the places of ``slots`` that hold a slot of their sequence."""
+        used = last_in_use(self.slots.shape[2], self.counts, self.slots.device)
+        return used.expand_as(self.slots)
+
+    def among(self, entries: int) -> Marks:
+        """Mark the slots that stay, of so many."""
+        nobody = torch.zeros(
+            (*self.slots.shape[:2], entries), dtype=torch.bool, device=self.slots.device
+        )
+        return nobody.scatter_(-1, self.slots, self.in_use)
+
+
+def to_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " N"]:
+    """Copy numbers to a device without waiting for it."""
+    host = torch.tensor(numbers)
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
+def last_in_use(
+    width: int, counts: Sequence[int], device: torch.device
+) -> Bool[Tensor, "#N 1 width"]:
+    """Mark the last ``counts`` of ``width`` places, for each sequence."""
+    places = torch.arange(width, device=device)
+    if min(counts) == max(counts):
+        return (places >= width - counts[0])[None, None]
+    first = to_device([width - count for count in counts], device)
+    return (places >= first[:, None])[:, None]

@@ -1,0 +1,230 @@
+"""Parts of a policy that have no twin: the reference computes them on the host, in NumPy.
+
+Every sequence of the batch is handed to the reference as if it were alone: its own entries in
+ascending position, without padding, in float64. What a score remembers of the entries lies in the
+cache's columns, and what it remembers of the token stream beside them, one mapping per sequence; so
+both move with the entries and the sequences. That copies keys and values to the host at every step.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvlab.fast.cache import State
+from kvlab.fast.notation import Candidates, Marks, Room, Scores
+from kvlab.fast.observation import Needs, Observation
+from kvlab.fast.policy import Budget, Protect, Retention, Score
+from kvlab.reference import policy as reference
+from kvlab.reference.cache import State as ReferenceState
+from kvlab.reference.notation import Array
+from kvlab.reference.policy import Clock
+
+STREAM = "sequences"
+"""Name in the fast side's stream of what the reference remembers of each sequence's stream."""
+
+_named: set[type] = set()
+
+
+def say_once(part: object) -> None:
+    """Warn that a part of a policy is slow; once per process and class."""
+    if type(part) not in _named:
+        _named.add(type(part))
+        logging.getLogger("kvlab").warning(
+            "%s has no twin in PyTorch: the reference computes it on the host, which is slow "
+            "(kvlab.fast.policy.twin_of declares a twin)",
+            type(part).__name__,
+        )
+
+
+@dataclass(frozen=True)
+class HostScore(Score):
+    """A score of the reference."""
+
+    specification: reference.Score
+
+    couples_heads = True  # unknown, so the careful answer
+
+    def __post_init__(self) -> None:
+        say_once(self.specification)
+
+    @property
+    def needs(self) -> Needs:
+        declared = self.specification.needs
+        return Needs(declared.rows, declared.prompt, on_host=True)
+
+    def observe(self, state: State, seen: Observation) -> None:
+        for row in sequences(seen):
+            if row.clock.block:
+                row.remember(self.specification.observe(row.state, row.seen))
+
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        scores = torch.zeros(seen.positions.shape, dtype=torch.float64)
+        for row in sequences(seen):
+            open_entries = row.marked(candidates)
+            if room[row.number] >= open_entries.sum(axis=-1).max(initial=0):
+                continue
+            found = self.specification.score(row.state, row.seen, open_entries, room[row.number])
+            if np.isnan(found[open_entries]).any():
+                name = type(self.specification).__name__
+                raise ValueError(f"scores must not be NaN: {name} gave one in layer {seen.layer}")
+            scores[row.number] = row.in_slots(found)
+        return scores.to(seen.positions.device)
+
+    def retention(self, state: State, seen: Observation, candidates: Candidates) -> Retention:
+        found = {}
+        for row in sequences(seen):
+            if row.entries:
+                open_entries = row.marked(candidates)
+                weights = self.specification.retention(row.state, row.seen, open_entries)
+                if (weights < 0).any():
+                    name = type(self.specification).__name__
+                    raise ValueError(f"retention must be at least 0: {name} gave a negative one")
+                found[row.number] = row.in_slots(weights)
+        nothing = torch.zeros_like(next(iter(found.values())))
+        rows = [found.get(number, nothing) for number in range(len(seen.positions))]
+        return Retention(torch.stack(rows).to(seen.queries))
+
+
+@dataclass(frozen=True)
+class HostProtect(Protect):
+    """A protection of the reference."""
+
+    specification: reference.Protect
+
+    on_host = True
+
+    def __post_init__(self) -> None:
+        say_once(self.specification)
+
+    def safe(self, seen: Observation) -> Marks:
+        marks = torch.zeros(seen.positions.shape, dtype=torch.bool)
+        for row in sequences(seen):
+            if row.entries:
+                safe = self.specification.safe(row.seen)
+                if np.ptp(safe.sum(axis=-1)):
+                    counts = safe.sum(axis=-1)
+                    raise ValueError(f"every KV head must protect equally many, got {counts}")
+                marks[row.number] = row.in_slots(safe)
+        return marks.to(seen.positions.device)
+
+    def count(self, clock: Clock, entries: int) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class HostBudget(Budget):
+    """A budget of the reference."""
+
+    specification: reference.Budget
+
+    on_host = True
+
+    def __post_init__(self) -> None:
+        say_once(self.specification)
+
+    def room(self, clock: Clock, entries: int, safe: int) -> None:
+        return
+
+    def room_in(self, seen: Observation, number: int, safe: Marks | None) -> int:
+        row = sequences(seen)[number]
+        open_entries = row.marked(None if safe is None else ~safe)
+        return self.specification.room(row.seen, ~open_entries)
+
+
+class HostSequence:
+    """One sequence of a batch as the reference sees it."""
+
+    def __init__(self, seen: Observation, number: int) -> None:
+        cache, self.number = seen.cache, number
+        self.clock = seen.clock.rows[number]
+        self.cache, self.layer = cache, seen.layer
+        positions = as_array(seen.positions[number])
+        empty = positions.shape[1] - cache.counts[number]
+        self.slots = positions.argsort(axis=-1, kind="stable")[:, empty:]
+        """Of the entries, per head in ascending position: empty slots have position -1."""
+        self.width, self.entries = positions.shape[1], cache.counts[number]
+        self.seen = self._observation(seen, positions)
+        self.state = ReferenceState(
+            {name: self.of_entries(self._column(name)) for name in cache.columns.state},
+            cache.state.stream[STREAM][number] if STREAM in cache.state.stream else {},
+        )
+
+    def _observation(self, seen: Observation, positions: Array) -> reference.Observation:
+        number, block = self.number, self.clock.block
+        queries = as_array(seen.queries[number])
+        first = queries.shape[2] - block
+        return reference.Observation(
+            clock=self.clock,
+            layer=seen.layer,
+            queries=queries[:, :, first:],
+            attention=self._attention(seen, queries.shape[1], block),
+            keys=self.of_entries(as_array(seen.keys[number])),
+            values=self.of_entries(as_array(seen.values[number])),
+            positions=self.of_entries(positions),
+            bits=self.of_entries(as_array(seen.bits[number])),
+            confidence=as_array(seen.confidence[number, : self.clock.seen]),
+            softcap=seen.view.softcap,
+        )
+
+    def _attention(self, seen: Observation, rho: int, block: int) -> Array:
+        """Return the rows that the score reads; NaN stands in for those that were not computed."""
+        G, n = self.slots.shape
+        attention = np.full((G, rho, block, n), np.nan)
+        if seen.attended.weights is not None:
+            weights = as_array(seen.attended.weights[self.number])
+            rows = min(block, weights.shape[2])
+            index = np.broadcast_to(self.slots[:, None, None], (G, rho, rows, n))
+            last = weights[:, :, weights.shape[2] - rows :]
+            attention[:, :, block - rows :] = np.take_along_axis(last, index, axis=-1)
+        return attention
+
+    def _column(self, name: str) -> Array:
+        return self.cache.columns[name][self.number].cpu().numpy()
+
+    def of_entries(self, per_slot: Array) -> Array:
+        """Return the part of ``[G, slots, ...]`` that belongs to entries, in ascending position."""
+        index = self.slots.reshape(*self.slots.shape, *[1] * (per_slot.ndim - 2))
+        return np.take_along_axis(per_slot, index, axis=1)
+
+    def marked(self, candidates: Candidates) -> Array:
+        """Return which entries may leave."""
+        if candidates is None:
+            return np.ones(self.slots.shape, dtype=bool)
+        return self.of_entries(candidates[self.number].cpu().numpy())
+
+    def in_slots(self, per_entry: Array) -> Tensor:
+        """Put numbers of the entries ``[G, ..., n]`` into their slots; 0 in empty ones."""
+        per_slot = np.zeros((*per_entry.shape[:-1], self.width), dtype=per_entry.dtype)
+        between = [1] * (per_entry.ndim - 2)
+        index = self.slots.reshape(len(self.slots), *between, self.slots.shape[1])
+        np.put_along_axis(per_slot, np.broadcast_to(index, per_entry.shape), per_entry, axis=-1)
+        return torch.from_numpy(per_slot)
+
+    def remember(self, state: ReferenceState) -> None:
+        """Write what the score remembers back into the cache."""
+        self.state = state
+        columns, stream = self.cache.columns, self.cache.state.stream
+        for name, numbers in state.entries.items():
+            if name not in columns.state:
+                raise ValueError(f"state of entries {name!r} must be one of {list(columns.state)}")
+            columns[name][self.number].copy_(self.in_slots(numbers))
+        every = list(stream.get(STREAM, [{}] * len(self.cache.counts)))
+        every[self.number] = state.stream
+        stream[STREAM] = tuple(every)
+
+
+def sequences(seen: Observation) -> list[HostSequence]:
+    """Return every sequence of the batch; they are made once per observation."""
+    if STREAM not in seen.memo:
+        seen.memo[STREAM] = [HostSequence(seen, number) for number in range(len(seen.clock.rows))]
+    return seen.memo[STREAM]
+
+
+def as_array(x: Tensor) -> Any:
+    """Return a tensor as the reference takes it."""
+    array = x.detach().cpu()
+    return (array.double() if array.is_floating_point() else array).numpy()

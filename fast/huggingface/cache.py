@@ -1,0 +1,348 @@
+"""The cache that `compress` gives to a model: its layers, its clock, and what users ask of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+from kvlab.fast.batch import BatchClock
+from kvlab.fast.cache import LayerMemory
+from kvlab.fast.huggingface.clock import StreamClock
+from kvlab.fast.huggingface.rotary import rotation_of
+from kvlab.fast.huggingface.sharding import shard_of
+from kvlab.fast.joint_layers import JointLayers, can_join
+from kvlab.fast.policy import Policy
+from kvlab.fast.step import Block, StepResult
+from kvlab.reference.policy import Clock
+
+TICKET = "_kvlab_ticket"
+
+Watch = Callable[[Block, StepResult], None]
+"""Called after every step of every layer that is compressed."""
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """Bytes that a cache has allocated, slack included."""
+
+    layers: tuple[LayerMemory, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all layers."""
+        return sum(layer.total for layer in self.layers)
+
+    @property
+    def entries(self) -> int:
+        """Bytes of keys and values, with the scales and zero points of quantised ones."""
+        return sum(layer.keys + layer.values + layer.scales for layer in self.layers)
+
+
+class CompressedLayer(CacheLayerMixin):
+    """One attention layer whose entries a policy chooses."""
+
+    is_sliding = False
+
+    def __init__(self, owner: "CompressedCache", number: int) -> None:
+        super().__init__()
+        self.owner, self.number = owner, number
+        self.place = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.entries = self.owner.policy.empty_cache()
+        self.waiting: Ticket | None = None
+        self.is_initialized = False
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Hand the block's own keys and values on; `attention` takes them to the entries."""
+        self.is_initialized = True
+        self.owner.expect_step()
+        self.waiting = Ticket(self)
+        tagged = key_states.view_as(key_states)
+        setattr(tagged, TICKET, self.waiting)
+        return tagged, value_states
+
+    def get_seq_length(self) -> int:
+        """Columns fed so far, evicted ones and padding included."""
+        return self.owner.clock.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the mask of an uncompressed layer."""
+        return self.owner.clock.columns + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+    """The name until transformers 5.2."""
+
+    def offload(self) -> None:
+        """Refuse.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a compressed cache cannot be offloaded")
+
+    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+        """Apply one change of the batch axis."""
+        if self.entries.counts:
+            self.entries.map_rows(change, order)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """Says to which layer the keys in an attention call belong."""
+
+    layer: CompressedLayer
+
+
+class CompressedCache(Cache):
+    """The cache that `compress` gives: pass it to the model as ``past_key_values``."""
+
+    def __init__(self, model: Any, policy: Policy, watch: Watch | None = None) -> None:
+        self.policy = policy
+        self.watch = watch
+        self.rotate = rotation_of(model) if policy.specification.reposition else None
+        self.shard = shard_of(model)
+        layers = DynamicCache(config=model.config).layers
+        replaced = [
+            CompressedLayer(self, number) if type(layer) is DynamicLayer else layer
+            for number, layer in enumerate(layers)
+        ]
+        self._forget()
+        super().__init__(layers=cast(Any, replaced))
+        self.compressed_layers = [new for new in replaced if isinstance(new, CompressedLayer)]
+        """The layers that the policy decides about; sliding-window layers are not changed."""
+        for place, layer in enumerate(self.compressed_layers):
+            layer.place = place
+        if not self.compressed_layers:
+            raise ValueError(
+                f"model {type(model).__name__} has no full-attention layer: nothing to compress"
+            )
+        self.masks_nothing = all(isinstance(layer, CompressedLayer) for layer in replaced)
+        self._no_mask: Tensor | None = None
+
+    def _forget(self) -> None:
+        self.clock = StreamClock(self.watch is not None or self.policy.uses_confidence)
+        self.broken = False
+        self.block: BatchClock | None = None
+        self.joint: JointLayers | None = None
+
+    # --- what users ask ---
+
+    @property
+    def confidence(self) -> Float[Tensor, "N t"]:
+        """Largest probability of the distribution that produced each token; NaN if given.
+
+        Recorded for policies that use it and for `compress(watch=...)`.
+        """
+        return self.clock.confidence
+
+    @property
+    def clocks(self) -> tuple[Clock, ...]:
+        """Where every sequence stands."""
+        return self.clock.rows
+
+    def kept(self) -> list[tuple[int, ...]]:
+        """Entries per KV head of each sequence, for every compressed layer."""
+        if self.joint is not None:
+            return [self.joint.counts] * self.joint.layers
+        return [layer.entries.counts for layer in self.compressed_layers]
+
+    @torch.inference_mode()
+    def positions(self) -> list[Int[Tensor, "N G n"]]:
+        """Absolute positions of the entries, ascending, for every compressed layer.
+
+        A head that holds fewer entries than the longest sequence of the batch starts with -1.
+        """
+        if self.joint is not None:
+            layers = self.joint.split()
+        else:
+            layers = [layer.entries for layer in self.compressed_layers]
+        for entries in layers:
+            entries.settle()
+        return [entries.positions.sort(dim=-1).values for entries in layers]
+
+    def memory(self) -> CacheMemory:
+        """Bytes that every layer has allocated."""
+        if self.joint is not None:
+            shares = iter(self.joint.memory())
+        else:
+            shares = iter([layer.entries.memory() for layer in self.compressed_layers])
+        return CacheMemory(
+            tuple(
+                next(shares) if isinstance(layer, CompressedLayer) else _memory_of(layer)
+                for layer in self.layers
+            )
+        )
+
+    def check(self) -> None:
+        """Raise ValueError if a score was NaN so far. Waits for the device."""
+        caches = [layer.entries for layer in self.compressed_layers]
+        for cache in caches if self.joint is None else [self.joint.cache]:
+            if cache.lowest_scores is not None and cache.lowest_scores.isnan().any():
+                raise ValueError(
+                    "scores must not be NaN: the model's keys or values are no numbers"
+                )
+
+    def reset(self) -> None:
+        """Forget all tokens; the cache can be used for another batch."""
+        self._forget()
+        super().reset()
+
+    # --- what the model's forward tells ---
+
+    def begin(self, real: Bool[Tensor, "N m"] | None, shape: tuple[int, int], device: Any) -> None:
+        """Take in a call of the model.
+
+        Args:
+            real: which tokens are no padding; None for all.
+            shape: sequences and tokens of the call.
+            device: where the model's inputs are.
+
+        Raises:
+            ValueError: if the call does not fit what came before.
+        """
+        N, m = shape
+        if self.broken:
+            raise ValueError("the last step failed in the middle: call reset() on this cache")
+        self.clock.check(shape)
+        if not self.clocks:
+            prompts = [m] * N if real is None else real.sum(dim=-1).tolist()
+            for prompt in prompts:
+                self.policy.specification.check(prompt)
+            self.clock.begin(prompts, device)
+        self.clock.note_call(m)
+        if m > 1:
+            self.check()
+
+    def begin_block(self, real: Bool[Tensor, "N m"] | None, m: int) -> Int[Tensor, "N m"]:
+        """Advance the clock by a block, and return the positions of its tokens."""
+        self.block = self.clock.advance(real, m)
+        self._join_or_split(self.block, m)
+        return self.block.positions
+
+    def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
+        """Note that the block is done.
+
+        Raises:
+            RuntimeError: if the model did not attend through `attention`.
+        """
+        idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
+        if idle or not all(layer.entries.counts for layer in self.compressed_layers):
+            raise RuntimeError(
+                "the model does not call the attention function that it is configured with: "
+                "kvlab cannot compress it"
+            )
+        if self.joint is not None:
+            self.joint.finish()
+        self.block = None
+        self.clock.end_block(logits, m)
+
+    def expect_step(self) -> BatchClock:
+        """Return the clock of the running block.
+
+        Raises:
+            ValueError: outside a call of the compressed model.
+        """
+        if self.block is None:
+            raise ValueError("call the model itself inside compress(), not a part of it")
+        return self.block
+
+    def no_mask(self, device: torch.device) -> Bool[Tensor, "1 1 1 1"]:
+        """Return what transformers hands through as a ready mask, where no layer reads any."""
+        if self._no_mask is None or self._no_mask.device != device:
+            self._no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
+        return self._no_mask
+
+    def _join_or_split(self, block: BatchClock, m: int) -> None:
+        """Let all layers decide together while single tokens come, where they can."""
+        layers = self.compressed_layers
+        if self.joint is None and m == 1 and self.watch is None and self.clock.columns:
+            caches = [layer.entries for layer in layers]
+            if can_join(self.policy, caches, block):
+                self.joint = JointLayers(self.policy, caches)
+        elif self.joint is not None and m > 1:
+            for layer, entries in zip(layers, self.joint.split(), strict=True):
+                layer.entries = entries
+            self.joint = None
+        if self.joint is not None:
+            self.joint.begin(block.to(self.joint.cache.positions.device))
+
+    # --- the batch axis ---
+
+    @torch.inference_mode()
+    def _map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+        if self.joint is not None:
+            self.joint.map_rows(change, order)
+        else:
+            for layer in self.compressed_layers:
+                layer.map_rows(change, order)
+        self.clock.map_rows(change, order)
+
+    def _others(self) -> list[Any]:
+        return [layer for layer in self.layers if not isinstance(layer, CompressedLayer)]
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " N"]) -> None:
+        """Reorder the sequences for beam search.
+
+        Where all stand alike and nothing is remembered on the host, the host need not know how.
+        """
+        for layer in self._others():
+            layer.reorder_cache(beam_idx)
+        alike = len(set(self.clocks)) == 1 and not self.policy.on_host
+        order = range(len(beam_idx)) if alike else beam_idx.tolist()
+        self._map_rows(lambda x: x.index_select(0, beam_idx.to(x.device)), order)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence."""
+        for layer in self._others():
+            layer.batch_repeat_interleave(repeats)
+        order = [number for number in range(len(self.clocks)) for _ in range(repeats)]
+        self._map_rows(lambda x: x.repeat_interleave(repeats, dim=0), order)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep only some sequences."""
+        for layer in self._others():
+            layer.batch_select_indices(indices)
+        rows = torch.arange(len(self.clocks), device=indices.device)[indices]
+        self._map_rows(lambda x: x.index_select(0, rows.to(x.device)), rows.tolist())
+
+    # --- what cannot work ---
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: evicted entries cannot come back.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "assisted decoding and rolling back need evicted entries again: not with compress()"
+        )
+
+    def activate_past_recording(self) -> None:
+        """Refuse assisted decoding, as `crop` does.
+
+        Raises:
+            ValueError: always.
+        """
+        self.crop(0)
+
+
+def _memory_of(layer: Any) -> LayerMemory:
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if keys is None or values is None:
+        return LayerMemory(0, 0, 0, 0)
+    return LayerMemory(keys.untyped_storage().nbytes(), values.untyped_storage().nbytes(), 0, 0)

@@ -1,0 +1,153 @@
+"""The model's ``forward`` with a clock, which cuts long prompts into blocks."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from kvlab.fast.huggingface.cache import CompressedCache
+
+
+class Forward:
+    """Replaces the ``forward`` of a model inside `compress`."""
+
+    def __init__(
+        self, forward: Callable[..., Any], cache: CompressedCache, block_size: int | None
+    ) -> None:
+        self.forward, self.cache, self.block_size = forward, cache, block_size
+        self.signature = inspect.signature(forward)
+
+    def as_method(self) -> Callable[..., Any]:
+        """Return what replaces the model's ``forward``, with its signature."""
+
+        @wraps(self.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        return forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = dict(kwargs)
+        if args:
+            given |= self.signature.bind_partial(*args).arguments
+        inputs = self._inputs(given)
+        N, m = inputs.shape[:2]
+        real = self._real(given.get("attention_mask"), N, m)
+        size = self.block_size or m
+        self._refuse_in_blocks(given, m > size)
+        self.cache.begin(real, (N, m), inputs.device)
+        outputs, logits = None, []
+        try:
+            for first in range(0, m, size):
+                last = min(first + size, m)
+                outputs = self._run_block(given, real, first, last, m)
+                logits.append(outputs.logits)
+        except BaseException:
+            self.cache.broken = True
+            raise
+        assert outputs is not None
+        if len(logits) > 1:
+            outputs.logits = torch.cat([part for part in logits if part is not None], dim=1)
+        return outputs
+
+    def _run_block(
+        self, given: dict[str, Any], real: Tensor | None, first: int, last: int, m: int
+    ) -> Any:
+        cache = self.cache
+        part = None if real is None else real[:, first:last]
+        columns = cache.clock.columns
+        with torch.inference_mode():
+            positions = cache.begin_block(part, last - first)
+        block = dict(given)
+        if last - first < m:
+            for name in ("input_ids", "inputs_embeds", "position_ids"):
+                if block.get(name) is not None:
+                    block[name] = _columns(block[name], first, last, m)
+            if block.get("attention_mask") is not None:
+                block["attention_mask"] = block["attention_mask"][:, : columns + last - first]
+        if block.get("position_ids") is None and "position_ids" in self.signature.parameters:
+            block["position_ids"] = positions.clamp(min=0).long()
+        wanted = self._logits_wanted(given, first, last, m)
+        if wanted is not None:
+            block["logits_to_keep"] = max(1, wanted)
+        if cache.masks_nothing and "attention_mask" in self.signature.parameters:
+            block["attention_mask"] = cache.no_mask(positions.device)
+        block["use_cache"] = True
+        block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
+        with torch.inference_mode():
+            outputs = self.forward(**block)
+            cache.end_block(outputs.logits, last - first)
+        if wanted == 0 and last < m:
+            outputs.logits = None
+        return _ordinary(outputs)
+
+    def _logits_wanted(self, given: dict[str, Any], first: int, last: int, m: int) -> int | None:
+        """Say how many logits at the end of a block are asked for; None to leave it as it is."""
+        if last - first == m or "logits_to_keep" not in self.signature.parameters:
+            return None
+        keep = given.get("logits_to_keep", 0) or m
+        return min(last - first, max(0, last - (m - keep)))
+
+    def _inputs(self, given: dict[str, Any]) -> Tensor:
+        if given.get("past_key_values") is not self.cache:
+            raise ValueError("inside compress(), call the model with past_key_values=cache")
+        if given.get("output_attentions"):
+            raise ValueError("output_attentions: attention is not kept; use compress(watch=...)")
+        if given.get("return_dict") is False:
+            raise ValueError("return_dict = False is not supported inside compress()")
+        if given.get("use_cache") is False:
+            raise ValueError("use_cache = False: a compressed cache has to be used")
+        inputs = given.get("input_ids")
+        inputs = given.get("inputs_embeds") if inputs is None else inputs
+        if inputs is None:
+            raise ValueError("input_ids or inputs_embeds must be given")
+        if inputs.shape[1] == 0:
+            raise ValueError(f"inputs of shape {tuple(inputs.shape)} must hold at least one token")
+        return inputs
+
+    def _refuse_in_blocks(self, given: dict[str, Any], in_blocks: bool) -> None:
+        if not in_blocks:
+            return
+        for name in ("labels", "output_hidden_states"):
+            if given.get(name) is not None and given[name] is not False:
+                raise ValueError(f"{name} cannot be used with a prompt longer than block_size")
+        if isinstance(given.get("logits_to_keep"), Tensor):
+            raise ValueError("logits_to_keep must be a number with a prompt longer than block_size")
+
+    def _real(self, attention_mask: Any, N: int, m: int) -> Bool[Tensor, "N m"] | None:
+        """Say which tokens are no padding; None for all, and always None for single tokens."""
+        if attention_mask is None:
+            return None
+        expected = (N, self.cache.clock.columns + m)
+        if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != expected:
+            raise ValueError(f"attention_mask must be a tensor of shape {expected}")
+        if m == 1 and self.cache.clock.columns:
+            last = attention_mask.select(1, -1).all()
+            torch._assert_async(last, "a single token must not be padding")  # type: ignore[attr-defined]
+            return None
+        real = attention_mask[:, -m:].bool()
+        if not real.any(dim=1).all():
+            raise ValueError("attention_mask must leave at least one token in every row")
+        if not real[:, -1].all():
+            raise ValueError("attention_mask must pad on the left: the last token is real")
+        return None if real.all() else real
+
+
+def _ordinary(outputs: Any) -> Any:
+    """Let what inference mode made be changed in place outside of it."""
+    for name in outputs:
+        value = getattr(outputs, name)
+        if isinstance(value, Tensor):
+            setattr(outputs, name, value.clone())
+        elif isinstance(value, tuple):
+            setattr(outputs, name, tuple(x.clone() for x in value))
+    return outputs
+
+
+def _columns(x: Tensor, first: int, last: int, m: int) -> Tensor:
+    """Return the tokens of a block, whatever axis counts them."""
+    return x[:, first:last] if x.shape[1] == m else x[..., first:last]

@@ -1,0 +1,124 @@
+"""What the kernels share: how they are tuned, how work is shared out, and small pieces of code.
+
+No run-time type checker must wrap the functions that kernels call, nor the kernels that call them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import wraps
+from typing import Any, TypeVar, cast, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+# --- configurations ------------------------------------------------------------------------------
+
+
+def blocks(warps: int, stages: int, **sizes: int) -> triton.Config:
+    """Return a configuration: sizes of blocks, warps of a program, stages of its loops."""
+    return triton.Config(sizes, num_warps=warps, num_stages=stages)
+
+
+def tuned(*configurations: triton.Config, key: Sequence[str]) -> Callable[[Any], Any]:
+    """Let Triton try configurations, once per process and for every change of a ``key`` argument.
+
+    Only kernels that write nothing but outputs of their own may be tuned: they run several times. A
+    configuration that does not fit into shared memory is passed over; the interpreter takes the
+    first. ``TRITON_CACHE_AUTOTUNING=1`` keeps the choice on disk.
+    """
+    tried = configurations[:1] if knobs.runtime.interpret else configurations
+    return triton.autotune(configs=list(tried), key=list(key))
+
+
+# --- how the entries of a head are shared out over programs --------------------------------------
+
+MOST_PARTS = 64
+WAVES = 2
+"""Programs per multiprocessor that a split kernel aims at."""
+ENTRIES_OF_A_PART = 64
+"""Entries that a part has at least, where there are so many."""
+
+
+def magnitude(n: int) -> int:
+    """Return the power of two at or above n: what configurations are chosen for."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def split(n: int, block: int, heads: int, device: torch.device) -> int:
+    """Return the number of parts of n entries: a power of two, since each number is compiled."""
+    parts = max(1, -(-n // block))
+    processors = 132
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    wanted = max(1, min(MOST_PARTS, parts, math.ceil(WAVES * processors / heads)))
+    return 1 << (wanted - 1).bit_length()
+
+
+# --- where tensors lie ---------------------------------------------------------------------------
+
+Launch = TypeVar("Launch", bound=Callable[..., Any])
+
+
+def on_its_device(launch: Launch) -> Launch:
+    """Let a function launch on the device of its first argument: Triton takes the current one."""
+
+    @wraps(launch)
+    def guarded(*arguments: Any) -> Any:
+        first = arguments[0]
+        x: Tensor = first[0] if isinstance(first, list) else first
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            return launch(*arguments)
+
+    return cast(Launch, guarded)
+
+
+def per_head(x: Tensor) -> Tensor:
+    """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]`` without copying; rows lie one after another.
+
+    Raises:
+        ValueError: if that cannot be done.
+    """
+    try:
+        flat = x.view(x.shape[0] * x.shape[1], *x.shape[2:])
+    except RuntimeError:
+        raise ValueError(f"strides {x.stride()} of {tuple(x.shape)} join no heads") from None
+    if flat.shape[-1] > 1 and flat.stride(-1) != 1:
+        raise ValueError(f"strides {x.stride()}: the last axis must be contiguous")
+    return flat
+
+
+# --- pieces of kernels ---------------------------------------------------------------------------
+
+
+@triton.jit
+@no_type_check
+def squeezed(logits, softcap):
+    """Return softcap · tanh(logits / softcap), from exponentials that cannot overflow."""
+    small = tl.exp(-2.0 * tl.abs(logits) / softcap)
+    bent = softcap * (1.0 - small) / (1.0 + small)
+    return tl.where(logits < 0, -bent, bent)
+
+
+@triton.jit
+@no_type_check
+def in_reach(weights, TYPE: tl.constexpr):
+    """Return weights of at most 1 in a format, for float16 times 2^15.
+
+    Float16 ends at 6e-8, where an attention sink may leave less to each of a hundred thousand.
+    """
+    if TYPE.is_fp16():
+        weights = weights * 32768.0
+    return weights.to(TYPE)
+
+
+@triton.jit
+@no_type_check
+def out_of_reach(product, TYPE: tl.constexpr):
+    """Undo the power of two of `in_reach`."""
+    if TYPE.is_fp16():
+        product = product * (1 / 32768)
+    return product

@@ -1,0 +1,363 @@
+"""Attention of one token to tables of 16, 8, 4 and 2 bits, in one pass over their codes.
+
+Codes are small whole numbers, so that a tensor core multiplies them without rounding: what belongs
+to a scale is added up first, and multiplied by the scale afterwards, in float32. For that queries
+and probabilities are spread over rows, one per group of channels. Vectors are the first factor and
+queries the second, because tensor cores take 16 rows or more, but 8 columns.
+"""
+
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
+from collections.abc import Sequence
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvlab.fast.attention import Reduction
+from kvlab.fast.kernels.triton.codes import (
+    bias_of,
+    read_channels,
+    read_rows,
+    read_scales,
+)
+from kvlab.fast.kernels.triton.common import (
+    ENTRIES_OF_A_PART,
+    blocks,
+    magnitude,
+    on_its_device,
+    split,
+    squeezed,
+    tuned,
+)
+from kvlab.fast.kernels.triton.decode import Parts, nothing_read
+from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
+from kvlab.fast.quantization import Quantized
+
+SHIFT = tl.constexpr(TABLE_SHIFT)
+ROW = tl.constexpr(2**TABLE_SHIFT - 1)
+"""Bits of a partner that are the row."""
+
+
+@triton.jit
+@no_type_check
+def number_of(odd):
+    """Invert `odd`."""
+    return (odd - 3) >> 1
+
+
+@triton.jit
+@no_type_check
+def products_with_keys(
+    q, q_sums, keys, scales, zeros, head, rows, first,
+    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Dot products ``[BLOCK_RHO, BLOCK_N]`` of queries, spread over groups, with some rows."""
+    shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
+    line = first + tl.arange(0, BLOCK_N)
+    there = line < rows
+    place = head * rows + line
+    if BY_CHANNEL:
+        k = read_channels(keys, scales, zeros, head, rows, first, D, BITS, OWN, BLOCK_D, BLOCK_N)
+        upper = k.to(q.dtype)
+        found = tl.dot(tl.trans(upper), tl.trans(q), input_precision="ieee")
+        if q.dtype != tl.float32:  # what rounding cut off
+            rest = (k - upper.to(tl.float32)).to(q.dtype)
+            found += tl.dot(tl.trans(rest), tl.trans(q))
+        found = tl.reshape(tl.trans(found), shape)
+    else:
+        k = read_rows(keys, place, there, D, BITS, BLOCK_D, q.dtype)
+        found = tl.dot(k, tl.trans(q), input_precision="ieee")
+        found = tl.reshape(tl.trans(found), shape)
+        if BITS < 16:
+            step, zero = read_scales(scales, zeros, place, there, D, OWN, GROUP, BLOCK_GROUPS)
+            zero -= bias_of(BITS, q.dtype) * step
+            found = found * step[None, :, :] + q_sums[:, :, None] * zero[None, :, :]
+    return tl.sum(found, axis=1)
+
+
+@triton.jit
+@no_type_check
+def in_reach(numbers, TYPE: tl.constexpr):
+    """Return numbers in a format, times a power of two, and by what to multiply to undo that.
+
+    Float16 ends at 6e-8, far above what an attention sink leaves to others: the largest number
+    ``[rows, groups]`` of the last axis is moved to its upper end, between 2^14 and 2^15.
+    """
+    if TYPE.is_fp16():
+        largest = tl.max(numbers, axis=2).to(tl.int32, bitcast=True)
+        exponent = tl.maximum(largest >> 23, 15)
+        up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        numbers = numbers * up[:, :, None]
+    else:
+        down = tl.full([numbers.shape[0], numbers.shape[1]], 1.0, tl.float32)
+    return numbers.to(TYPE), down
+
+
+@triton.jit
+@no_type_check
+def with_values(
+    output, offset, weights, mine, place, values, scales, zeros,
+    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Add the weighted codes of one table to the output, and what zero points add to ``offset``."""
+    shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
+    spread = tl.where(mine[None, :], weights, 0.0)[:, None, :]
+    if BITS < 16:
+        step, zero = read_scales(scales, zeros, place, mine, D, OWN, GROUP, BLOCK_GROUPS)
+        offset += tl.sum(spread * zero[None, :, :], axis=2)
+        spread, down = in_reach(spread * step[None, :, :], TYPE)
+        offset -= bias_of(BITS, TYPE) * down * tl.sum(spread.to(tl.float32), axis=2)
+    else:
+        spread, down = in_reach(tl.broadcast_to(spread, shape), TYPE)
+    v = read_rows(values, place, mine, D, BITS, BLOCK_D, TYPE)
+    p = tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS, BLOCK_N])
+    if TYPE.is_fp16():
+        down = tl.reshape(down, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
+        output += down * tl.dot(tl.trans(v), tl.trans(p), input_precision="ieee")
+    else:
+        output = tl.dot(tl.trans(v), tl.trans(p), output, input_precision="ieee")
+    return output, offset
+
+
+@triton.jit
+@no_type_check
+def attend_to_rows(
+    q, q_sums, keys, key_scales, key_zeros, slots, partners,
+    values, value_scales, value_zeros, raw, largest, total, part_output,
+    head, place, rows, first_turn, last_turn, n, scale, softcap, value_rows,
+    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, VALUES: tl.constexpr, VALUE_BITS: tl.constexpr,
+    VALUE_OWN: tl.constexpr, GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Attend to some rows of one table of keys, and to their entries' values wherever they are.
+
+    Values of the first table are expected in every block; the others are looked for.
+    """
+    row, column = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
+    group = tl.arange(0, BLOCK_GROUPS)
+    best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_RHO], tl.float32)
+    output = tl.zeros([BLOCK_D, BLOCK_RHO * BLOCK_GROUPS], tl.float32)
+    offset = tl.zeros([BLOCK_RHO, BLOCK_GROUPS], tl.float32)
+    for turn in range(first_turn, last_turn):
+        line = turn * BLOCK_N + tl.arange(0, BLOCK_N)
+        partner = tl.load(partners + head * rows + line, mask=line < rows, other=-1)
+        held = partner >= 0
+        logits = scale * products_with_keys(
+            q, q_sums, keys, key_scales, key_zeros, head, rows, turn * BLOCK_N,
+            D, BITS, OWN, BY_CHANNEL, GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+        if SOFTCAP:
+            logits = squeezed(logits, softcap)
+        logits = tl.where(held[None, :], logits, float("-inf"))
+        if SCORES:
+            slot = tl.load(slots + head * rows + line, mask=held, other=0)
+            to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
+            tl.store(to, logits, mask=(row < RHO)[:, None] & held[None, :])
+        now = tl.maximum(best, tl.max(logits, axis=1))
+        anchor = tl.where(now == float("-inf"), 0.0, now)
+        weights = tl.exp(logits - anchor[:, None])
+        shrink = tl.exp(best - anchor)
+        mass = mass * shrink + tl.sum(weights, axis=1)
+        spread = tl.broadcast_to(shrink[:, None], [BLOCK_RHO, BLOCK_GROUPS])
+        output = output * tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
+        offset = offset * spread
+        best = now
+        for number in tl.static_range(len(VALUES)):
+            mine = (partner >> SHIFT) == VALUES[number]
+            if number == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
+                at = partner & ROW
+                output, offset = with_values(
+                    output, offset, weights, mine, head * number_of(value_rows[number]) + at,
+                    values[number], value_scales[number], value_zeros[number],
+                    D, VALUE_BITS[number], VALUE_OWN[number], GROUP,
+                    BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE,
+                )  # fmt: skip
+    whole = tl.reshape(tl.trans(output), [BLOCK_RHO, BLOCK_GROUPS, BLOCK_D]) + offset[:, :, None]
+    own = (column // GROUP)[None, None, :] == group[None, :, None]
+    joined = tl.sum(tl.where(own, whole, 0.0), axis=1)
+    to = place * RHO + row
+    tl.store(largest + to, best, mask=row < RHO)
+    tl.store(total + to, mass, mask=row < RHO)
+    real = (row < RHO)[:, None] & (column < D)[None, :]
+    tl.store(part_output + to[:, None] * D + column, joined, mask=real)
+
+
+@tuned(
+    blocks(4, 3, BLOCK_N=32),
+    blocks(2, 3, BLOCK_N=32),
+    blocks(4, 2, BLOCK_N=64),
+    blocks(4, 3, BLOCK_N=64),
+    blocks(4, 2, BLOCK_N=128),
+    blocks(8, 3, BLOCK_N=128),
+    key=["magnitude", "RHO", "D", "PARTS", "KEY_BITS", "VALUE_BITS", "BY_CHANNEL", "SCORES"],
+)
+@triton.jit
+@no_type_check
+def attend_to_a_part_of_tables(
+    queries, keys, key_scales, key_zeros, slots, partners, values, value_scales, value_zeros,
+    raw, largest, total, part_output,
+    key_rows, value_rows, firsts, n, magnitude, scale, softcap,
+    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    KEY_BITS: tl.constexpr, KEY_OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    VALUES: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_OWN: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Attention of a head's queries to one part of one table of keys.
+
+    ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
+    tables' first parts; like numbers of rows they went through `odd`. Writes what
+    `decode.attend_to_a_part` writes. Grid: (heads, PARTS).
+    """
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    line, column = tl.arange(0, BLOCK_RHO * BLOCK_GROUPS), tl.arange(0, BLOCK_D)
+    row, group = line // BLOCK_GROUPS, line % BLOCK_GROUPS
+    own = (column // GROUP)[None, :] == group[:, None]
+    asked = (row < RHO)[:, None] & (column < D)[None, :] & own
+    at = (head * RHO + row[:, None]) * D + column
+    q = tl.load(queries + at, mask=asked, other=0.0).to(TYPE)
+    q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
+    for number in tl.static_range(len(KEY_BITS)):
+        first, last = number_of(firsts[number]), number_of(firsts[number + 1])
+        if (part >= first) & (part < last):
+            rows = number_of(key_rows[number])
+            rounds = tl.cdiv(tl.cdiv(rows, BLOCK_N), last - first)
+            turn = (part - first) * rounds
+            attend_to_rows(
+                q, q_sums, keys[number], key_scales[number], key_zeros[number],
+                slots[number], partners[number], values, value_scales, value_zeros,
+                raw, largest, total, part_output, head, head * PARTS + part, rows,
+                turn, turn + rounds, n, scale, softcap, value_rows,
+                RHO, D, KEY_BITS[number], KEY_OWN[number], BY_CHANNEL[number],
+                VALUES, VALUE_BITS, VALUE_OWN, GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
+                SOFTCAP, SCORES, TYPE,
+            )  # fmt: skip
+
+
+# --- launching ------------------------------------------------------------------------------------
+
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@on_its_device
+def attend_to_tables_triton(
+    queries: Tensor,
+    keys: Sequence[VectorTable],
+    values: Sequence[VectorTable],
+    entries: int,
+    softcap: float | None,
+    reduce: Reduction,
+    partners: Sequence[Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """Do what `attend_to_tables` says, in Triton: one launch for all tables, one that combines."""
+    N, G, rho, _, d = queries.shape
+    heads, scores = N * G, reduce != "skip"
+    found = partners_of(keys, values, entries) if partners is None else partners
+    asked = [number for number, table in enumerate(keys) if table.rows]
+    order = sorted(range(len(values)), key=lambda number: -values[number].rows)
+    given = [number for number in order if values[number].rows]
+    rows = [keys[number].rows for number in asked]
+    if not rows:
+        return nothing_read(queries, entries, reduce)
+    count = max(split(sum(rows), ENTRIES_OF_A_PART, heads, queries.device), magnitude(len(rows)))
+    parts = Parts.of(queries, entries, count, scores)
+    parts.raw.fill_(-torch.inf)
+    group = smallest_group((*keys, *values), d)
+    groups = magnitude(max(1, d // group))
+    key_vectors, key_scales, key_zeros, key_own = columns_of([keys[i] for i in asked])
+    value_vectors, value_scales, value_zeros, value_own = columns_of([values[i] for i in given])
+    attend_to_a_part_of_tables[(heads, count)](
+        queries.reshape(heads, rho, d).contiguous(),
+        key_vectors, key_scales, key_zeros,
+        tuple(keys[i].slots.contiguous() for i in asked),
+        tuple(found[i].contiguous() for i in asked),
+        value_vectors, value_scales, value_zeros,
+        parts.raw, parts.largest, parts.total, parts.output,
+        odd(rows), odd([values[i].rows for i in given]), odd(first_parts(rows, count)),
+        entries, magnitude(sum(rows)), d**-0.5, softcap or 0.0,
+        KEY_BITS=tuple(keys[i].bits for i in asked), KEY_OWN=key_own,
+        BY_CHANNEL=tuple(keys[i].by_channel for i in asked),
+        VALUES=tuple(given), VALUE_BITS=tuple(values[i].bits for i in given), VALUE_OWN=value_own,
+        GROUP=group, BLOCK_GROUPS=groups,
+        BLOCK_RHO=max(magnitude(rho), 8 // groups),
+        SOFTCAP=softcap is not None, SCORES=scores,
+        TYPE=product_type(queries, (*keys, *values)), **parts.sizes,
+    )  # fmt: skip
+    return parts.combined(queries, entries, reduce)
+
+
+def odd(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return 2·x + 3 of every number: Triton compiles again for 1 and for multiples of 16."""
+    return tuple(2 * number + 3 for number in numbers)
+
+
+def first_parts(rows: Sequence[int], parts: int) -> tuple[int, ...]:
+    """Share parts out over tables by their rows, one at least each; return where each begins.
+
+    The largest table gets what the others leave.
+    """
+    spare, largest = parts - len(rows), rows.index(max(rows))
+    shares = [max(1, spare * count // sum(rows)) for count in rows]
+    shares[largest] = parts - (sum(shares) - shares[largest])
+    firsts = [0]
+    for share in shares:
+        firsts.append(firsts[-1] + share)
+    return tuple(firsts)
+
+
+def columns_of(
+    tables: Sequence[VectorTable],
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[Tensor, ...], tuple[int, ...]]:
+    """Return vectors or codes of all tables, scales, zero points, and elements per scale."""
+    vectors, scales, zeros, own = zip(*(parts_of(table) for table in tables), strict=True)
+    return vectors, scales, zeros, own
+
+
+def parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return what a table consists of; numbers as they are stand in for their own scales.
+
+    Codes of 4 and 2 bits become words of 32 bits, but for those of channels.
+    """
+    if isinstance(table.vectors, Quantized):
+        coded = table.vectors
+        codes, scale, zero = (x.contiguous() for x in (coded.codes, coded.scale, coded.zero))
+        if coded.bits < 8 and not table.by_channel:
+            codes = codes.view(torch.int32)
+        return codes, scale, zero, coded.group
+    vectors = table.vectors.contiguous()
+    return vectors, vectors, vectors, 0
+
+
+def smallest_group(tables: Sequence[VectorTable], d: int) -> int:
+    """Return the fewest channels that share a scale; all of them where no codes do."""
+    groups = [
+        table.vectors.group
+        for table in tables
+        if isinstance(table.vectors, Quantized) and not table.by_channel
+    ]
+    return min(groups, default=magnitude(d))
+
+
+def product_type(queries: Tensor, tables: Sequence[VectorTable]) -> tl.dtype:
+    """Return the numbers that are multiplied: those of plain vectors, or else of the queries.
+
+    The interpreter has no products of bfloat16.
+    """
+    plain = [table.vectors.dtype for table in tables if isinstance(table.vectors, Tensor)]
+    chosen = plain[0] if plain else queries.dtype
+    if chosen == torch.bfloat16 and queries.device.type == "cpu":
+        chosen = torch.float32
+    return TYPES[chosen]

@@ -1,0 +1,144 @@
+"""Tables of vectors of several precisions, for `kvlab.fast.kernels.mixed_precision`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kvlab.fast.quantization import Quantized, take
+from kvlab.reference.quantization import FULL_BITS
+
+TABLE_SHIFT = 27
+"""A partner is the number of a table, shifted by this many bits, and a row of it."""
+
+
+@dataclass(frozen=True)
+class VectorTable:
+    """Vectors of one precision, and the slots of the entries that they belong to."""
+
+    slots: Int[Tensor, "N G rows"]
+    """−1 for rows that belong to no entry: sequences of a batch may fill tables unequally."""
+    vectors: Float[Tensor, "N G rows d"] | Quantized
+    """As they are, or codes in groups of consecutive channels."""
+    by_channel: bool = False
+    """Whether codes are in groups of consecutive rows instead: ``[N, G, blocks, d, bytes]``."""
+    counts: tuple[int, ...] = ()
+    """Rows in use per head, for each sequence, where the host keeps count of them."""
+
+    @property
+    def bits(self) -> int:
+        """Bits per element, without scales and zero points."""
+        return self.vectors.bits if isinstance(self.vectors, Quantized) else FULL_BITS
+
+    @property
+    def rows(self) -> int:
+        """Rows per head."""
+        return self.slots.shape[2]
+
+    @property
+    def format(self) -> tuple[int, int, bool]:
+        """Bits, group size and direction of groups: tables of equal format can be joined."""
+        group = self.vectors.group if isinstance(self.vectors, Quantized) else 0
+        return self.bits, group, self.by_channel
+
+    @property
+    def readable(self) -> bool:
+        """Whether attention kernels can read the codes: rows, or groups of rows, fill bytes."""
+        if isinstance(self.vectors, Tensor):
+            return True
+        whole = not self.by_channel or self.vectors.group * self.bits % 8 == 0
+        return FULL_BITS % self.bits == 0 and whole
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the elements."""
+        vectors = self.vectors
+        return vectors.code_bytes if isinstance(vectors, Quantized) else vectors.nbytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes of scales and zero points."""
+        return self.vectors.overhead_bytes if isinstance(self.vectors, Quantized) else 0
+
+    def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
+        """Return the vectors, dequantised."""
+        if isinstance(self.vectors, Quantized):
+            read = self.vectors.dequantize(dtype)
+            return read.transpose(-1, -2).flatten(2, 3) if self.by_channel else read
+        return self.vectors.to(dtype)
+
+    def targets(self, entries: int) -> Int[Tensor, "N G rows"]:
+        """Return the slots, with ``entries`` for rows that belong to no entry."""
+        return torch.where(self.slots < 0, entries, self.slots).long()
+
+    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> "VectorTable":
+        """Apply one change of the batch axis; ``order`` is the same change as indices."""
+        counts = tuple(self.counts[i] for i in order)
+        return self._changed(change, change(self.slots), counts)
+
+    def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "VectorTable":
+        """Return a table of only these rows, in this order.
+
+        Raises:
+            ValueError: for groups of rows: no method evicts from them.
+        """
+        if self.by_channel:
+            raise ValueError("a per-channel quantised block cannot lose single tokens")
+        return self._changed(lambda x: take(x, rows), self.slots.gather(2, rows), counts)
+
+    def extend(self, other: "VectorTable") -> "VectorTable":
+        """Return this table followed by another of the same format."""
+        if isinstance(self.vectors, Quantized):
+            assert isinstance(other.vectors, Quantized)
+            vectors = self.vectors.extend(other.vectors)
+        else:
+            assert isinstance(other.vectors, Tensor)
+            vectors = torch.cat([self.vectors, other.vectors], dim=2)
+        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
+        slots = torch.cat([self.slots, other.slots], dim=2)
+        return replace(self, slots=slots, vectors=vectors, counts=counts)
+
+    def _changed(
+        self, change: Callable[[Tensor], Tensor], slots: Tensor, counts: tuple[int, ...]
+    ) -> "VectorTable":
+        vectors = self.vectors
+        changed = vectors.map(change) if isinstance(vectors, Quantized) else change(vectors)
+        return replace(self, slots=slots, vectors=changed, counts=counts)
+
+
+@dataclass(frozen=True)
+class MixedEntries:
+    """Entries whose vectors lie in tables of several precisions."""
+
+    keys: Sequence[VectorTable]
+    """They together hold each entry's key once."""
+    values: Sequence[VectorTable]
+    """Likewise; an entry's value may be in another table than its key."""
+    partners: Sequence[Int[Tensor, "N G _"]]
+    """`partners_of` them."""
+
+
+def partners_of(
+    keys: Sequence[VectorTable], values: Sequence[VectorTable], entries: int
+) -> list[Int[Tensor, "N G _"]]:
+    """Say for every row of the tables of keys where the value of its entry lies.
+
+    Args:
+        keys: tables that together hold each entry's key once.
+        values: likewise; entries may be in other tables than their keys.
+        entries: slots of the cache.
+
+    Returns:
+        Per table of keys: number of the table of values · 2^`TABLE_SHIFT` + row, int32; −1 for rows
+        that belong to no entry.
+    """
+    slots = values[0].slots
+    where = torch.full((*slots.shape[:2], entries + 1), -1, dtype=torch.int32, device=slots.device)
+    for number, table in enumerate(values):
+        rows = torch.arange(table.rows, dtype=torch.int32, device=slots.device)
+        rows = (rows + (number << TABLE_SHIFT)).expand(table.slots.shape)
+        where.scatter_(2, table.targets(entries), rows)
+    where[:, :, entries] = -1
+    return [where.gather(2, table.targets(entries)) for table in keys]

@@ -1,0 +1,44 @@
+"""Random eviction: the control."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvlab.fast.cache import State
+from kvlab.fast.notation import Candidates, Room, Scores
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Score, twin_of
+from kvlab.reference.methods import random as reference
+from kvlab.reference.methods.random import BITS, mixed
+
+
+@twin_of(reference.Draw)
+@dataclass(frozen=True)
+class Draw(Score):
+    """A random number per entry; the number of a sequence's layer is remembered per sequence."""
+
+    seed: int
+    draw: Literal["each", "once"]
+
+    def observe(self, state: State, seen: Observation) -> None:
+        if "layer" not in state.stream:
+            shape = (len(seen.positions), 1, 1)
+            place = torch.tensor([seen.layer, seen.first_head], device=seen.positions.device)
+            state.stream["layer"], state.stream["head"] = (x.expand(shape) for x in place)
+
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        positions, stream = seen.positions, state.stream
+        heads = torch.arange(positions.shape[1], device=positions.device)[:, None] + stream["head"]
+        time = seen.clock.seen if self.draw == "each" else torch.zeros_like(seen.clock.seen)
+        seed = torch.full_like(stream["layer"], self.seed)
+        return draws(seed, stream["layer"], heads, positions, time).to(seen.queries.dtype)
+
+
+def draws(*coordinates: Tensor) -> Tensor:
+    """Return the draws of the reference."""
+    total = torch.zeros((), dtype=torch.int64, device=coordinates[0].device)
+    for coordinate in coordinates:
+        total = mixed(total + mixed(coordinate.long() + 1))  # type: ignore[arg-type]
+    return (total >> (32 - BITS)) / 2.0**BITS

@@ -1,0 +1,306 @@
+"""What a block of queries sees, and the attention that a score needs of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kvlab.fast.attention import (
+    Reduction,
+    attend,
+    attend_without_weights,
+    logits,
+    reduce_group,
+    visible,
+)
+from kvlab.fast.batch import BatchClock
+from kvlab.fast.cache import LayerCache
+from kvlab.fast.kernels.decode import decode_attention
+from kvlab.fast.kernels.mixed_precision import attend_to_tables
+from kvlab.fast.kernels.prefill import attend_block, received_attention
+from kvlab.fast.kernels.recurrence import RecurrenceCounters
+from kvlab.fast.kernels.vector_tables import MixedEntries
+from kvlab.fast.notation import (
+    Marks,
+    PerEntry,
+    Positions,
+    Probabilities,
+    Queries,
+    QueryPositions,
+    Vectors,
+)
+from kvlab.reference import policy as reference
+from kvlab.reference.windows import GroupReduction
+
+MOST_WEIGHTS = 2**24
+"""Attention probabilities of one layer that are in memory at once: 64 MiB in float32."""
+
+
+@dataclass(frozen=True)
+class CounterColumns:
+    """Columns of the entries that hold `RecurrenceCounters`, and their threshold."""
+
+    elapsed: str
+    interval: str
+    threshold: float
+
+    def read(self, column: Callable[[str], Tensor]) -> RecurrenceCounters:
+        """Return the counters; ``column`` gives a column by its name."""
+        return RecurrenceCounters(column(self.elapsed), column(self.interval), self.threshold)
+
+
+@dataclass(frozen=True)
+class Needs(reference.Needs):
+    """What a score reads of attention, and what may be done for it meanwhile."""
+
+    counters: CounterColumns | None = None
+    """Counters that attention to one token may update in place of `Score.observe`."""
+    on_host: bool = False
+    """Whether the reference observes on the host: a long block at once, and not part by part."""
+
+    @property
+    def reduction(self) -> Reduction:
+        """How kernels join the query heads of a KV head."""
+        return "none" if self.heads == "apart" else self.heads
+
+    @property
+    def only_sums(self) -> bool:
+        """Whether sums over the rows of a block, and over its query heads, are all it reads."""
+        return self.sums_rows and self.heads in ("sum", "mean")
+
+    def reads(self, clock: BatchClock) -> str:
+        """Say which rows of a block's attention are read: ``all``, ``last`` or ``none``."""
+        return self.rows if self.prompt or not clock.prefilling else "none"
+
+
+@dataclass(eq=False)
+class LayerView:
+    """The entries of one layer, or of all layers together, as attention reads them."""
+
+    column: Callable[[str], Tensor]
+    """Gives ``keys``, ``values``, ``positions`` and columns of the state by name, fast."""
+    dtype: torch.dtype
+    """Number format of logits, probabilities and scores."""
+    ragged: bool
+    """Whether some slots are empty."""
+    triton: bool
+    """Whether Triton's kernels attend to them."""
+    softcap: float | None = None
+    in_tables: Callable[[], MixedEntries | None] = lambda: None
+    """Gives entries of several precisions as attention kernels read them, if they can."""
+
+    converted: dict[str, Tensor] = field(default_factory=dict)
+    """What has been converted to ``dtype``."""
+
+    @property
+    def positions(self) -> Positions:
+        """Absolute position of each entry, -1 where a slot is empty."""
+        return self.column("positions")
+
+    @property
+    def stored_keys(self) -> Vectors:
+        """Keys in the number format in which they are stored, or read if they are coded."""
+        return self.column("keys")
+
+    @property
+    def stored_values(self) -> Vectors:
+        """Values in the number format in which they are stored, or read if they are coded."""
+        return self.column("values")
+
+    @property
+    def keys(self) -> Vectors:
+        """Keys in the number format of the computation."""
+        return self.converted_column("keys")
+
+    @property
+    def values(self) -> Vectors:
+        """Values in the number format of the computation."""
+        return self.converted_column("values")
+
+    def converted_column(self, name: str) -> Vectors:
+        """Return a column in the number format of the computation; it is converted only once."""
+        stored = self.column(name)
+        if stored.dtype == self.dtype:
+            return stored
+        if name not in self.converted:
+            self.converted[name] = stored.to(self.dtype)
+        return self.converted[name]
+
+
+@dataclass(eq=False)
+class Attended:
+    """What some rows pay to every entry, as far as a score reads it."""
+
+    weights: Probabilities | None = None
+    """Probabilities of every query head."""
+    received: PerEntry | None = None
+    """Probabilities joined as `Needs` say, in place of ``weights``."""
+    counted: bool = False
+    """Whether the counters have been updated."""
+
+    @classmethod
+    def of_all(cls, layers: Sequence["Attended"]) -> "Attended":
+        """Join what several layers gave along the batch axis."""
+        weights = [layer.weights for layer in layers if layer.weights is not None]
+        received = [layer.received for layer in layers if layer.received is not None]
+        return cls(
+            torch.cat(weights) if weights else None,
+            torch.cat(received) if received else None,
+            layers[0].counted,
+        )
+
+
+def attend_as_needed(
+    needs: Needs,
+    read: bool,
+    queries: Queries,
+    query_positions: QueryPositions | None,
+    view: LayerView,
+) -> tuple[Queries, Attended]:
+    """Attend, and find in the same pass what a score needs: the computation is chosen here.
+
+    Args:
+        needs: of the policy's score.
+        read: whether the score reads these rows; otherwise only the output is computed.
+        queries: some rows of a block.
+        query_positions: of the rows; None for the newest token alone, which reads every entry.
+        view: the entries.
+    """
+    if query_positions is None:
+        if view.triton:
+            return attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
+        mask = (view.positions >= 0)[:, :, None, None] if view.ragged else None
+    else:
+        if view.triton and read and needs.only_sums:
+            return attend_with_sums(needs, queries, query_positions, view)
+        mask = visible(query_positions, view.positions)
+    if not read and view.softcap is None:
+        keys = view.stored_keys if queries.is_cuda else view.keys
+        values = view.stored_values if queries.is_cuda else view.values
+        return attend_without_weights(queries, keys, values, mask), Attended()
+    output, weights = attend(queries, view.keys, view.values, mask, view.softcap)
+    return output, Attended(weights) if read else Attended()
+
+
+def attend_from_newest(
+    needs: Needs, reduce: Reduction, queries: Float[Tensor, "N G rho 1 d"], view: LayerView
+) -> tuple[Queries, Attended]:
+    """Attend from the newest token by the kernels that also join probabilities and count."""
+    counters = None
+    joins = reduce not in ("none", "skip")
+    mixed = view.in_tables()
+    if mixed is not None:
+        keys, values, entries = mixed.keys, mixed.values, view.positions.shape[2]
+        output, found = attend_to_tables(
+            queries, keys, values, entries, view.softcap, reduce, mixed.partners
+        )
+    else:
+        if joins and needs.counters is not None:
+            counters = needs.counters.read(view.column)
+        positions = view.positions if view.ragged else None
+        keys, values = view.stored_keys, view.stored_values
+        output, found = decode_attention(
+            queries, keys, values, positions, view.softcap, reduce, counters
+        )
+    if joins:
+        return output, Attended(received=found, counted=counters is not None)
+    return output, Attended(found) if reduce == "none" else Attended()
+
+
+def attend_with_sums(
+    needs: Needs, queries: Queries, query_positions: QueryPositions, view: LayerView
+) -> tuple[Queries, Attended]:
+    """Attend, and sum what the rows pay every entry, without the matrix of their attention."""
+    keys, values, positions = view.stored_keys, view.stored_values, view.positions
+    output, lse = attend_block(queries, keys, values, query_positions, positions, view.softcap)
+    received = received_attention(
+        queries, keys, query_positions, positions, softcap=view.softcap, lse=lse
+    )
+    mean = needs.heads == "mean"
+    return output, Attended(received=received / queries.shape[2] if mean else received)
+
+
+def parts(queries: Queries, entries: int) -> list[slice]:
+    """Cut the queries so that the attention of one part stays below `MOST_WEIGHTS`."""
+    N, G, rho, m, _ = queries.shape
+    size = max(1, MOST_WEIGHTS // max(1, N * G * rho * entries))
+    return [slice(first, min(first + size, m)) for first in range(0, m, size)]
+
+
+@dataclass(eq=False)
+class Observation:
+    """What a block of queries, or a part of it, saw in one layer."""
+
+    clock: BatchClock
+    layer: int
+    """Number of the layer in the model; -1 for all layers together."""
+    queries: Queries
+    query_positions: QueryPositions
+    cache: LayerCache
+    view: LayerView
+    confidence: Float[Tensor, "_ t"]
+    first_head: int = 0
+    """Number of the first of these KV heads in the model's layer."""
+    attended: Attended = field(default_factory=Attended)
+    """What the queries pay to every entry, for a score that says that it reads it."""
+    newest_output: Float[Tensor, "N G rho d"] | None = None
+    """What the newest token's attention put out, where the score reads that attention alone."""
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """What was derived from this observation and is asked for again."""
+
+    @property
+    def positions(self) -> Positions:
+        """Absolute position of each entry, -1 where a slot is empty."""
+        return self.view.positions
+
+    @property
+    def keys(self) -> Vectors:
+        """Keys of the present entries."""
+        return self.view.keys
+
+    @property
+    def values(self) -> Vectors:
+        """Values of the present entries."""
+        return self.view.values
+
+    @property
+    def present(self) -> Marks:
+        """Slots that hold an entry."""
+        return self.positions >= 0
+
+    @property
+    def bits(self) -> Positions:
+        """Bits per element of the stored keys."""
+        return self.cache.bits()
+
+    @property
+    def attention(self) -> Probabilities:
+        """Attention probabilities of the rows that the score reads."""
+        if self.attended.weights is None:
+            raise RuntimeError("attention was not computed: see Needs")
+        return self.attended.weights
+
+    def received(self, how: GroupReduction) -> Float[Tensor, "N G _ n"]:
+        """Return what every entry received from each row; ``how`` is what `Needs` say.
+
+        One row with the sum of all where the score reads nothing else.
+        """
+        if self.attended.received is not None:
+            return self.attended.received[:, :, None]
+        return reduce_group(self.attention, how)
+
+    def logits(self, queries: Float[Tensor, "N G rho w d"]) -> Float[Tensor, "N G rho w n"]:
+        """Logits of these queries over the present entries, as the model computes them."""
+        return logits(queries, self.keys, self.view.softcap)
+
+    def part(self, rows: slice, attended: Attended) -> "Observation":
+        """Return what some rows of the block saw."""
+        return replace(
+            self,
+            queries=self.queries[:, :, :, rows],
+            query_positions=self.query_positions[:, rows],
+            attended=attended,
+        )

@@ -1,0 +1,71 @@
+"""Translates a policy of the reference part by part: by its twins, or with parts on the host.
+
+The twins of a method's parts stand in the module of `kvlab.fast.methods` that has the name of the
+method's module in `kvlab.reference.methods`; it is imported when a part is first asked for.
+Whoever writes a method in another package declares its twins with `kvlab.fast.policy.twin_of`.
+"""
+
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from kvlab.fast.host import HostBudget, HostProtect, HostScore
+from kvlab.fast.policy import TWINS, Policy
+from kvlab.reference import policy as reference
+
+METHODS = "kvlab.reference.methods."
+
+
+def port(policy: reference.Policy) -> Policy:
+    """Translate a policy of the reference.
+
+    A score, protection or budget without a twin runs on the host, which is slow and said once.
+
+    Raises:
+        ValueError: if its precision has no twin.
+    """
+    return Policy(
+        policy,
+        port_part(policy.score),
+        port_part(policy.protect),
+        port_part(policy.budget),
+        port_part(policy.precision),
+    )
+
+
+def port_part(part: Any) -> Any:
+    """Return the twin of a part of a policy, with the same parameters, or the part on the host.
+
+    Raises:
+        ValueError: if a precision has no twin.
+    """
+    twin = find_twin(type(part))
+    if twin is not None:
+        assert is_dataclass(part)
+        ported = twin(**{f.name: port_part(getattr(part, f.name)) for f in fields(part)})
+        object.__setattr__(ported, "specification", part)
+        return ported
+    if isinstance(part, reference.Score):
+        return HostScore(part)
+    if isinstance(part, reference.Protect):
+        return HostProtect(part)
+    if isinstance(part, reference.Budget):
+        return HostBudget(part)
+    if isinstance(part, reference.Precision):
+        name = type(part).__name__
+        raise ValueError(
+            f"precision {name} has no twin in PyTorch: write a Precision of kvlab.fast.policy that "
+            f"has the same fields and stores what `store` says, and mark it @twin_of({name}); "
+            "kvlab.fast.methods.kivi is an example"
+        )
+    return part
+
+
+def find_twin(part: type) -> type | None:
+    """Return the twin of a part of the reference; None if it has none."""
+    if part not in TWINS and part.__module__.startswith(METHODS):
+        module = part.__module__.replace("reference", "fast", 1)
+        if find_spec(module) is not None:
+            import_module(module)
+    return TWINS.get(part)

@@ -1,0 +1,77 @@
+"""Key norm: a short key is read often (arXiv 2406.11430).
+
+Equations (numbered here):
+
+1. s_j = −‖k_j‖₂
+2. keep the B entries with the largest s, those with the shortest keys
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlab.reference.accounting import Sizes, Work, vector_work
+from kvlab.reference.cache import State
+from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.notation import Marks, Scores
+from kvlab.reference.policy import (
+    NO_ATTENTION,
+    Edges,
+    Entries,
+    EveryBlock,
+    Observation,
+    Policy,
+    Score,
+)
+
+
+@dataclass(frozen=True)
+class KeyNorm(Score):
+    """The negative length of the key."""
+
+    needs = NO_ATTENTION
+
+    @property
+    def signed(self) -> bool:
+        return True
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        return -np.linalg.norm(seen.keys, axis=-1)  # [Knorm 1]
+
+    def work(self, sizes: Sizes) -> Work:
+        """Every key is read once."""
+        return vector_work(sizes, 2 * sizes.n * sizes.d)
+
+
+@dataclass(frozen=True)
+class Knorm(Method):
+    """Keep the entries with the shortest keys; attention is not asked."""
+
+    recent: int = 0
+    """Newest entries that are safe."""
+    every: int = 1
+    """Generated tokens between two evictions."""
+
+    name = "knorm"
+    source = "Devoto et al., An L2 Norm-Based Strategy for KV Cache Compression, 2406.11430"
+    published = "2024-06"
+    equations = ("Knorm 1", "Knorm 2")
+    examples = (Example("knorm"), Example("knorm@recent=3,every=4"))
+    compared = ("knorm", "knorm@recent=16")
+    divergences = (
+        Divergence(
+            topic="layers",
+            paper="every layer has the same rule",
+            elsewhere="the authors' function leaves the first two layers alone by default",
+            default="every layer",
+        ),
+    )
+
+    def policy(self, budget: int | None) -> Policy:
+        return Policy(
+            self.name,
+            KeyNorm(),
+            EveryBlock(self.every),
+            Edges(recent=self.recent),
+            Entries(require_budget(self.name, budget)),  # [Knorm 2]
+        )

@@ -1,0 +1,99 @@
+"""Random eviction: the control beside which every score has to show that it knows something.
+
+Equations (numbered here):
+
+1. u_j = a draw from [0, 1) for entry j, anew at every decision
+2. keep the entries with the largest u
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from kvlab.reference.checks import check_at_least
+from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.notation import Array, Marks, Scores
+from kvlab.reference.policy import (
+    NO_ATTENTION,
+    Edges,
+    Entries,
+    EveryBlock,
+    Observation,
+    Policy,
+    Score,
+    State,
+)
+
+MULTIPLIERS = (0x7FEB352D, 0x5BD1E995, 0x27D4EB2F)
+"""Odd numbers of 31 bits, well mixed: their products with 32 bits fit 64 signed ones."""
+BITS = 24
+"""Of a draw: as many as a 32-bit float holds exactly."""
+
+
+def mixed(numbers: Any) -> Any:
+    """Scatter whole numbers over 0 … 2³² − 1, so that neighbours have nothing in common."""
+    numbers = numbers % 2**32
+    for multiplier in MULTIPLIERS:
+        numbers = (numbers ^ (numbers >> 15)) * multiplier % 2**32
+    return numbers ^ (numbers >> 16)
+
+
+def draws(*coordinates: Any) -> Any:
+    """Return a draw from [0, 1) for every combination of whole numbers; arrays broadcast."""
+    total = np.int64(0)
+    for coordinate in coordinates:
+        total = mixed(total + mixed(np.asarray(coordinate, dtype=np.int64) + 1))
+    return (total >> (32 - BITS)) / 2.0**BITS
+
+
+@dataclass(frozen=True)
+class Draw(Score):
+    """A random number per entry, the same wherever and in whatever batch it is drawn."""
+
+    seed: int
+    draw: Literal["each", "once"]
+
+    needs = NO_ATTENTION
+
+    def drawn(self, seen: Observation) -> dict[str, Array]:
+        time = seen.clock.seen if self.draw == "each" else 0
+        heads = np.arange(len(seen.positions))[:, None]
+        return {"noise": draws(self.seed, seen.layer, heads, seen.positions, time)}
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        return self.drawn(seen)["noise"]  # [Random 1]
+
+
+@dataclass(frozen=True)
+class Random(Method):
+    """Evict at random."""
+
+    recent: int = 0
+    """Newest entries that are safe."""
+    every: int = 1
+    """Generated tokens between two evictions."""
+    draw: Literal["each", "once"] = "each"
+    """When an entry gets its number: at each decision anew, or once for all."""
+    seed: int = 0
+    """Of the draw; layers, heads, entries and decisions draw independently."""
+
+    name = "random"
+    source = "the control; no paper"
+    published = ""
+    equations = ("Random 1", "Random 2")
+    examples = (Example("random@recent=2"), Example("random@recent=2,draw=once", shared=False))
+    compared = ("random", "random@recent=16")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(0, seed=self.seed)
+
+    def policy(self, budget: int | None) -> Policy:
+        return Policy(
+            self.name,
+            Draw(self.seed, self.draw),
+            EveryBlock(self.every),
+            Edges(recent=self.recent),
+            Entries(require_budget(self.name, budget)),  # [Random 2]
+        )

@@ -1,0 +1,109 @@
+"""The ledger: everything that the four papers contain, and what became of each row."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from kvlab.reference.proofs import PAPERS
+
+DATA = files("kvlab.reference.proofs") / "data"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured for a row."""
+
+    what: str
+    where: str
+    """Model, problems and budget."""
+    figures: Mapping[str, Sequence[float]]
+    """Method → mean, and lower and upper end of its 95 % interval."""
+    command: str
+
+    def text(self) -> str:
+        """Return figures, what they are and where they come from, in words."""
+        shown = (f"`{name}` {m:.3g} ({low:.3g} to {high:.3g})" for name, (m, low, high) in self)
+        return f"{self.what}: {', '.join(shown)}; {self.where}"
+
+    def __iter__(self) -> Iterator[tuple[str, Sequence[float]]]:
+        return iter(self.figures.items())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that a paper contains."""
+
+    paper: str
+    place: str
+    says: str
+    """In our own words."""
+    claims: tuple[str, ...] = ()
+    """Tags of the checks."""
+    tests: tuple[str, ...] = ()
+    """Tests that tie methods or models to it."""
+    figures: bool = False
+    """Whether `kvlab plan --papers` sets the cost model beside it."""
+    measured: tuple[Measured, ...] = ()
+    declared: str = ""
+    """What nobody here can check, and why."""
+    repeat: tuple[str, ...] = ()
+    """Commands for who has what is missing here."""
+
+    @property
+    def covers(self) -> list[str]:
+        """Numbered things that the place names: Eq. 5-7 are three."""
+        found = re.fullmatch(r"(\D+?) (\d+)-(\d+)", self.place)
+        if not found:
+            return [self.place]
+        kind, first, last = found[1], int(found[2]), int(found[3])
+        return [f"{kind} {number}" for number in range(first, last + 1)]
+
+    @property
+    def commands(self) -> list[str]:
+        """What repeats the row."""
+        tags = "".join(f" --claim {tag}" for tag in self.claims)
+        return [
+            *([f"kvlab prove{tags}"] if tags else []),
+            *(f"python -m pytest {test}" for test in self.tests),
+            *(["kvlab plan --papers"] if self.figures else []),
+            *(each.command for each in self.measured),
+            *self.repeat,
+        ]
+
+
+@cache
+def ledger() -> tuple[Row, ...]:
+    """Return all rows, paper by paper."""
+    stored = _read("ledger.toml")
+    measured = _read("measured.toml")
+    return tuple(
+        _row(name, each, measured.get(name, {}).get(each["place"], []))
+        for name in PAPERS
+        for each in stored[name]
+    )
+
+
+def contents() -> dict[str, list[str]]:
+    """Return what a paper's rows have to cover, by paper: Eq. 1, Eq. 2, …, Table 1, …"""
+    return {
+        name: [
+            f"{kind} {number}"
+            for kind, numbers in kinds.items()
+            for number in (range(1, numbers + 1) if isinstance(numbers, int) else numbers)
+        ]
+        for name, kinds in _read("ledger.toml")["contents"].items()
+    }
+
+
+def _row(name: str, each: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> Row:
+    lists = {key: tuple(value) for key, value in each.items() if isinstance(value, list)}
+    return Row(name, **{**each, **lists}, measured=tuple(Measured(**m) for m in measured))
+
+
+@cache
+def _read(file: str) -> dict[str, Any]:
+    return tomllib.loads((DATA / file).read_text(encoding="utf-8"))

@@ -1,0 +1,353 @@
+"""Parts without a twin run on the host, and agree with the reference as twins do."""
+
+import logging
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import pytest
+import torch
+from models import prompts, tiny, written
+from replay import Comparison, Tolerance, follow_with_reference, random_blocks
+from test_differential import DTYPES, HEADS
+from test_real_models import assert_alike
+from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
+
+from kvlab.fast import compress, host, port, twin_of
+from kvlab.fast.models import reasoner_directory
+from kvlab.fast.policy import TWINS, Full, Nobody
+from kvlab.fast.policy import Score as FastScore
+from kvlab.fast.step import step
+from kvlab.reference import methods
+from kvlab.reference.cache import Column
+from kvlab.reference.methods.caote import EvictionError
+from kvlab.reference.policy import (
+    NO_ATTENTION,
+    Edges,
+    Entries,
+    EveryBlock,
+    Needs,
+    Policy,
+    Score,
+)
+from kvlab.reference.policy import Full as FullPrecision
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
+
+BUDGET = 12
+
+
+@dataclass(frozen=True)
+class Fading(Score):
+    """Attention that fades, weighted by how long queries are, a draw, and the entry's age.
+
+    It remembers a number and a count of every entry, and of the stream a mean and a count.
+    """
+
+    keep: float = 0.9
+
+    @property
+    def columns(self):
+        return {"faded": Column("attention", start=0.25), "age": Column("blocks", whole=True)}
+
+    def observe(self, state, seen):
+        received = seen.attention.mean(axis=1).sum(axis=1)
+        length = np.linalg.norm(seen.queries, axis=-1).mean()
+        usual = 0.5 * (state.stream.get("usual", length) + length)
+        faded = self.keep * state.entries["faded"] + np.tanh(length / usual) * received
+        state = state.with_entries(faded=faded, age=state.entries["age"] + 1)
+        return state.with_stream(usual=usual, blocks=state.stream.get("blocks", 0) + 1)
+
+    def score(self, state, seen, candidates, room):
+        drawn = self.drawn(seen)["drawn"] * state.stream["blocks"] / 100
+        return state.entries["faded"] / (1 + state.entries["age"]) + drawn
+
+    def drawn(self, seen):
+        rng = np.random.default_rng([7, seen.layer, seen.clock.seen])
+        return {"drawn": rng.random(seen.positions.shape)}
+
+    def retention(self, state, seen, candidates):
+        return seen.attention[:, :, -1] + state.entries["faded"][:, None]
+
+
+@dataclass(frozen=True)
+class NewestRow(Score):
+    """What the newest token looks at."""
+
+    needs = Needs(rows="last")
+
+    def score(self, state, seen, candidates, room):
+        return seen.attention[:, :, -1].max(axis=1)
+
+
+@dataclass(frozen=True)
+class ShortKeys(Score):
+    """Keys that are short; nothing of attention."""
+
+    needs = NO_ATTENTION
+
+    def score(self, state, seen, candidates, room):
+        return 1 / np.linalg.norm(seen.keys, axis=-1)
+
+
+@dataclass(frozen=True)
+class OddPositions(Edges):
+    """Besides the edges, the first odd positions."""
+
+    def safe(self, seen):
+        return super().safe(seen) | ((seen.positions % 2 == 1) & (seen.positions < 6))
+
+    def count(self, prompt):
+        return super().count(prompt) + 3
+
+
+@dataclass(frozen=True)
+class Growing(Entries):
+    """One entry more for every twenty tokens."""
+
+    def room(self, seen, safe):
+        return super().room(seen, safe) + seen.clock.seen // 20
+
+
+RECENT, TWELVE = Edges(recent=3), Entries(BUDGET)
+
+
+def policy(score, protect=RECENT, budget=TWELVE, every=1, **options):
+    name = type(score).__name__
+    return Policy(name, score, EveryBlock(every), protect, budget, FullPrecision(), **options)
+
+
+def around(score, several="independent"):
+    return EvictionError(score, False, 2, "l2", several, "present", None)
+
+
+POLICIES = {
+    "own state": policy(Fading()),
+    "lagged": policy(Fading(), every=5),
+    "CAOTE": policy(around(Fading())),
+    "CAOTE in turn": policy(around(Fading(), "sequential"), every=4),
+    "evict, then attend": policy(Fading(), evict_before_attend=True),
+    "newest row": policy(NewestRow()),
+    "no attention": policy(ShortKeys()),
+    "protection": policy(Fading(), OddPositions(sinks=1, recent=3)),
+    "budget": policy(Fading(), budget=Growing(BUDGET)),
+    "twin of the score alone": policy(methods.get("h2o", 8).score, OddPositions(), Growing(BUDGET)),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [("gqa", "float32"), ("mha", "bfloat16"), ("mqa", "float64")]
+)
+def test_streams_agree_with_the_reference(name, heads, dtype):
+    number_format, tolerance = DTYPES[dtype]
+    G, _, d = HEADS[heads]
+    comparison = Comparison(POLICIES[name], 2, G, d, tolerance)
+    for block in random_blocks(3, HEADS[heads], [20, 13], 40, 7, number_format):
+        comparison.feed(block)
+    assert comparison.found.evictions > 10
+
+
+@pytest.mark.parametrize("name", ["own state", "CAOTE", "newest row"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_agree_with_the_reference(name, dtype):
+    output = FLOAT32_SCORES if dtype == torch.float32 else 4 * BFLOAT16_OUTPUT
+    tolerance = Tolerance(FLOAT32_SCORES, 4 * output)
+    follow_with_reference(tiny("qwen2", dtype), POLICIES[name], tolerance)
+
+
+@pytest.mark.parametrize("name", ["own state", "CAOTE"])
+def test_a_trained_model_writes_alike(name):
+    tokenizer = load_tokenizer(reasoner_directory())
+    problem = reasoning.held_out(1, seed=3)[0]
+    prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
+    large = replace(POLICIES[name], budget=Entries(100))
+    assert_alike(reasoner_directory(), large, prompt, len(solution))
+
+
+# --- methods with twins, run without them --------------------------------------------------------
+
+
+def without_twins(part):
+    """The same part of a policy under a class that has no twin; CAOTE keeps its own."""
+    if isinstance(part, EvictionError):
+        return replace(part, base=without_twins(part.base))
+    kind = type(part)
+    alone = type(f"{kind.__name__}OnHost", (kind,), {})
+    return alone(**{f.name: getattr(part, f.name) for f in fields(part)})
+
+
+SPECS = (
+    "h2o@every=4",
+    "tova",
+    "snapkv@window=3,schedule=every_block",
+    "raas@pin_prompt=false,threshold=0.05",
+    "lazy_eviction@window=4,threshold=0.05",
+    "nacl",
+    "caote:h2o",
+)
+
+
+def generation(model, chosen, inputs, **options):
+    """Tokens and logits of two turns, and the positions that stay."""
+    with compress(model, chosen, block_size=6) as cache:
+        first = written(model, cache, inputs, 14, **options)
+        asked = inputs["input_ids"].repeat_interleave(len(first[0]) // len(inputs["input_ids"]), 0)
+        mask = inputs["attention_mask"].repeat_interleave(len(asked) // len(inputs["input_ids"]), 0)
+        more = prompts([4] * len(asked), seed=1)["input_ids"]
+        ids = torch.cat([asked, first[0], more], dim=1)
+        seen = torch.cat([mask, torch.ones(len(ids), first[0].shape[1] + 4, dtype=int)], dim=1)
+        second = written(model, cache, {"input_ids": ids, "attention_mask": seen}, 6)
+        return first, second, cache.positions(), cache.joint is not None
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_method_writes_the_same_with_and_without_twins(spec, beams):
+    model, inputs, chosen = tiny("llama"), prompts([21, 13]), methods.get(spec, BUDGET)
+    alone = replace(
+        chosen,
+        score=without_twins(chosen.score),
+        protect=without_twins(chosen.protect),
+        budget=without_twins(chosen.budget),
+    )
+    options = {"num_beams": beams, "num_return_sequences": beams}
+    if beams > 1:
+        options["return_dict_in_generate"] = True
+    found, expected = (generation(model, each, inputs, **options) for each in (alone, chosen))
+    assert not found[3]
+    torch.testing.assert_close(found[:3], expected[:3], rtol=0, atol=1e-6)
+
+
+def test_state_moves_with_beams():
+    """A wrong order of the stream's state would be seen: it differs from beam to beam."""
+    model = tiny("llama")
+    with compress(model, POLICIES["own state"]) as cache:
+        written(model, cache, prompts([21]), 8, num_beams=3)
+        layer = cache.compressed_layers[0].entries
+        usual = [state["usual"] for state in layer.state.stream[host.STREAM]]
+        assert len(set(usual)) > 1
+        layer.map_rows(lambda x: x[torch.tensor([2, 0, 1])], [2, 0, 1])
+        moved = [state["usual"] for state in layer.state.stream[host.STREAM]]
+    assert moved == [usual[2], usual[0], usual[1]]
+
+
+def test_memory_counts_what_lies_on_the_host():
+    model = tiny("llama")
+    remembered = policy(without_twins(methods.get("snapkv@window=3", 8).score))
+    with compress(model, remembered) as cache:
+        written(model, cache, prompts([9]), 4)
+        states = cache.compressed_layers[0].entries.state.stream[host.STREAM]
+        queries = sum(x.nbytes for state in states for x in state.values())
+        columns = sum(cache.compressed_layers[0].entries.columns.nbytes.values())
+        assert cache.memory().layers[0].total == columns + queries > columns
+
+
+@pytest.mark.parametrize(
+    ("declared", "known"),
+    [
+        (Needs(), [7, 7, 6, 1, 1]),
+        (Needs(rows="last"), [1, 1, 1, 1, 1]),
+        (Needs(prompt=False), [0, 0, 0, 1, 1]),
+        (NO_ATTENTION, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_rows_that_a_score_does_not_declare_are_nan(declared, known):
+    """So a wrong declaration ends in scores that are NaN, and not in wrong ones."""
+    rows = []
+
+    @dataclass(frozen=True)
+    class Spy(ShortKeys):
+        needs = declared
+
+        def observe(self, state, seen):
+            assert seen.attention.shape[2:] == (seen.clock.block, seen.positions.shape[1])
+            some = ~np.isnan(seen.attention)
+            assert (some.any(axis=-1) == some.all(axis=-1)).all()
+            rows.append(int(some.all(axis=(0, 1, 3)).sum()))
+            return state
+
+    spied = port.port(policy(Spy()))
+    cache = spied.empty_cache()
+    for block in random_blocks(3, HEADS["gqa"], [20], 2, 7, torch.float32):
+        step(spied, cache, block)
+    assert rows == known
+
+
+# --- what is said, and what is refused -----------------------------------------------------------
+
+
+def test_a_part_on_the_host_is_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(host, "_named", set())
+    with caplog.at_level(logging.WARNING, "kvlab"):
+        for _ in range(2):
+            port.port(POLICIES["own state"])
+        port.port(POLICIES["budget"])
+        port.port(methods.get("h2o", 8))
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" has no twin")[0] for text in said] == ["Fading", "Growing"]
+    assert "slow" in said[0]
+
+
+def test_a_precision_without_a_twin_is_refused_with_what_to_write():
+    class Rounded(FullPrecision):
+        pass
+
+    unheard = replace(methods.get("h2o", 8), precision=Rounded())
+    with pytest.raises(ValueError, match=r"Rounded has no twin .* @twin_of\(Rounded\)"):
+        port.port(unheard)
+
+
+def test_nan_is_refused_by_name():
+    @dataclass(frozen=True)
+    class Broken(ShortKeys):
+        def score(self, state, seen, candidates, room):
+            return np.full(seen.positions.shape, np.nan)
+
+    model = tiny("llama")
+    message = pytest.raises(ValueError, match="Broken gave one in layer 0")
+    with compress(model, policy(Broken())) as cache, message:
+        written(model, cache, prompts([20]), 3)
+
+
+def test_a_negative_retention_is_refused_by_name():
+    @dataclass(frozen=True)
+    class Negative(ShortKeys):
+        def score(self, state, seen, candidates, room):
+            return -np.ones(seen.positions.shape)
+
+    model = tiny("llama")
+    message = pytest.raises(ValueError, match="Negative gave a negative one")
+    with compress(model, policy(around(Negative()))) as cache, message:
+        written(model, cache, prompts([20]), 3)
+
+
+def test_a_twin_of_an_outside_package_is_found(monkeypatch):
+    monkeypatch.setattr("kvlab.fast.policy.TWINS", TWINS)
+
+    @twin_of(ShortKeys)
+    @dataclass(frozen=True)
+    class ShortKeysInTensors(FastScore):
+        def score(self, state, seen, candidates, room):
+            return 1 / seen.keys.norm(dim=-1)
+
+    try:
+        ported = port.port(POLICIES["no attention"])
+        assert isinstance(ported.score, ShortKeysInTensors)
+        assert not ported.on_host
+        comparison = Comparison(POLICIES["no attention"], 1, 2, 8, Tolerance(FLOAT64, FLOAT64))
+        for block in random_blocks(3, HEADS["gqa"], [20], 10, 7, torch.float64):
+            comparison.feed(block)
+    finally:
+        del TWINS[ShortKeys]
+
+
+def test_parts_of_the_house_have_twins():
+    ported = port.port(methods.get("full"))
+    assert isinstance(ported.protect, Nobody)
+    assert isinstance(ported.precision, Full)
+
+
+def test_tensor_parallelism_is_refused():
+    """Whether heads of such a score decide together, nobody says."""
+    assert port.port(POLICIES["own state"]).couples_heads
+    assert port.port(POLICIES["CAOTE"]).couples_heads

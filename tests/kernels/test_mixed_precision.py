@@ -1,0 +1,234 @@
+"""Attention reads entries of several precisions where they lie."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
+from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
+
+from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
+from kvlab.fast.kernels.quantise import quantise
+from kvlab.fast.kernels.triton.mixed_precision import first_parts, odd
+from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
+from kvlab.fast.storage import Partners, Storage
+from kvlab.reference.attention import attend
+
+N, G, RHO, D = 2, 2, 4, 64
+
+
+def tables(vectors, owner, formats):
+    """Store each entry in the table that ``owner`` names; rows of nobody are −1."""
+    found = []
+    for number, (bits, group) in enumerate(formats):
+        mine = owner == number
+        longest = int(mine.sum(-1).max())
+        slots = torch.argsort((~mine).to(torch.int8), dim=-1, stable=True)[:, :, :longest]
+        used = mine.gather(-1, slots)
+        rows = vectors.gather(2, slots[..., None].expand(-1, -1, -1, vectors.shape[-1]))
+        stored = rows if bits == 16 else quantise(rows, bits, group)
+        found.append(VectorTable(torch.where(used, slots, -1), stored))
+    return found
+
+
+def read(stored, n, d):
+    """Every entry's vector in float64, in its slot."""
+    whole = np.zeros((N, G, n, d))
+    for table in stored:
+        rows, slots = as_numpy(table.read(torch.float64)), table.slots.cpu().numpy()
+        for i, j, r in zip(*np.nonzero(slots >= 0), strict=True):
+            whole[i, j, slots[i, j, r]] = rows[i, j, r]
+    return whole
+
+
+FORMATS = [(16, 0), (8, 64), (4, 64), (2, 32)]
+ODD = [(16, 0), (3, 64), (4, 64), (8, 32)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [5, 64, 150])
+@pytest.mark.parametrize(("softcap", "formats"), [(None, FORMATS), (5.0, FORMATS), (None, ODD)])
+def test_attention_to_mixed_precision(n, dtype, softcap, formats):
+    queries = drawn((N, G, RHO, 1, D), 0, dtype)
+    keys, values = (drawn((N, G, n, D), seed, dtype) for seed in (1, 2))
+    rng = np.random.default_rng(n)
+    own, other = (torch.tensor(rng.integers(0, 4, (N, G, n)), device=DEVICE) for _ in range(2))
+    stored_keys, stored_values = tables(keys, own, formats), tables(values, other, formats)
+    output, weights = attend_to_tables(queries, stored_keys, stored_values, n, softcap)
+
+    for one, (k, v) in enumerate(
+        zip(read(stored_keys, n, D), read(stored_values, n, D), strict=True)
+    ):
+        mask = np.ones((G, 1, 1, n), dtype=bool)
+        wanted, attention = attend(as_numpy(queries[one]), k, v, mask, softcap)
+        np.testing.assert_allclose(as_numpy(weights[one]), attention, atol=FLOAT32_SCORES)
+        off = FLOAT32_SCORES if dtype == torch.float32 else BFLOAT16_OUTPUT
+        np.testing.assert_allclose(as_numpy(output[one]), wanted, atol=off * 3)
+
+
+def test_slots_in_no_table_are_empty():
+    queries, vectors = drawn((1, 1, 2, 1, D)), drawn((1, 1, 10, D))
+    slots = torch.tensor([[[0, 4, -1, 7, -1, 9, 2, -1, -1, -1]]], device=DEVICE)
+    stored = [VectorTable(slots, vectors)]
+    _, weights = attend_to_tables(queries, stored, stored, 12)
+    taken = torch.zeros(12, dtype=torch.bool, device=DEVICE)
+    taken[[0, 2, 4, 7, 9]] = True
+    assert (weights[0, 0, :, 0][:, ~taken] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, 2, 1, device=DEVICE))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("n", "group"), [(64, 32), (72, 8)])
+def test_attention_to_keys_quantised_by_channel(n, group, bits):
+    queries, keys, values = (drawn((N, G, m, D), i) for i, m in enumerate((RHO, n, n)))
+    blocks = quantise(keys.unflatten(2, (-1, group)).transpose(-1, -2), bits, group)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    table = VectorTable(order.expand(N, G, n), blocks, by_channel=True)
+    plain = [VectorTable(torch.arange(n, device=DEVICE).expand(N, G, n), values)]
+    output, weights = attend_to_tables(queries[:, :, :, None], [table], plain, n)
+    stored = read([table], n, D)
+    assert np.abs(stored - as_numpy(keys)).max() > 0
+    for one in range(N):
+        mask = np.ones((G, 1, 1, n), dtype=bool)
+        asked = as_numpy(queries[one])[:, :, None]
+        wanted, attention = attend(asked, stored[one], as_numpy(values[one]), mask, None)
+        np.testing.assert_allclose(as_numpy(weights[one]), attention, atol=FLOAT32_SCORES)
+        np.testing.assert_allclose(as_numpy(output[one]), wanted, atol=FLOAT32_SCORES * 3)
+
+
+def expected(queries, keys, values, n):
+    """Output and probabilities of the reference over what the tables hold."""
+    d = queries.shape[-1]
+    there = np.ones((G, 1, 1, n), dtype=bool)
+    both = [
+        attend(as_numpy(q), k, v, there, None)
+        for q, k, v in zip(queries, read(keys, n, d), read(values, n, d), strict=True)
+    ]
+    return np.stack([output for output, _ in both]), np.stack([weights for _, weights in both])
+
+
+def example(n, d, rho, bits, group, dtype=torch.float32):
+    queries = drawn((N, G, rho, 1, d), 0, dtype)
+    slots = torch.arange(n, device=DEVICE).expand(N, G, n)
+    both = [drawn((N, G, n, d), seed, dtype) for seed in (1, 2)]
+    return queries, *([VectorTable(slots, quantise(x, bits, group))] for x in both)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("d", "group"), [(32, 32), (64, 16), (80, 16), (96, 32), (128, 64)])
+def test_head_dimensions_and_widths(d, group, bits, dtype):
+    queries, keys, values = example(40, d, 2, bits, group, dtype)
+    assert suits_triton(keys, values, 2)
+    output, weights = attend_to_tables(queries, keys, values, 40)
+    wanted, attention = expected(queries, keys, values, 40)
+    np.testing.assert_allclose(as_numpy(weights), attention, atol=FLOAT32_SCORES)
+    off = FLOAT32_SCORES if dtype == torch.float32 else BFLOAT16_OUTPUT
+    np.testing.assert_allclose(as_numpy(output), wanted, atol=off * 3)
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+@pytest.mark.parametrize("gap", [9, 11, 18])
+def test_what_an_attention_sink_leaves_to_others(gap, bits, stored):
+    """A probability of e^-gap, times a scale, lies below float16's least number."""
+    n = 60
+    queries, keys = (torch.zeros((N, G, m, D), device=DEVICE) for m in (1, n))
+    queries[..., 0], keys[:, :, 0, 0] = D**0.5, gap
+    values = drawn((N, G, n, D), scale=0.05).abs()
+    values[:, :, 0] = 0.0
+    keys, values = keys.to(stored), values.to(stored)
+    slots = torch.arange(n, device=DEVICE).expand(N, G, n)
+    plain = [VectorTable(slots, keys)]
+    coded = [VectorTable(slots, values if bits == 16 else quantise(values, bits, 32))]
+    queries = queries[:, :, :, None]
+    output, _ = attend_to_tables(queries, plain, coded, n, None, "skip")
+    wanted, _ = expected(queries, plain, coded, n)
+    off = FLOAT16_WEIGHTS if stored == torch.float16 else BFLOAT16_OUTPUT
+    np.testing.assert_allclose(as_numpy(output), wanted, rtol=off)
+
+
+@pytest.mark.parametrize("rho", [1, 2, 4, 7, 8])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "skip"])
+def test_groups_and_reductions(rho, reduce):
+    queries, keys, values = example(70, 32, rho, 4, 16)
+    output, received = attend_to_tables(queries, keys, values, 70, None, reduce)
+    wanted, attention = expected(queries, keys, values, 70)
+    np.testing.assert_allclose(as_numpy(output), wanted, atol=FLOAT32_SCORES * 3)
+    if reduce == "skip":
+        assert not received.numel()
+    else:
+        joined = getattr(attention[:, :, :, 0], reduce)(axis=2)
+        np.testing.assert_allclose(as_numpy(received), joined, atol=FLOAT32_SCORES * rho)
+
+
+@pytest.mark.parametrize("reduce", ["none", "sum", "mean", "max", "skip"])
+def test_no_entry_gives_zeros(reduce):
+    queries, vectors = drawn((1, 1, 2, 1, 32)), drawn((1, 1, 0, 32))
+    nowhere = [VectorTable(torch.zeros((1, 1, 0), dtype=torch.int64, device=DEVICE), vectors)]
+    output, weights = attend_to_tables(queries, nowhere, nowhere, 5, None, reduce)
+    with in_torch():
+        twin, theirs = attend_to_tables(queries, nowhere, nowhere, 5, None, reduce)
+    assert (output.shape, weights.shape) == (twin.shape, theirs.shape)
+    assert (output == 0).all()
+    assert (weights == 0).all()
+
+
+@pytest.mark.parametrize(("bits", "group", "d"), [(3, 32, 64), (4, 24, 48), (2, 8, 8), (4, 2, 128)])
+def test_formats_that_the_kernel_leaves_to_pytorch(bits, group, d):
+    queries, keys, values = example(20, d, 2, bits, group)
+    assert not suits_triton(keys, values, 4)
+    output, _ = attend_to_tables(queries, keys, values, 20)
+    wanted, _ = expected(queries, keys, values, 20)
+    np.testing.assert_allclose(as_numpy(output), wanted, atol=FLOAT32_SCORES * 3)
+
+
+@given(st.lists(st.integers(1, 10**5), min_size=1, max_size=5), st.integers(0, 6))
+def test_every_table_gets_parts(rows, spare):
+    parts = 2 ** max(spare, (len(rows) - 1).bit_length())
+    firsts = first_parts(rows, parts)
+    assert firsts[0] == 0
+    assert firsts[-1] == parts
+    assert all(b > a for a, b in pairwise(firsts))
+
+
+@given(st.lists(st.integers(0, 2**27)))
+def test_row_counts_compile_nothing_anew(rows):
+    """Triton compiles a kernel anew for an argument of 1 and for multiples of 16."""
+    assert all(number != 1 and number % 16 for number in odd(rows))
+    assert [(number - 3) >> 1 for number in odd(rows)] == rows
+
+
+def test_partners_are_the_same_when_kept_as_when_found_anew():
+    keys, values = (Storage(drawn((N, G, 0, D), seed)) for seed in (0, 1))
+    kept = Partners()
+
+    def grow(m, present):
+        for storage in (keys, values):
+            storage.append(drawn((N, G, m, D)), present)
+
+    def check():
+        assert keys.readable_tables() is keys.tables
+        wanted = partners_of(keys.tables, values.tables, keys.count)
+        for ours, theirs in zip(kept.of(keys, values), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        return wanted
+
+    grow(20, (20, 13))
+    first = check()
+    assert (first[0][1, :, :7] == -1).all()
+    slots = torch.arange(8, 16, device=DEVICE).expand(N, G, 8)
+    keys.quantize_tokens(slots, 4, 32)
+    values.quantize_tokens(slots[:, :, :4], 2, 32)
+    moved = check()
+    assert set((moved[1] >> TABLE_SHIFT).flatten().tolist()) == {0, 1}
+    for turn in range(3):
+        grow(1, (1, 1 if turn else 0))
+        check()
+    keep = torch.arange(3, 20, device=DEVICE).expand(N, G, 17)
+    for storage in (keys, values):
+        storage.take(keep, torch.ones_like(keep, dtype=torch.bool))
+    check()

@@ -1,0 +1,127 @@
+"""Codes are bit for bit those of the reference, and outliers are found where it finds them."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
+from tolerances import FLOAT64
+
+from kvlab.fast.kernels.quantise import outlier_scores, quantise
+from kvlab.reference.methods.desirekv import outlier_score
+from kvlab.reference.quantization import quantize
+
+
+def is_the_reference(x, bits, group):
+    found = quantise(x, bits, group)
+    wanted = quantize(as_numpy(x), bits, group)
+    for name in ("codes", "scale", "zero"):
+        ours, theirs = getattr(found, name).cpu().numpy(), getattr(wanted, name)
+        np.testing.assert_array_equal(ours.reshape(theirs.shape), theirs, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(("length", "group"), [(64, 64), (128, 32), (128, 64), (80, 32), (96, 4)])
+def test_codes_scales_and_zero_points(length, group, bits, dtype):
+    is_the_reference(drawn((37, length), dtype=dtype), bits, group)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.floats(-7e4, 7e4, width=32), min_size=32, max_size=32), st.sampled_from([2, 4, 8])
+)
+def test_any_numbers(numbers, bits):
+    x = torch.tensor(numbers, dtype=torch.float32, device=DEVICE).clamp(-65504, 65504)
+    is_the_reference(x.view(2, 16), bits, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(-4, 519), min_size=30, max_size=30),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([1.0, 3.0, 2.0**-9, 1.25e-3, 2.0**-24]),
+    st.sampled_from([0.0, -1.0, 7.0, -2049.0]),
+    st.lists(st.sampled_from([0.0, 1e-30, -1e-30, 3e-7, -3e-7]), min_size=30, max_size=30),
+)
+def test_numbers_between_two_codes(halves, bits, step, zero, off):
+    """Quarters and halves of a step, and what float32 and float64 cannot tell from them."""
+    largest = 2**bits - 1
+    inner = [min(h / 2, float(largest)) * step + zero + o for h, o in zip(halves, off, strict=True)]
+    x = torch.tensor([zero, largest * step + zero, *inner], dtype=torch.float32, device=DEVICE)
+    is_the_reference(x.view(1, 32), bits, 32)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_tie_that_only_float64_sees(bits):
+    """zero = −1, step = 2: 1e-30 lies 10^-30 above a half, which float64 rounds to the half."""
+    largest = 2**bits - 1
+    x = torch.full((1, 32), 1e-30, device=DEVICE)
+    x[0, 0], x[0, 1] = -1.0, 2.0 * largest - 1
+    is_the_reference(x, bits, 32)
+    assert (quantise(x, 8, 32).codes[0, 2:] == 0).all() or bits < 8
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_many_numbers(bits, dtype):
+    """64 thousand numbers, a hundred of which lie within 10^-3 steps of a half, or more."""
+    x = drawn((1000, 64), bits, torch.float32, 3.0).to(dtype)
+    is_the_reference(x, bits, 64)
+    found = quantise(x, bits, 64)
+    steps = (x.double() - found.zero.double()) / found.scale.double()
+    assert ((steps - steps.floor() - 0.5).abs() < 1e-3).sum() >= 100
+
+
+def test_constant_groups_and_halves():
+    constant = torch.full((3, 32), 1.25, device=DEVICE)
+    assert (quantise(constant, 4, 32).codes == 0).all()
+    is_the_reference(constant, 4, 32)
+    halves = torch.arange(32, device=DEVICE) / 2  # every other one lies between two codes
+    is_the_reference(halves.float().view(1, 32), 4, 32)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("constant", [1.2345, -1.2345, 0.1, 1e-8])
+def test_constant_groups_beside_halves(constant, bits):
+    """Zero points are rounded to float16, so that x − zero is not 0 though the step is."""
+    largest = 2**bits - 1
+    halves = torch.arange(32, device=DEVICE).clamp(max=2 * largest) / 2
+    halves[-1] = largest
+    both = torch.stack([torch.full_like(halves, constant), halves])
+    assert (quantise(both, bits, 32).codes[0] == 0).all()
+    is_the_reference(both, bits, 32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_number_that_is_none_poisons_its_group(dtype):
+    x = drawn((3, 64), dtype=dtype)
+    x[1, 5] = torch.nan
+    found = quantise(x, 4, 32)
+    spoilt = torch.zeros((3, 2), dtype=torch.bool, device=DEVICE)
+    spoilt[1, 0] = True
+    assert torch.equal(found.scale.isnan(), spoilt)
+    assert torch.equal(found.zero.isnan(), spoilt)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("shape", [(0, 64), (2, 2, 0, 64), (0, 3, 64)])
+def test_nothing_to_quantise(shape, bits):
+    found = quantise(drawn(shape), bits, 32)
+    assert found.codes.shape == (*shape[:-1], 64 * bits // 8)
+    assert found.scale.shape == found.zero.shape == (*shape[:-1], 2)
+
+
+@pytest.mark.parametrize("over", ["outliers", "block"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("length", "group"), [(64, 64), (128, 64), (96, 32), (80, 64), (64, 2)])
+def test_outlier_scores(length, group, dtype, over):
+    x = drawn((21, length), dtype=dtype)
+    x[::3, 5] *= 12
+    x[4] = 1.0
+    found = as_numpy(outlier_scores(x, group, over))
+    blocks = np.split(as_numpy(x), range(group, length, group), axis=-1)
+    wanted = np.stack([outlier_score(block, over) for block in blocks], axis=-1)
+    np.testing.assert_allclose(found, wanted, atol=FLOAT64)
+    assert group < 32 or wanted.max() > 0.1

@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+from build import run, stream
+
+from kvlab.reference import methods
+from kvlab.reference.methods.random import draws
+
+MODULUS = 2**32
+
+
+def scattered(number):
+    """The same arithmetic with Python's whole numbers, which have no size."""
+    number %= MODULUS
+    for multiplier in (0x7FEB352D, 0x5BD1E995, 0x27D4EB2F):
+        number = (number ^ (number >> 15)) * multiplier % MODULUS
+    return number ^ (number >> 16)
+
+
+def test_a_draw_worked_out_with_whole_numbers():
+    """0 + 1 = 1; 1 ^ (1 >> 15) = 1; 1 * 0x7FEB352D = 2146121005; and so on, five coordinates."""
+    total = 0
+    for coordinate in (3, 0, 1, 40, 57):  # seed, layer, head, position, tokens seen
+        total = scattered(total + scattered(coordinate + 1))
+    assert draws(3, 0, 1, 40, 57) == (total >> 8) / 2**24
+
+
+def test_draws_are_even_and_independent():
+    entries, heads = np.arange(4000), np.arange(8)[:, None]
+    found = draws(0, 0, heads, entries, 99)
+    share, _ = np.histogram(found, bins=10, range=(0, 1))
+    error = np.sqrt(found.size * 0.1 * 0.9)
+    assert abs(share - found.size / 10).max() < 4 * error
+    for other in (
+        draws(1, 0, heads, entries, 99),
+        draws(0, 1, heads, entries, 99),
+        draws(0, 0, heads + 1, entries, 99),
+        draws(0, 0, heads, entries + 1, 99),
+        draws(0, 0, heads, entries, 100),
+    ):
+        correlation = np.corrcoef(found.ravel(), other.ravel())[0, 1]
+        assert abs(correlation) < 4 / np.sqrt(found.size)
+
+
+def test_the_largest_draws_stay():
+    queries, keys, values = stream(np.random.default_rng(0), 2, 1, 4, 9)
+    last = run(methods.get("random@seed=5", 4), queries, keys, values, prompt=8)[-1]
+    for head, positions in enumerate(last.cache.positions):
+        numbers = draws(5, 0, head, last.seen.positions[head], 9)
+        best = last.seen.positions[head][np.sort(np.argsort(numbers)[-4:])]
+        assert positions.tolist() == best.tolist()
+
+
+@pytest.mark.parametrize(("draw", "low", "high"), [("each", 0.0, 0.3), ("once", 0.4, 0.6)])
+def test_old_entries_are_rarer_only_when_they_are_drawn_anew(draw, low, high):
+    """Of 30 entries after 120 tokens, the share that stood in the first half of the text."""
+    queries, keys, values = stream(np.random.default_rng(0), 8, 1, 2, 120)
+    policy = methods.get(f"random@draw={draw}", 30)
+    kept = run(policy, queries, keys, values, prompt=1)[-1].cache.positions
+    assert low <= (kept < 60).mean() <= high
+
+
+def test_a_seed_must_not_be_negative():
+    with pytest.raises(ValueError, match="seed = -1 must be at least 0"):
+        methods.get("random@seed=-1", 4)

@@ -1,0 +1,115 @@
+"""The ledger: no row of the papers is missing, none is empty, every command can be typed."""
+
+import ast
+import importlib.util
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.pages import ledger_page
+from kvlab.reference import methods
+from kvlab.reference.proofs import PAPERS, claims
+from kvlab.reference.proofs.ledger import DATA, contents, ledger
+
+ROOT = Path(__file__).parents[2]
+ROWS = ledger()
+COMMANDS = sorted({command for row in ROWS for command in row.commands})
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_everything_that_the_paper_contains_has_a_row(paper):
+    covered = [place for row in ROWS if row.paper == paper for place in row.covers]
+    assert len(covered) == len(set(covered)), "a place has two rows"
+    assert set(contents()[paper]) <= set(covered)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.paper}-{row.place}")
+def test_no_row_is_empty(row):
+    assert row.says
+    assert row.claims or row.tests or row.figures or row.measured or row.declared
+    for each in row.measured:
+        assert all(low <= mean <= high for mean, low, high in each.figures.values())
+
+
+def test_every_claim_has_a_row():
+    named = [(row.paper, tag) for row in ROWS for tag in row.claims]
+    assert set(named) == {(claim.paper, claim.tag) for claim in claims()}
+
+
+def test_every_measurement_belongs_to_a_row():
+    stored = tomllib.loads((DATA / "measured.toml").read_text("utf-8"))
+    places = {(row.paper, row.place) for row in ROWS if row.measured}
+    assert {(name, place) for name, rows in stored.items() for place in rows} == places
+
+
+def test_a_place_with_a_range_covers_all_of_it():
+    row = next(row for row in ROWS if row.place == "Eq. 5-7")
+    assert row.covers == ["Eq. 5", "Eq. 6", "Eq. 7"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_parse(command):
+    parse(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kvlab prove --claim XX-1",
+        "kvlab prove --no-such-option",
+        "kvlab guess",
+        "kvlab compare --methods no_such_method",
+        "python -m pytest tests/proofs/test_ledger.py::test_that_does_not_exist",
+        "python -m kvlab.no_such_module",
+    ],
+)
+def test_wrong_commands_do_not(command):
+    with pytest.raises((AssertionError, ValueError)):
+        parse(command)
+
+
+def test_the_page_is_written_from_the_data_of_now():
+    assert (ROOT / "docs" / "ledger.md").read_text("utf-8") == ledger_page()
+
+
+def parse(command):
+    """Check program, options and values that the repository knows; nothing is run."""
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        assert arguments.pop(0) == "-m"
+        return parse_module(*arguments)
+    assert program == "kvlab"
+    name, *arguments = arguments
+    group = typer.main.get_command(app)
+    found = group.get_command(None, name)
+    assert found is not None, name
+    context = found.context_class(found, info_name=name)
+    known_options = {option for each in found.params for option in each.opts}
+    typed = {argument for argument in arguments if argument.startswith("--")}
+    assert typed <= known_options, typed - known_options
+    options = found.make_parser(context).parse_args(arguments)[0]
+    for spec in (options.get("methods") or "").split(";"):
+        if spec:
+            build(spec)
+    if tags := options.get("claim"):
+        claims(None, tags)
+
+
+def parse_module(module, *arguments):
+    assert importlib.util.find_spec(module) is not None
+    if module == "pytest":
+        path, _, test = arguments[0].partition("::")
+        tree = ast.parse((ROOT / path).read_text("utf-8"))
+        assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def build(spec):
+    """Build the method, with a budget or without."""
+    try:
+        methods.get(spec, 4096)
+    except ValueError:
+        methods.get(spec)
