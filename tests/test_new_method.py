@@ -20,10 +20,6 @@ SPEC = "looks@recent=8"
 BUDGET = 120
 PROBLEM = reasoning.held_out(1)[0]
 
-NO_TWIN = pytest.mark.xfail(
-    reason="the fast side does not run a score without a twin yet", strict=True
-)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def package(tmp_path_factory):
@@ -123,7 +119,7 @@ def test_its_vectors_are_made_and_test_a_kernel(tmp_path, monkeypatch):
 # --- what runs on PyTorch ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["reference", pytest.param("fast", marks=NO_TWIN)])
+@pytest.mark.parametrize("backend", ["reference", "fast"])
 def test_it_is_compared(backend, tmp_path):
     (row,) = rows(
         *("compare", "--methods", SPEC, "--budget", BUDGET, "--problems", 1, "--workers", 1),
@@ -134,7 +130,6 @@ def test_it_is_compared(backend, tmp_path):
     assert row["output_error"] > 0
 
 
-@NO_TWIN
 def test_a_model_writes_under_it():
     found = json.loads(
         kvlab(
@@ -146,7 +141,6 @@ def test_a_model_writes_under_it():
     assert found["written_tokens"] == 16
 
 
-@NO_TWIN
 def test_texts_are_rated_under_it(tmp_path):
     full, looks = rows(
         *("perplexity", "--methods", SPEC, "--budgets", BUDGET, "--windows", 1, "--feed", "steps")
@@ -155,7 +149,6 @@ def test_texts_are_rated_under_it(tmp_path):
     assert looks["perplexity"] > full["perplexity"]
 
 
-@NO_TWIN
 def test_needles_are_searched_under_it(tmp_path):
     (row, *_) = rows(
         *("needle", "--methods", SPEC, "--budgets", BUDGET, "--trials", 1, "--depths", 50),
@@ -164,7 +157,6 @@ def test_needles_are_searched_under_it(tmp_path):
     assert (row["method"], row["refusal"]) == (SPEC, None)
 
 
-@NO_TWIN
 def test_tasks_are_solved_under_it(tmp_path):
     pytest.importorskip("lm_eval")
     write_task(
@@ -184,7 +176,6 @@ def test_tasks_are_solved_under_it(tmp_path):
     assert (figure["method"], figure["budget"]) == (SPEC, str(BUDGET))
 
 
-@NO_TWIN
 def test_compress_runs_it_on_any_model(tmp_path):
     from kvlab.fast import compress
 
