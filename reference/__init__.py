@@ -36,10 +36,10 @@ from kvlab.reference.policy import (
     Schedule,
     Score,
     Unlimited,
-    step,
 )
 from kvlab.reference.quantization import quantize
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.step import step
 from kvlab.reference.streams import Source, Stream, random_stream, run_stream
 from kvlab.reference.timeline import record_generation, record_replay
 from kvlab.reference.tokenizer import load_tokenizer

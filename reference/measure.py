@@ -9,8 +9,9 @@ from jaxtyping import Float
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import Session, Watch, advance, choose, log_softmax, prefill
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Block, Policy, StepResult
+from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer
 
 

@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
-from kvlab.reference.policy import Block, Policy, StepResult, empty_cache, step
+from kvlab.reference.policy import Policy
+from kvlab.reference.step import Block, StepResult, empty_cache, step
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,12 @@ from kvlab.reference import methods
 from kvlab.reference.attention import attend, group_heads, softmax, visible
 from kvlab.reference.policy import (
     AfterPrefillThenEverySeen,
-    Block,
     Clock,
     EveryBlock,
     EveryDecode,
     EveryGenerated,
-    empty_cache,
-    step,
 )
+from kvlab.reference.step import Block, empty_cache, step
 
 
 def block(seen=4, m=4, prompt=4, G=2, rho=2, d=4):

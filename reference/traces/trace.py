@@ -43,7 +43,7 @@ from jaxtyping import Float, Integer
 from kvlab.reference.generate import generate
 from kvlab.reference.methods.full import FullCache
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Block, StepResult
+from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer
 
 VERSION = 1

@@ -39,7 +39,7 @@ class Bug:
 
 
 ATTENTION, SELECTION, CACHE = "attention.py", "selection.py", "cache.py"
-POLICY, WINDOWS, CODES = "policy.py", "windows.py", "quantization.py"
+POLICY, STEP, WINDOWS, CODES = "policy.py", "step.py", "windows.py", "quantization.py"
 
 BUGS = (
     # attention
@@ -235,22 +235,22 @@ BUGS = (
         "newest protected entries: one too few",
         "h2o",
         POLICY,
-        "return (seen.positions < self.sinks) | (np.arange(n) >= n - self.recent)",
-        "return (seen.positions < self.sinks) | (np.arange(n) > n - self.recent)",
+        "return (seen.positions < first) | (np.arange(n) >= n - self.recent)",
+        "return (seen.positions < first) | (np.arange(n) > n - self.recent)",
     ),
     Bug(
         "a sink is evicted",
         "streaming_llm",
         POLICY,
-        "return (seen.positions < self.sinks) |",
-        "return (seen.positions < self.sinks - 1) |",
+        "else self.sinks\n        return",
+        "else self.sinks - 1\n        return",
     ),
     Bug(
         "prompt pinned one token too far",
         "rpc",
         POLICY,
-        "(seen.positions < seen.clock.prompt)",
-        "(seen.positions <= seen.clock.prompt)",
+        "max(self.sinks, seen.clock.prompt)",
+        "max(self.sinks, seen.clock.prompt + 1)",
     ),
     Bug(
         "budget one too large",
@@ -276,7 +276,7 @@ BUGS = (
     Bug(
         "survivors not renormalised when eviction comes first",
         "caote:h2o",
-        POLICY,
+        STEP,
         "weighted_values(survivors / survivors.sum(axis=-1, keepdims=True), seen.values)",
         "weighted_values(survivors, seen.values)",
     ),

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from kvlab.fast import compress
 from kvlab.fast.columns import MOST_SLACK
 from kvlab.fast.joint_layers import MOST_WAITING
+from kvlab.fast.port import port
 from kvlab.reference import methods
 
 SOME = (
@@ -295,6 +296,8 @@ def test_decoding_does_not_wait_for_the_device(spec, monkeypatch):
     """On the meta device no value can be read: whoever asks for one fails."""
     if any(word in spec for word in WAITS):
         pytest.skip("asks the device at its events, every P tokens or on request")
+    if port(methods.get(spec, budget_of(spec))).on_host:
+        pytest.skip("has no twin: the reference computes it on the host")
     model = copy.deepcopy(tiny("llama", torch.float32)).to("meta")
     monkeypatch.setattr("kvlab.fast.huggingface.CompressedCache.check", lambda self: None)
     with compress(model, spec, budget_of(spec)) as cache, torch.no_grad():

@@ -7,7 +7,7 @@ from tolerances import MONTE_CARLO
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
-from kvlab.reference.policy import select
+from kvlab.reference.step import select
 
 
 def one_proxy(weights, spec, budget):

@@ -13,7 +13,8 @@ from kvlab.reference.notation import Array
 from kvlab.reference.planner.cost import Kernel, Plan, fleet
 from kvlab.reference.planner.hardware import Hardware
 from kvlab.reference.planner.shape import WIDE, Shape
-from kvlab.reference.policy import Block, Clock, Policy, empty_cache, step
+from kvlab.reference.policy import Clock, Policy
+from kvlab.reference.step import Block, empty_cache, step
 
 GB = 1e9
 STRAIGHT = 1e-9

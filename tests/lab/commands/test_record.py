@@ -14,7 +14,9 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 loading = pytest.importorskip("kvlab.fast.models.loading")
 recording = pytest.importorskip("kvlab.fast.lab.recording")
-policy = pytest.importorskip("kvlab.fast.policy")
+batch = pytest.importorskip("kvlab.fast.batch")
+port = pytest.importorskip("kvlab.fast.port")
+step = pytest.importorskip("kvlab.fast.step")
 
 WRITTEN = 12
 
@@ -178,8 +180,8 @@ def block(positions, clocks, layer=0, size=1.0):
         base = size * (positions + 100 * layer + name).float()
         return base.view(N, *(1 for _ in heads), m, 1).expand(N, *heads, m, 2).clone()
 
-    return policy.Block(
-        clock=policy.BatchClock(tuple(clocks), positions, prompt),
+    return step.Block(
+        clock=batch.BatchClock(tuple(clocks), positions, prompt),
         layer=layer,
         queries=vectors(0.0, 1, 3),
         keys=vectors(0.25, 1),
@@ -197,8 +199,8 @@ def recorder(*layers, dtype="float32"):
 
 def watch(made, piece):
     positions = piece.clock.positions[:, None]
-    cache = policy.port(methods.get("full")).empty_cache()
-    made(piece, policy.StepResult(piece.queries, positions, None, None, cache))
+    cache = port.port(methods.get("full")).empty_cache()
+    made(piece, step.StepResult(piece.queries, positions, None, None, cache))
 
 
 def test_padding_is_left_out_and_blocks_are_joined():

@@ -1,0 +1,138 @@
+"""The step of one layer: append, attend, observe and, if due, select, store and compact."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from kvlab.reference.attention import attend, visible, weighted_values
+from kvlab.reference.cache import LayerCache, State
+from kvlab.reference.notation import Array, KeepSet, Marks
+from kvlab.reference.observation import Clock, Observation
+from kvlab.reference.policy import Policy
+from kvlab.reference.selection import keep_set
+
+
+@dataclass(frozen=True)
+class Block:
+    """Queries, keys and values that the model hands to one layer for one block of tokens."""
+
+    clock: Clock
+    layer: int
+    queries: Float[Array, "G rho m d"]
+    keys: Float[Array, "G m d"]
+    values: Float[Array, "G m d"]
+    confidence: Float[Array, " t"]
+    rotate: Callable[[Float[Array, "..."], Int[Array, "..."]], Float[Array, "..."]] | None = None
+    """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
+    softcap: float | None = None
+    """Bound of the model's attention logits, if it has one."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The results of one step of one layer."""
+
+    output: Float[Array, "G rho m d"]
+    cache: LayerCache
+    seen: Observation
+    keep: KeepSet | None = None
+    """Indices that stayed, into the entries of ``seen``; None if the step was not due."""
+
+
+def empty_cache(policy: Policy, kv_heads: int, head_dim: int) -> LayerCache:
+    """Return the empty cache of one layer for a policy."""
+    return LayerCache.empty(kv_heads, head_dim, policy.score.columns)
+
+
+def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
+    """Append a block, attend, observe and, if due, select, store and compact.
+
+    Nothing is changed in place: if the step fails, ``cache`` is as it was.
+
+    Raises:
+        ValueError: on wrong shapes, on NaN or infinity, and if the safe entries exceed the budget.
+    """
+    check_block(cache, block)
+    clock = block.clock
+    cache = cache.append(block.keys, block.values, clock.positions, policy.score.columns)
+    output, seen = observe_attention(policy, cache, block)
+    state = policy.score.observe(cache.state, seen)
+    cache = replace(cache, state=state)
+    if not policy.schedule.due(clock):
+        return StepResult(output, cache, seen)
+    candidates, keep = select(policy, state, seen)
+    cache, keep = policy.precision.store(cache, seen, candidates, keep)
+    if policy.evict_before_attend:
+        output = attend_survivors(seen, keep)
+    return StepResult(output, cache.compact(keep), seen, keep)
+
+
+def observe_attention(
+    policy: Policy, cache: LayerCache, block: Block
+) -> tuple[Float[Array, "G rho m d"], Observation]:
+    """Let the block's queries attend to all present entries."""
+    keys, values, queries = cache.keys.vectors, cache.values.vectors, block.queries
+    clock, n = block.clock, len(cache)
+    query_positions = clock.positions
+    if policy.reposition:
+        if block.rotate is None:
+            raise ValueError("reposition = True needs a model that hands over its rotary embedding")
+        keys = block.rotate(keys, np.arange(n) - cache.positions)
+        queries = block.rotate(queries, np.arange(n - clock.block, n) - query_positions)
+    mask = visible(query_positions, cache.positions)
+    output, attention = attend(queries, keys, values, mask, block.softcap)
+    seen = Observation(
+        clock=clock,
+        layer=block.layer,
+        queries=queries,
+        attention=attention,
+        keys=keys,
+        values=values,
+        positions=cache.positions,
+        bits=cache.keys.bits,
+        confidence=block.confidence,
+        softcap=block.softcap,
+    )
+    return output, seen
+
+
+def select(policy: Policy, state: State, seen: Observation) -> tuple[Marks, KeepSet]:
+    """Return the candidates and the keep set: the safe entries and the best of the rest."""
+    safe = policy.protect.safe(seen)
+    room = policy.budget.room(seen, safe)
+    candidates = ~safe
+    if room >= candidates.sum(axis=-1).max():
+        everything = np.arange(safe.shape[1])
+        return candidates, np.tile(everything, (len(safe), 1))
+    scores = policy.score.score(state, seen, candidates, room)
+    return candidates, keep_set(scores, safe, room)
+
+
+def attend_survivors(seen: Observation, keep: KeepSet) -> Float[Array, "G rho m d"]:
+    """Attention output over the kept entries, renormalised; a query always keeps its own key."""
+    kept = np.zeros(seen.positions.shape, dtype=bool)  # [CAOTE 7]
+    np.put_along_axis(kept, keep, True, axis=-1)
+    own = seen.positions[:, None, None, :] == seen.query_positions[None, None, :, None]
+    survivors = seen.attention * (kept[:, None, None, :] | own)
+    return weighted_values(survivors / survivors.sum(axis=-1, keepdims=True), seen.values)
+
+
+def check_block(cache: LayerCache, block: Block) -> None:
+    """Raise ValueError unless the block fits the cache and its clock."""
+    G, _, m, d = block.queries.shape
+    if block.keys.shape != (G, m, d) or block.values.shape != (G, m, d):
+        raise ValueError(
+            f"keys {block.keys.shape} and values {block.values.shape} must have the shape "
+            f"{(G, m, d)} that queries {block.queries.shape} ask for"
+        )
+    if cache.positions.shape[0] != G:
+        raise ValueError(f"the block has {G} KV heads, the cache {cache.positions.shape[0]}")
+    if m != block.clock.block or m < 1 or block.clock.seen < m:
+        raise ValueError(f"{block.clock} does not fit a block of {m} tokens")
+    if block.clock.seen - m < block.clock.prompt < block.clock.seen:
+        raise ValueError("a block must not hold both prompt and generated tokens")
+    for name in ("queries", "keys", "values"):
+        if not np.isfinite(getattr(block, name)).all():
+            raise ValueError(f"{name} must be finite, got NaN or infinity")
