@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from kvlab.reference.cache import LayerCache, State
+from kvlab.reference.layer_step import select
 from kvlab.reference.policy import Clock, Observation, Policy, Score
-from kvlab.reference.step import select
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 
 Array = np.ndarray

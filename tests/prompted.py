@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from kvlab.reference import methods
+from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.policy import Clock, Never
-from kvlab.reference.step import Block, empty_cache, step
 
 
 def scores_after_prompt(spec, budget, queries, keys, values):

@@ -5,6 +5,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, group_heads, softmax, visible
+from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.policy import (
     AfterPrefillThenEverySeen,
     Clock,
@@ -12,7 +13,6 @@ from kvlab.reference.policy import (
     EveryDecode,
     EveryGenerated,
 )
-from kvlab.reference.step import Block, empty_cache, step
 
 
 def block(seen=4, m=4, prompt=4, G=2, rho=2, d=4):

@@ -19,12 +19,12 @@ from kvlab.reference.conformance.groups import (
     stream_of,
 )
 from kvlab.reference.conformance.storing import UncertainError, finished
+from kvlab.reference.layer_step import empty_cache, select
 from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Full, Policy, Unlimited
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.step import empty_cache, select
 from kvlab.reference.streams import Source, Stream, run_stream
 
 ATTEMPTS = 2000

@@ -16,13 +16,13 @@ from kvlab.reference.conformance.blocks import logit_size
 from kvlab.reference.conformance.case import Expected, Inputs, Parameters
 from kvlab.reference.conformance.expecting import exact, keep, numbers, scores
 from kvlab.reference.conformance.operation import Field, Operation, described_operation
+from kvlab.reference.layer_step import empty_cache, select
 from kvlab.reference.method import Wrapper
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.selection import keep_set
-from kvlab.reference.step import empty_cache, select
 from kvlab.reference.stored_vectors import StoredVectors
 from kvlab.reference.streams import Stream, run_stream
 

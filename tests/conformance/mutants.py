@@ -39,7 +39,7 @@ class Bug:
 
 
 ATTENTION, SELECTION, CACHE = "attention.py", "selection.py", "cache.py"
-POLICY, STEP, WINDOWS, CODES = "policy.py", "step.py", "windows.py", "quantization.py"
+POLICY, STEP, WINDOWS, CODES = "policy.py", "layer_step.py", "windows.py", "quantization.py"
 
 BUGS = (
     # attention

@@ -18,6 +18,7 @@ from kvlab.fast.batch import BatchClock
 from kvlab.fast.cache import LayerCache
 from kvlab.fast.methods import port
 from kvlab.fast.step import Block, step
+from kvlab.reference import layer_step as stepping
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
 from kvlab.reference.policy import Clock, Policy
@@ -49,17 +50,17 @@ class ReferenceRow:
 
     def __init__(self, policy: Policy, kv_heads: int, head_dim: int) -> None:
         self.policy = policy
-        self.cache = reference.empty_cache(policy, kv_heads, head_dim)
+        self.cache = stepping.empty_cache(policy, kv_heads, head_dim)
 
-    def step(self, block: reference.Block, kept: list[np.ndarray], tolerance: Tolerance) -> "Seen":
-        """Do what `reference.step` does, but keep what the fast side kept if it may."""
+    def step(self, block: stepping.Block, kept: list[np.ndarray], tolerance: Tolerance) -> "Seen":
+        """Do what the reference's step does, but keep what the fast side kept if it may."""
         policy, clock = self.policy, block.clock
         cache = self.cache.append(block.keys, block.values, clock.positions, policy.score.columns)
-        output, seen = reference.observe_attention(policy, cache, block)
+        output, seen = stepping.observe_attention(policy, cache, block)
         cache = replace(cache, state=policy.score.observe(cache.state, seen))
         scores, margin = None, False
         if policy.schedule.due(clock):
-            candidates, keep = reference.select(policy, cache.state, seen)
+            candidates, keep = stepping.select(policy, cache.state, seen)
             room = int(candidates.sum(axis=-1).max()) - (seen.positions.shape[1] - keep.shape[1])
             if keep.shape[1] < seen.positions.shape[1]:
                 scores = policy.score.score(cache.state, seen, candidates, room)
@@ -71,7 +72,7 @@ class ReferenceRow:
                     keep = np.array(ours)
             cache, keep = policy.precision.store(cache, seen, candidates, keep)
             if policy.evict_before_attend:
-                output = reference.attend_survivors(seen, keep)
+                output = stepping.attend_survivors(seen, keep)
             cache = cache.compact(keep)
         self.cache = cache
         return Seen(output, seen.positions, scores, margin)
@@ -181,11 +182,11 @@ class Comparison:
             )
 
 
-def reference_block(block: Block, number: int) -> reference.Block:
+def reference_block(block: Block, number: int) -> stepping.Block:
     """Return what one sequence sees of a block, without its padding."""
     clock = block.clock.rows[number]
     m = clock.block
-    return reference.Block(
+    return stepping.Block(
         clock,
         block.layer,
         as_array(block.queries[number, :, :, -m:]),

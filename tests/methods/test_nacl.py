@@ -7,7 +7,7 @@ from tolerances import MONTE_CARLO
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
-from kvlab.reference.step import select
+from kvlab.reference.layer_step import select
 
 
 def one_proxy(weights, spec, budget):
