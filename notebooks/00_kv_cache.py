@@ -42,7 +42,7 @@ for token in solution:
 cache = session.caches[0]
 print("tokens seen           ", session.seen)
 print("layers                ", len(session.caches))
-print("keys of layer 0       ", cache.keys.read().shape, " [KV heads, entries, channels]")
+print("keys of layer 0       ", cache.keys.vectors.shape, " [KV heads, entries, channels]")
 print("bytes, all layers     ", session.nbytes)
 
 # %% [markdown]

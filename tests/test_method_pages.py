@@ -73,8 +73,8 @@ def test_every_method_has_a_page_and_the_site_lists_it():
     assert files[:4] == [
         "methods.md",
         "methods/full.md",
+        "methods/random.md",
         "methods/h2o.md",
-        "methods/streaming_llm.md",
     ]
     assert {"Full cache": "methods/full.md"} in listed
 

@@ -29,6 +29,7 @@ class Draw(Score):
             state.stream["layer"], state.stream["head"] = (x.expand(shape) for x in place)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        self.observe(state, seen)
         positions, stream = seen.positions, state.stream
         heads = torch.arange(positions.shape[1], device=positions.device)[:, None] + stream["head"]
         time = seen.clock.seen if self.draw == "each" else torch.zeros_like(seen.clock.seen)

@@ -18,6 +18,8 @@ PROMPTS = [problem.prompt for problem in reasoning.held_out(2)]
 
 SPECS: dict[str, int | None] = {
     "full": None,
+    "random@recent=8": 80,
+    "knorm": 80,
     "streaming_llm": 80,
     "h2o": 80,
     "h2o@every=8": 80,

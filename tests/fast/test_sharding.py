@@ -19,14 +19,14 @@ from kvlab.fast.huggingface.sharding import Shard, check_heads, shard_of
 from kvlab.fast.models import reasoner_directory
 from kvlab.fast.models.loading import load
 from kvlab.fast.step import step
-from kvlab.reference.methods import WRAPPERS, base_name, names
+from kvlab.reference.methods import WRAPPERS, base_name, names, takes_budget
 
 HEADS = (4, 2, 8)
 BUDGET = 14
 
 
 def policy_for(spec: str):
-    return methods.get(spec, BUDGET if spec in BUDGETED else None)
+    return methods.get(spec, BUDGET if takes_budget(spec) else None)
 
 
 def kept(spec: str, first: int, last: int) -> list:
