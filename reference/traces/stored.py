@@ -103,7 +103,9 @@ class Member:
         return np.frombuffer(found, self.dtype).reshape(self.shape[1:])
 
     def __del__(self) -> None:
-        self.archive.close()
+        for opened in ("stream", "archive"):  # what could not be opened is not there
+            if hasattr(self, opened):
+                getattr(self, opened).close()
 
 
 def read_header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
