@@ -21,7 +21,9 @@ from kvlab.fast.lab.sweep.engines import Failure
 from kvlab.fast.lab.sweep.jobs import make_plan
 from kvlab.fast.lab.sweep.run import RESULTS, read_stored
 
-KILLS = 4
+pytestmark = pytest.mark.slow
+
+KILLS = 10
 TITLE = b"ray::RemoteWorker"
 
 
