@@ -66,7 +66,7 @@ print(claims.explanation("CA-8d", reasoner_directory()))
 # the right CAOTE's score, both against the recomputed change of the output.
 
 # %%
-from kvlab.reference.proofs.observed import observe
+from kvlab.reference.traces.observed import observe
 
 heads = observe(reasoner_directory())
 head = next(head for head in heads if head.layer == 3)

@@ -23,7 +23,7 @@ import numpy as np
 from kvlab.fast.lab.pictures import bias
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import workloads
-from kvlab.reference.proofs.observed import observe
+from kvlab.reference.traces.observed import observe
 
 fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
 heads = observe(reasoner_directory())

@@ -112,6 +112,8 @@ class Wrapper(Method):
 class WithSafe(Wrapper):
     """A method under which further entries are safe: options of every method."""
 
+    name = "every method"
+
     sinks: int = 0
     """First tokens of the text that are safe."""
     recent: int = 0

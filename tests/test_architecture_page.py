@@ -8,7 +8,7 @@ from rooms import FRONT, allowed, read_graph
 
 pytest.importorskip("transformers")
 
-from room_picture import arrows_between_rooms, direct, draw, drawn_room
+from room_picture import arrows_between_rooms, direct, draw, drawn_rooms
 from token_life import follow_token
 
 ROOT = Path(__file__).parents[1]
@@ -18,12 +18,13 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 def test_the_table_names_every_room_and_a_file_that_is_there():
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([^`]+)` \|$", PAGE, flags=re.M)
     graph = read_graph()
-    assert {room for room, _ in rows} == {drawn_room(graph, name) for name in graph} - {FRONT}
+    assert {room for room, _ in rows} == set(drawn_rooms(graph).values()) - {FRONT}
     assert all((ROOT / place).exists() for _, place in rows)
 
 
 def test_the_picture_has_every_room_and_arrow():
-    arrows = direct(arrows_between_rooms(read_graph()))
+    graph = read_graph()
+    arrows = direct(arrows_between_rooms(graph, drawn_rooms(graph)))
     drawing = draw()
     assert drawing.count('class="kvlab-arrow"') == sum(map(len, arrows.values())) > 10
     assert all(f">{room.replace(chr(39), '&#x27;')}</text>" in drawing for room in arrows)

@@ -94,6 +94,7 @@ def test_bad_specs(spec, message):
         ("h2o@recent=many", "recent = 'many' of h2o must be"),
         ("h2o@every=2.5", r"every = 2\.5 of h2o must be int"),
         ("tova@per_head=1", "per_head = 1 of tova must be bool"),
+        ("tova@recent=many", "recent = 'many' of every method must be int"),
     ],
 )
 def test_bad_types(spec, message):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
-from rooms import FRONT, REFERENCE_ROOMS, Graph, allowed, reachable, read_graph, room
+from rooms import FRONT, REFERENCE_ROOMS, Graph, reachable, read_graph, room
 
 WIDTH, BOX, HEIGHT, GAP = 900, 128, 46, 40
 """Of the drawing, of a room (width and height), and between two rows, in pixels."""
@@ -29,8 +29,9 @@ class Box:
 def draw() -> str:
     """Return the drawing as an ``svg`` element in the colour of the text around it."""
     graph = read_graph()
-    arrows = direct(arrows_between_rooms(graph))
-    boxes = place(arrows, graph)
+    rooms = drawn_rooms(graph)
+    arrows = direct(arrows_between_rooms(graph, rooms))
+    boxes = place(arrows, Counter(rooms.values()))
     height = max(box.y for box in boxes.values()) + HEIGHT + 10
     lines = [
         arrow(boxes[above], boxes[below])
@@ -51,21 +52,25 @@ def draw() -> str:
     )
 
 
-def drawn_room(graph: Graph, name: str) -> str:
-    """Return the room of a module; what the kernels may use is a room of its own."""
-    own = room(name)
-    if own == "engine" and not any(room(each) == "kernels" for each in reachable(graph, name)):
-        return "engine's base"
-    return own
+def drawn_rooms(graph: Graph) -> Mapping[str, str]:
+    """Return the room of each module; what the kernels may use is a room of its own."""
+    rooms = {name: room(name) for name in graph}
+    for name, own in rooms.items():
+        if own == "engine" and not any(room(each) == "kernels" for each in reachable(graph, name)):
+            rooms[name] = "engine's base"
+    return rooms
 
 
-def arrows_between_rooms(graph: Graph) -> Arrows:
-    """Return the rooms that each room imports from."""
-    rooms = {name: drawn_room(graph, name) for name in graph}
+def arrows_between_rooms(graph: Graph, rooms: Mapping[str, str]) -> Arrows:
+    """Return the rooms that each room imports from.
+
+    Args:
+        rooms: the room of each module.
+    """
     arrows: dict[str, set[str]] = {own: set() for own in rooms.values() if own != FRONT}
     for name, targets in graph.items():
         if rooms[name] != FRONT:
-            below = {rooms[each] for each in targets if allowed(name, each)}
+            below = {rooms[each] for each in targets}
             arrows[rooms[name]] |= below - {rooms[name], FRONT}
     return arrows
 
@@ -87,9 +92,12 @@ def depth(arrows: Arrows, name: str) -> int:
     return 1 + max((depth(arrows, below) for below in arrows[name]), default=-1)
 
 
-def place(arrows: Arrows, graph: Graph) -> Mapping[str, Box]:
-    """Place every room above those on which it rests: the reference left, the fast side right."""
-    sizes = Counter(drawn_room(graph, name) for name in graph)
+def place(arrows: Arrows, sizes: Mapping[str, int]) -> Mapping[str, Box]:
+    """Place every room above those on which it rests: the reference left, the fast side right.
+
+    Args:
+        sizes: the modules of each room.
+    """
     depths = {name: depth(arrows, name) for name in arrows}
     boxes = {}
     for reference, left, right in ((True, 0, BORDER), (False, BORDER, WIDTH)):

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from kvlab.fast.cache import State
 from kvlab.fast.notation import Candidates, Room, Scores
 from kvlab.fast.observation import Observation
 from kvlab.fast.policy import Score, twin_of
 from kvlab.reference.methods import random as reference
-from kvlab.reference.methods.random import BITS, mixed
+from kvlab.reference.methods.random import draws
 
 
 @twin_of(reference.Draw)
@@ -32,14 +31,6 @@ class Draw(Score):
         self.observe(state, seen)
         positions, stream = seen.positions, state.stream
         heads = torch.arange(positions.shape[1], device=positions.device)[:, None] + stream["head"]
-        time = seen.clock.seen if self.draw == "each" else torch.zeros_like(seen.clock.seen)
-        seed = torch.full_like(stream["layer"], self.seed)
-        return draws(seed, stream["layer"], heads, positions, time).to(seen.queries.dtype)
-
-
-def draws(*coordinates: Tensor) -> Tensor:
-    """Return the draws of the reference."""
-    total = torch.zeros((), dtype=torch.int64, device=coordinates[0].device)
-    for coordinate in coordinates:
-        total = mixed(total + mixed(coordinate.long() + 1))  # type: ignore[arg-type]
-    return (total >> (32 - BITS)) / 2.0**BITS
+        time = seen.clock.seen.long() if self.draw == "each" else 0
+        noise = draws(self.seed, stream["layer"], heads, positions.long(), time)
+        return noise.to(seen.queries.dtype)

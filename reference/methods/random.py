@@ -40,10 +40,14 @@ def mixed(numbers: Any) -> Any:
 
 
 def draws(*coordinates: Any) -> Any:
-    """Return a draw from [0, 1) for every combination of whole numbers; arrays broadcast."""
-    total = np.int64(0)
+    """Return a draw from [0, 1) for every combination of whole numbers.
+
+    Args:
+        coordinates: Python's integers, and arrays or tensors of 64 bits; they broadcast.
+    """
+    total = 0
     for coordinate in coordinates:
-        total = mixed(total + mixed(np.asarray(coordinate, dtype=np.int64) + 1))
+        total = mixed(total + mixed(coordinate + 1))
     return (total >> (32 - BITS)) / 2.0**BITS
 
 
@@ -59,7 +63,7 @@ class Draw(Score):
     def drawn(self, seen: Observation) -> dict[str, Array]:
         time = seen.clock.seen if self.draw == "each" else 0
         heads = np.arange(len(seen.positions))[:, None]
-        return {"noise": draws(self.seed, seen.layer, heads, seen.positions, time)}
+        return {"noise": draws(self.seed, seen.layer, heads, seen.positions.astype(np.int64), time)}
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return self.drawn(seen)["noise"]  # [Random 1]

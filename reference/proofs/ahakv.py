@@ -34,9 +34,9 @@ from kvlab.reference.proofs.claim import (
     right,
     verified,
 )
-from kvlab.reference.proofs.observed import Head, observe, surprise
 from kvlab.reference.proofs.outputs import ROUNDING, random_caches, softmax
 from kvlab.reference.proofs.ranks import spearman
+from kvlab.reference.traces.observed import Head, observe, surprise
 
 PAPER = Paper("ahakv", "AhaKV", "arXiv 2506.03762, as summarised")
 

@@ -30,7 +30,6 @@ from kvlab.reference.proofs.claim import (
     verified,
 )
 from kvlab.reference.proofs.counting import operations
-from kvlab.reference.proofs.observed import observe
 from kvlab.reference.proofs.outputs import (
     ROUNDING,
     exact_error,
@@ -40,6 +39,7 @@ from kvlab.reference.proofs.outputs import (
     softmax,
 )
 from kvlab.reference.proofs.ranks import spearman
+from kvlab.reference.traces.observed import observe
 
 PAPER = Paper("caote", "CAOTE", "arXiv 2504.14051")
 TABLES = printed_tables("caote")

@@ -32,8 +32,8 @@ from kvlab.reference.proofs.claim import (
     tabulated,
     verified,
 )
-from kvlab.reference.proofs.observed import key_heads, observe
 from kvlab.reference.proofs.ranks import spearman
+from kvlab.reference.traces.observed import key_heads, observe
 
 PAPER = Paper("desirekv", "DesireKV", "AAAI 2026, vol. 40, pp. 20518-20526")
 TABLES = printed_tables("desirekv")

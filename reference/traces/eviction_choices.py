@@ -13,7 +13,7 @@ from jaxtyping import Float
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods.caote import eviction_error, joint_error
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.observed import Head
+from kvlab.reference.traces.observed import Head
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def choices(heads: Sequence[Head], share: float = 0.0, first: int = 40) -> list[
     """Let every query from the token ``first`` on drop entries that it sees, its own excluded.
 
     Args:
-        heads: of `kvlab.reference.proofs.observed.observe`.
+        heads: of `kvlab.reference.traces.observed.observe`.
         share: of the entries that leave together; at least one does.
         first: index of the first query, at least 2.
 

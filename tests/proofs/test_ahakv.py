@@ -8,7 +8,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference.proofs import ahakv as proofs
 from kvlab.reference.proofs.ahakv import PAPER
-from kvlab.reference.proofs.observed import observe
+from kvlab.reference.traces.observed import observe
 
 (
     test_claims_hold,

@@ -15,7 +15,7 @@ from kvlab.reference.methods.caote import (
 )
 from kvlab.reference.proofs import caote as proofs
 from kvlab.reference.proofs.caote import PAPER
-from kvlab.reference.proofs.observed import observe
+from kvlab.reference.traces.observed import observe
 
 (
     test_claims_hold,

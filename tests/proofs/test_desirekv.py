@@ -14,8 +14,8 @@ from kvlab.reference.methods import desirekv as method
 from kvlab.reference.policy import Clock, Never
 from kvlab.reference.proofs import desirekv as proofs
 from kvlab.reference.proofs.desirekv import PAPER
-from kvlab.reference.proofs.observed import observe
 from kvlab.reference.quantization import quantize
+from kvlab.reference.traces.observed import observe
 from kvlab.reference.windows import mean_pool
 
 (

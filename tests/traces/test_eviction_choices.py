@@ -6,8 +6,8 @@ from tolerances import FLOAT64
 
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.proofs.caote import output_without
-from kvlab.reference.proofs.observed import Head, observe
 from kvlab.reference.traces.eviction_choices import choice, choices, least
+from kvlab.reference.traces.observed import Head, observe
 
 
 def head(weights, values):

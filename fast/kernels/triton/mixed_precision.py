@@ -83,7 +83,7 @@ def products_with_keys(
 
 @triton.jit
 @no_type_check
-def in_reach(numbers, TYPE: tl.constexpr):
+def scaled_into_reach(numbers, TYPE: tl.constexpr):
     """Return numbers in a format, times a power of two, and by what to multiply to undo that.
 
     Float16 ends at 6e-8, far above what an attention sink leaves to others: the largest number
@@ -114,10 +114,10 @@ def with_values(
     if BITS < 16:
         step, zero = read_scales(scales, zeros, place, mine, D, OWN, GROUP, BLOCK_GROUPS)
         offset += tl.sum(spread * zero[None, :, :], axis=2)
-        spread, down = in_reach(spread * step[None, :, :], TYPE)
+        spread, down = scaled_into_reach(spread * step[None, :, :], TYPE)
         offset -= bias_of(BITS, TYPE) * down * tl.sum(spread.to(tl.float32), axis=2)
     else:
-        spread, down = in_reach(tl.broadcast_to(spread, shape), TYPE)
+        spread, down = scaled_into_reach(tl.broadcast_to(spread, shape), TYPE)
     v = read_rows(values, place, mine, D, BITS, BLOCK_D, TYPE)
     p = tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS, BLOCK_N])
     if TYPE.is_fp16():

@@ -15,8 +15,8 @@ from kvlab.reference.proofs.caote import (
     relative_error,
     stable_float32,
 )
-from kvlab.reference.proofs.observed import Head
 from kvlab.reference.traces.eviction_choices import choices
+from kvlab.reference.traces.observed import Head
 
 
 def recomputed_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Float[Array, " n"]:

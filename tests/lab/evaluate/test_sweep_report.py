@@ -346,7 +346,7 @@ def test_the_site_shows_text_as_it_is(text):
 def test_the_study_asks_for_every_method():
     sweep = read_sweep(stored_directory(STUDY) / "sweep.toml")
     named = {methods.base_name(spec) for spec in sweep.methods}
-    assert named == set(methods.names())
+    assert set(methods.names()) - named == {"knorm", "random"}, "younger than the study"
     assert (sweep.problems, len(sweep.seeds), len(sweep.budgets)) == (500, 3, 6)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from kvlab.reference.attention import softmax
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.outputs import softmax
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
