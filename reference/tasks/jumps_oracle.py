@@ -1,0 +1,69 @@
+"""What the rest of a jump program's run needs of the cache, known from the program itself.
+
+Every token of a run has one source for each thing that it copies, and the oracle keeps a source
+until nothing is copied from it any more. The names of a step's registers come from the line in the
+program. A value comes from the place where its register was last read or written, or from the
+prompt. Sum and result follow from the running step alone.
+
+So the memory with which a problem can be solved is known. A policy that keeps exactly these entries
+is the ceiling of every comparison.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from kvlab.reference.notation import Array
+from kvlab.reference.tasks.jumps import RESULT, STEP, Y_VALUE, Problem, X, Y
+
+NEVER = np.iinfo(np.int32).max
+"""Next use of an entry that nothing is copied from any more."""
+
+
+def sources(problem: Problem) -> list[tuple[int, int]]:
+    """Return which query copies from which entry, as pairs of positions, in the order of queries.
+
+    The query at a position predicts the token at the next position. All entries of a line count as
+    its source until its step ends: the model finds the names by what stands around them.
+    """
+    first_line = 1 + len(problem.registers)
+    line_at = {line.label: first_line + STEP * i for i, line in enumerate(problem.lines)}
+    value_at = {name: 1 + i for i, (name, _) in enumerate(problem.registers)}
+    label = first_line + STEP * len(problem.lines) + 1
+    pairs = []
+    for step in problem.steps:
+        line = line_at[step.line.label]
+        pairs += [(label + X, value_at[step.line.x]), (label + Y, value_at[step.line.y])]
+        pairs += [(label + RESULT - 1, line + offset) for offset in range(STEP)]
+        value_at[step.line.y], value_at[step.line.x] = label + Y_VALUE, label + RESULT
+        label += STEP
+    return pairs
+
+
+def next_use(problem: Problem) -> Int[Array, "t t"]:
+    """Return for every moment and every entry which query uses the entry next.
+
+    Row q is the moment after token q: the first query after q that copies from the entry, `NEVER`
+    if there is none. A policy with too little room evicts the entry with the latest next use.
+    """
+    following = np.full((problem.tokens, problem.tokens), NEVER, dtype=np.int32)
+    for query, entry in reversed(sources(problem)):
+        following[entry:query, entry] = query
+    return following
+
+
+def keep_set(problem: Problem, recent: int = STEP) -> Bool[Array, "t t"]:
+    """Return which entries stay after every token: those that are used later, and the newest.
+
+    Args:
+        problem: to solve.
+        recent: newest entries that stay; the running step has to be among them.
+    """
+    position = np.arange(problem.tokens)
+    age = position[:, None] - position
+    return (age >= 0) & ((age < recent) | (next_use(problem) < NEVER))
+
+
+def least_memory(problem: Problem, recent: int = STEP) -> int:
+    """Return the most entries that `keep_set` ever holds while the run is written."""
+    prompt = problem.tokens - STEP * len(problem.steps) - 1
+    return int(keep_set(problem, recent)[prompt - 1 :].sum(axis=1).max())

@@ -1,0 +1,113 @@
+import re
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from kvlab.reference.tasks import jumps
+from kvlab.reference.tasks.jumps import SIZES, Size
+
+SHORT = Size(fewest=3, most=9)
+sizes = [SHORT, Size(1, 2, 1, 4), Size(1, 8, 20, 30), Size(2, 5, 30, 40), Size(3)]
+
+
+def solve(prompt: str) -> str:
+    """Work a prompt out independently, from its text alone."""
+    program, start = prompt.removeprefix("\n ").split(" \n ")
+    values = {name: int(digit) for name, digit in re.findall(r"(?<!\S)([a-z])(\d)", program)}
+    lines = {
+        label: (x, y) for label, x, y in re.findall(r"([LMN]\d) (.) \. \+ (.) \. = \. \.", program)
+    }
+    tokens, label = [], start
+    while label != "L0":
+        x, y = lines[label]
+        a, b = values[x], values[y]
+        values[x] = (a + b) % 10
+        label = f"{'LMN'['abcdefghijklmnopqrstuvwx'.index(x) // 8]}{values[x]}"
+        tokens += [x, f"{x}{a}", "+", y, f"{y}{b}", "=", f"{values[x]}", f"{x}{values[x]}", label]
+    return " ".join([*tokens, "\n"])
+
+
+@pytest.mark.parametrize("size", sizes)
+def test_solutions_are_right(size):
+    for problem in islice(jumps.draw(np.random.default_rng(0), size), 20):
+        check_solution(problem, size)
+
+
+def check_solution(problem: jumps.Problem, size: Size) -> None:
+    assert problem.solution == solve(problem.prompt)
+    assert problem.text == f"{problem.prompt} {problem.solution}"
+    assert problem.tokens == len(problem.text.split(" "))
+    assert set(problem.text.split(" ")) <= set(jumps.vocabulary())
+    assert size.fewest <= len(problem.steps) <= size.most
+    assert len(problem.lines) == size.lines == len({line.label for line in problem.lines})
+    assert len(problem.registers) == size.groups * size.registers
+    assert jumps.grade(problem, problem.solution) == jumps.Grade(True, True, len(problem.steps))
+
+
+def test_sizes_have_the_tokens_that_they_are_called_by():
+    for tokens, size in SIZES.items():
+        drawn = [problem.tokens for problem in jumps.held_out(5, size=size)]
+        assert all(0.8 * tokens < one < 1.2 * tokens for one in drawn)
+
+
+def test_a_program_worked_out_by_hand():
+    lines = [jumps.Line(8, 1, 2), jumps.Line(3, 0, 1), jumps.Line(5, 1, 0)]
+    problem = jumps.run([(0, 2), (1, 3), (2, 2)], lines, start=3)
+    assert problem.prompt == (
+        "\n a2 b3 c2 L8 b . + c . = . . L3 a . + b . = . . L5 b . + a . = . . \n L3"
+    )
+    assert problem.solution == (
+        "a a2 + b b3 = 5 a5 L5 b b3 + a a5 = 8 b8 L8 b b8 + c c2 = 0 b0 L0 \n"
+    )
+
+
+def test_held_out_problems_are_repeatable_and_a_prefix_stays():
+    assert jumps.held_out(5, seed=3) == jumps.held_out(9, seed=3)[:5]
+    assert jumps.held_out(5, seed=3) != jumps.held_out(5, seed=4)
+
+
+def test_training_never_draws_a_held_out_problem():
+    assert all(map(jumps.is_held_out, jumps.held_out(50, size=SHORT)))
+    drawn = islice(jumps.training(np.random.default_rng(0), SHORT), 300)
+    assert not any(map(jumps.is_held_out, drawn))
+    everything = list(islice(jumps.draw(np.random.default_rng(0), SHORT), 400))
+    assert 60 < sum(map(jumps.is_held_out, everything)) < 140
+
+
+def test_wrong_runs_are_graded_wrong():
+    problem = jumps.held_out(1)[0]
+    right, steps = problem.solution.split(" "), len(problem.steps)
+    digit = right[3 * jumps.STEP + jumps.SUM - 1]
+    wrong = [*right]
+    wrong[3 * jumps.STEP + jumps.SUM - 1] = str((int(digit) + 1) % 10)
+    assert jumps.grade(problem, " ".join(wrong)) == jumps.Grade(True, False, 3)
+    assert jumps.grade(problem, "") == jumps.Grade(False, False, 0)
+    cut = " ".join(right[: -jumps.STEP - 1])
+    assert jumps.grade(problem, cut) == jumps.Grade(False, False, steps - 1)
+    assert jumps.grade(problem, " ".join(right[:-1])) == jumps.Grade(False, False, steps)
+    assert jumps.grade(problem, f"{problem.solution} L3") == jumps.Grade(False, False, steps)
+
+
+def test_drills_add_right():
+    tokens = jumps.drill(np.random.default_rng(0), 40, groups=3)
+    for first in range(0, len(tokens), jumps.STEP):
+        label, x, a, plus, y, b, equals, total, result = tokens[first : first + jumps.STEP]
+        assert label in jumps.LABELS and (plus, equals) == ("+", "=")
+        assert a[0] == x and b[0] == y and result == f"{x}{total}"
+        assert (int(a[1]) + int(b[1])) % 10 == int(total)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Size(groups=4), "groups = 4 must be between 1 and 3"),
+        (lambda: Size(registers=1), "registers = 1 must be between 2 and 8"),
+        (lambda: Size(fewest=5, most=4), "fewest = 5 and most = 4 must satisfy 1 <= fewest"),
+        (lambda: jumps.held_out(-1), "count = -1 and seed = 0 must not be negative"),
+        (lambda: jumps.held_out(1, size=Size(fewest=200, most=210)), "200 to 210 steps are too"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
