@@ -18,6 +18,7 @@ Registers come in groups of eight letters, and each group has ten labels of its 
 ``q`` to ``x`` to ``N0`` to ``N9``. Only ``L0`` halts; every other label has a line.
 """
 
+import re
 import string
 import zlib
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,8 @@ _DRAWN = 4096
 _MOST_DRAWS = 100
 _HELD_OUT_SHARE = 4
 """One in so many problems is held out of training."""
+_DRILLED = np.exp(-0.3 * np.arange(10)) / np.exp(-0.3 * np.arange(10)).sum()
+"""How often a drill draws each digit."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,34 @@ def grade(problem: Problem, text: str) -> Grade:
     )
 
 
+def readable(text: str) -> str:
+    """Turn a problem, and as much of its run as is written, into lines for people.
+
+    Args:
+        text: tokens as in `Problem.text`. Every step is shown as it is written, right or wrong; a
+            step that has another form than a step must have is shown as its tokens.
+    """
+    _, program, written = f" {text} ".split(f" {END} ", 2)
+    stated, *lines = re.split(r" (?=[LMN]\d )", program)
+    shown = ["sums modulo 10", ", ".join(f"{fact[0]} = {fact[1]}" for fact in stated.split(" "))]
+    for line in lines:
+        label, x, _, _, y, *_ = line.split(" ")
+        shown.append(f"{label}  {x} = {x} + {y}, then go to {label[0]}<{x}>")
+    tokens = written.replace(END, "").split()
+    shown.append(f"start at {tokens[0]}")
+    steps = [tokens[first : first + STEP] for first in range(0, len(tokens), STEP)]
+    return "\n".join([*shown, *map(_readable_step, steps)])
+
+
+def _readable_step(tokens: Sequence[str]) -> str:
+    match tokens:
+        case [label, x, a, "+", y, b, "=", result, _]:
+            return f"{label}  {x} = {x} + {y} = {a[1:]} + {b[1:]} = {result}"
+        case ["L0"]:
+            return "L0  halt"
+    return " ".join(tokens)
+
+
 # --- drawing -------------------------------------------------------------------------------------
 
 
@@ -287,11 +318,14 @@ def run(registers: Sequence[tuple[int, int]], lines: Sequence[Line], start: int)
 
 
 def drill(rng: np.random.Generator, steps: int, groups: int = 1) -> list[str]:
-    """Draw unrelated steps, as tokens: only sums and results follow from what stands before."""
+    """Draw unrelated steps, as tokens: only sums and results follow from what stands before.
+
+    Small digits are drawn more often: a table of sums is learned sooner from unequal shares.
+    """
     tokens = []
     for _ in range(steps):
         x, y = (int(name) for name in rng.integers(GROUP * groups, size=2))
-        a, b = (int(value) for value in rng.integers(10, size=2))
+        a, b = (int(value) for value in rng.choice(10, size=2, p=_DRILLED))
         total = (a + b) % 10
         step = Step(Line(0, x, y), a, b, total, 10 * (x // GROUP) + total)
         tokens += [LABELS[int(rng.integers(10 * groups))], *step.text.split(" ")[:-1]]

@@ -1,0 +1,117 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kvlab.fast.lab.training import train_jumps
+from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe, Training
+from kvlab.reference.tasks import jumps
+from kvlab.reference.tasks.jumps import STEP, Size, Y
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Batches that take a moment."""
+    stages = [replace(stage, tokens=300) for stage in train_jumps.STAGES]
+    monkeypatch.setattr(train_jumps, "STAGES", stages)
+
+
+@torch.no_grad()
+def attention(text: str) -> list[torch.Tensor]:
+    """Return the probabilities ``[heads, queries, keys]`` of each layer of the untrained model."""
+    model = train_jumps.build_model(seed=0)
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([[train_jumps.tokens()[token] for token in text.split(" ")]])
+    return [layer[0] for layer in model(ids, output_attentions=True).attentions]
+
+
+def test_the_first_layer_starts_by_looking_back():
+    first, *_ = attention(jumps.held_out(1)[0].text)
+    for head, distance in zip(first, train_jumps.LOOK_BACK, strict=True):
+        assert head.diagonal(-distance).min() > 0.99
+
+
+def test_the_second_layer_starts_by_finding_the_operands_of_the_same_label():
+    problem = jumps.held_out(1, size=Size(fewest=10, most=25))[0]
+    text, (_, second, *_) = problem.text.split(" "), attention(problem.text)
+    found = []
+    for label in range(problem.tokens - STEP * len(problem.steps) - 2, problem.tokens - 2, STEP):
+        same = np.flatnonzero(np.array(text[:label]) == text[label])
+        x, y = second[0, label, same + 1].sum(), second[2, label + Y - 1, same + Y].sum()
+        found.append((float(x), float(y), len(same) / label))
+    x, y, by_chance = np.mean(found, axis=0)
+    assert x > 20 * by_chance and y > 20 * by_chance
+
+
+def test_batches_ask_for_solutions_and_for_sums_of_drills():
+    batch = Curriculum(Recipe(), np.random.default_rng(0)).batch()
+    vocabulary = np.array(jumps.vocabulary())
+    assert 0 < batch.problems < len(batch.inputs)
+    for row, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
+        asked = targets != train_jumps.IGNORED
+        text = [str(token) for token in vocabulary[inputs]]
+        answers = [str(token) for token in vocabulary[targets[asked]]]
+        if row < batch.problems:
+            prompt = int(asked.nonzero()[0]) + 1
+            assert text[prompt - 2] == jumps.END and text[prompt - 1] in jumps.LABELS
+            assert answers[-1] == jumps.END and len(answers) % STEP == 1
+        else:
+            sums, results = answers[::2], answers[1::2]
+            assert all(total.isdigit() for total in sums)
+            assert all(result[1:] == total for result, total in zip(results, sums, strict=False))
+
+
+def test_the_curriculum_goes_on_when_a_stage_is_mastered():
+    curriculum = Curriculum(Recipe(), np.random.default_rng(0))
+    for _ in range(200):
+        curriculum.record(0.95)
+    assert curriculum.stage == 0
+    for _ in range(50):
+        curriculum.record(1.0)
+    assert curriculum.stage == 1
+    for _ in range(200):
+        curriculum.record(1.0)
+    assert curriculum.stage == len(train_jumps.STAGES) - 1
+
+
+def test_the_look_ups_stay_while_they_are_held(small, tmp_path):
+    training = Training(Recipe(held=1), tmp_path)
+    before = [weight.clone() for weight in train_jumps.look_ups(training.model)]
+    training.learn(training.curriculum.batch())
+    training.learn(training.curriculum.batch())
+    pairs = list(zip(before, train_jumps.look_ups(training.model), strict=True))
+    assert len(pairs) == 6
+    assert all(torch.equal(old, new) for old, new in pairs)
+    training.curriculum.stage = 1
+    training.learn(training.curriculum.batch())
+    assert not any(torch.equal(old, new) for old, new in pairs)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_jumps, "LOG_EVERY", 1)
+    at_once, stopped = tmp_path / "at_once", tmp_path / "stopped"
+    for directory in (at_once, stopped):
+        directory.mkdir()
+    Training(Recipe(steps=4), at_once).run()
+
+    monkeypatch.setattr(train_jumps, "CHECKPOINT_SECONDS", 0.0)
+    training, learn = Training(Recipe(steps=4), stopped), Training.learn
+
+    def stop_in_the_third(self, batch):
+        if self.step == 2:
+            raise KeyboardInterrupt
+        return learn(self, batch)
+
+    monkeypatch.setattr(Training, "learn", stop_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        training.run()
+    monkeypatch.setattr(Training, "learn", learn)
+    resumed = Training(Recipe(steps=4), stopped)
+    assert resumed.step == 2
+    resumed.run()
+    assert (stopped / "model.safetensors").read_bytes() == (
+        at_once / "model.safetensors"
+    ).read_bytes()
+    assert len(resumed.log) == 4
