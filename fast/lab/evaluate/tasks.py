@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 from kvlab.reference.methods import read_options
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import jumps, reasoning
 
 
 @runtime_checkable
@@ -74,7 +74,27 @@ class Reasoning(Task):
         return Outcome(grade.answer_correct and grade.solution_correct, grade.answer_correct)
 
 
-TASKS: Mapping[str, type[Task]] = {"reasoning": Reasoning}
+@dataclass(frozen=True)
+class Jumps(Task):
+    """Jump programs (`kvlab.reference.tasks.jumps`); the options are those of `jumps.Size`."""
+
+    groups: int = 1
+    registers: int = 6
+    fewest: int = 45
+    most: int = 65
+
+    def problems(self, count: int, seed: int) -> Sequence[jumps.Problem]:
+        """Return held-out problems."""
+        size = jumps.Size(self.groups, self.registers, self.fewest, self.most)
+        return jumps.held_out(count, seed, size)
+
+    def grade(self, problem: jumps.Problem, text: str) -> Outcome:
+        """Count a problem as solved if its whole run was written."""
+        grade = jumps.grade(problem, text)
+        return Outcome(grade.solution_correct, grade.answer_correct)
+
+
+TASKS: Mapping[str, type[Task]] = {"reasoning": Reasoning, "jumps": Jumps}
 """Kinds of tasks by name."""
 
 
