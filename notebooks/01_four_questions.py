@@ -104,7 +104,11 @@ from kvlab.fast.lab import Sweep, compare
 from kvlab.fast.lab.pictures import solved
 
 specs = ("h2o", "h2o@every=16", "caote:h2o", shown[3])
-comparison = compare(Sweep(specs, ("70%",), problems=8, backend="reference"))
+comparison = compare(
+    Sweep(
+        specs, ("70%",), problems=8, models=("reasoner",), tasks=("reasoning",), backend="reference"
+    )
+)
 solved.results(comparison)
 
 # %% [markdown]

@@ -107,7 +107,18 @@ claims.solved_at_budgets(stored_summary("ablations"), (*specs, *bare))
 from kvlab.fast.lab import Sweep, compare
 from kvlab.fast.lab.pictures import solved
 
-solved.results(compare(Sweep(specs, ("70%",), problems=4, backend="reference")))
+solved.results(
+    compare(
+        Sweep(
+            specs,
+            ("70%",),
+            problems=4,
+            models=("reasoner",),
+            tasks=("reasoning",),
+            backend="reference",
+        )
+    )
+)
 
 # %% [markdown]
 # Look at *error*, the mean distance of the attention output from full attention: for H2O with and

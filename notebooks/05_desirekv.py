@@ -135,7 +135,13 @@ halves = (
     f"desirekv@{parameters},importance_quantile=0",
     f"desirekv@{parameters},low_bits=16,high_bits=16",
 )
-solved.results(compare(Sweep(halves, (), problems=6, backend="reference")))
+solved.results(
+    compare(
+        Sweep(
+            halves, (), problems=6, models=("reasoner",), tasks=("reasoning",), backend="reference"
+        )
+    )
+)
 
 # %% [markdown]
 # The bits are harmless here. It is the *eviction* of half of every window, after a single look,

@@ -8,6 +8,8 @@ from kvlab.fast.lab.sweep.run import RESULTS
 SMALL = """
 methods = ["full", "h2o", "raas", "nacl"]
 budgets = ["40%"]
+models = ["reasoner"]
+tasks = ["reasoning"]
 problems = 2
 seeds = [0, 3]
 batch = 1

@@ -17,6 +17,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from kvlab.fast.huggingface.sharding import check_divisible, kv_heads
+from kvlab.fast.models import model_location
 from kvlab.reference.windows import check_choice
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -39,7 +40,8 @@ def load(
     """Load a decoder for inference, from safetensors alone and without running its own code.
 
     Args:
-        model: a Hugging Face directory or, if there is none of that name, an id on the hub.
+        model: short name of an embedded model; or a Hugging Face directory; or, if there is none of
+            that name, an id on the hub.
         dtype: one of `DTYPES`.
         device: as PyTorch names it; None for the first GPU, if there is one, and the CPU if not.
         parallel: one of `PARALLEL`; then there is no ``device`` to choose.
@@ -56,6 +58,7 @@ def load(
     if parallel is not None and device is not None:
         raise ValueError(f"device = {device!r} cannot be chosen with parallel = {parallel!r}")
     place = _device(device) if parallel is None else None
+    model = model_location(model)
     local = _is_directory(model)
     with _quietly(local):
         spread = _spread(str(model), local, parallel)
@@ -91,6 +94,7 @@ def _tensor_parallel() -> dict[str, Any]:
 
 def load_tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer alone; models and errors are those of `load`."""
+    model = model_location(model)
     local = _is_directory(model)
     with _quietly(local):
         return _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)

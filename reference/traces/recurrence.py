@@ -1,9 +1,10 @@
 """Token importance recurrence: how long until a token matters again (LazyEviction §3, Fig. 3c)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -95,12 +96,22 @@ def most_recurring(entries: Iterable[Recurring], count: int, gap: int = 16) -> l
     return sorted(best.values(), key=returns, reverse=True)[:count]
 
 
-def recurrence(directory: Path, problems: int, seed: int, threshold: float) -> Recurrence:
+Draw = Callable[[int, int], Sequence[Any]]
+"""Draws so many problems with a seed; each has a prompt and a solution, as text."""
+
+
+def recurrence(
+    directory: Path,
+    problems: int,
+    seed: int,
+    threshold: float,
+    draw: Draw = reasoning.held_out,
+) -> Recurrence:
     """Let the model solve held-out problems with the full cache and sum up every entry's MRI.
 
     Args and errors are those of `intervals`.
     """
-    longest = intervals(directory, problems, seed, threshold)
+    longest = intervals(directory, problems, seed, threshold, draw)
     activated = longest[longest > 0]
     levels = (0.5, 0.8, 0.9, 0.99)
     return Recurrence(
@@ -113,7 +124,11 @@ def recurrence(directory: Path, problems: int, seed: int, threshold: float) -> R
 
 
 def intervals(
-    directory: Path, problems: int, seed: int, threshold: float
+    directory: Path,
+    problems: int,
+    seed: int,
+    threshold: float,
+    draw: Draw = reasoning.held_out,
 ) -> Int[Array, " entries"]:
     """Let the model solve held-out problems with the full cache; return every entry's MRI.
 
@@ -122,6 +137,7 @@ def intervals(
         problems: how many held-out problems.
         seed: of the problems.
         threshold: attention from which on an entry is activated.
+        draw: draws the problems, which are those of the embedded reasoner if nothing else is said.
 
     Raises:
         ValueError: if ``problems`` is below 1, ``threshold`` negative or above all attention, or
@@ -135,7 +151,7 @@ def intervals(
     check_at_least(0, threshold=threshold)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
     found: list[int] = []
-    for problem in reasoning.held_out(problems, seed):
+    for problem in draw(problems, seed):
         prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
         trace = record_trace(model, prompt, len(solution), stop=solution[-1])
         found += [entry.interval for entry in activations(trace, threshold)]

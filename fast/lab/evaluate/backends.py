@@ -12,6 +12,7 @@ import numpy as np
 from kvlab.reference import methods
 from kvlab.reference.generate import generate
 from kvlab.reference.measure import Measurement, teacher_forced
+from kvlab.reference.policy import Policy
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
 from kvlab.reference.windows import check_choice
@@ -21,6 +22,9 @@ Texts = Sequence[Sequence[int]]
 
 Measured = tuple[Measurement, np.ndarray]
 """A measurement, and the logits ``[steps, vocab]``."""
+
+Asked = str | Policy
+"""A method in registry syntax, or a policy, which has its budget in it."""
 
 NAMES = ("fast", "reference")
 
@@ -70,9 +74,23 @@ class Backend(ABC):
 
     @abstractmethod
     def write(
-        self, spec: str, budget: int | None, prompts: Texts, limit: int, stop: int
+        self,
+        method: Asked,
+        budget: int | None,
+        prompts: Texts,
+        limit: int,
+        stop: int,
+        solutions: Texts | None = None,
     ) -> tuple[list[list[int]], float]:
         """Continue prompts greedily; return what was written, and the seconds per token.
+
+        Args:
+            method: registry syntax, or a policy.
+            budget: entries, where the method takes one and is no policy.
+            prompts: token ids.
+            limit: tokens to write at most.
+            stop: token that ends an answer.
+            solutions: right answers; an answer ends with its first token that differs from them.
 
         Raises:
             ValueError: if the method does not fit the prompts.
@@ -81,7 +99,7 @@ class Backend(ABC):
     @abstractmethod
     def measure(
         self,
-        spec: str,
+        method: Asked,
         budget: int | None,
         prompts: Texts,
         continuations: Texts,
@@ -104,24 +122,31 @@ class ReferenceBackend(Backend):
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def write(
-        self, spec: str, budget: int | None, prompts: Texts, limit: int, stop: int
+        self,
+        method: Asked,
+        budget: int | None,
+        prompts: Texts,
+        limit: int,
+        stop: int,
+        solutions: Texts | None = None,
     ) -> tuple[list[list[int]], float]:
-        policy, started = methods.get(spec, budget), time.perf_counter()
+        policy, started = policy_of(method, budget), time.perf_counter()
         written = [
             list(generate(self.model, policy, prompt, limit, stop=stop).tokens)
             for prompt in prompts
         ]
-        return written, (time.perf_counter() - started) / sum(map(len, written))
+        seconds = (time.perf_counter() - started) / sum(map(len, written))
+        return to_first_error(written, solutions), seconds
 
     def measure(
         self,
-        spec: str,
+        method: Asked,
         budget: int | None,
         prompts: Texts,
         continuations: Texts,
         full_logits: Sequence[np.ndarray] | None = None,
     ) -> list[Measured]:
-        policy = methods.get(spec, budget)
+        policy = policy_of(method, budget)
         yardsticks = [None] * len(prompts) if full_logits is None else full_logits
         return [
             teacher_forced(self.model, policy, prompt, tokens, full)
@@ -145,7 +170,13 @@ class FastBackend(Backend):
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)  # type: ignore
 
     def write(
-        self, spec: str, budget: int | None, prompts: Texts, limit: int, stop: int
+        self,
+        method: Asked,
+        budget: int | None,
+        prompts: Texts,
+        limit: int,
+        stop: int,
+        solutions: Texts | None = None,
     ) -> tuple[list[list[int]], float]:
         from kvlab.fast import compress
         from kvlab.fast.lab.generation import decoding_options
@@ -154,17 +185,20 @@ class FastBackend(Backend):
         ids, real = left_padded(prompts, self.model.device)
         options = {**decoding_options(self.model, limit), "eos_token_id": stop}
         started = time.perf_counter()
-        with compress(self.model, spec, budget) as cache:
+        if solutions is not None:
+            options["stopping_criteria"] = [FirstError(ids.shape[1], solutions)]
+        with compress(self.model, method, budget) as cache:
             result = self.model.generate(
                 ids, attention_mask=real.long(), past_key_values=cache, **options
             )
         seconds = time.perf_counter() - started
         written = [until(row, stop) for row in result[:, ids.shape[1] :].tolist()]
+        written = to_first_error(written, solutions)
         return written, seconds / sum(map(len, written))
 
     def measure(
         self,
-        spec: str,
+        method: Asked,
         budget: int | None,
         prompts: Texts,
         continuations: Texts,
@@ -173,8 +207,47 @@ class FastBackend(Backend):
         from kvlab.fast import methods as fast_methods
         from kvlab.fast.lab import measure
 
-        policy = fast_methods.get(spec, budget)
+        policy = fast_methods.port(policy_of(method, budget))
         return measure.teacher_forced(self.model, policy, prompts, continuations, full_logits)
+
+
+class FirstError:
+    """Says which rows of a batch have left their solution; ``generate`` asks after each token."""
+
+    def __init__(self, start: int, solutions: Texts) -> None:
+        """Expect answers from the column ``start`` on."""
+        self.start, self.solutions = start, solutions
+        self.left = [False] * len(solutions)
+
+    def __call__(self, tokens: Any, scores: Any, **_: Any) -> Any:
+        """Return whether each row of ``tokens`` ``[rows, columns]`` is done."""
+        place = tokens.shape[1] - self.start - 1
+        for row, (token, solution) in enumerate(
+            zip(tokens[:, -1].tolist(), self.solutions, strict=True)
+        ):
+            self.left[row] |= place >= len(solution) or token != solution[place]
+        return tokens.new_tensor(self.left) > 0
+
+
+def policy_of(method: Asked, budget: int | None) -> Policy:
+    """Build the policy of a method; a policy stays as it is."""
+    return methods.get(method, budget) if isinstance(method, str) else method
+
+
+def to_first_error(written: Texts, solutions: Texts | None) -> list[list[int]]:
+    """Cut each answer after its first token that is not that of its solution."""
+    if solutions is None:
+        return [list(tokens) for tokens in written]
+    return [
+        list(tokens[: right_tokens(tokens, solution) + 1])
+        for tokens, solution in zip(written, solutions, strict=True)
+    ]
+
+
+def right_tokens(tokens: Sequence[int], solution: Sequence[int]) -> int:
+    """Return how many tokens an answer and a solution have in common from their start."""
+    pairs = zip(tokens, solution, strict=False)
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), len(solution))
 
 
 def until(tokens: list[int], stop: int) -> list[int]:

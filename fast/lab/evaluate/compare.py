@@ -7,13 +7,14 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.points import check_some_ran
-from kvlab.fast.lab.sweep.configuration import Sweep, model_location
+from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.engines import Failure, LocalEngine, ProcessEngine
 from kvlab.fast.lab.sweep.jobs import Job, Plan, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, summarise
 from kvlab.fast.lab.sweep.worker import Found, rows_of
 from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
 from kvlab.fast.lab.terminal import Report
+from kvlab.fast.models import model_location
 
 DEFAULT_BUDGETS = ("70%", "85%")
 

@@ -23,7 +23,6 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_difference,
     paired_shares,
 )
-from kvlab.fast.lab.sweep.configuration import EMBEDDED
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
@@ -188,7 +187,7 @@ def stored_reading(name: str) -> TaskSummary:
         )
         for row in found["rows"]
     ]
-    return TaskSummary(EMBEDDED, name, budgets, length, (0,), tuple(points), (), {})
+    return TaskSummary("reasoner", name, budgets, length, (0,), tuple(points), (), {})
 
 
 # --- verdicts ------------------------------------------------------------------------------------

@@ -171,6 +171,8 @@ def main(
         methods=tuple(specs),
         budgets=tuple(budget or DEFAULT_BUDGETS),
         problems=problems,
+        models=("reasoner",),
+        tasks=("reasoning",),
         seeds=(seed,),
         measured=problems,
         backend=default_backend(),

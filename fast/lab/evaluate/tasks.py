@@ -7,10 +7,13 @@ the two methods of `Task`, and its line in `TASKS`.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from jaxtyping import Int
 
 from kvlab.reference.methods import read_options
-from kvlab.reference.tasks import jumps, reasoning
+from kvlab.reference.notation import Array
+from kvlab.reference.tasks import jumps, jumps_oracle, reasoning
 
 
 @runtime_checkable
@@ -44,6 +47,11 @@ class Outcome:
 class Task(ABC):
     """A source of problems; a frozen dataclass whose fields are its options."""
 
+    one_answer: ClassVar[bool] = False
+    """Whether a problem is solved only by its right answer, token by token."""
+    recent: ClassVar[int | None] = None
+    """Newest entries that the oracle keeps; None: the task has no oracle."""
+
     @abstractmethod
     def problems(self, count: int, seed: int) -> Sequence[Problem]:
         """Draw problems; the first ones are the same for every ``count``.
@@ -56,10 +64,20 @@ class Task(ABC):
     def grade(self, problem: Any, text: str) -> Outcome:
         """Grade what was written after the prompt of one of the problems."""
 
+    def next_use(self, problem: Any) -> Int[Array, "t t"]:
+        """Return for every moment and every entry which query uses the entry next.
+
+        Raises:
+            ValueError: if the task does not know.
+        """
+        raise ValueError(f"task {type(self).__name__.lower()} has no oracle")
+
 
 @dataclass(frozen=True)
 class Reasoning(Task):
     """Chained arithmetic that the embedded reasoner solves (`kvlab.reference.tasks.reasoning`)."""
+
+    one_answer = True
 
     variables: int | None = None
     """Of every problem; None: the mixture of `reasoning.HELD_OUT_VARIABLES`."""
@@ -78,6 +96,9 @@ class Reasoning(Task):
 class Jumps(Task):
     """Jump programs (`kvlab.reference.tasks.jumps`); the options are those of `jumps.Size`."""
 
+    one_answer = True
+    recent = jumps.STEP
+
     groups: int = 1
     registers: int = 6
     fewest: int = 45
@@ -92,6 +113,9 @@ class Jumps(Task):
         """Count a problem as solved if its whole run was written."""
         grade = jumps.grade(problem, text)
         return Outcome(grade.solution_correct, grade.answer_correct)
+
+    def next_use(self, problem: jumps.Problem) -> Int[Array, "t t"]:
+        return jumps_oracle.next_use(problem)
 
 
 TASKS: Mapping[str, type[Task]] = {"reasoning": Reasoning, "jumps": Jumps}

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import EMBEDDED
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods import takes_budget
@@ -19,8 +19,11 @@ from kvlab.reference.windows import check_choice
 MOST = {"problems": 2**31 - 1, "seeds": 2**63 - 1}
 """What the columns of the data set can hold."""
 
-EMBEDDED = "reasoner"
-"""How a sweep names the embedded model."""
+ORACLE = "oracle"
+"""How a sweep names, among its methods, the policy that knows what the rest of a run will need."""
+
+MODEL, TASK = next(iter(EMBEDDED.items()))
+"""What a sweep is of if it does not say it."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,16 @@ class Sweep:
     """
 
     methods: tuple[str, ...]
-    """Registry syntax. A method that draws at random is given the seed of the problems."""
+    """Registry syntax, or ``oracle`` (fast backend, where the task has one). A method that draws at
+    random is given the seed of the problems."""
     budgets: tuple[str, ...]
     """Entries, or percent of the mean tokens of prompt and solution, for methods that take a
     budget."""
     problems: int
     """Per task and seed."""
-    models: tuple[str, ...] = (EMBEDDED,)
-    """``reasoner``, Hugging Face directories, or (fast backend) ids on the hub."""
-    tasks: tuple[str, ...] = ("reasoning",)
+    models: tuple[str, ...] = (MODEL,)
+    """Short names of embedded models, directories, or (fast backend) ids on the hub."""
+    tasks: tuple[str, ...] = (TASK,)
     seeds: tuple[int, ...] = (0,)
     """Of the problems: every seed draws others."""
     batch: int = 32
@@ -51,6 +55,9 @@ class Sweep:
     """The first problems of every seed on which output error, divergence and memory are
     measured."""
     backend: str = "fast"
+    to_first_error: bool = False
+    """Whether an answer ends at its first wrong token, which saves time. It needs tasks with one
+    right answer each; nothing is then known of final answers whose way is wrong."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Methods that the report tests against each other, chosen before anything is run."""
     curves: tuple[str, ...] = ()
@@ -68,7 +75,7 @@ class Sweep:
         check_choice(backends.NAMES, backend=self.backend)
         self._check_lists()
         for spec in self.tasks:
-            find_task(spec)
+            self._check_task(spec)
         self._check_methods()
 
     def _check_lists(self) -> None:
@@ -83,13 +90,25 @@ class Sweep:
             if unknown := [spec for spec in specs if spec not in self.methods]:
                 raise ValueError(f"{name} names {unknown[0]!r}, which is not among the methods")
 
+    def _check_task(self, spec: str) -> None:
+        task = find_task(spec)
+        if self.to_first_error and not task.one_answer:
+            raise ValueError(f"to_first_error needs one right answer each, which {spec} has not")
+        if ORACLE in self.methods and (task.recent is None or self.backend != "fast"):
+            raise ValueError(
+                f"methods: {ORACLE} needs backend 'fast' and a task that knows what is needed, "
+                f"got backend {self.backend!r} and task {spec!r}"
+            )
+
     def _check_methods(self) -> None:
         for spec in self.methods:
+            if spec == ORACLE:
+                continue
             try:
                 methods.parse(spec)
             except (ValueError, TypeError) as error:
                 raise type(error)(f"methods: {spec}: {error}") from None
-        if not self.budgets and (needing := [m for m in self.methods if takes_budget(m)]):
+        if not self.budgets and (needing := [m for m in self.methods if budgeted(m)]):
             raise ValueError(f"budgets must name at least one: {needing[0]} takes a budget")
         for text in self.budgets:
             try:
@@ -128,6 +147,7 @@ def make_sweep(written: Mapping[str, Any]) -> Sweep:
         "batch": _count,
         "measured": _count,
         "backend": _word,
+        "to_first_error": _flag,
         "seeds": _seeds,
         "budgets": _budgets,
         "pairs": _pairs,
@@ -151,9 +171,9 @@ def to_toml(sweep: Sweep) -> str:
     return "".join(lines)
 
 
-def model_location(model: str) -> str:
-    """Return the directory or id that a sweep's name of a model stands for."""
-    return str(reasoner_directory()) if model == EMBEDDED else model
+def budgeted(spec: str) -> bool:
+    """Say whether what a sweep names among its methods takes a budget."""
+    return spec == ORACLE or takes_budget(spec)
 
 
 def check_methods(specs: Sequence[str], budgets: Collection[int]) -> None:
@@ -163,13 +183,15 @@ def check_methods(specs: Sequence[str], budgets: Collection[int]) -> None:
     no figures.
     """
     for spec in specs:
-        tried = budgets if takes_budget(spec) else (None,)
+        tried = budgets if budgeted(spec) else (None,)
         refusals = [reason for budget in tried if (reason := _refusal(spec, budget))]
         if tried and len(refusals) == len(tried):
             raise ValueError(f"methods: {spec}: {refusals[0]}")
 
 
 def _refusal(spec: str, budget: int | None) -> str | None:
+    if spec == ORACLE:
+        return None
     try:
         methods.get(spec, budget)
     except ValueError as error:
@@ -188,6 +210,12 @@ def _most_entries(text: str) -> int:
 def _word(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} = {value!r} must be a text")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} = {value!r} must be true or false")
     return value
 
 

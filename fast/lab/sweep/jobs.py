@@ -9,8 +9,9 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_encoder
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.sweep.configuration import Sweep, check_methods, model_location
-from kvlab.reference.methods import takes_budget, with_seed
+from kvlab.fast.lab.sweep.configuration import ORACLE, Sweep, budgeted, check_methods
+from kvlab.fast.models import model_location
+from kvlab.reference.methods import with_seed
 from kvlab.reference.selection import budget_entries
 
 FORMAT = 1
@@ -40,18 +41,23 @@ class Job:
     count: int
     measured: int
     """How many of the job's first problems are measured."""
+    to_first_error: bool = False
 
     @property
     def id(self) -> str:
         """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
         del content["model"]
+        if not self.to_first_error:
+            del content["to_first_error"]  # so that results from before this field keep their names
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     @property
     def seeded(self) -> str:
         """The method as it is run: every seed and every batch draws anew."""
+        if self.method == ORACLE:
+            return ORACLE
         return with_seed(self.method, self.seed + BETWEEN_BATCHES * self.first)
 
     @property
@@ -101,13 +107,14 @@ class Plan:
             first=first,
             count=count,
             measured=min(count, max(0, self.sweep.measured - first)),
+            to_first_error=self.sweep.to_first_error,
         )
 
     def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
         """Yield methods and budgets: first the methods that take no budget."""
-        yield from ((each, None) for each in self.sweep.methods if not takes_budget(each))
+        yield from ((each, None) for each in self.sweep.methods if not budgeted(each))
         for entries in sorted(set(self.entries[model][task].values())):
-            yield from ((each, entries) for each in self.sweep.methods if takes_budget(each))
+            yield from ((each, entries) for each in self.sweep.methods if budgeted(each))
 
     def check_methods(self) -> None:
         """Raise ValueError if a method can be built with none of the budgets."""

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvlab.fast.lab.evaluate.backends import Backend, load_backend
+from kvlab.fast.lab.evaluate.backends import Asked, Backend, load_backend
 from kvlab.fast.lab.evaluate.tasks import Problem, find_task
-from kvlab.fast.lab.sweep.configuration import model_location
+from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.sweep.jobs import Job
+from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.measure import Measurement
 
@@ -56,10 +57,17 @@ class Question:
     number: int
     problem: Problem
     prompt: list[int]
-    stop: int
-    """Token that ends an answer."""
-    limit: int
-    """Tokens after which an answer is cut: a quarter more than the solution has."""
+    solution: list[int]
+
+    @property
+    def stop(self) -> int:
+        """Token that ends an answer."""
+        return self.solution[-1]
+
+    @property
+    def limit(self) -> int:
+        """Tokens after which an answer is cut: a quarter more than the solution has."""
+        return len(self.solution) * 5 // 4
 
     def refused(self, reason: str) -> Found:
         """Return the row of a method that cannot take this problem."""
@@ -118,8 +126,7 @@ class Worker:
         questions = []
         for number, problem in enumerate(drawn[job.first :], start=job.first):
             solution = encode(problem.solution)
-            limit = len(solution) * 5 // 4
-            questions.append(Question(number, problem, encode(problem.prompt), solution[-1], limit))
+            questions.append(Question(number, problem, encode(problem.prompt), solution))
         return questions
 
     def attempts(self, job: Job, questions: Sequence[Question]) -> dict[int, Found]:
@@ -139,8 +146,12 @@ class Worker:
             ValueError: if the method does not fit a question.
         """
         backend, task = self.backend(job), find_task(job.task)
-        written, seconds = write(backend, questions, job.seeded, job.budget)
+        written, seconds = write(backend, questions, *asked(job, questions), job.to_first_error)
         rows = []
+
+        def known(solved: bool) -> bool:
+            return solved or not job.to_first_error
+
         for question, tokens in zip(questions, written, strict=True):
             outcome = task.grade(question.problem, backend.decode(tokens))
             rows.append(
@@ -149,8 +160,8 @@ class Worker:
                     len(question.prompt),
                     refusal=None,
                     solved=outcome.solved,
-                    answer_correct=outcome.answer_correct,
-                    tokens=len(tokens),
+                    answer_correct=outcome.answer_correct if known(outcome.solved) else None,
+                    tokens=len(tokens) if known(outcome.solved) else None,
                     seconds_per_token=seconds,
                 )
             )
@@ -170,7 +181,8 @@ class Worker:
         def measure(some: Sequence[FullAnswer]) -> list[Found]:
             prompts = [each.question.prompt for each in some]
             tokens, logits = [each.tokens for each in some], [each.logits for each in some]
-            measured = backend.measure(job.seeded, job.budget, prompts, tokens, logits)
+            method = asked(job, [each.question for each in some])
+            measured = backend.measure(*method, prompts, tokens, logits)
             return [
                 replace(found[each.question.number], **figures(measurement))
                 for each, (measurement, _) in zip(some, measured, strict=True)
@@ -190,8 +202,22 @@ class Worker:
         return self._answers[key]
 
 
+def asked(job: Job, questions: Sequence[Question]) -> tuple[Asked, int | None]:
+    """Return the method and the budget of a job, for a batch of questions."""
+    if job.method != ORACLE:
+        return job.seeded, job.budget
+    from kvlab.fast.lab.evaluate.oracle import oracle_policy
+
+    task = find_task(job.task)
+    assert job.budget is not None and task.recent is not None
+    next_uses = [task.next_use(each.problem) for each in questions]
+    return oracle_policy(next_uses, job.budget, task.recent), None
+
+
 def misfit(job: Job, question: Question) -> str | None:
     """Say why a method cannot take a prompt, without running the method."""
+    if job.method == ORACLE:
+        return None
     try:
         methods.get(job.seeded, job.budget).check(len(question.prompt))
     except ValueError as error:
@@ -200,16 +226,28 @@ def misfit(job: Job, question: Question) -> str | None:
 
 
 def write(
-    backend: Backend, questions: Sequence[Question], spec: str, budget: int | None
+    backend: Backend,
+    questions: Sequence[Question],
+    method: Asked,
+    budget: int | None,
+    to_first_error: bool = False,
 ) -> tuple[list[list[int]], float]:
     """Write an answer to every question, cut at its limit; return the seconds per token too.
+
+    Args:
+        backend: writes the answers.
+        questions: to answer, in one batch.
+        method: registry syntax, or a policy.
+        budget: entries, where the method takes one.
+        to_first_error: end an answer with its first token that is not that of the solution.
 
     Raises:
         ValueError: if the method does not fit a question.
     """
     prompts = [question.prompt for question in questions]
     limit, stop = max(question.limit for question in questions), questions[0].stop
-    written, seconds = backend.write(spec, budget, prompts, limit, stop)
+    solutions = [question.solution for question in questions] if to_first_error else None
+    written, seconds = backend.write(method, budget, prompts, limit, stop, solutions)
     cut = [tokens[: each.limit] for tokens, each in zip(written, questions, strict=True)]
     return cut, seconds
 

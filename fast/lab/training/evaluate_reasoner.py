@@ -34,6 +34,7 @@ def evaluate(directory: Path, problems: int, seed: int) -> dict[str, Any]:
         (BUDGET,),
         problems,
         models=(str(directory),),
+        tasks=("reasoning",),
         seeds=(seed,),
         batch=1,
         backend="reference",

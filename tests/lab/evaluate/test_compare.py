@@ -21,7 +21,16 @@ SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
 
 @pytest.fixture(scope="module")
 def comparison():
-    sweep = Sweep(SPECS, ("30%", "90%"), problems=2, seeds=(1,), batch=1, backend="reference")
+    sweep = Sweep(
+        SPECS,
+        ("30%", "90%"),
+        problems=2,
+        models=("reasoner",),
+        tasks=("reasoning",),
+        seeds=(1,),
+        batch=1,
+        backend="reference",
+    )
     return compare(sweep)
 
 
@@ -154,7 +163,15 @@ def test_recurrence_reports_the_distribution():
 
 
 def test_comparing_in_this_process_gives_the_same():
-    sweep = Sweep(("h2o",), ("70%",), problems=2, batch=1, backend="reference")
+    sweep = Sweep(
+        ("h2o",),
+        ("70%",),
+        problems=2,
+        models=("reasoner",),
+        tasks=("reasoning",),
+        batch=1,
+        backend="reference",
+    )
     here, elsewhere = (compare(sweep, workers) for workers in (0, 1))
     (one,), (other,) = (found.summary.points for found in (here, elsewhere))
     assert replace(one, seconds_per_token=None) == replace(other, seconds_per_token=None)

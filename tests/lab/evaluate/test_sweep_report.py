@@ -43,6 +43,8 @@ from kvlab.reference import methods
 SWEEP = {
     "methods": ["full", "h2o", "tova", "rkv@every=16", "raas"],
     "budgets": [50, 60],
+    "models": ["reasoner"],
+    "tasks": ["reasoning"],
     "problems": 20,
     "batch": 20,
     "seeds": [0, 1],

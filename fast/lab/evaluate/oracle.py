@@ -1,0 +1,71 @@
+"""The oracle: a policy that knows what the rest of a run will need, the ceiling of comparisons.
+
+It is no method, as it reads the solution of the problem. A comparison names it among its methods.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from kvlab.fast.cache import State
+from kvlab.fast.notation import Candidates, Room, Scores
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Score, twin_of
+from kvlab.reference import policy as reference
+from kvlab.reference.notation import Array, Marks
+from kvlab.reference.notation import Scores as ReferenceScores
+from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy
+
+
+@dataclass(frozen=True, eq=False)
+class Foreseen(reference.Score):
+    """The sooner an entry is used, the more it is worth."""
+
+    next_use: Int[Array, "N t t"]
+    """For every problem, moment and entry, the query that uses the entry next."""
+
+    needs = NO_ATTENTION
+    signed = True
+
+    def score(
+        self, state: reference.State, seen: reference.Observation, candidates: Marks, room: int
+    ) -> ReferenceScores:
+        """Rate the entries of one sequence: the first problem's."""
+        moment = min(seen.clock.seen, self.next_use.shape[1]) - 1
+        return -self.next_use[0, moment][seen.positions].astype(np.float64)
+
+
+@twin_of(Foreseen)
+@dataclass(frozen=True, eq=False)
+class ForeseenInBatch(Score):
+    """The same for a batch; a sequence that outruns its solution stays at its last moment."""
+
+    next_use: Int[Array, "N t t"]
+
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        batch, last = len(seen.positions), self.next_use.shape[1]
+        moments = seen.clock.seen.reshape(batch).clamp(max=last).cpu().numpy() - 1
+        problems = np.arange(batch) % len(self.next_use)  # layers that decide at once follow
+        following = torch.from_numpy(self.next_use[problems, moments])
+        places = seen.positions.clamp(min=0, max=last - 1).long()
+        found: Tensor = following.to(places.device)[:, None].expand(-1, places.shape[1], -1)
+        return -torch.gather(found, 2, places).to(seen.queries.dtype)
+
+
+def oracle_policy(next_uses: Sequence[Int[Array, "t t"]], budget: int, recent: int) -> Policy:
+    """Return the policy that evicts the entry whose next use is the latest.
+
+    Args:
+        next_uses: of each problem of a batch, in order; see `kvlab.reference.tasks.jumps_oracle`.
+        budget: entries that stay.
+        recent: newest entries that are safe.
+    """
+    longest = max(map(len, next_uses))
+    table = np.full((len(next_uses), longest, longest), longest, dtype=np.int32)
+    for row, each in zip(table, next_uses, strict=True):
+        row[: len(each), : len(each)] = np.minimum(each, longest)
+    return Policy("oracle", Foreseen(table), EveryBlock(1), Edges(recent=recent), Entries(budget))
