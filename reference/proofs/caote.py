@@ -745,8 +745,9 @@ def _operations(n: int, d: int) -> tuple[int, int]:
 @PAPER.printed("CA-8e", "§3.3, Tables 2, 3, 7 and 8", Verdict.VERIFIED)
 @false("FastCAOTE is never worse", at_most=0.0)
 def fast_score_costs_little_accuracy(*, at_most: float = 1.0) -> Finding:
-    """FastCAOTE degrades the performance of CAOTE negligibly: by less than a point of the LongBench
-    average, of which the base methods are up to 18 points away.
+    """FastCAOTE degrades the performance of CAOTE negligibly.
+
+    That is taken for less than a point of the LongBench average.
     """
     gaps = {name: fast - full for name, (_, full, fast) in legible(TABLES["longbench"]).items()}
     worst = min(gaps, key=lambda name: gaps[name])
@@ -948,7 +949,9 @@ def improvements(table: Scores, better: int, mostly: float) -> Finding:
 @right("the figures improve", table={"one": (2.0, 1.0, 1.0)})
 @false("the reading says three quarters", mostly=0.75)
 def perplexity_always_improves(*, table: Scores | None = None, mostly: float = 0.6) -> Finding:
-    """With CAOTE or with FastCAOTE, every method's perplexity on the Qwen 2.5 models improves."""
+    """With CAOTE every method's perplexity on the Qwen 2.5 models improves; FastCAOTE counts,
+    too.
+    """
     return improvements(table or TABLES["perplexity"], -1, mostly)
 
 
@@ -967,7 +970,7 @@ def longbench_always_improves(*, table: Scores | None = None, mostly: float = 0.
 @right("the figures improve", table={"one": (0.1, 0.2, 0.2)})
 @false("the reading says all", mostly=1.0)
 def needles_always_improve(*, table: Scores | None = None, mostly: float = 0.8) -> Finding:
-    """Every base method finds more needles with CAOTE or with FastCAOTE."""
+    """Every base method finds more needles with CAOTE; FastCAOTE counts, too."""
     return improvements(table or TABLES["needle"], 1, mostly)
 
 
@@ -1033,12 +1036,19 @@ def smaller_blocks_are_better(
     methods: Sequence[str] = ("H2O+CAOTE", "TOVA+CAOTE", "SnapKV+CAOTE"),
     won: int = 1,
 ) -> Finding:
-    """The smaller the block of the prompt, the better is CAOTE, as blocks of 32 tokens show."""
-    cells = {f"{m}, {task}": row for m in methods for task, row in TABLES["blocks"][m].items()}
+    """The smaller the block of the prompt, the better is CAOTE, as blocks of 32 tokens show.
+
+    HotpotQA with the whole prompt in one block is left out: it ran on 114 of the 200 samples.
+    """
+    cells = {
+        f"{m}, {task}": [*row[:2], np.nan] if task == "HotpotQA" else row
+        for m in methods
+        for task, row in TABLES["blocks"][m].items()
+    }
     worse = [
-        f"{where}: {row[best]} against {max(row)}"
+        f"{where}: {row[best]} against {np.nanmax(row)}"
         for where, row in cells.items()
-        if row[best] < max(row)
+        if row[best] < np.nanmax(row)
     ]
     above_128 = sum(row[0] > row[1] for row in cells.values())
     reading = f"32 is best in {won} of {len(cells)} cells, and better than 128 in {above_128}"

@@ -270,15 +270,16 @@ def recurring_tokens_are_retained(
     """Entries whose time since the latest activation exceeds their MRI are evicted first, those
     with Δ < MRI are retained: by Eq. 2 none of the latter scores below one of the former.
 
-    All pairs with MRI and Δ up to 10, smallest first.
+    All pairs with MRI from 2, below which the printed H2 has no value, to 10 and Δ up to 10,
+    smallest first.
     """
     found = _overtaken(score)
     if not found:
-        return verified("every pair of entries, MRI and Δ up to 10")
+        return verified("every pair of entries, MRI from 2 and Δ, both up to 10")
     code = _overtaken(importance)
     return refuted(
         f"(MRI, Δ) = {found}",
-        f"all pairs with MRI and Δ up to 10; with the code's H2 {code or 'it holds'}",
+        f"all pairs, MRI from 2 and Δ, both up to 10; with the code's H2 {code or 'it holds'}",
         "it holds if 2, the most by which H1 + H2 can differ, is added where Δ < MRI (guard=true)",
         not _overtaken(guarded),
     )
@@ -286,8 +287,9 @@ def recurring_tokens_are_retained(
 
 def _overtaken(score: Importance) -> str:
     """Name the first entry with Δ < MRI that scores below one with Δ > MRI; empty if none does."""
-    waiting = [entry for entry in histories(10) if entry[1] < entry[0]]
-    overdue = [entry for entry in histories(10) if entry[1] > entry[0]]
+    defined = [(mri, elapsed) for mri, elapsed in histories(10) if mri > 1]
+    waiting = [entry for entry in defined if entry[1] < entry[0]]
+    overdue = [entry for entry in defined if entry[1] > entry[0]]
     for a, b in product(waiting, overdue):
         if score(*a) < score(*b):
             return f"{a} scores {score(*a):.3f}, below {b} with {score(*b):.3f}"
@@ -325,8 +327,8 @@ Words = Callable[[Sequence[bool], int], tuple[int, int]]
 def recursion_tracks_the_longest_gap(
     *, words: Words = gaps_between, start: Start = "first activation"
 ) -> Finding:
-    """MRI ← max(MRI, TS_t − TS_{t−1}) gives the longest interval between two consecutive
-    activations, and TS is the step of the latest one.
+    """MRI ← max(MRI, TS_t − TS_{t−1}) gives the longest wait between one activation and the next,
+    and TS is the step of the latest one.
 
     Every pattern of activations of up to ten steps; the recursion starts at the first activation.
     """
@@ -384,7 +386,8 @@ def _scores(rows: Array, start: Start) -> list[float]:
 
 # --- α -------------------------------------------------------------------------------------------
 
-THRESHOLDS = (1e-4, 5e-4, 1e-3, 1e-2, 1e-1)
+THRESHOLDS = (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1)
+"""The four of Table 10 and two that are larger."""
 
 
 @PAPER.printed("LE-5", "Appendix F.2", Verdict.VERIFIED)
@@ -396,7 +399,7 @@ def smaller_threshold_shortens_intervals(
     """With a small α more entries count as important, and their MRI is shorter.
 
     Embedded model, one problem, every KV head: activations and mean MRI of the entries that were
-    activated, for five α. Single entries may go against the trend, because a smaller α can add an
+    activated, for six α. Single entries may go against the trend, because a smaller α can add an
     activation long after the last one.
     """
     prompt, means, counts = prompt_tokens(0), [], []
@@ -494,61 +497,105 @@ def _recurring(model: Path, threshold: float) -> float:
 def most_intervals_are_far_shorter_than_the_output(
     *, model: Path, far_smaller: float = 175 / 8000
 ) -> Finding:
-    """The MRI of most tokens is far smaller than the output: 80 % lie below 175 of up to 8,000
-    tokens, 2.2 % of the output.
+    """The MRI of most tokens is far smaller than the output: 80 % lie below 175, where an output
+    can have 8,000 tokens.
 
-    Embedded model, every KV head of five problems; entries that were activated.
+    175 is 2.2 % of 8,000. Embedded model, every KV head of five problems, at the α that the paper
+    takes for its Qwen models; entries that were activated.
     """
-    window = _window(_all_intervals(model, 5e-4, range(5)))
+    window = _window(_all_intervals(model, 1e-4, range(5)))
     written = np.mean([_generated(model, problem) for problem in range(5)])
     evidence = f"80 % lie below {window:.0f} of {written:.0f} tokens, {window / written:.1%}"
     if window <= far_smaller * written:
         return verified(evidence)
-    return not_here(evidence, "α = 0.0005; these texts are short")
+    return not_here(evidence, "α = 0.0001; 175 of 8,000 are 2.2%; these texts are short")
 
 
 @PAPER.printed("LE-15", "§4, choice of W, and Limitations", Verdict.VERIFIED)
 @false("1 % gives W to the token", tolerance=0.0)
 @false("the longest MRI of a sample gives W", rule=lambda intervals: float(intervals.max()))
 def one_percent_of_the_samples_gives_the_window(
-    *, model: Path, tolerance: float = 0.2, rule: Callable[[Array], float] | None = None
+    *, model: Path, tolerance: float = 0.28, rule: Callable[[Array], float] | None = None
 ) -> Finding:
     """W, the MRI below which 80 % of the tokens lie, can be found on 1 % of a data set's samples.
 
-    Embedded model: five problems, as 1 % of MATH-500 are, against ten; all choices of five. A fifth
-    more or less is allowed, because by Table 9 a W that is 28 % larger costs 0.4 points.
+    Embedded model: five problems, as 1 % of MATH-500 are, against five other ones; all choices out
+    of ten. At least nine tenths of the choices have to be off by at most 28 %, because by Table 9 a
+    W that is 28 % larger costs 0.4 points.
     """
     each, take = [_all_intervals(model, 5e-4, [problem]) for problem in range(10)], rule or _window
-    whole = _window(np.concatenate(each))
-    found = [take(np.concatenate(chosen)) for chosen in combinations(each, 5)]
+    found = []
+    for chosen in combinations(range(10), 5):
+        sample, others = (
+            [x for i, x in enumerate(each) if (i in chosen) is own] for own in (True, False)
+        )
+        found.append(take(np.concatenate(sample)) / _window(np.concatenate(others)))
+    near = np.mean([abs(ratio - 1) <= tolerance for ratio in found])
     return measured(
-        max(abs(w / whole - 1) for w in found) <= tolerance,
-        f"W = {whole:.0f} on ten problems; {len(found)} choices of five give {min(found):.0f} to "
-        f"{max(found):.0f}",
+        near >= 0.9,
+        f"{len(found)} choices of five of ten problems give {min(found):.2f} to {max(found):.2f} "
+        f"times the W of the other five; {near:.1%} are off by at most {tolerance:.0%}",
     )
+
+
+Attention = Callable[[Array, np.random.Generator], Array]
+"""What the check takes for a head's attention, of what was observed."""
+
+
+def as_observed(rows: Array, rng: np.random.Generator) -> Array:
+    """The model's own attention."""
+    return rows
+
+
+def shuffled(rows: Array, rng: np.random.Generator) -> Array:
+    """Noise: each row pays what it pays to random visible entries."""
+    return np.array(
+        [np.append(rng.permutation(row[: t + 1]), row[t + 1 :]) for t, row in enumerate(rows)]
+    )
+
+
+def unchanging(rows: Array, rng: np.random.Generator) -> Array:
+    """Every row pays what the last one pays."""
+    return np.tril(np.tile(rows[-1], (len(rows), 1)))
 
 
 @PAPER.printed("LE-16", "§3, Finding 1, and Fig. 2b", Verdict.VERIFIED)
 @false("later important tokens were important before", often=0.9)
-def later_important_tokens_were_unimportant(*, model: Path, often: float = 0.25) -> Finding:
-    """Of the half of the tokens that is most important at a later step, many are missing in the
-    most important half of an earlier step.
+@false("attention is noise", attention=shuffled)
+@false("the important tokens stay the same", attention=unchanging)
+def later_important_tokens_were_unimportant(
+    *, model: Path, often: float = 0.25, attention: Attention = as_observed
+) -> Finding:
+    """Tokens that are important at later steps are often missing in the most important half of an
+    earlier one, so that methods which keep this half lose them.
 
-    Embedded model, one problem, every KV head: halves by attention at steps 16 apart.
+    Embedded model, three problems, every KV head: entries with attention of α = 0.01 or more, and
+    the better half 16 steps before, by the attention of that step, as TOVA has it, and by the sum
+    up to then, as H2O has it. In noise, half of them are missing in either. So the sum also has to
+    miss at least a tenth less than that; else importance would be no property of a token.
     """
-    next_step, later = (_missing_before(model, gap) for gap in (1, 16))
-    evidence = f"{later:.0%} are missing 16 steps before and {next_step:.0%} one step before"
-    return measured(later >= often, f"{evidence}; chance would give 50 %")
+    latest, summed = _missing_before(model, 16, attention)
+    evidence = f"missing 16 steps before by one step's attention: {latest:.0%}, by the sum: "
+    evidence += f"{summed:.0%}; by chance 50 %"
+    return measured(min(latest, summed) >= often and summed <= 0.9 * 0.5, evidence)
 
 
-def _missing_before(model: Path, gap: int) -> float:
-    """Share of the important half of a step that was not in that of ``gap`` steps before."""
-    missing = []
-    for rows in received(model):
-        for t in range(prompt_tokens(0), len(rows) - gap, 8):
-            early, late = (_better_half(rows[step, : t + 1].tolist()) for step in (t, t + gap))
-            missing.append(len(late - early) / len(late))
-    return float(np.mean(missing))
+def _missing_before(model: Path, gap: int, attention: Attention) -> tuple[float, float]:
+    """Share of the activated entries that were in the worse half ``gap`` steps before: by the
+    attention of that step, and by the sum up to then.
+    """
+    rng, activated, missing = np.random.default_rng(0), 0, np.zeros(2)
+    for problem in range(3):
+        for observed in received(model, problem):
+            rows = attention(observed, rng)
+            sums = np.cumsum(rows, axis=0)
+            for t in range(prompt_tokens(problem), len(rows) - gap, 8):
+                late = set(np.flatnonzero(rows[t + gap, : t + 1] >= 0.01).tolist())
+                early = (_better_half(each[t, : t + 1].tolist()) for each in (rows, sums))
+                missing += [len(late - half) for half in early]
+                activated += len(late)
+    latest, summed = missing / activated
+    return float(latest), float(summed)
 
 
 def _generated(model: Path, problem: int) -> int:
@@ -621,7 +668,7 @@ def cache_stays_within_budget_and_window(
     return exhaustive(f"{len(cases)} sizes up to ten; the bound is reached for {reached} of them")
 
 
-@PAPER.printed("LE-4b", "Algorithm 1, line 8", Verdict.REFUTED, "when to evict")
+@PAPER.printed("LE-4b", "Algorithm 1, line 8, and §4", Verdict.REFUTED, "when to evict")
 @right("line 8 demands |K| > B", line_8=lambda n, B: n > B)
 @false("evict above ten times the budget", reading=lambda n, B: n > 10 * B)
 def printed_condition_holds_the_budget(
@@ -795,7 +842,11 @@ def method_is_best_everywhere(
         if not cell["Ours"] > cell[best]:
             worse.append(f"{where}: {cell['Ours']} against {cell[best]} of {best}")
     better = len(table) - len(worse)
-    reading = f"it is in {better} of {len(table)} cases" if better > mostly * len(table) else ""
+    tasks = [[c for w, c in table.items() if w.startswith(task)] for task in TABLES["accuracy"]]
+    gaps = [min(sum(c["Ours"] - c[name] for c in each) for name in baselines) for each in tasks]
+    reading = f"it is in {better} of {len(table)} cases, and on {sum(g > 0 for g in gaps)} of "
+    reading += f"{len(tasks)} data sets in the mean over their models"
+    reading = reading if better > mostly * len(table) else ""
     return tabulated(worse, len(table), "cases have LazyEviction ahead", reading)
 
 
@@ -942,14 +993,17 @@ GRIDS = {"AIME 30 %": (30, 0.05), "LiveCodeBench 40 %": (58, 0.005), "MATH-500 5
 def accuracies_are_shares_of_the_samples(
     *, grids: Mapping[str, tuple[int, float]] = GRIDS, share: int = 5
 ) -> Finding:
-    """LiveCodeBench is tested on 58 samples, 5 % of 1116, and MATH-500 has 500 problems: with 30
-    for AIME, every printed accuracy is a whole number of solved problems.
+    """LiveCodeBench is tested on 58 samples, about 5 % of 1116, and MATH-500 has 500 problems: all
+    printed accuracies are whole numbers of these.
+
+    So are AIME's of 30 problems, a number that the paper does not print.
     """
     off = [f"{task}: {x}" for task, grid in grids.items() for x in _off_grid(task, *grid)]
+    drawn = f"58 of 1116 are {100 * 58 / 1116:.1f} %"
     if round(100 * 58 / 1116) != share:
-        off.append(f"58 of 1116 are {100 * 58 / 1116:.1f} %")
+        off.append(drawn)
     figures = sum(len(row) for task in grids for row in TABLES["accuracy"][task].values())
-    return tabulated(off, figures, "accuracies are a whole number of problems")
+    return tabulated(off, figures, f"accuracies are a whole number of problems; {drawn}")
 
 
 def _off_grid(task: str, problems: int, slack: float) -> list[float]:
