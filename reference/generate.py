@@ -154,6 +154,7 @@ def generate(
     block_size: int | None = None,
     query_heads: bool = False,
     watch: Watch | None = None,
+    solution: Sequence[int] | None = None,
 ) -> Generation:
     """Continue a prompt greedily, or by sampling at a temperature.
 
@@ -168,6 +169,7 @@ def generate(
         block_size: tokens per block of prefill; None for the whole prompt at once.
         query_heads: see `start`.
         watch: called after every step of every layer.
+        solution: token ids; the text ends with its first token that differs from them.
 
     Raises:
         ValueError: on a negative temperature or number of tokens, and as `prefill`.
@@ -183,6 +185,8 @@ def generate(
         token, confidence = choose(logits, temperature, rng)
         written.append(token)
         if token == stop or len(written) == max_new_tokens:
+            break
+        if solution is not None and list(solution[: len(written)]) != written:
             break
         rows, session = advance(session, [token], confidence, watch)
         logits = rows[-1]

@@ -1,4 +1,4 @@
-"""``kvlab compare``: methods side by side on a task, by default that of the embedded reasoner."""
+"""``kvlab compare``: methods side by side on a task, by default that of an embedded model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,8 @@ from kvlab.fast.lab.commands.options import (
 from kvlab.fast.lab.evaluate import compare as comparing
 from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.report import write_report
-from kvlab.fast.lab.sweep.configuration import EMBEDDED, Sweep
+from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.sweep.configuration import MODEL, TASK, Sweep
 from kvlab.fast.lab.terminal import (
     errors,
     print_caption,
@@ -28,6 +29,7 @@ from kvlab.fast.lab.terminal import (
     print_table,
     reporting,
 )
+from kvlab.fast.models import EMBEDDED
 from kvlab.reference import methods as registry
 
 BATCH = {"fast": 32, "reference": 1}
@@ -42,7 +44,10 @@ def compare(
     problems: Problems = 16,
     seed: Seed = 0,
     model: ModelName = None,
-    task: Annotated[str, typer.Option(help="Task, as in 'reasoning@variables=16'.")] = "reasoning",
+    task: Annotated[
+        str | None,
+        typer.Option(help="As in 'jumps@most=50'; default: what the embedded model solves."),
+    ] = None,
     backend: Annotated[
         str | None,
         typer.Option(help="fast: PyTorch; reference: NumPy. Default: fast if it is installed."),
@@ -53,7 +58,7 @@ def compare(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Compare methods on the embedded reasoner: accuracy, error, memory, time.
+    """Compare methods on an embedded model: accuracy, error, memory, time.
 
     A budget in percent is that share of the mean tokens of prompt and solution.
     """
@@ -61,15 +66,18 @@ def compare(
     if backend is None:
         backend = default_backend()
         errors.print(f"backend: {backend}", style="dim", highlight=False)
+    model = model or MODEL
+    task = task or EMBEDDED.get(model, TASK)
     sweep = Sweep(
         methods=tuple((methods or "").replace(";", " ").split()) or registry.compared(),
         budgets=read_budgets(budgets) or comparing.DEFAULT_BUDGETS,
         problems=problems,
-        models=(model or EMBEDDED,),
+        models=(model,),
         tasks=(task,),
         seeds=(seed,),
         batch=BATCH.get(backend, 1),
         backend=backend,
+        to_first_error=find_task(task).one_answer,
     )
     with reporting() as told:
         comparison = comparing.compare(sweep, workers, told)

@@ -1,13 +1,15 @@
 """``kvlab methods`` and ``kvlab recurrence``. They need the reference alone."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvlab.fast.lab.commands.options import AsJson, ModelDirectory, Problems, Seed, Threshold
+from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import print_caption, print_json, print_table
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import EMBEDDED, model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.traces.recurrence import recurrence as measure_recurrence
 
@@ -61,10 +63,13 @@ def recurrence(
     seed: Seed = 0,
     threshold: Threshold = 0.01,
     model: ModelDirectory = None,
+    task: Annotated[str | None, typer.Option(help="Default: what the model solves.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how often tokens become important again (LazyEviction Fig. 3c)."""
-    found = measure_recurrence(model or reasoner_directory(), problems, seed, threshold)
+    name = str(model or "reasoner")
+    draw = find_task(task or EMBEDDED.get(name, "reasoning")).problems
+    found = measure_recurrence(Path(model_location(name)), problems, seed, threshold, draw)
     if as_json:
         print_json(vars(found))
         return

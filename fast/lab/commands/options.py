@@ -9,18 +9,17 @@ from typing import Annotated
 
 import typer
 
+from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import reasoning
 
 ModelName = Annotated[
     str | None,
-    typer.Option(
-        "--model", help="Hugging Face directory, or id on the hub; default: the embedded reasoner."
-    ),
+    typer.Option("--model", help="Embedded model (jumps, reasoner), directory, or id on the hub."),
 ]
 ModelDirectory = Annotated[
     Path | None,
-    typer.Option("--model", help="Hugging Face directory; default: the embedded reasoner."),
+    typer.Option("--model", help="Embedded model (jumps, reasoner) or directory."),
 ]
 Device = Annotated[
     str | None, typer.Option(help="As PyTorch names it; default: a GPU if there is one.")
@@ -102,17 +101,18 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if text and file are given, if neither is given although the model is not the
-            embedded one, or if the file is no UTF-8 text.
+        ValueError: if text and file are given, if neither is given although the model is not
+            embedded, or if the file is no UTF-8 text.
     """
     if text is not None and file is not None:
         raise ValueError("--prompt and --prompt-file cannot both be given")
     if text is not None:
         return text
     if file is None:
-        if model is not None:
+        if model is not None and str(model) not in EMBEDDED:
             raise ValueError("--prompt or --prompt-file must be given with --model")
-        return reasoning.held_out(1)[0].prompt
+        task = find_task(EMBEDDED[str(model or "reasoner")])
+        return task.problems(1, seed=0)[0].prompt
     return read_text("prompt_file", file)
 
 

@@ -23,7 +23,7 @@ from kvlab.fast.lab.commands.options import (
 )
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.fast.lab.viewer import write_viewer
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.timeline.recorder import MOST_VALUES
@@ -107,4 +107,4 @@ def find_source(
     if prompt is None and prompt_file is None and model is None:
         return viewing.problem_source(problem, max_new_tokens)
     text = read_prompt(prompt, prompt_file, model)
-    return viewing.text_source(text, model or reasoner_directory(), max_new_tokens)
+    return viewing.text_source(text, Path(model_location(model or "reasoner")), max_new_tokens)

@@ -132,11 +132,10 @@ class ReferenceBackend(Backend):
     ) -> tuple[list[list[int]], float]:
         policy, started = policy_of(method, budget), time.perf_counter()
         written = [
-            list(generate(self.model, policy, prompt, limit, stop=stop).tokens)
-            for prompt in prompts
+            list(generate(self.model, policy, prompt, limit, stop, solution=solution).tokens)
+            for prompt, solution in zip(prompts, solutions or [None] * len(prompts), strict=True)
         ]
-        seconds = (time.perf_counter() - started) / sum(map(len, written))
-        return to_first_error(written, solutions), seconds
+        return written, (time.perf_counter() - started) / sum(map(len, written))
 
     def measure(
         self,

@@ -40,7 +40,9 @@ def evaluate(directory: Path, problems: int, seed: int) -> list[dict[str, Any]]:
 
 def _evaluate_size(directory: Path, size: Size, problems: int, seed: int) -> dict[str, Any]:
     task = f"jumps@fewest={size.fewest},most={size.most}"
-    sweep = Sweep(("full",), (), problems, (str(directory),), (task,), (seed,))
+    sweep = Sweep(
+        ("full",), (), problems, (str(directory),), (task,), (seed,), batch=100, to_first_error=True
+    )
     (summary,) = summarise(run_in_memory(sweep))
     (point,) = summary.points
     drawn = jumps.held_out(problems, seed, size)
