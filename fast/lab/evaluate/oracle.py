@@ -35,8 +35,9 @@ class Foreseen(reference.Score):
         self, state: reference.State, seen: reference.Observation, candidates: Marks, room: int
     ) -> ReferenceScores:
         """Rate the entries of one sequence: the first problem's."""
-        moment = min(seen.clock.seen, self.next_use.shape[1]) - 1
-        return -self.next_use[0, moment][seen.positions].astype(np.float64)
+        last = self.next_use.shape[1] - 1
+        moment, places = min(seen.clock.seen - 1, last), np.minimum(seen.positions, last)
+        return -self.next_use[0, moment][places].astype(np.float64)
 
 
 @twin_of(Foreseen)
@@ -56,8 +57,11 @@ class ForeseenInBatch(Score):
         return -torch.gather(found, 2, places).to(seen.queries.dtype)
 
 
-def oracle_policy(next_uses: Sequence[Int[Array, "t t"]], budget: int, recent: int) -> Policy:
+def oracle_policy(next_uses: Sequence[Int[Array, "_ _"]], budget: int, recent: int) -> Policy:
     """Return the policy that evicts the entry whose next use is the latest.
+
+    Of the entries that nothing uses any more, the newest leaves first: an old step that is left as
+    it was misleads the model less than the rest of a new one.
 
     Args:
         next_uses: of each problem of a batch, in order; see `kvlab.reference.tasks.jumps_oracle`.
@@ -65,7 +69,9 @@ def oracle_policy(next_uses: Sequence[Int[Array, "t t"]], budget: int, recent: i
         recent: newest entries that are safe.
     """
     longest = max(map(len, next_uses))
-    table = np.full((len(next_uses), longest, longest), longest, dtype=np.int32)
+    unused = longest + np.arange(longest, dtype=np.int32)
+    table = np.tile(unused, (len(next_uses), longest, 1))
     for row, each in zip(table, next_uses, strict=True):
-        row[: len(each), : len(each)] = np.minimum(each, longest)
+        t = len(each)
+        row[:t, :t] = np.where(each < longest, each, unused[:t])
     return Policy("oracle", Foreseen(table), EveryBlock(1), Edges(recent=recent), Entries(budget))

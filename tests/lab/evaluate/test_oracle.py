@@ -1,0 +1,170 @@
+"""The oracle keeps what is used next, and answers may end at their first error."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+from build import observation
+
+from kvlab.fast import compress
+from kvlab.fast.lab.evaluate.backends import load_backend, right_tokens, to_first_error
+from kvlab.fast.lab.evaluate.compare import compare
+from kvlab.fast.lab.evaluate.oracle import oracle_policy
+from kvlab.fast.lab.evaluate.tasks import TASKS, find_task
+from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.models import embedded_directory
+from kvlab.reference.cache import State
+from kvlab.reference.generate import generate
+from kvlab.reference.tasks import jumps
+from kvlab.reference.tasks.jumps_oracle import least_memory, next_use
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.transformer import Transformer
+
+SHORT = jumps.Size(fewest=2, most=9)
+TASK = "jumps@fewest=2,most=9"
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return jumps.held_out(6, seed=5, size=SHORT)
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return load_backend("fast", embedded_directory("jumps"))
+
+
+def texts(backend, problems):
+    """Return prompts and solutions as token ids."""
+    return (
+        [backend.encode(each.prompt) for each in problems],
+        [backend.encode(each.solution) for each in problems],
+    )
+
+
+def test_the_oracle_evicts_the_entry_that_is_used_last():
+    never = np.iinfo(np.int32).max
+    uses = np.array([[3, 2, 4, never, never]] * 3)
+    score = oracle_policy([np.vstack([uses, uses[:2]])], budget=3, recent=0).score
+    seen = observation(np.full((1, 5), 0.2), seen=3)
+    scores = score.score(State(), seen, np.ones((1, 5), dtype=bool), 2)
+    assert scores[0].argsort().tolist() == [4, 3, 2, 0, 1], "the newest unused entry leaves first"
+
+
+def test_with_little_more_than_the_least_memory_the_oracle_solves_a_problem(backend, problems):
+    prompts, solutions = texts(backend, problems)
+    for problem, prompt, solution in zip(problems, prompts, solutions, strict=True):
+        budget = least_memory(problem) + 12
+        assert budget < problem.tokens
+        policy = oracle_policy([next_use(problem)], budget, jumps.STEP)
+        (written,), _ = backend.write(policy, None, [prompt], len(solution), solution[-1])
+        assert jumps.grade(problem, backend.decode(written)).solution_correct
+
+
+def test_reference_and_batch_write_the_same_under_the_oracle(backend, problems):
+    model = Transformer.from_directory(embedded_directory("jumps"))
+    tokenizer = load_tokenizer(embedded_directory("jumps"))
+    prompts, solutions = texts(backend, problems)
+    budget = max(map(least_memory, problems))
+    together = oracle_policy([next_use(each) for each in problems], budget, jumps.STEP)
+    limit, stop = max(map(len, solutions)), solutions[0][-1]
+    written, _ = backend.write(together, None, prompts, limit, stop)
+    for problem, prompt, tokens in zip(problems, prompts, written, strict=True):
+        assert prompt == tokenizer.encode(problem.prompt).ids
+        alone = oracle_policy([next_use(problem)], budget, jumps.STEP)
+        assert list(generate(model, alone, prompt, limit, stop).tokens) == tokens
+
+
+def test_an_oracle_that_knows_another_problem_does_not_solve_this_one(backend, problems):
+    problem = max(problems, key=lambda each: each.tokens)
+    (prompt,), (solution,) = texts(backend, [problem])
+    wrong = next_use(problem)[:, ::-1].copy()
+    policy = oracle_policy([wrong], least_memory(problem), jumps.STEP)
+    (written,), _ = backend.write(policy, None, [prompt], len(solution), solution[-1])
+    assert not jumps.grade(problem, backend.decode(written)).solution_correct
+
+
+# --- answers that end at their first error -------------------------------------------------------
+
+
+def test_right_tokens_are_counted_from_the_start():
+    assert right_tokens([1, 2, 3], [1, 2, 4]) == 2
+    assert right_tokens([1, 2], [1, 2, 4]) == 3, "nothing of it is wrong"
+    assert to_first_error([[1, 2, 3, 4], [5, 6]], [[1, 9, 3, 4], [5, 6]]) == [[1, 2], [5, 6]]
+    assert to_first_error([[1, 2]], None) == [[1, 2]]
+
+
+@pytest.mark.parametrize("name", ["fast", "reference"])
+def test_answers_end_at_their_first_error(name, problems):
+    backend = load_backend(name, embedded_directory("jumps"))
+    prompts, solutions = texts(backend, problems)
+    limit, stop = max(map(len, solutions)), solutions[0][-1]
+    whole, _ = backend.write("streaming_llm", 24, prompts, limit, stop)
+    cut, _ = backend.write("streaming_llm", 24, prompts, limit, stop, solutions)
+    assert cut == to_first_error(whole, solutions)
+    assert sum(map(len, cut)) < sum(map(len, whole))
+
+
+def test_the_same_problems_are_solved_either_way():
+    sweep = {"methods": ("full", "random@recent=9"), "budgets": ("90%",), "problems": 4}
+    shares = [
+        [
+            point.outcomes
+            for point in compare(Sweep(**sweep, tasks=(TASK,), to_first_error=cut)).summary.points
+        ]
+        for cut in (False, True)
+    ]
+    assert shares[0] == shares[1]
+    assert all(shares[0][0])
+
+
+def test_what_is_not_known_after_an_error_is_not_told():
+    sweep = Sweep(("streaming_llm",), ("24",), 2, tasks=(TASK,), to_first_error=True)
+    (point,) = compare(sweep).summary.points
+    assert point.solved == 0
+    assert point.answered is None
+
+
+# --- a comparison names the oracle ---------------------------------------------------------------
+
+
+def test_a_comparison_has_a_row_for_the_oracle():
+    sweep = Sweep(("oracle", "random"), ("60%",), 3, tasks=(TASK,))
+    oracle, random = compare(sweep).summary.points
+    assert (oracle.method, oracle.solved) == ("oracle", 1.0)
+    assert oracle.mean("entries") <= oracle.budget
+    assert random.solved < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "reference"}, "oracle needs backend 'fast' and a task that knows"),
+        ({"tasks": ("reasoning",)}, "oracle needs backend 'fast' .* task 'reasoning'"),
+    ],
+)
+def test_where_there_is_no_oracle_it_cannot_be_asked_for(options, message):
+    with pytest.raises(ValueError, match=message):
+        Sweep(("oracle",), ("50%",), 1, **options)
+    with pytest.raises(ValueError, match="task reasoning has no oracle"):
+        find_task("reasoning").next_use(None)
+
+
+def test_a_task_with_many_right_answers_has_no_first_error(monkeypatch):
+    class Free(TASKS["reasoning"]):
+        one_answer = False
+
+    monkeypatch.setitem(TASKS, "free", Free)
+    with pytest.raises(ValueError, match="to_first_error needs one right answer each, which free"):
+        Sweep(("h2o",), ("50%",), 1, tasks=("free",), to_first_error=True)
+
+
+def test_the_cache_is_smaller_under_the_oracle(backend, problems):
+    prompts, _ = texts(backend, problems[:1])
+    policy = oracle_policy([next_use(problems[0])], 60, jumps.STEP)
+    import torch
+
+    with compress(backend.model, policy) as cache, torch.inference_mode():
+        backend.model(input_ids=torch.tensor(prompts), past_key_values=cache)
+        assert {count for (count,) in cache.kept()} == {60}
