@@ -15,7 +15,7 @@ from kvlab.fast.observation import CounterColumns, Needs, Observation
 from kvlab.fast.policy import Elapsed, Score, twin_of
 from kvlab.reference.cache import Column
 from kvlab.reference.methods import lazy_eviction as reference
-from kvlab.reference.methods.lazy_eviction import Form
+from kvlab.reference.methods.lazy_eviction import Form, StampStart
 from kvlab.reference.windows import GroupReduction
 
 DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,7 +39,8 @@ class Recurrence(Score):
     h2: Form
     h2_reading: Literal["code", "printed", "acl"]
     official: bool
-    first_activation_counts: bool
+    stamp_start: StampStart
+    zero_interval: Literal["worthless", "limit"]
     guard: bool
     reduce: GroupReduction
 
@@ -49,13 +50,13 @@ class Recurrence(Score):
             "elapsed": Elapsed("tokens since the latest activation", whole=True, since="stamp"),
             "interval": self.specification.columns["interval"],
         }
-        if not self.first_activation_counts:
+        if self.stamp_start == "first_activation":
             columns["activated"] = self.specification.columns["activated"]
         return columns
 
     @property
     def needs(self) -> Needs:
-        if not self.first_activation_counts:
+        if self.stamp_start != "before_birth":
             return super().needs
         counters = CounterColumns("elapsed", "interval", self.threshold)
         return replace(super().needs, counters=counters)
@@ -70,6 +71,8 @@ class Recurrence(Score):
             if self.threshold == 0:
                 active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
             elapsed.sub_(tokens_before_birth(seen))
+        if self.stamp_start == "birth":
+            elapsed.sub_(newborn(seen).to(elapsed.dtype))
         for token in range(tokens):
             elapsed.add_(1)
             self.observe_token(state, active[:, :, token])
@@ -79,7 +82,7 @@ class Recurrence(Score):
     def observe_token(self, state: State, active: Marks) -> None:
         """Take in what one token activated."""
         counts = active
-        if not self.first_activation_counts:
+        if self.stamp_start == "first_activation":
             activated = state.entries["activated"]
             counts = active & (activated > 0)
             activated.logical_or_(active)
@@ -92,6 +95,8 @@ class Recurrence(Score):
         h1 = self.elapsed_score(elapsed.to(dtype), at_least_one)
         h2 = self.interval_score(at_least_one)
         importance = torch.where(interval > 0, h1 + h2, 0.0)
+        if self.zero_interval == "limit":
+            importance = torch.where((interval == 0) & (elapsed == 0), h1, importance)
         return importance + 2.0 * (elapsed < interval) if self.guard else importance
 
     def elapsed_score(self, elapsed: Tensor, interval: Tensor) -> PerEntry:
@@ -111,7 +116,21 @@ class Recurrence(Score):
 
 def tokens_before_birth(seen: Observation) -> Positions:
     """Count the tokens of a block, padding included, that each entry did not live to see."""
-    padding = (seen.query_positions < 0).sum(dim=1, dtype=torch.int32)[:, None, None]
+    padding = padded(seen)
+    return (seen.positions - first_position(seen)).clamp(min=0) + padding
+
+
+def newborn(seen: Observation) -> Marks:
+    """Mark the entries that the block's own tokens added."""
+    return seen.positions >= first_position(seen)
+
+
+def first_position(seen: Observation) -> Tensor:
+    """Return the position of each sequence's first token in the block."""
     last = seen.query_positions[:, -1, None, None]
-    first = last + 1 + padding - seen.query_positions.shape[1]
-    return (seen.positions - first).clamp(min=0) + padding
+    return last + 1 + padded(seen) - seen.query_positions.shape[1]
+
+
+def padded(seen: Observation) -> Tensor:
+    """Count the padding of each sequence's block."""
+    return (seen.query_positions < 0).sum(dim=1, dtype=torch.int32)[:, None, None]

@@ -30,6 +30,7 @@ from kvlab.reference.policy import (
 from kvlab.reference.windows import GroupReduction, reduce_group
 
 Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]
+StampStart = Literal["before_birth", "birth", "first_activation"]
 
 
 def decreasing(form: Form) -> Callable[[Float[Array, "..."]], Float[Array, "..."]]:
@@ -55,7 +56,8 @@ class Recurrence(Score):
     h2: Form
     h2_reading: Literal["code", "printed", "acl"]
     official: bool
-    first_activation_counts: bool
+    stamp_start: StampStart
+    zero_interval: Literal["worthless", "limit"]
     guard: bool
     reduce: GroupReduction
 
@@ -82,9 +84,11 @@ class Recurrence(Score):
         received = reduce_group(seen.attention, self.reduce)
         for row, position in enumerate(seen.query_positions):
             step = position + 1 - seen.clock.prompt
-            stamp[seen.positions == position] = step - 1
+            born = step if self.stamp_start == "birth" else step - 1
+            stamp[seen.positions == position] = born
             active = (received[:, row] >= self.threshold) & (seen.positions <= position)
-            counts = active if self.first_activation_counts else active & (activated > 0)
+            waits = self.stamp_start == "first_activation"
+            counts = active & (activated > 0) if waits else active
             longest = np.maximum(interval, step - stamp)  # [LazyEviction 1]
             interval[counts] = longest[counts]
             stamp[active] = step
@@ -92,13 +96,14 @@ class Recurrence(Score):
         return state.with_entries(stamp=stamp, interval=interval, activated=activated)
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        """Add both heuristics; an entry without any recurrence is worth nothing."""
+        """Add both heuristics; without an interval H1's limit can stay, if it is wanted."""
         elapsed = seen.clock.generated - state.entries["stamp"]
         interval = state.entries["interval"]
         recurs = interval > 0
         h1 = self.elapsed_score(elapsed, np.maximum(interval, 1))
         h2 = self.interval_score(np.maximum(interval, 1))
-        importance = np.where(recurs, h1 + h2, 0.0)  # [LazyEviction 2]
+        limit = h1 * (elapsed == 0) if self.zero_interval == "limit" else 0.0
+        importance = np.where(recurs, h1 + h2, limit)  # [LazyEviction 2]
         return importance + 2.0 * (elapsed < interval) if self.guard else importance
 
     def elapsed_score(self, elapsed: Array, interval: Array) -> Scores:
@@ -132,8 +137,11 @@ class LazyEviction(Method):
     """What H2 is taken of: MRI − 1, 1/(MRI − 1) as printed, or MRI + 1."""
     official: bool = False
     """Add 1 inside H1, as the authors' code does."""
-    first_activation_counts: bool = True
-    """Whether the time from birth to the first activation is an interval."""
+    stamp_start: StampStart = "before_birth"
+    """What TS is before the first activation: the step before birth, or birth as in RaaS, so that
+    the time until then is an interval; ``first_activation``: that time is none."""
+    zero_interval: Literal["worthless", "limit"] = "worthless"
+    """What an entry with MRI = 0 is worth: nothing, or H1's limit, which is 1 if Δ = 0, too."""
     guard: bool = False
     """Never drop an entry with Δ < MRI while another candidate has Δ ≥ MRI."""
     reduce: GroupReduction = "max"
@@ -150,7 +158,7 @@ class LazyEviction(Method):
         Example("lazy_eviction@window=4,threshold=0.05,official=true", shared=False),
         Example("lazy_eviction@window=4,threshold=0.05,h2_reading=printed", shared=False),
         Example(
-            "lazy_eviction@window=4,threshold=0.05,first_activation_counts=false",
+            "lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation",
             groups=("gqa", "equal_scores"),
             shared=False,
         ),
@@ -186,13 +194,14 @@ class LazyEviction(Method):
             paper="keeps H1, which divides by zero",
             elsewhere="code: adds 1e-5 to the denominator, which gives 0",
             default="0: never activated, first to go",
+            option="lazy_eviction@stamp_start=first_activation,zero_interval=limit",
         ),
         Divergence(
             topic="first activation",
             paper="not stated what TS starts at",
-            elsewhere="code: the step before birth, 0 for the prompt, so it counts",
-            default="counts as an interval since birth",
-            option="lazy_eviction@first_activation_counts=false",
+            elsewhere="code: the step before birth, 0 for the prompt; RaaS, named in §4: birth",
+            default="the step before birth, so that the first activation ends an interval",
+            option="lazy_eviction@stamp_start=birth, lazy_eviction@stamp_start=first_activation",
         ),
         Divergence(
             topic="Δ < MRI",
@@ -240,7 +249,8 @@ class LazyEviction(Method):
             self.h2,
             self.h2_reading,
             self.official,
-            self.first_activation_counts,
+            self.stamp_start,
+            self.zero_interval,
             self.guard,
             self.reduce,
         )

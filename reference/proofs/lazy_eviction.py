@@ -380,8 +380,8 @@ def start_of_the_stamp_matters_little(
 
 def _scores(rows: Array, start: Start) -> list[float]:
     last = len(rows) - prompt_tokens(0)
-    tracked = _tracked(rows, prompt_tokens(0), 0.01, start)[:-16]
-    return [importance(mri, last - stamp) if mri else 0.0 for stamp, mri in tracked]
+    entries = tracked(rows, prompt_tokens(0), 0.01, start)[:-16]
+    return [importance(mri, last - stamp) if mri else 0.0 for stamp, mri in entries]
 
 
 # --- α -------------------------------------------------------------------------------------------
@@ -434,7 +434,7 @@ def limits_of_the_threshold(
     """
     prompt, last = prompt_tokens(0), _generated(model, 0)
     for rows in received(model):
-        found = {(mri, last - stamp) for stamp, mri in _tracked(rows, prompt, low)}
+        found = {(mri, last - stamp) for stamp, mri in tracked(rows, prompt, low)}
         if found != {always} or (_intervals(rows, prompt, 1.001) != never).any():
             return refuted(f"α = {low}: MRI and Δ are {sorted(found)[:3]}, …")
     return verified(f"every entry of every KV head over {last} steps, α = 0 and 1.001")
@@ -602,17 +602,20 @@ def _generated(model: Path, problem: int) -> int:
     return len(received(model, problem)[0]) - prompt_tokens(problem)
 
 
-def _tracked(
+def tracked(
     rows: Float[Array, "t t"], prompt: int, threshold: float, start: Start = "step before birth"
 ) -> list[tuple[int, int]]:
-    """TS and MRI of every entry; prompt entries are born at step 1."""
-    births = [max(1, j - prompt + 1) for j in range(len(rows))]
-    active = rows >= threshold
-    return [track(active[prompt + b - 1 :, j].tolist(), b, start) for j, b in enumerate(births)]
+    """TS and MRI of every entry; those of the prompt are tracked from step 1 on, TS from 0."""
+    active, found = rows >= threshold, []
+    for j in range(len(rows)):
+        born = max(1, j - prompt + 1)
+        own: Start = "step before birth" if j < prompt and start == "birth" else start
+        found.append(track(active[prompt + born - 1 :, j].tolist(), born, own))
+    return found
 
 
 def _intervals(rows: Float[Array, "t t"], prompt: int, threshold: float) -> Int[Array, " t"]:
-    return np.array([interval for _, interval in _tracked(rows, prompt, threshold)])
+    return np.array([interval for _, interval in tracked(rows, prompt, threshold)])
 
 
 @cache

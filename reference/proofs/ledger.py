@@ -23,6 +23,7 @@ class Measured:
     figures: Mapping[str, Sequence[float]]
     """Method → mean, and lower and upper end of its 95 % interval."""
     command: str
+    """What `python -m kvlab.fast.lab.repeat` runs."""
 
     def text(self) -> str:
         """Return figures, what they are and where they come from, in words."""
@@ -70,7 +71,11 @@ class Row:
             *([f"kvlab prove{tags}"] if tags else []),
             *(f"python -m pytest {test}" for test in self.tests),
             *(["kvlab plan --papers"] if self.figures else []),
-            *(each.command for each in self.measured),
+            *(
+                [f"python -m kvlab.fast.lab.repeat {self.paper} '{self.place}'"]
+                if self.measured
+                else []
+            ),
             *self.repeat,
         ]
 

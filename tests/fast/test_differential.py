@@ -39,7 +39,9 @@ SPECS = (
     "caote:h2o@evict_before_attend=true",
     "caote:h2o@normalize_over=candidates,pool=3",
     "caote:tova@heads=mean",
-    "lazy_eviction@window=4,threshold=0.05,first_activation_counts=false,h2_reading=printed",
+    "lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation,h2_reading=printed",
+    "lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation,zero_interval=limit",
+    "lazy_eviction@window=4,threshold=0.05,stamp_start=birth",
 )
 QUICK = (
     ("gqa", "float32", "both", "padded"),

@@ -19,7 +19,7 @@ SPECS = (
     "snapkv@window=3,schedule=every_block",
     "rpc@interval=6,selector=3",
     "ahakv@recent=3",
-    "lazy_eviction@window=4,threshold=0.05,first_activation_counts=false",
+    "lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation",
     "caote:tova",
     "caote:tova@heads=attention",
     "fast_caote:h2o",

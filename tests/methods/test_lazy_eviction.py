@@ -58,9 +58,25 @@ def test_an_interval_of_one_under_the_printed_h2():
     assert score == pytest.approx(2 / (1 + np.exp(7)), abs=DECIMALS)
 
 
+def test_the_stamp_may_start_at_birth_as_in_raas():
+    assert one_entry({9}, stamp_start="birth")[0].entries["interval"][0, 2] == 6
+    state, score = one_entry({3}, stamp_start="birth")
+    assert state.entries["interval"][0, 2] == 0 and score == 0.0
+
+
+def test_without_an_interval_the_limit_of_h1_may_stay():
+    """Activated for the first time: at the last step Δ = 0, before it Δ > 0."""
+    options = {"stamp_start": "first_activation", "zero_interval": "limit"}
+    assert one_entry({12}, **options)[1] == 1.0
+    assert one_entry({9}, **options)[1] == 0.0
+    assert one_entry({12}, **options, h1="none")[1] == 0.0
+    official = one_entry({12}, **options, official=True)[1]
+    assert official == pytest.approx(2 / (1 + np.e), abs=DECIMALS)
+
+
 def test_first_activation_may_not_count():
-    assert one_entry({9}, first_activation_counts=True)[0].entries["interval"][0, 2] == 7
-    assert one_entry({9}, first_activation_counts=False)[0].entries["interval"][0, 2] == 0
+    assert one_entry({9}, stamp_start="before_birth")[0].entries["interval"][0, 2] == 7
+    assert one_entry({9}, stamp_start="first_activation")[0].entries["interval"][0, 2] == 0
 
 
 def test_never_activated_is_worth_nothing():

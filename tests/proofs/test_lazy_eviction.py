@@ -32,15 +32,17 @@ def test_the_methods_forms_are_those_of_the_proof(name):
 
 
 @pytest.mark.parametrize(
-    ("options", "formula"),
+    ("options", "formula", "start"),
     [
-        ("", proofs.importance),
-        (",h2_reading=printed", proofs.printed_importance),
-        (",official=true", proofs.official_importance),
+        ("", proofs.importance, "step before birth"),
+        (",h2_reading=printed", proofs.printed_importance, "step before birth"),
+        (",official=true", proofs.official_importance, "step before birth"),
+        (",stamp_start=birth", proofs.importance, "birth"),
+        (",stamp_start=first_activation", proofs.importance, "first activation"),
     ],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_the_method_tracks_and_scores_by_equations_1_and_2(options, formula, seed):
+def test_the_method_tracks_and_scores_by_equations_1_and_2(options, formula, start, seed):
     prompt, generated, threshold = 4, 30, 0.06
     policy = methods.get(f"lazy_eviction@window=31,threshold={threshold}{options}", 40)
     cache, rows, seen = empty_cache(policy, 1, 8), [], None
@@ -54,10 +56,9 @@ def test_the_method_tracks_and_scores_by_equations_1_and_2(options, formula, see
         rows.append(seen.attention[0, 0, 0])
     everything = np.ones((1, prompt + generated), dtype=bool)
     scores = policy.score.score(cache.state, seen, everything, 0)[0]
-    for j in range(prompt + generated):
-        born = max(1, j - prompt + 1)
-        active = [bool(row[j] >= threshold) for row in rows[prompt + born - 1 :]]
-        stamp, interval = proofs.track(active, born)
+    attention = np.array([np.append(row, np.zeros(len(rows) - len(row))) for row in rows])
+    tracked = proofs.tracked(attention, prompt, threshold, start)
+    for j, (stamp, interval) in enumerate(tracked):
         expected = formula(interval, generated - stamp) if interval else 0.0
         assert scores[j] == pytest.approx(expected, rel=FLOAT64, abs=FLOAT64)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from kvlab.fast.lab import repeat
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.pages import ledger_page
 from kvlab.reference import methods
@@ -17,7 +18,10 @@ from kvlab.reference.proofs.ledger import DATA, contents, ledger
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
-COMMANDS = sorted({command for row in ROWS for command in row.commands})
+COMMANDS = sorted(
+    {command for row in ROWS for command in row.commands}
+    | {each.command for row in ROWS for each in row.measured}
+)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -65,11 +69,24 @@ def test_commands_parse(command):
         "kvlab compare --methods no_such_method",
         "python -m pytest tests/proofs/test_ledger.py::test_that_does_not_exist",
         "python -m kvlab.no_such_module",
+        "python -m kvlab.fast.lab.repeat caote 'Table 11'",
+        "python -m kvlab.fast.lab.repeat desirekv 'Eq. 1'",
     ],
 )
 def test_wrong_commands_do_not(command):
     with pytest.raises((AssertionError, ValueError)):
         parse(command)
+
+
+def test_a_row_is_measured_again_by_its_own_command(monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr(repeat.subprocess, "run", lambda command, check: ran.append(command))
+    repeat.main("ahakv", "Fig. 7")
+    (row,) = (row for row in ROWS if (row.paper, row.place) == ("ahakv", "Fig. 7"))
+    typed = [each.command for each in row.measured]
+    assert [shlex.join([command[0].name, *command[1:]]) for command in ran] == typed
+    printed = capsys.readouterr().out
+    assert all(each.text() in printed and each.command in printed for each in row.measured)
 
 
 def test_the_page_is_written_from_the_data_of_now():
@@ -105,6 +122,8 @@ def parse_module(module, *arguments):
         path, _, test = arguments[0].partition("::")
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if module == "kvlab.fast.lab.repeat":
+        assert repeat.measured(*arguments)
 
 
 def build(spec):

@@ -65,7 +65,7 @@ def test_tracking_recurrence_does_not_pay_on_recency(baseline):
     assert mass[0] - mass[1] < 0.001
 
 
-@pytest.mark.parametrize("option", ["h2=none", "first_activation_counts=false"])
+@pytest.mark.parametrize("option", ["h2=none", "stamp_start=first_activation"])
 def test_h2_holds_on_to_what_only_looked_at_itself(option):
     """A limit, not a claim: an interval of 1, from birth, gives H2 its largest value for ever."""
     losses = []
