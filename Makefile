@@ -6,13 +6,21 @@ SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo test test-all check gpu format lint types unit notebooks docs pages screenshots clean
+.PHONY: help demo demo-all test test-all check gpu format lint types unit notebooks docs pages screenshots clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-demo: .venv/demo  ## compare every method on the embedded reasoner (no PyTorch needed)
-	$(BIN)/kvlab compare $(ARGS)
+DEMO := --backend reference --task jumps@fewest=12,most=16 --budgets 60%,80%
+METHODS := full random@recent=16 streaming_llm h2o tova snapkv@window=16,schedule=every_block \
+  lazy_eviction@threshold=0.01 caote:h2o fast_caote:h2o ahakv@recent=16 \
+  kivi@key_bits=4,value_bits=4,residual=32 desirekv@interval=32,selector=8,group=32
+
+demo: .venv/demo  ## compare the papers' methods and some others on short programs (no PyTorch)
+	$(BIN)/kvlab compare $(DEMO) --problems 4 --methods "$(METHODS)" $(ARGS)
+
+demo-all: .venv/demo  ## compare every method on the same programs
+	$(BIN)/kvlab compare $(DEMO) $(ARGS)
 
 test: .venv/dev lint types unit notebooks docs pages  ## what CI runs
 

@@ -125,7 +125,19 @@ def test_its_vectors_are_made_and_test_a_kernel(tmp_path, monkeypatch):
 @pytest.mark.parametrize("backend", ["reference", "fast"])
 def test_it_is_compared(backend, tmp_path):
     (row,) = rows(
-        *("compare", "--methods", SPEC, "--budget", BUDGET, "--problems", 1, "--workers", 1),
+        *(
+            "compare",
+            "--model",
+            "reasoner",
+            "--methods",
+            SPEC,
+            "--budget",
+            BUDGET,
+            "--problems",
+            1,
+            "--workers",
+            1,
+        ),
         *("--backend", backend, "--report", tmp_path / "compare.html"),
     )
     assert (row["spec"], row["budget"], row["refusal"]) == (SPEC, BUDGET, None)

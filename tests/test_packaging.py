@@ -116,7 +116,17 @@ def test_a_wheel_without_torch_runs_the_commands_that_need_only_the_reference(tm
     report = tmp_path / "report.html"
     run(
         str(binaries / "kvlab"),
-        *("compare", "--problems", "1", "--methods", "full h2o", "--report", str(report)),
+        *(
+            "compare",
+            "--model",
+            "reasoner",
+            "--problems",
+            "1",
+            "--methods",
+            "full h2o",
+            "--report",
+            str(report),
+        ),
     )
     assert report.stat().st_size > 10_000
     run(str(binaries / "kvlab"), "methods", "caote", "--divergences")

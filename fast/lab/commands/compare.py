@@ -87,5 +87,7 @@ def compare(
         return
     for title, table in comparing.tables(comparison):
         print_table(table, title)
+    for sentence in comparing.beside_chance(comparison):
+        print_caption(sentence)
     print_caption(comparing.caption(backend))
     print_line(f"report: {report}")

@@ -177,6 +177,15 @@ def tables(comparison: Comparison) -> list[tuple[str, Table]]:
     return found
 
 
+def beside_chance(comparison: Comparison) -> list[str]:
+    """Say for each budget which methods are not shown to solve more than eviction at random."""
+    return [
+        f"not shown to solve more than random at {budget} entries: {', '.join(sorted(names))}"
+        for budget, names in comparison.summary.chance.items()
+        if names
+    ]
+
+
 def caption(backend: str) -> str:
     """Explain the columns."""
     return (

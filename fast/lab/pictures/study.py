@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.evaluate.contrasts import STUDY, stored_directory
 from kvlab.fast.lab.pictures.solved import solved_over
-from kvlab.fast.lab.sweep.report import EXCEEDED, accuracy_cell, measured_curves, percent
+from kvlab.fast.lab.sweep.configuration import ORACLE
+from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
 from kvlab.fast.lab.sweep.summary import LEVEL, TaskSummary, summarise
 from kvlab.fast.lab.tables import Table
@@ -32,6 +33,8 @@ def families(stored: Stored) -> list[str]:
 
 def is_of_the_papers(spec: str) -> bool:
     """Say whether a method, or the method wrapped around it, comes from one of the four papers."""
+    if spec == ORACLE:
+        return False
     sources = {name: facts["source"] for name, facts in methods.describe().items()}
     return sources[methods.base_name(spec)] in {sources[paper] for paper in PAPERS}
 
@@ -94,5 +97,5 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
         "budget in percent of what the full cache holds in the end, and in entries per KV head and "
         f"layer. The last {papers} rows are methods of the four papers. Bold: not shown to be "
         f"worse than the best of the column, if that solved any. {EXCEEDED}: held more entries "
-        "than the budget at some time."
+        f"than the budget at some time. {CHANCE}: not shown to solve more than eviction at random."
     )

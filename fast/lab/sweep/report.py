@@ -37,6 +37,9 @@ EXCEEDED = "†"
 UNKNOWN = "?"
 """Marks what may have: no problem was measured."""
 
+CHANCE = "≈"
+"""Marks what is not shown to solve more than eviction at random."""
+
 
 def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     """Write ``report.html``, ``report.md`` with its drawings, and ``report.json``.
@@ -65,7 +68,8 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
             del point["outcomes"], point["figures"]
         for test, written in zip(each.tests, content["tests"], strict=True):
             written["verdict"] = test.verdict
-        content["leaders"] = {budget: sorted(names) for budget, names in each.leaders.items()}
+        for name in ("leaders", "chance"):
+            content[name] = {k: sorted(names) for k, names in getattr(each, name).items()}
         found.append(content)
     return {
         "sweep": asdict(stored.plan.sweep),
@@ -152,8 +156,12 @@ def accuracy_caption(each: TaskSummary) -> str:
         f"{UNKNOWN}: no problem was measured, so whether it held the budget is not known."
         if unknown
         else "",
-        "Bold, among those without a mark: not shown to be worse than the best of the column, if "
-        "that solved any (McNemar's exact test of all pairs on the same problems, p < "
+        f"{CHANCE}: not shown to solve more than eviction at random on as many entries (McNemar's "
+        "exact test on the same problems, after Holm's correction)."
+        if each.chance
+        else "",
+        "Bold, among those that held the budget: not shown to be worse than the best of the "
+        "column, if that solved any (McNemar's exact test of all pairs on the same problems, p < "
         f"{1 - LEVEL:.2f} after Holm's correction over all pairs and budgets).",
     ]
     return " ".join(filter(None, sentences))
@@ -163,11 +171,13 @@ def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
     """One share with its interval and mark, or a dash."""
     if point.interval is None or point.budget is None:
         return "–"
-    if point.holds_budget is None:
-        return f"{percent(point)} {UNKNOWN}"
-    if not point.holds_budget:
-        return f"{percent(point)} {EXCEEDED}"
     text = percent(point)
+    if point.method in each.chance.get(point.budget, ()):
+        text += f" {CHANCE}"
+    if point.holds_budget is None:
+        return f"{text} {UNKNOWN}"
+    if not point.holds_budget:
+        return f"{text} {EXCEEDED}"
     return Bold(text) if point.method in each.leaders[point.budget] else text
 
 

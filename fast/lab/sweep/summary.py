@@ -15,7 +15,9 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_shares,
     wilson,
 )
+from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.sweep.jobs import Job, Plan
+from kvlab.reference.methods import base_name
 
 LEVEL = 0.95
 """Of every interval; tests are called significant below 1 − LEVEL."""
@@ -112,7 +114,11 @@ class TaskSummary:
     leaders: Mapping[int, frozenset[str]]
     """Per budget, of the methods known to hold it, those that are not shown to be worse than the
     method that solved most: by McNemar's test of all pairs at all budgets, adjusted by Holm. None
-    where none of them solved a problem."""
+    where none of them solved a problem. The oracle is no method."""
+    chance: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    """Per budget at which eviction at random was tried, the methods that are not shown to solve
+    more than it: than that of its readings which solved most, by McNemar's test, adjusted by
+    Holm."""
 
     def point(self, method: str, budget: int | None) -> Point:
         """Return one point; for a method that takes no budget, whatever the budget.
@@ -184,6 +190,7 @@ def summarise(results: Results) -> list[TaskSummary]:
                     points=tuple(points),
                     tests=tuple(named_tests(points, plan.sweep.pairs)),
                     leaders=leaders(points),
+                    chance=not_above_chance(points),
                 )
             )
     return found
@@ -295,7 +302,7 @@ def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
 
     Where the best solved nothing there are none.
     """
-    points = [p for p in points if p.refusal is None and p.holds_budget]
+    points = [p for p in points if p.refusal is None and p.holds_budget and p.method != ORACLE]
     budgets = sorted({p.budget for p in points if p.budget is not None})
     groups = [[p for p in points if p.budget == budget] for budget in budgets]
     tests = [
@@ -315,3 +322,26 @@ def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
             if group[best].solved and (number, max(i, best), min(i, best)) not in differs
         )
     return found
+
+
+CONTROL = "random"
+"""The method that knows nothing."""
+
+
+def not_above_chance(points: Sequence[Point]) -> dict[int, frozenset[str]]:
+    """Return per budget the methods that are not shown to solve more than eviction at random."""
+    points = [p for p in points if p.refusal is None and p.method != ORACLE]
+    rivals: list[tuple[Point, Point]] = []
+    for budget in sorted({p.budget for p in points if p.budget is not None}):
+        group = [p for p in points if p.budget == budget]
+        controls = [p for p in group if base_name(p.method) == CONTROL]
+        if controls:
+            control = max(controls, key=lambda p: p.solved or 0.0)
+            rivals += [(p, control) for p in group if base_name(p.method) != CONTROL]
+    adjusted = holm([mcnemar(*_discordant(*pair)) for pair in rivals])
+    found: dict[int, set[str]] = {}
+    for (point, control), p in zip(rivals, adjusted, strict=True):
+        assert point.budget is not None
+        above = p < 1 - LEVEL and sum(point.outcomes) > sum(control.outcomes)
+        found.setdefault(point.budget, set()).update(() if above else (point.method,))
+    return {budget: frozenset(names) for budget, names in found.items()}

@@ -112,7 +112,17 @@ def test_compare_prints_json(tmp_path):
     result = CliRunner().invoke(
         app,
         [
-            *("compare", "--problems", "1", "--methods", "full; tova", "--budget", "60"),
+            *(
+                "compare",
+                "--model",
+                "reasoner",
+                "--problems",
+                "1",
+                "--methods",
+                "full; tova",
+                "--budget",
+                "60",
+            ),
             *("--json", "--report", str(tmp_path / "r.html"), "--workers", "1"),
         ],
     )

@@ -29,13 +29,14 @@ from kvlab.fast.lab.reports import Code, Heading, Text, markdown
 from kvlab.fast.lab.sweep.configuration import make_sweep, read_sweep
 from kvlab.fast.lab.sweep.jobs import make_plan
 from kvlab.fast.lab.sweep.report import (
+    CHANCE,
     UNKNOWN,
     accuracy_caption,
     accuracy_cell,
     write_report,
 )
 from kvlab.fast.lab.sweep.run import read_stored, write_plan
-from kvlab.fast.lab.sweep.summary import MEASURED, leaders, summarise
+from kvlab.fast.lab.sweep.summary import MEASURED, Point, leaders, not_above_chance, summarise
 from kvlab.fast.lab.sweep.worker import Found
 from kvlab.fast.lab.tables import Bold, Table, escape_markdown
 from kvlab.reference import methods
@@ -242,6 +243,43 @@ def test_a_method_that_is_worse_is_no_leader(stored, monkeypatch):
         stored.data.write(job, found(job))
     (summary,) = summarise(stored)
     assert summary.leaders == {50: {"h2o", "tova"}, 60: {"h2o"}}
+
+
+def point(method, solved, budget=50):
+    """One point of 40 problems, of which those are solved that ``solved`` says."""
+    outcomes = tuple(map(solved, range(40)))
+    share = sum(outcomes) / 40
+    return Point(method, budget, 40, 40, None, share, outcomes=outcomes)
+
+
+def test_methods_that_are_not_shown_to_beat_random_are_named():
+    points = [
+        point("random", lambda n: False),
+        point("random@recent=16", lambda n: n < 10),
+        point("h2o", lambda n: n < 30),
+        point("tova", lambda n: n < 14),
+        point("knorm", lambda n: n > 39),
+        point("oracle", lambda n: True),
+        point("h2o", lambda n: True, budget=60),
+    ]
+    assert not_above_chance(points) == {50: {"tova", "knorm"}}
+    assert not_above_chance(points[2:]) == {}, "nothing to compare with"
+
+
+def test_what_is_not_above_chance_is_marked(stored):
+    (summary,) = summarise(stored)
+    marked = replace(summary, chance={60: frozenset({"h2o"})})
+    assert CHANCE not in accuracy_caption(summary)
+    assert f"{CHANCE}: not shown to solve more" in accuracy_caption(marked)
+    assert accuracy_cell(marked, marked.point("h2o", 60)) == Bold("50.0 (35.2–64.8) ≈")
+
+
+def test_the_oracle_leads_nobody():
+    points = [
+        replace(point(name, solved), figures={"entries": (50.0,)}, peak_entries=50.0)
+        for name, solved in (("oracle", lambda n: True), ("h2o", lambda n: n < 4))
+    ]
+    assert leaders(points) == {50: {"h2o"}}
 
 
 def test_where_nobody_solves_anything_nobody_leads(stored, monkeypatch):
