@@ -174,7 +174,8 @@ const STEPS = {
 
 /** Compute what a target asks for. */
 function answer(target, x, metadata) {
-  const p = Object.fromEntries(Object.entries(metadata).map(([name, text]) => [name, readValue(text)]));
+  const value = (text) => (text === "none" ? null : readValue(text));
+  const p = Object.fromEntries(Object.entries(metadata).map(([name, text]) => [name, value(text)]));
   if (Object.hasOwn(BLOCKS, target)) return BLOCKS[target](x, p);
   const name = target.split(".").at(-1);
   if (!Object.hasOwn(STEPS, name)) throw new NotImplemented(`unknown target ${target}`);

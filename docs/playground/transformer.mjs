@@ -97,14 +97,8 @@ export class Transformer {
   }
 
   linear(name, x) {
-    const { shape: [outputs], data } = this.weights[`${name}.weight`], width = x.length;
-    const product = new Float64Array(outputs);
-    for (let output = 0; output < outputs; output++) {
-      let sum = 0;
-      for (let c = 0, at = output * width; c < width; c++, at++) sum += data[at] * x[c];
-      product[output] = sum;
-    }
-    return product;
+    const { shape: [outputs], data } = this.weights[`${name}.weight`];
+    return product(data, outputs, x);
   }
 
   norm(x, name) {
@@ -117,6 +111,24 @@ export class Transformer {
     const { shape: [, width], data } = this.weights[`${name}.weight`];
     return data.subarray(index * width, (index + 1) * width);
   }
+}
+
+/** Matrix times vector; four sums at once, since a processor adds to one sum only as fast as it can add. */
+function product(matrix, outputs, x) {
+  const width = x.length, even = width - width % 4, result = new Float64Array(outputs);
+  for (let output = 0; output < outputs; output++) {
+    const row = output * width;
+    let a = 0, b = 0, c = 0, d = 0;
+    for (let column = 0, at = row; column < even; column += 4, at += 4) {
+      a += matrix[at] * x[column];
+      b += matrix[at + 1] * x[column + 1];
+      c += matrix[at + 2] * x[column + 2];
+      d += matrix[at + 3] * x[column + 3];
+    }
+    for (let column = even; column < width; column++) a += matrix[row + column] * x[column];
+    result[output] = a + b + c + d;
+  }
+  return result;
 }
 
 /** Add vectors pairwise. */

@@ -92,9 +92,9 @@ function readOptions(written) {
   }));
 }
 
-/** Read a value: true, false, none, a number, or a word. */
+/** Read a value: true, false, a number, or a word. */
 export function readValue(text) {
-  const words = { true: true, false: false, none: null, inf: Infinity };
+  const words = { true: true, false: false, inf: Infinity };
   if (Object.hasOwn(words, text.toLowerCase())) return words[text.toLowerCase()];
   return text.trim() !== "" && !Number.isNaN(Number(text)) ? Number(text) : text;
 }
