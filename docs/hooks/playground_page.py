@@ -5,17 +5,19 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-from method_pages import METHODS as METHOD_PAGES
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 
-SOURCES = Path(__file__).parents[1] / "playground"
+DOCS = Path(__file__).parents[1]
+SOURCES = DOCS / "playground"
 PROBLEMS = 8
 SLACK = 1.25
 """Tokens after which an answer is cut, over those of the longest solution."""
@@ -65,37 +67,58 @@ QUESTIONS = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the scripts of the page: the model with its problems, and all modules."""
+    """Add the scripts of the page."""
+    for name, content in scripts().items():
+        files.append(File.generated(config, f"playground/{name}", content=content))
+    return files
+
+
+def scripts() -> dict[str, str]:
+    """Return the scripts by name: the model with its problems, and all modules."""
     worker = json.dumps(bundle("worker.mjs"))
-    scripts = {
+    return {
         "model.js": f"globalThis.kvlabModel = {json.dumps(model())};\n",
         "playground.js": f"globalThis.kvlabWorker = {worker};\n{bundle('page/playground.mjs')}",
     }
-    for name, content in scripts.items():
-        files.append(File.generated(config, f"playground/{name}", content=content))
-    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Invite the reader of a method's page to try the method, before its four answers."""
+    question = QUESTIONS.get(page.meta.get("method", ""))
+    if question is None:
+        return markdown
+    setting = urlencode({"method": page.meta["picture"][0]}, safe=":@")
+    invitation = f"**Try it** [in the playground](../playground/index.md?{setting}): {question}"
+    heading = "\n## Four answers\n"
+    if markdown.count(heading) != 1:
+        raise PluginError(f"{page.file.src_uri} must hold 'Four answers' once")
+    return markdown.replace(heading, f"\n{invitation}\n{heading}")
 
 
 def model() -> dict[str, Any]:
     """Return the embedded model, problems for it, and a setting of every method that suits it."""
     directory = reasoner_directory()
-    problems = reasoning.held_out(PROBLEMS)
-    longest = max(len(problem.solution.split(" ")) for problem in problems)
     return {
         "config": json.loads((directory / "config.json").read_text(encoding="utf-8")),
         "tokenizer": json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")),
         "weights": base64.b64encode((directory / "model.safetensors").read_bytes()).decode(),
-        "problems": [{"prompt": each.prompt} for each in problems],
-        "most": int(SLACK * longest),
+        "problems": [{"prompt": each.prompt} for each in reasoning.held_out(PROBLEMS)],
+        "most": most_tokens(),
         "presets": presets(),
         "questions": QUESTIONS,
     }
 
 
+def most_tokens() -> int:
+    """Return the number of tokens after which an answer is cut."""
+    problems = reasoning.held_out(PROBLEMS)
+    return int(SLACK * max(len(problem.solution.split(" ")) for problem in problems))
+
+
 def presets() -> dict[str, str]:
     """Return the specification that each method's page draws: it suits the embedded model."""
     found = {}
-    for path in METHOD_PAGES.glob("*.md"):
+    for path in (DOCS / "methods").glob("*.md"):
         _, meta = get_data(path.read_text(encoding="utf-8"))
         found[meta["method"]] = meta["picture"][0]
     return found

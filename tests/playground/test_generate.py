@@ -50,6 +50,7 @@ MOST_TOKENS = 96
 
 
 def jobs(prompt: str, length: int) -> list:
+    """Return what to write with every method, at half and at four fifths of the full cache."""
     budgets = [round(share * length) for share in (0.5, 0.8)]
     return [
         *([spec, budget, prompt, MOST_TOKENS] for spec in BUDGETED for budget in budgets),
@@ -58,25 +59,38 @@ def jobs(prompt: str, length: int) -> list:
 
 
 def written(asked: list) -> list[list[int]]:
+    """Let the playground write, under Node.js."""
     command = [str(NODE), SCRIPT, reasoner_directory(), json.dumps(asked)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def test_every_method_writes_the_tokens_of_the_reference():
+def compare(asked: list) -> set[tuple[int, ...]]:
+    """Compare with what the reference writes; return the different texts."""
     directory = reasoner_directory()
-    problem = reasoning.held_out(2)[1]
-    changed = problem.prompt.replace("+", "-", 1)
-    assert changed != problem.prompt
-    asked = [*jobs(problem.prompt, problem.tokens), ["caote:h2o", 120, changed, MOST_TOKENS]]
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-    found, texts = written(asked), set()
+    end, found = end_of_text(directory), written(asked)
     for (spec, budget, prompt, most), ids in zip(asked, found, strict=True):
         policy = methods.get(spec, budget)
-        expected = generate(
-            model, policy, tokenizer.encode(prompt).ids, most, end_of_text(directory)
-        )
+        expected = generate(model, policy, tokenizer.encode(prompt).ids, most, end)
         assert tuple(ids) == expected.tokens, (spec, budget)
-        texts.add(tuple(ids))
-    assert len(texts) > len(asked) // 2, (
-        "the methods write the same: this test tells them not apart"
-    )
+    return {tuple(ids) for ids in found}
+
+
+def test_some_methods_write_the_tokens_of_the_reference():
+    prompt = reasoning.held_out(2)[1].prompt
+    changed = prompt.replace("+", "-", 1)
+    assert changed != prompt
+    asked = [
+        ["streaming_llm", 92, prompt, 48],
+        ["caote:h2o", 128, prompt, MOST_TOKENS],
+        ["caote:h2o", 128, changed, MOST_TOKENS],
+        [UNBUDGETED[-1], None, prompt, 48],
+    ]
+    assert len(compare(asked)) == len(asked)
+
+
+@pytest.mark.slow
+def test_every_method_writes_the_tokens_of_the_reference():
+    problem = reasoning.held_out(2)[1]
+    asked = jobs(problem.prompt, problem.tokens)
+    assert len(compare(asked)) > len(asked) // 3, "methods that write the same are not told apart"

@@ -16,7 +16,7 @@ export class MethodControls {
     for (const method of Object.values(WRAPPERS)) this.wrapper.add(new Option(`${method.title} around it`, method.id));
     this.options = element("div", { class: "pg-options" });
     this.settings = element("details", { class: "pg-settings" }, element("summary", {}, "Settings of the method"), this.options);
-    this.root = element("div", { class: "pg-method" }, this.name, this.wrapper, this.settings);
+    this.root = element("div", { class: "pg-method" }, this.name, this.wrapper);
   }
 
   /** Show a specification; throws if there is no such method. */

@@ -42,7 +42,7 @@ export function headsTable(run, position, block, caption) {
       return element("td", { class: /^(went|goes)/.test(said) ? "pg-gone" : "" }, said);
     })));
   const header = element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "layer"), ...names));
-  return element("table", {}, element("caption", {}, caption), header, element("tbody", {}, ...rows));
+  return element("table", { class: "pg-table" }, element("caption", {}, caption), header, element("tbody", {}, ...rows));
 }
 
 /** Return a table of all entries of one head after a block: first what goes, last what is safe. */
@@ -62,5 +62,5 @@ export function entriesTable(head, text, caption) {
   });
   const names = ["token", "position", "score", "attention now", "what becomes of it"];
   const header = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));
-  return element("table", {}, element("caption", {}, caption), element("thead", {}, header), element("tbody", {}, ...rows));
+  return element("table", { class: "pg-table" }, element("caption", {}, caption), element("thead", {}, header), element("tbody", {}, ...rows));
 }

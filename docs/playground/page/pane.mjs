@@ -25,12 +25,23 @@ export class Pane {
     this.text = new TokenText(`pg-${key}`, `Text under the ${label}`, (position) => page.choose(position));
     this.facts = element("div", { class: "pg-facts" });
     this.entries = element("div", { class: "pg-scroll" });
+    this.heads = { layer: this.headChoice("layer", "Layer "), head: this.headChoice("head", "KV head ") };
     this.details = element("details", { ontoggle: () => this.drawTables() },
-      element("summary", {}, "Every entry of one head, its score, and why it stays or goes"), this.entries);
+      element("summary", {}, "Every entry of one head, its score, and why it stays or goes"),
+      element("div", { class: "pg-row" }, ...Object.values(this.heads).map((list) => list.parentElement)), this.entries);
     this.answers = element("dl", { class: "pg-answers" });
     this.root = element("section", { class: "pg-pane", "aria-label": label }, this.controls.root, this.error,
       this.verdict, this.missed, this.figures, this.bar, this.text.root, this.facts, this.details,
-      element("details", {}, element("summary", {}, "The method’s four answers"), this.answers));
+      element("details", {}, element("summary", {}, "The method’s four answers"), this.answers), this.controls.settings);
+  }
+
+  /** A list of the model's layers or KV heads: which one the table of entries shows. */
+  headChoice(name, label) {
+    const { layers, kvHeads } = this.page.config, list = element("select");
+    list.addEventListener("change", () => this.page.look({ [name]: list.value }));
+    for (let index = 0; index < (name === "layer" ? layers : kvHeads); index++) list.add(new Option(index, index));
+    element("label", {}, label, list);
+    return list;
   }
 
   get spec() {
@@ -183,11 +194,20 @@ export class Pane {
     const text = (position) => shown(words[[...prompt, ...(this.run?.written() ?? [])][position]] ?? "");
     this.facts.replaceChildren();
     if (chosen >= 0 && frame && chosen < frame.seen) {
+      if (!this.page.pinned.includes(chosen)) this.facts.append(this.protectButton(chosen));
       this.facts.append(headsTable(this.run, chosen, this.block, `${text(chosen)}, position ${chosen}`));
     }
-    const layer = Number(this.page.state.layer), g = Number(this.page.state.head);
-    const head = frame?.layers[layer]?.[g];
+    for (const [name, list] of Object.entries(this.heads)) {
+      list.value = this.page.state[name];
+      if (list.selectedIndex < 0) list.selectedIndex = 0;
+    }
+    const layer = this.heads.layer.selectedIndex, g = this.heads.head.selectedIndex, head = frame?.layers[layer][g];
     if (!this.details.open || !head) this.entries.replaceChildren();
     else this.entries.replaceChildren(entriesTable(head, text, `Layer ${layer}, KV head ${g}, ${frame.seen} tokens read`));
+  }
+
+  protectButton(position) {
+    return element("button", { type: "button", class: "pg-protect", onclick: () => this.page.protect(position) },
+      `Protect ${this.page.nameOf(position)} and run again`);
   }
 }

@@ -9,7 +9,8 @@ import { element, shown } from "./elements.mjs";
 import { Pane } from "./pane.mjs";
 import { Run, startWorker } from "./run.mjs";
 
-const SPEEDS = { "3 tokens a second": 3, "10 tokens a second": 10, "as it is computed": Infinity };
+const FULL_SPEED = "full speed";
+const SPEEDS = { "3 tokens/s": 3, "10 tokens/s": 10, [FULL_SPEED]: Infinity }; // tokens a second
 
 class Playground {
   /** `stored` is what the site's hook wrote: model, problems, presets, questions; `source` the worker's. */
@@ -55,7 +56,7 @@ class Playground {
     }, text);
     this.speed = element("select", { "aria-label": "Speed" });
     for (const name of Object.keys(SPEEDS)) this.speed.add(new Option(name, name));
-    this.speed.value = "as it is computed";
+    this.speed.value = FULL_SPEED;
     this.budgetSlider = element("input", {
       type: "range", id: "pg-budget", min: 2, max: 2, "aria-label": "Budget",
       oninput: () => this.tellBudget(Number(this.budgetSlider.value)),
@@ -63,22 +64,11 @@ class Playground {
     });
     this.budgetTold = element("output", { for: "pg-budget" });
     this.second = element("button", { type: "button", onclick: () => this.compare() });
-    this.heads = ["layer", "head"].map((name) => this.headChoice(name));
     this.toolbar = element("div", { class: "pg-toolbar", role: "group", "aria-label": "Controls" },
       element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,
         arrow("▶", "One token on", 1), this.where),
       element("div", { class: "pg-row" }, element("label", { class: "pg-grow" }, "Budget ", this.budgetSlider), this.budgetTold),
-      element("div", { class: "pg-row pg-small" }, this.second, this.speed, ...this.heads));
-  }
-
-  /** A list of the model's layers or KV heads: which one the table of entries shows. */
-  headChoice(name) {
-    const count = name === "layer" ? this.config.layers : this.config.kvHeads;
-    const list = element("select", { onchange: () => this.look({ [name]: list.value }) });
-    for (let index = 0; index < count; index++) list.add(new Option(index, index));
-    if (!(Number(this.state[name]) < count)) this.state[name] = "0";
-    list.value = this.state[name];
-    return element("label", {}, name === "layer" ? "Layer " : "KV head ", list);
+      element("div", { class: "pg-row" }, this.second, this.speed));
   }
 
   buildProblem() {
@@ -167,7 +157,12 @@ class Playground {
   choose(position) {
     this.chosen = position;
     this.panes.forEach((pane) => pane.draw(this.block));
-    this.drawProtected();
+  }
+
+  /** Name a token of the text. */
+  nameOf(position) {
+    const ids = [...this.prompt, ...(this.left.run ?? this.full).written()];
+    return `${shown(this.words[ids[position]] ?? "?")} at ${position}`;
   }
 
   /** Read the problem and let the full cache solve it: the yardstick, and the length that 100 % stands for. */
@@ -223,8 +218,9 @@ class Playground {
       this.budget = Math.min(Math.max(Number(this.state.budget), 2), this.length);
     }
     this.block = -1;
+    this.wanted = -1;
     this.right.root.hidden = this.state.with === "";
-    this.second.textContent = this.state.with === "" ? "Compare two methods" : "Show one method";
+    this.second.textContent = this.state.with === "" ? "Compare two" : "Show one";
     if (this.budget !== null) {
       this.budgetSlider.max = this.length;
       this.budgetSlider.value = this.budget;
@@ -260,15 +256,10 @@ class Playground {
   }
 
   drawProtected() {
-    const ids = [...this.prompt, ...this.full.written()], name = (position) => `${shown(this.words[ids[position]] ?? "?")} at ${position}`;
     const chips = this.pinned.map((position) => element("button", {
       type: "button", title: "Protect it no longer", onclick: () => this.release(position),
-    }, `${name(position)} ✕`));
-    if (this.chosen >= 0 && !this.pinned.includes(this.chosen)) {
-      chips.push(element("button", { type: "button", id: "pg-protect", onclick: () => this.protect(this.chosen) },
-        `Protect ${name(this.chosen)} and run again`));
-    }
-    this.protected.replaceChildren(...(this.pinned.length ? ["Protected by you, besides the budget: "] : []), ...chips);
+    }, `${this.nameOf(position)} ✕`));
+    this.protected.replaceChildren("Protected by you, besides the budget: ", ...chips);
     this.protected.hidden = chips.length === 0;
   }
 
@@ -276,7 +267,10 @@ class Playground {
 
   toggle() {
     if (this.playing) this.pause();
-    else this.play();
+    else {
+      this.play();
+      if (this.left.text.root.getBoundingClientRect().bottom > innerHeight) this.toolbar.scrollIntoView();
+    }
   }
 
   /** Run until the end, or until a block was read. */
@@ -331,7 +325,7 @@ class Playground {
       if (block >= pane.known) pane.run?.until(block + 1);
     }
     const newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
-    this.wanted = block > newest ? block : -1;
+    this.wanted = block > newest && this.panes.some((pane) => !pane.finished) ? block : -1;
     this.show(Math.min(block, newest));
   }
 
@@ -375,5 +369,5 @@ class Playground {
   }
 }
 
-const root = document.getElementById("playground");
+const root = document.getElementById("kvlab-playground");
 globalThis.kvlabPlayground = new Playground(root, globalThis.kvlabModel, globalThis.kvlabWorker);

@@ -2,6 +2,8 @@
 
 import { GONE } from "../frames.mjs";
 
+const LOOKED_AT = 0.05; // attention of a head from which on it counts as a look
+
 /** Starts workers: their source comes with the page, because a page opened as a file may load none. */
 export function startWorker(source, { config, tokenizer, weights }) {
   const address = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
@@ -64,20 +66,20 @@ export function firstDifference(run, other) {
 }
 
 /**
- * Positions that the full cache looked at most when it wrote a token, and that most heads of a run
- * had lost by then: `{ position, attention }`, the largest attention of any head first.
+ * Positions that heads of the full cache looked at when it wrote a token, and that the same heads of
+ * a run had lost by then: `{ position, attention }`, the largest attention of any such head first.
  */
 export function missed(run, full, block, most = 4) {
-  const there = full.frames[block], here = run.frames[block], largest = new Map(), held = new Map();
+  const there = full.frames[block], here = run.frames[block], largest = new Map();
   if (!there || !here) return [];
-  const heads = there.layers.flat();
-  heads.forEach(({ positions, attention }) => positions.forEach((position, j) => {
-    largest.set(position, Math.max(largest.get(position) ?? 0, attention[j]));
-  }));
-  here.layers.flat().forEach(({ positions }) => positions.forEach((position) => {
-    held.set(position, (held.get(position) ?? 0) + 1);
+  there.layers.forEach((heads, layer) => heads.forEach(({ positions, attention }, g) => {
+    const held = new Set(here.layers[layer][g].positions);
+    positions.forEach((position, j) => {
+      if (held.has(position)) return;
+      largest.set(position, Math.max(largest.get(position) ?? 0, attention[j]));
+    });
   }));
   return [...largest].map(([position, attention]) => ({ position, attention }))
-    .filter(({ position, attention }) => attention > 0.05 && (held.get(position) ?? 0) < heads.length)
+    .filter(({ attention }) => attention > LOOKED_AT)
     .sort((a, b) => b.attention - a.attention).slice(0, most);
 }
