@@ -3,7 +3,7 @@
  *
  * - `{ type: "load", config, tokenizer, weights }`: the model; weights are its safetensors in base64.
  * - `{ type: "run", id, method, budget, prompt, most, pinned }`: begin anew.
- * - `{ type: "until", count }`: go on until so many blocks were read.
+ * - `{ type: "until", id, count }`: let that run go on until so many blocks were read.
  *
  * Messages from it: `{ id, frame }` after every block, `{ id, end }` after the last one, and
  * `{ id, error }`.
@@ -30,8 +30,8 @@ const HANDLERS = {
   run(asked) {
     current = { id: asked.id, blocks: frames(asked), made: 0, until: 0 };
   },
-  until({ count }) {
-    if (current) current.until = count;
+  until({ id, count }) {
+    if (current?.id === id) current.until = count;
   },
 };
 

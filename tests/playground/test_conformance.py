@@ -1,6 +1,7 @@
 """The playground's JavaScript computes what the reference computes, case by case of the kit."""
 
 import json
+import os
 import shlex
 import subprocess
 from dataclasses import dataclass, field
@@ -105,3 +106,8 @@ def test_the_command_of_the_documentation_works():
     assert report.count(Status.PASSED)
     skipped = check("nacl.run", program, groups=["plain"])
     assert skipped.count(Status.NOT_TESTED) and not skipped.count(Status.PASSED)
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="a promise about CI")
+def test_ci_has_node():
+    assert NODE is not None

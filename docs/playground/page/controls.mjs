@@ -49,8 +49,9 @@ export class MethodControls {
 
   control(option, schema, value) {
     const set = (found) => this.set(option, schema, found);
-    const made = { choice: choiceControl, flag: flagControl, whole: slider, real: slider }[schema.kind](schema, value, set);
-    return element("label", { title: schema.says }, element("span", { class: "pg-name" }, option.replaceAll("_", " ")), ...made,
+    const name = option.replaceAll("_", " ");
+    const made = { choice: choiceControl, flag: flagControl, whole: slider, real: slider }[schema.kind](name, schema, value, set);
+    return element("div", { class: "pg-option" }, element("span", { class: "pg-name", "aria-hidden": "true" }, name), ...made,
       element("small", {}, schema.says));
   }
 }
@@ -66,19 +67,19 @@ function canWrap(wrapper, name) {
   }
 }
 
-function choiceControl(schema, value, set) {
-  const list = element("select", { onchange: () => set(list.value) });
+function choiceControl(name, schema, value, set) {
+  const list = element("select", { "aria-label": name, onchange: () => set(list.value) });
   for (const each of schema.values) list.add(new Option(each, each, false, each === value));
   return [list];
 }
 
-function flagControl(schema, value, set) {
-  const box = element("input", { type: "checkbox", checked: value, onchange: () => set(box.checked) });
+function flagControl(name, schema, value, set) {
+  const box = element("input", { type: "checkbox", "aria-label": name, checked: value, onchange: () => set(box.checked) });
   return [box];
 }
 
 /** A slider; an option that may be none has a box that switches it on. */
-function slider(schema, value, set) {
+function slider(name, schema, value, set) {
   const { from, to, kind, logarithmic } = schema, places = kind === "whole" ? to - from : STEPS;
   const place = (x) => (logarithmic ? Math.log(Math.max(x, from) / from) / Math.log(to / from) : (x - from) / (to - from)) * places;
   const number = (at) => {
@@ -88,13 +89,13 @@ function slider(schema, value, set) {
   const output = element("output", {}, value === null ? "none" : shortNumber(value));
   const range = element("input", {
     type: "range", min: 0, max: places, value: place(value ?? from), disabled: value === null,
-    "aria-valuetext": output.textContent,
+    "aria-label": name, "aria-valuetext": output.textContent,
     oninput: () => { output.textContent = shortNumber(number(Number(range.value))); },
     onchange: () => set(number(Number(range.value))),
   });
   if (!schema.none) return [range, output];
   const box = element("input", {
-    type: "checkbox", checked: value !== null, "aria-label": "set it",
+    type: "checkbox", checked: value !== null, "aria-label": `set ${name}`,
     onchange: () => set(box.checked ? number(Number(range.value)) : null),
   });
   return [box, range, output];

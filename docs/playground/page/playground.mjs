@@ -21,6 +21,7 @@ class Playground {
     this.config = readConfig(stored.config);
     this.state = readAddress(location);
     this.workers = [startWorker(source, stored), startWorker(source, stored)];
+    for (const worker of this.workers) worker.onerror = ({ message }) => this.panes.forEach((pane) => pane.complain(message));
     this.chosen = -1;
     this.block = -1;
     this.playing = false;

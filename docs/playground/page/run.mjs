@@ -42,7 +42,7 @@ export class Run {
 
   /** Let the worker go on until so many blocks were read. */
   until(count) {
-    this.worker.postMessage({ type: "until", count });
+    this.worker.postMessage({ type: "until", id: this.id, count });
   }
 
   /** Forget the run: what still arrives of it is not listened to. */
