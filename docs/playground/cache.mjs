@@ -1,7 +1,7 @@
 /** The cache of one layer: keys, values, positions and state, which leave together; as reference/cache.py. */
 
 import { take } from "./selection.mjs";
-import { Storage } from "./storage.mjs";
+import { StoredVectors } from "./stored_vectors.mjs";
 
 /** What a score remembers in one layer: `entries[name][g]` per cached entry, `stream` of the tokens. */
 export class State {
@@ -31,7 +31,7 @@ export class LayerCache {
   static empty(kvHeads, columns) {
     const nothing = () => Array.from({ length: kvHeads }, () => []);
     const entries = Object.fromEntries(columns.map((name) => [name, nothing()]));
-    return new LayerCache(Storage.empty(kvHeads), Storage.empty(kvHeads), nothing(), new State(entries));
+    return new LayerCache(StoredVectors.empty(kvHeads), StoredVectors.empty(kvHeads), nothing(), new State(entries));
   }
 
   /** Entries per KV head. */

@@ -14,11 +14,12 @@ import { NotImplemented } from "./method.mjs";
 import { evictionError, fastEvictionError } from "./methods/caote.mjs";
 import { outlierScore } from "./methods/desirekv.mjs";
 import { get, readValue } from "./methods/index.mjs";
-import { Clock, Observation, emptyCache, select, step } from "./policy.mjs";
+import { Clock, Observation } from "./observation.mjs";
 import { FULL_BITS, dequantize, pack, quantize } from "./quantization.mjs";
 import { readSafetensors, writeSafetensors } from "./safetensors.mjs";
 import { keepSet, take } from "./selection.mjs";
-import { Storage } from "./storage.mjs";
+import { emptyCache, select, step } from "./step.mjs";
+import { StoredVectors } from "./stored_vectors.mjs";
 import { maxPool, meanPool, reduceRows } from "./windows.mjs";
 
 const SKIPPED = 77;
@@ -126,7 +127,7 @@ function storedParts(cache) {
 
 /** Who stays at which precision. */
 function store(x, p, policy) {
-  const nothing = Storage.empty(x.keys.length), seen = observationOf(x, p);
+  const nothing = StoredVectors.empty(x.keys.length), seen = observationOf(x, p);
   const cache = new LayerCache(nothing.append(x.keys), nothing.append(x.values), x.positions, new State());
   const candidates = policy.protect.safe(seen).map((own) => own.map((mark) => !mark));
   const found = policy.precision.store(cache, seen, candidates, x.keep);

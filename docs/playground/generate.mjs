@@ -1,7 +1,8 @@
 /** Block-wise prefill and greedy decoding under a policy; as reference/generate.py. */
 
 import { groupHeads } from "./attention.mjs";
-import { Clock, emptyCache, step } from "./policy.mjs";
+import { Clock } from "./observation.mjs";
+import { emptyCache, step } from "./step.mjs";
 
 /** Return an empty session for a prompt of so many tokens; throw if the policy cannot hold what it protects. */
 export function start(model, policy, prompt) {

@@ -1,5 +1,7 @@
 /** What a file in methods/ has to offer: hyper-parameters that make a policy; as reference/method.py. */
 
+import { Edges } from "./policy.mjs";
+
 /**
  * Hyper-parameters of one method, by the option names of the registry syntax `name@option=value`.
  *
@@ -48,6 +50,26 @@ export function flag(standard, says) {
 function expect(name, value, allowed, what) {
   if (!allowed) throw new RangeError(`${name} = ${value} must be ${what}`);
   return value;
+}
+
+/** A method under which further entries are safe: options of every method. */
+export class WithSafe extends Method {
+  static options = {
+    sinks: whole(0, 0, 32, "First tokens of the text that are safe."),
+    recent: whole(0, 0, 64, "Newest entries that are safe."),
+    pin_prompt: flag(false, "Whether all tokens of the prompt are safe."),
+  };
+
+  constructor(given, base) {
+    super(given);
+    this.base = base;
+  }
+
+  policy(budget) {
+    const policy = this.base.policy(budget);
+    const edges = new Edges({ sinks: this.sinks, recent: this.recent, prompt: this.pin_prompt });
+    return policy.with({ protect: policy.protect.also(edges) });
+  }
 }
 
 /** Return the budget; throw if none was given or it is below one entry. */

@@ -5,7 +5,7 @@
  * `name`, `wrapper:name`, `name@option=value,option=value`: "lazy_eviction", "caote:h2o@recent=8".
  */
 
-import { NotImplemented } from "../method.mjs";
+import { NotImplemented, WithSafe } from "../method.mjs";
 import { AhaKV } from "./ahakv.mjs";
 import { Caote, FastCaote } from "./caote.mjs";
 import { DesireKV } from "./desirekv.mjs";
@@ -34,14 +34,16 @@ export function get(spec, budget = null) {
 
 /** Return the method, with its hyper-parameters, that `spec` names. */
 export function parse(spec) {
-  const { wrapper, name, options } = read(spec);
-  const base = METHODS[name];
-  if (wrapper === null) return new base(options);
-  const wrapping = WRAPPERS[wrapper], own = {}, rest = {};
-  for (const [option, value] of Object.entries(options)) {
-    (option in wrapping.options ? own : rest)[option] = value;
-  }
-  return new wrapping(own, new base(rest));
+  const { wrapper, name, options } = read(spec), rest = { ...options };
+  const take = ({ options: own }) => {
+    const taken = Object.entries(rest).filter(([option]) => option in own);
+    taken.forEach(([option]) => delete rest[option]);
+    return Object.fromEntries(taken);
+  };
+  const wrapping = wrapper === null ? {} : take(WRAPPERS[wrapper]);
+  const base = new METHODS[name](take(METHODS[name]));
+  const method = wrapper === null ? base : new WRAPPERS[wrapper](wrapping, base);
+  return Object.keys(rest).length ? new WithSafe(rest, method) : method;
 }
 
 /** Split `spec` into wrapper (or null), name and options; throw if one is unknown. */
@@ -73,7 +75,13 @@ export function write({ wrapper, name, options }) {
 
 /** Return the options of a composition; those of a wrapper hide those of what it wraps. */
 export function optionsOf(wrapper, name) {
-  return { ...METHODS[name].options, ...(wrapper === null ? {} : WRAPPERS[wrapper].options) };
+  return { ...METHODS[name].options, ...(wrapper === null ? {} : WRAPPERS[wrapper].options), ...safeOptions(name) };
+}
+
+/** The options of every method that a method does not have itself. */
+function safeOptions(name) {
+  const further = Object.entries(WithSafe.options).filter(([option]) => !(option in METHODS[name].options));
+  return Object.fromEntries(METHODS[name].budgeted ? further : []);
 }
 
 /** Whether a method is given a budget. */

@@ -2,7 +2,7 @@
 
 import { checkAtLeast, checkProtected } from "../checks.mjs";
 import { Method, flag, real, requireBudget, whole } from "../method.mjs";
-import { Entries, EveryDecode, Full, Nobody, Policy, PromptAndRecent, Protect, Score } from "../policy.mjs";
+import { Edges, Entries, EveryDecode, Full, Policy, Protect, Score } from "../policy.mjs";
 import { rank } from "../selection.mjs";
 import { reduceRows } from "../windows.mjs";
 
@@ -166,7 +166,7 @@ export class RaaS extends Method {
     return new Policy({
       ...common,
       score: new LastUse(this.threshold, this.share),
-      protect: this.pin_prompt ? new PromptAndRecent() : new Nobody(),
+      protect: new Edges({ prompt: this.pin_prompt }),
       budget: new Entries(budget),
     });
   }

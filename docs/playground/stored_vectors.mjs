@@ -1,5 +1,5 @@
 /**
- * Where keys or values live, each vector at its own precision; as reference/storage.py.
+ * Where keys or values live, each vector at its own precision; as reference/stored_vectors.py.
  *
  * A quantised vector is held as attention reads it, Δ·code + z, with the width of its codes beside it:
  * what a browser computes is exact, what it holds in memory is not smaller.
@@ -9,21 +9,21 @@ import { FULL_BITS, dequantize, quantize } from "./quantization.mjs";
 import { take } from "./selection.mjs";
 
 /** The vectors `[g][j]` of one layer, and the bits per element of each. */
-export class Storage {
+export class StoredVectors {
   constructor(vectors, bits) {
     this.vectors = vectors;
     this.bits = bits;
   }
 
-  /** Return a storage without entries. */
+  /** Return nothing stored yet. */
   static empty(kvHeads) {
     const nothing = () => Array.from({ length: kvHeads }, () => []);
-    return new Storage(nothing(), nothing());
+    return new StoredVectors(nothing(), nothing());
   }
 
   /** Add entries at full precision at the end of every head. */
   append(vectors) {
-    return new Storage(
+    return new StoredVectors(
       this.vectors.map((own, g) => [...own, ...vectors[g]]),
       this.bits.map((own, g) => [...own, ...vectors[g].map(() => FULL_BITS)]),
     );
@@ -31,7 +31,7 @@ export class Storage {
 
   /** Return the storage of these entries alone. */
   take(keep) {
-    return new Storage(take(this.vectors, keep), take(this.bits, keep));
+    return new StoredVectors(take(this.vectors, keep), take(this.bits, keep));
   }
 
   /** Store the marked entries `[g][j]` in groups of `group` channels of one token. */
@@ -55,7 +55,7 @@ export class Storage {
     });
   }
 
-  /** Return a storage in which the marked entries of every head are what `change` makes of them. */
+  /** Return stored vectors in which the marked entries of every head are what `change` makes of them. */
   replaced(entries, width, change) {
     const vectors = this.vectors.map((own) => [...own]), bits = this.bits.map((own) => [...own]);
     entries.forEach((marks, g) => {
@@ -65,6 +65,6 @@ export class Storage {
         bits[g][chosen[place]] = width;
       });
     });
-    return new Storage(vectors, bits);
+    return new StoredVectors(vectors, bits);
   }
 }
