@@ -25,6 +25,7 @@ BUDGETED = (
     "streaming_llm@reposition=true",
     "h2o",
     "tova",
+    "tova@recent=16",
     "snapkv@window=8",
     "snapkv@window=8,schedule=every_block",
     "rkv@every=16",
