@@ -51,7 +51,7 @@ class Playground {
     this.slider = element("input", {
       type: "range", id: "pg-step", min: 0, max: 0, value: 0, "aria-label": "Tokens read", oninput: () => this.go(Number(this.slider.value)),
     });
-    this.where = element("output", { for: "pg-step" });
+    this.where = element("output", { for: "pg-step", "aria-live": "off" });
     const arrow = (text, label, by) => element("button", {
       type: "button", "aria-label": label, title: label, onclick: () => this.go(this.block + by),
     }, text);
@@ -63,7 +63,7 @@ class Playground {
       oninput: () => this.tellBudget(Number(this.budgetSlider.value)),
       onchange: () => this.change({ budget: this.budgetSlider.value }),
     });
-    this.budgetTold = element("output", { for: "pg-budget" });
+    this.budgetTold = element("output", { for: "pg-budget", "aria-live": "off" });
     this.second = element("button", { type: "button", onclick: () => this.compare() });
     this.toolbar = element("div", { class: "pg-toolbar", role: "group", "aria-label": "Controls" },
       element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,

@@ -4,6 +4,7 @@ import { GONE } from "../frames.mjs";
 import { element, shown } from "./elements.mjs";
 
 const LEVELS = 8;
+const HIDDEN = { classes: "", label: "not written yet" };
 
 /** A list box in which a token can be chosen by pointer and by arrow keys. */
 export class TokenText {
@@ -21,6 +22,7 @@ export class TokenText {
 
   clear() {
     this.spans = [];
+    this.drawn = [];
     this.marked = -1;
     this.root.replaceChildren();
     this.root.removeAttribute("aria-activedescendant");
@@ -50,22 +52,22 @@ export class TokenText {
   draw(words, count, look) {
     this.grow(words);
     this.spans.forEach((span, position) => {
+      const { classes, label } = position < count ? look(position) : HIDDEN;
+      if (this.drawn[position] === classes + label) return; // what is drawn is remembered: to ask the page takes longer
+      this.drawn[position] = classes + label;
       span.hidden = position >= count;
-      if (span.hidden) return;
-      const { classes, label } = look(position);
-      if (span.className !== classes) span.className = classes;
-      if (span.title !== label) {
-        span.title = label;
-        span.setAttribute("aria-label", `${span.textContent}: ${label}`);
-      }
+      span.className = classes;
+      span.title = label;
+      span.setAttribute("aria-label", `${shown(words[position] ?? "")}: ${label}`);
     });
   }
 
   /** Mark the chosen token. */
   mark(position) {
-    this.spans[this.marked]?.setAttribute("aria-selected", "false");
-    this.marked = position;
     const span = this.spans[position];
+    if (position === this.marked) return;
+    this.spans[this.marked]?.setAttribute("aria-selected", "false");
+    this.marked = span ? position : -1;
     if (!span) return;
     span.setAttribute("aria-selected", "true");
     this.root.setAttribute("aria-activedescendant", span.id);
