@@ -44,6 +44,10 @@ QUESTIONS = {
         "After the prompt was read nothing is evicted any more. Watch the figures of the "
         "cache: what grows?"
     ),
+    "knorm": (
+        "Compare it with random at the same budget: does the length of a key say which token "
+        "matters?"
+    ),
     "raas": "Move the threshold: when is every entry used, so that age alone decides?",
     "rkv": "Write one fact twice into the problem. Which of the two copies stays?",
     "kivi": (
@@ -62,6 +66,7 @@ QUESTIONS = {
         "Which tokens get 8 bits, and do they follow a moment of doubt? Switch the protection off."
     ),
     "ahakv": "Choose none for the value prior: does the first token of the text still stay?",
+    "random": "Try several seeds. Which method of the list does no better at the same budget?",
 }
 """What a reader can find out by trying, by the method's name in the registry."""
 

@@ -27,6 +27,7 @@ BUDGETED = (
     "tova",
     "tova@recent=16",
     "snapkv@window=8",
+    "knorm@recent=16",
     "snapkv@window=8,schedule=every_block",
     "rkv@every=16",
     "raas@threshold=0.01,pin_prompt=false",
@@ -40,6 +41,8 @@ BUDGETED = (
     "caote:lazy_eviction@window=16,threshold=0.01",
     "caote:h2o@several=sequential,every=4",
     "fast_caote:h2o",
+    "random@seed=3",
+    "random@recent=16,draw=once",
 )
 UNBUDGETED = (
     "full",

@@ -12,8 +12,10 @@ import { DesireKV } from "./desirekv.mjs";
 import { FullCache } from "./full.mjs";
 import { H2O } from "./h2o.mjs";
 import { KIVI } from "./kivi.mjs";
+import { Knorm } from "./knorm.mjs";
 import { LazyEviction } from "./lazy_eviction.mjs";
 import { RaaS } from "./raas.mjs";
+import { Random } from "./random.mjs";
 import { RKV } from "./rkv.mjs";
 import { SnapKV } from "./snapkv.mjs";
 import { StreamingLLM } from "./streaming_llm.mjs";
@@ -22,7 +24,9 @@ import { TOVA } from "./tova.mjs";
 const named = (classes) => Object.fromEntries(classes.map((method) => [method.id, method]));
 
 /** Methods that stand alone, in the order in which the page shows them. */
-export const METHODS = named([FullCache, StreamingLLM, H2O, TOVA, SnapKV, RaaS, RKV, KIVI, LazyEviction, DesireKV, AhaKV]);
+export const METHODS = named([
+  FullCache, StreamingLLM, H2O, TOVA, SnapKV, Knorm, RaaS, RKV, KIVI, LazyEviction, DesireKV, AhaKV, Random,
+]);
 
 /** Methods that wrap the score of another. */
 export const WRAPPERS = named([Caote, FastCaote]);
