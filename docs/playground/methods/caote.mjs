@@ -15,19 +15,11 @@ export function normalize(retention) {
   return Float64Array.from(retention, (x) => (total > 0 ? x / total : 1 / retention.length)); // [CAOTE 22]
 }
 
-/** Return 1 − h_j as the sum of the others, without cancellation. */
+/** Return Σh − h_j: of equal entries the same, and without cancellation. */
 export function remainingMass(h) {
-  const rest = new Float64Array(h.length);
-  let before = 0, after = 0;
-  for (let j = 0; j < h.length; j++) {
-    rest[j] += before;
-    before += h[j];
-  }
-  for (let j = h.length - 1; j >= 0; j--) {
-    rest[j] += after;
-    after += h[j];
-  }
-  return rest;
+  const total = h.reduce((sum, x) => sum + x, 0), dominant = h.findIndex((x) => x > total / 2);
+  const others = h.reduce((sum, x, j) => (j === dominant ? sum : sum + x), 0);
+  return h.map((x, j) => (j === dominant ? others : total - x));
 }
 
 /** Distance of two vectors in the norm of this order. */
