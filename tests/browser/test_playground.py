@@ -38,7 +38,6 @@ BUDGETED = (
     "caote:h2o",
     "caote:snapkv@window=16",
     "fast_caote:h2o",
-    "knorm@recent=16",
     "random@recent=16",
 )
 UNBUDGETED = (

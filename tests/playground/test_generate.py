@@ -27,7 +27,6 @@ BUDGETED = (
     "tova",
     "tova@recent=16",
     "snapkv@window=8",
-    "knorm@recent=16",
     "snapkv@window=8,schedule=every_block",
     "rkv@every=16",
     "raas@threshold=0.01,pin_prompt=false",
@@ -44,6 +43,7 @@ BUDGETED = (
     "random@seed=3",
     "random@recent=16,draw=once",
 )
+"""Not Knorm: in the first layer equal words have keys of equal length, and rounding decides."""
 UNBUDGETED = (
     "full",
     "kivi@key_bits=4,value_bits=4,residual=32",
