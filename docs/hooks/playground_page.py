@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -13,17 +14,22 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.models import reasoner_directory
-from kvlab.reference.tasks import reasoning
+from kvlab.fast.models import EMBEDDED, embedded_directory
+from kvlab.reference.tasks import jumps, reasoning
 
 DOCS = Path(__file__).parents[1]
 SOURCES = DOCS / "playground"
-PROBLEMS = 8
+COUNT = 8
+PROBLEMS: Mapping[str, Callable[[], Sequence[Any]]] = {
+    "jumps": lambda: jumps.held_out(COUNT, size=jumps.Size(fewest=18, most=24)),
+    "reasoning": lambda: reasoning.held_out(COUNT),
+}
+"""Problems by task: runs of programs are shorter than a comparison's, since somebody waits."""
 SLACK = 1.25
 """Tokens after which an answer is cut, over those of the longest solution."""
 
 IMPORT = re.compile(r'^import \{ ([^}]+) \} from "([^"]+)";\n', re.MULTILINE)
-EXPORT = re.compile(r"^export (?=(?:function\*?|class|const) ([^;{(=]+))", re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:(?:async )?function\*?|class|const) ([^;{(=]+))", re.MULTILINE)
 NAME = re.compile(r"\w+")
 OTHER_SYNTAX = re.compile(r"^(?:import|export)\b", re.MULTILINE)
 
@@ -79,12 +85,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def scripts() -> dict[str, str]:
-    """Return the scripts by name: the model with its problems, and all modules."""
-    worker = json.dumps(bundle("worker.mjs"))
-    return {
-        "model.js": f"globalThis.kvlabModel = {json.dumps(model())};\n",
-        "playground.js": f"globalThis.kvlabWorker = {worker};\n{bundle('page/playground.mjs')}",
-    }
+    """Return the scripts by name: each embedded model, and all modules with what they need."""
+    given = f"globalThis.kvlabSite = {json.dumps(site())};\n"
+    worker = f"globalThis.kvlabWorker = {json.dumps(bundle('worker.mjs'))};\n"
+    models = {f"model-{name}.js": model_script(name) for name in EMBEDDED}
+    return {**models, "playground.js": given + worker + bundle("page/playground.mjs")}
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -100,24 +105,26 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return markdown.replace(heading, f"\n{invitation}\n{heading}")
 
 
-def model() -> dict[str, Any]:
-    """Return the embedded model, problems for it, and a setting of every method that suits it."""
-    directory = reasoner_directory()
-    return {
+def model_script(name: str) -> str:
+    """Return the script that holds an embedded model: the page loads the one that it needs."""
+    directory = embedded_directory(name)
+    found = {
         "config": json.loads((directory / "config.json").read_text(encoding="utf-8")),
         "tokenizer": json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")),
         "weights": base64.b64encode((directory / "model.safetensors").read_bytes()).decode(),
-        "problems": [{"prompt": each.prompt} for each in reasoning.held_out(PROBLEMS)],
-        "most": most_tokens(),
-        "presets": presets(),
-        "questions": QUESTIONS,
     }
+    return f"(globalThis.kvlabModels ??= {{}}).{name} = {json.dumps(found)};\n"
 
 
-def most_tokens() -> int:
-    """Return the number of tokens after which an answer is cut."""
-    problems = reasoning.held_out(PROBLEMS)
-    return int(SLACK * max(len(problem.solution.split(" ")) for problem in problems))
+def site() -> dict[str, Any]:
+    """Return problems for every embedded model, and a setting of every method that suits them."""
+    models = {}
+    for name, task in EMBEDDED.items():
+        problems = PROBLEMS[task]()
+        most = int(SLACK * max(len(problem.solution.split(" ")) for problem in problems))
+        prompts = [problem.prompt for problem in problems]
+        models[name] = {"task": task, "prompts": prompts, "most": most}
+    return {"models": models, "presets": presets(), "questions": QUESTIONS}
 
 
 def presets() -> dict[str, str]:

@@ -9,11 +9,10 @@ import playground_page
 import pytest
 
 from kvlab.fast.lab import generation
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import EMBEDDED, embedded_directory
 from kvlab.fast.models.loading import load
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate
-from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import end_of_text
 
@@ -24,8 +23,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-BUDGETS = (92, 146)
-"""Half and four fifths of what the full cache holds of the first problem that the page shows."""
+SITE = playground_page.site()["models"]
+FIRST = next(iter(EMBEDDED))
+BUDGETS = ("50%", "80%")
 BUDGETED = (
     "streaming_llm",
     "h2o",
@@ -46,7 +46,6 @@ UNBUDGETED = (
     "desirekv@interval=32,selector=8,group=32",
 )
 EVIL = '<img src=x onerror="document.title=1">'
-PROBLEM = 1
 PHONE = {"width": 390, "height": 844}
 
 
@@ -116,21 +115,20 @@ def words(page, pane=0):
     return spans.all_inner_texts()[prompt:]
 
 
-def expected_words(spec, budget, prompt):
-    """Return what the reference writes."""
-    directory = reasoner_directory()
+def expected_words(name, spec, budget, prompt):
+    """Return what the reference writes with an embedded model."""
+    directory = embedded_directory(name)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-    ids = tokenizer.encode(prompt).ids
-    policy, end = methods.get(spec, budget), end_of_text(directory)
-    found = generate(model, policy, ids, playground_page.most_tokens(), end)
+    ids, most = tokenizer.encode(prompt).ids, SITE[name]["most"]
+    found = generate(model, methods.get(spec, budget), ids, most, end_of_text(directory))
     return [tokenizer.id_to_token(token).replace("\n", "↵") for token in found.tokens]
 
 
 @pytest.fixture(scope="module")
 def written():
     """Return what ``kvlab generate`` writes, in the reference's precision."""
-    network, tokenizer = load(reasoner_directory(), "float64", "cpu")
-    prompt, most = reasoning.held_out(PROBLEM + 1)[PROBLEM].prompt, playground_page.most_tokens()
+    network, tokenizer = load(FIRST, "float64", "cpu")
+    prompt, most = SITE[FIRST]["prompts"][0], SITE[FIRST]["most"]
 
     def write(spec, budget):
         found = generation.generate(network, tokenizer, prompt, spec, budget, max_new_tokens=most)
@@ -141,30 +139,55 @@ def written():
 
 @pytest.mark.parametrize("spec", [*BUDGETED, *UNBUDGETED])
 def test_it_writes_what_kvlab_generate_writes(opened, written, spec):
-    budgets = BUDGETS if spec in BUDGETED else (None,)
-    for budget in budgets:
-        page = opened(method=spec, **({} if budget is None else {"budget": budget}))
+    for share in BUDGETS if spec in BUDGETED else ("100%",):
+        page = opened(method=spec, budget=share)
         run(page)
+        budget = page.evaluate("() => kvlabPlayground.left.budget")
+        assert (budget is None) == (spec in UNBUDGETED)
         found = [word for word in words(page) if word != "↵"]
         assert found == written(spec, budget), (spec, budget)
         assert len(found) > 20
         page.close()
 
 
-def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened):
-    prompt = reasoning.held_out(PROBLEM + 1)[PROBLEM].prompt
-    page = opened(method="caote:h2o", budget="70%")
+def change_arithmetic(text):
+    return text.replace("+", "-", 1)
+
+
+def change_program(text):
+    """Let another line run first."""
+    return text[:-1] + ("1" if text[-1] != "1" else "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("jumps", change_program), ("reasoner", change_arithmetic)]
+)
+def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
+    prompt = SITE[name]["prompts"][0]
+    page = opened(method="caote:h2o", budget="70%", problem=f"{name}-0")
     run(page)
     budget = page.evaluate("() => kvlabPlayground.budget")
     first = words(page)
-    assert first == expected_words("caote:h2o", budget, prompt)
-    changed = prompt.replace("+", "-", 1)
+    assert first == expected_words(name, "caote:h2o", budget, prompt)
     page.click("text=Change the problem")
-    page.fill("textarea", changed)
+    page.fill("textarea", change(page.input_value("textarea")))
     page.click("text=Use this text")
     wait_until(page, "done")
+    changed = page.evaluate("() => kvlabPlayground.promptText")
+    assert changed == change(prompt)
     budget = page.evaluate("() => kvlabPlayground.budget")
-    assert words(page) == expected_words("caote:h2o", budget, changed) != first
+    assert words(page) == expected_words(name, "caote:h2o", budget, changed) != first
+
+
+def test_another_model_is_loaded_for_its_problems(opened):
+    page = opened(method="h2o")
+    page.click("text=Change the problem")
+    page.select_option("[aria-label=Problem]", "reasoner-2")
+    page.wait_for_function("() => kvlabPlayground.loaded === 'reasoner' && kvlabPlayground.budget")
+    run(page)
+    assert page.evaluate("() => kvlabPlayground.promptText") == SITE["reasoner"]["prompts"][2]
+    assert "problem=reasoner-2" in page.url
+    assert "=" in words(page) and "L0" not in words(page)
 
 
 def test_steps_go_on_and_back(opened):
@@ -288,7 +311,9 @@ def test_settings_change_the_method(opened):
         ({"method": "h2o@recent=900"}, "must be at least the 900 entries that are protected"),
         ({"method": "h2o@__proto__=1"}, "unknown option __proto__"),
         ({"method": "caote:rkv"}, "CAOTE needs retention scores"),
-        ({"text": f"↵ {EVIL} ↵"}, "is no word of the model"),
+        ({"text": f"↵ {EVIL} ↵", "problem": "reasoner-0"}, "is no word of the model"),
+        ({"text": f"c = 4\n{EVIL}\nstart at L1"}, "must be like"),
+        ({"problem": "__proto__-constructor", "method": EVIL}, "unknown method <img"),
     ],
 )
 def test_bad_input_is_refused_and_stays_text(opened, state, said):

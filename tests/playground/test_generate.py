@@ -1,4 +1,4 @@
-"""The playground writes the reference's tokens, with the embedded model under every method."""
+"""The playground writes the reference's tokens, with the embedded models under every method."""
 
 import json
 import subprocess
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from node import find_node
 
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import embedded_directory
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import jumps, reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import end_of_text
 
@@ -62,17 +62,17 @@ def jobs(prompt: str, length: int) -> list:
     ]
 
 
-def written(asked: list) -> list[list[int]]:
+def written(model: str, asked: list) -> list[list[int]]:
     """Let the playground write, under Node.js."""
-    command = [str(NODE), SCRIPT, reasoner_directory(), json.dumps(asked)]
+    command = [str(NODE), SCRIPT, embedded_directory(model), json.dumps(asked)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
-def compare(asked: list) -> set[tuple[int, ...]]:
+def compare(name: str, asked: list) -> set[tuple[int, ...]]:
     """Compare with what the reference writes; return the different texts."""
-    directory = reasoner_directory()
+    directory = embedded_directory(name)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-    end, found = end_of_text(directory), written(asked)
+    end, found = end_of_text(directory), written(name, asked)
     for (spec, budget, prompt, most), ids in zip(asked, found, strict=True):
         policy = methods.get(spec, budget)
         expected = generate(model, policy, tokenizer.encode(prompt).ids, most, end)
@@ -80,21 +80,29 @@ def compare(asked: list) -> set[tuple[int, ...]]:
     return {tuple(ids) for ids in found}
 
 
-def test_some_methods_write_the_tokens_of_the_reference():
-    prompt = reasoning.held_out(2)[1].prompt
-    changed = prompt.replace("+", "-", 1)
+def problem(name: str) -> jumps.Problem | reasoning.Problem:
+    """Return a problem of an embedded model."""
+    if name == "jumps":
+        return jumps.held_out(1, size=jumps.Size(fewest=8, most=12))[0]
+    return reasoning.held_out(2)[1]
+
+
+@pytest.mark.parametrize("name", ["jumps", "reasoner"])
+def test_some_methods_write_the_tokens_of_the_reference(name):
+    prompt, length = problem(name).prompt, problem(name).tokens
+    changed = prompt.replace("+", "-", 1) if name == "reasoner" else prompt[:-1] + "1"
     assert changed != prompt
     asked = [
-        ["streaming_llm", 92, prompt, 48],
-        ["caote:h2o", 128, prompt, MOST_TOKENS],
-        ["caote:h2o", 128, changed, MOST_TOKENS],
+        ["streaming_llm", length // 2, prompt, 48],
+        ["caote:h2o", round(0.7 * length), prompt, MOST_TOKENS],
+        ["caote:h2o", round(0.7 * length), changed, MOST_TOKENS],
         [UNBUDGETED[-1], None, prompt, 48],
     ]
-    assert len(compare(asked)) == len(asked)
+    assert len(compare(name, asked)) == len(asked)
 
 
 @pytest.mark.slow
-def test_every_method_writes_the_tokens_of_the_reference():
-    problem = reasoning.held_out(2)[1]
-    asked = jobs(problem.prompt, problem.tokens)
-    assert len(compare(asked)) > len(asked) // 3, "methods that write the same are not told apart"
+@pytest.mark.parametrize("name", ["jumps", "reasoner"])
+def test_every_method_writes_the_tokens_of_the_reference(name):
+    asked = jobs(problem(name).prompt, problem(name).tokens)
+    assert len(compare(name, asked)) > len(asked) // 3, "methods that write the same differ nowhere"

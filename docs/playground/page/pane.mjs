@@ -11,7 +11,7 @@ const QUIET = 150; // milliseconds between two drawings of the tables while the 
 
 export class Pane {
   /**
-   * `page` offers: state, words, prompt (ids), full (the run of the full cache), presets,
+   * `page` offers: state, words, config, problem, prompt (ids), full (the run of the full cache), presets,
    * change(parts), choose(position), and arrived() for what has come from the worker.
    */
   constructor(key, label, worker, page) {
@@ -25,23 +25,29 @@ export class Pane {
     this.text = new TokenText(`pg-${key}`, `Text under the ${label}`, (position) => page.choose(position));
     this.facts = element("div", { class: "pg-facts" });
     this.entries = element("div", { class: "pg-scroll" });
-    this.heads = { layer: this.headChoice("layer", "Layer "), head: this.headChoice("head", "KV head ") };
+    this.lists = { layer: this.headChoice("layer", "Layer "), head: this.headChoice("head", "KV head ") };
     this.details = element("details", { ontoggle: () => this.drawTables() },
       element("summary", {}, "Every entry of one head, its score, and why it stays or goes"),
-      element("div", { class: "pg-row" }, ...Object.values(this.heads).map((list) => list.parentElement)), this.entries);
+      element("div", { class: "pg-row" }, ...Object.values(this.lists).map((list) => list.parentElement)), this.entries);
     this.answers = element("dl", { class: "pg-answers" });
     this.root = element("section", { class: "pg-pane", "aria-label": label }, this.controls.root, this.error,
       this.verdict, this.missed, this.figures, this.bar, this.text.root, this.facts, this.details,
       element("details", {}, element("summary", {}, "The method’s four answers"), this.answers), this.controls.settings);
   }
 
-  /** A list of the model's layers or KV heads: which one the table of entries shows. */
+  /** A list of layers or KV heads: which one the table of entries shows. */
   headChoice(name, label) {
-    const { layers, kvHeads } = this.page.config, list = element("select");
-    list.addEventListener("change", () => this.page.look({ [name]: list.value }));
-    for (let index = 0; index < (name === "layer" ? layers : kvHeads); index++) list.add(new Option(index, index));
+    const list = element("select", { onchange: () => this.page.look({ [name]: list.value }) });
     element("label", {}, label, list);
     return list;
+  }
+
+  /** Offer the layers and KV heads of another model. */
+  listHeads() {
+    const { layers, kvHeads } = this.page.config;
+    for (const [list, count] of [[this.lists.layer, layers], [this.lists.head, kvHeads]]) {
+      list.replaceChildren(...Array.from({ length: count }, (_, index) => new Option(index, index)));
+    }
   }
 
   get spec() {
@@ -117,7 +123,8 @@ export class Pane {
     const { words, prompt, pinned } = this.page, frame = this.run?.frames[this.block];
     const ids = [...prompt, ...(this.run?.written(this.block + 1) ?? [])];
     const wrong = this.difference(), held = frame ? holding(frame) : null;
-    this.text.draw(ids.map((id) => words[id]), ids.length, (position) => {
+    const begins = (word) => this.page.problem.task.begins(word);
+    this.text.draw(ids.map((id) => words[id]), ids.length, begins, (position) => {
       const read = frame && position < frame.seen;
       const { classes, label } = read ? lookOf(held, position) : { classes: "pg-unread", label: "not read yet" };
       const pin = pinned.includes(position), differs = wrong >= 0 && position === prompt.length + wrong;
@@ -197,11 +204,11 @@ export class Pane {
       if (!this.page.pinned.includes(chosen)) this.facts.append(this.protectButton(chosen));
       this.facts.append(headsTable(this.run, chosen, this.block, `${text(chosen)}, position ${chosen}`));
     }
-    for (const [name, list] of Object.entries(this.heads)) {
+    for (const [name, list] of Object.entries(this.lists)) {
       list.value = this.page.state[name];
       if (list.selectedIndex < 0) list.selectedIndex = 0;
     }
-    const layer = this.heads.layer.selectedIndex, g = this.heads.head.selectedIndex, head = frame?.layers[layer][g];
+    const layer = this.lists.layer.selectedIndex, g = this.lists.head.selectedIndex, head = frame?.layers[layer][g];
     if (!this.details.open || !head) this.entries.replaceChildren();
     else this.entries.replaceChildren(entriesTable(head, text, `Layer ${layer}, KV head ${g}, ${frame.seen} tokens read`));
   }

@@ -1,4 +1,4 @@
-/** The page: one model, one or two methods, a slider over what was read, and an address that holds it all. */
+/** The page: one problem, one or two methods, a slider over what was read, and an address that holds it all. */
 
 import { takesBudget } from "../methods/index.mjs";
 import { budgetEntries } from "../selection.mjs";
@@ -7,42 +7,48 @@ import { readConfig } from "../transformer.mjs";
 import { readAddress, readPositions, writeAddress } from "./address.mjs";
 import { element, shown } from "./elements.mjs";
 import { Pane } from "./pane.mjs";
-import { Run, startWorker } from "./run.mjs";
+import { Problem, ProblemControls } from "./problem.mjs";
+import { Run, embeddedModel, startWorker } from "./run.mjs";
 
 const FULL_SPEED = "full speed";
 const SPEEDS = { "3 tokens/s": 3, "10 tokens/s": 10, [FULL_SPEED]: Infinity }; // tokens a second
 
 class Playground {
-  /** `stored` is what the site's hook wrote: model, problems, presets, questions; `source` the worker's. */
-  constructor(root, stored, source) {
-    Object.assign(this, { root, stored, presets: stored.presets });
-    this.tokenizer = new Tokenizer(stored.tokenizer);
-    this.words = this.tokenizer.words;
-    this.config = readConfig(stored.config);
+  /** `site` is what the site's hook wrote: models with their problems, presets, questions; `source` the worker's. */
+  constructor(root, site, source) {
+    Object.assign(this, { root, site, presets: site.presets });
     this.state = readAddress(location);
-    this.workers = [startWorker(source, stored), startWorker(source, stored)];
+    this.workers = [startWorker(source), startWorker(source)];
     for (const worker of this.workers) worker.onerror = ({ message }) => this.panes.forEach((pane) => pane.complain(message));
+    this.prompt = [];
     this.chosen = -1;
     this.block = -1;
     this.playing = false;
     this.budget = null;
     this.build();
-    this.readProblem();
     addEventListener("hashchange", () => this.revisit());
-    if (this.state.step !== "") this.play(Number(this.state.step) || 0);
+    this.open();
+  }
+
+  /** Show the problem and the token that the address names. */
+  async open() {
+    const { step } = this.state;
+    await this.readProblem();
+    if (step !== "") this.play(Number(step) || 0);
   }
 
   // --- what is on the page ---------------------------------------------------------------------------
 
   build() {
     this.buildToolbar();
-    this.buildProblem();
+    this.problemControls = new ProblemControls(this.site.models, (parts) => this.change({ ...parts, protect: "" }));
+    this.taskTold = element("p", { class: "pg-task" });
     this.left = new Pane("method", "first method", this.workers[0], this);
     this.right = new Pane("with", "second method", this.workers[1], this);
     this.question = element("p", { class: "pg-question" });
     this.protected = element("p", { class: "pg-protected" });
     this.panesBox = element("div", { class: "pg-panes" }, this.left.root, this.right.root);
-    this.root.replaceChildren(this.question, this.toolbar, this.protected, this.panesBox, this.problemBox, this.share());
+    this.root.replaceChildren(this.question, this.toolbar, this.protected, this.taskTold, this.panesBox, this.problemControls.root, this.share());
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -72,21 +78,6 @@ class Playground {
       element("div", { class: "pg-row" }, this.second, this.speed));
   }
 
-  buildProblem() {
-    this.problemList = element("select", {
-      "aria-label": "Problem", onchange: () => this.change({ problem: this.problemList.value, text: "", protect: "" }),
-    });
-    this.stored.problems.forEach((_, index) => this.problemList.add(new Option(`problem ${index}`, index)));
-    this.field = element("textarea", { rows: 5, spellcheck: "false", "aria-label": "Text of the problem" });
-    this.problemError = element("p", { class: "pg-error", role: "alert", hidden: true });
-    const use = element("button", {
-      type: "button", onclick: () => this.change({ text: this.field.value, protect: "" }),
-    }, "Use this text");
-    this.problemBox = element("details", { class: "pg-problem" }, element("summary", {}, "Change the problem"),
-      element("p", {}, "Choose a problem, or edit the text: words of the model’s vocabulary between blanks, ↵ for a new line."),
-      this.problemList, this.field, use, this.problemError);
-  }
-
   share() {
     const said = element("span", { role: "status" });
     const button = element("button", {
@@ -105,20 +96,20 @@ class Playground {
   }
 
   get pinned() {
-    return readPositions(this.state.protect).filter((position) => position < this.prompt.length + this.stored.most);
+    return readPositions(this.state.protect).filter((position) => position < this.prompt.length + (this.problem?.most ?? 0));
   }
 
   /** What every run is asked for, whatever its method. */
   get asked() {
-    return { prompt: this.promptText, most: this.stored.most };
+    return { prompt: this.promptText, most: this.problem.most };
   }
 
   /** Change the state; a change of what is computed begins anew, and runs on if it ran before. */
-  change(parts) {
+  async change(parts) {
     const running = this.left.run !== null;
     Object.assign(this.state, parts, { step: "" });
     this.remember();
-    if ("problem" in parts || "text" in parts) this.readProblem();
+    if ("problem" in parts || "text" in parts) await this.readProblem();
     else this.prepare();
     if (running) this.play();
   }
@@ -139,8 +130,7 @@ class Playground {
     const found = readAddress(location);
     if (writeAddress(found, location) === writeAddress(this.state, location)) return;
     this.state = found;
-    this.readProblem();
-    if (found.step !== "") this.play(Number(found.step) || 0);
+    this.open();
   }
 
   protect(position) {
@@ -167,20 +157,19 @@ class Playground {
   }
 
   /** Read the problem and let the full cache solve it: the yardstick, and the length that 100 % stands for. */
-  readProblem() {
-    const problem = this.stored.problems[Number(this.state.problem)] ?? this.stored.problems[0];
-    const text = this.state.text === "" ? problem.prompt : this.state.text;
-    this.problemError.hidden = true;
+  async readProblem() {
+    const problem = Problem.named(this.state.problem, this.site.models);
+    if (!await this.load(problem.model)) return;
+    this.problem = problem;
+    let error = "";
     try {
-      this.setPrompt(text);
-    } catch (error) {
-      this.problemError.hidden = false;
-      this.problemError.textContent = error.message;
-      this.problemBox.open = true;
-      this.setPrompt(problem.prompt);
+      this.setPrompt(problem.prompt(this.state.text));
+    } catch ({ message }) {
+      error = message;
+      this.setPrompt(problem.stored);
     }
-    this.problemList.value = this.stored.problems.indexOf(problem);
-    this.field.value = shown(text).replace(/ *↵ */g, " ↵ ").trim();
+    this.taskTold.textContent = problem.task.says;
+    this.problemControls.show(problem, this.state.text, error);
     this.chosen = -1;
     this.full?.drop();
     this.full = new Run(this.workers[0], { ...this.asked, method: "full", budget: null, pinned: [] }, () => this.measured());
@@ -190,9 +179,23 @@ class Playground {
   }
 
   setPrompt(text) {
-    const lines = text.replaceAll("↵", "\n").split("\n").map((line) => line.trim().replace(/\s+/g, " "));
-    this.promptText = lines.join(" \n ").replace(/^ +| +$/g, "").replace(/ {2,}/g, " ");
-    this.prompt = this.tokenizer.encode(this.promptText);
+    this.prompt = this.tokenizer.encode(text);
+    this.promptText = text;
+  }
+
+  /** Load an embedded model, and say whether it is still the one that is asked for. */
+  async load(name) {
+    this.awaited = name;
+    const model = await embeddedModel(name);
+    if (name !== this.awaited) return false;
+    if (name === this.loaded) return true;
+    this.loaded = name;
+    this.tokenizer = new Tokenizer(model.tokenizer);
+    this.words = this.tokenizer.words;
+    this.config = readConfig(model.config);
+    for (const worker of this.workers) worker.postMessage({ type: "load", ...model });
+    for (const pane of [this.left, this.right]) pane.listHeads();
+    return true;
   }
 
   /** Tokens that the full cache holds in the end. */
@@ -251,7 +254,7 @@ class Playground {
   /** Show the question of the method's page. */
   ask() {
     const name = this.state.method.split("@")[0];
-    const asked = this.stored.questions[name] ?? this.stored.questions[name.split(":")[0]];
+    const asked = this.site.questions[name] ?? this.site.questions[name.split(":")[0]];
     this.question.hidden = asked === undefined;
     this.question.replaceChildren(element("strong", {}, "Try: "), asked ?? "");
   }
@@ -371,4 +374,4 @@ class Playground {
 }
 
 const root = document.getElementById("kvlab-playground");
-globalThis.kvlabPlayground = new Playground(root, globalThis.kvlabModel, globalThis.kvlabWorker);
+globalThis.kvlabPlayground = new Playground(root, globalThis.kvlabSite, globalThis.kvlabWorker);

@@ -1,15 +1,25 @@
 /** A run of the model in a worker, and what is known of it so far. */
 
 import { GONE } from "../frames.mjs";
+import { element } from "./elements.mjs";
 
 const LOOKED_AT = 0.05; // attention of a head from which on it counts as a look
 
 /** Starts workers: their source comes with the page, because a page opened as a file may load none. */
-export function startWorker(source, { config, tokenizer, weights }) {
-  const address = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-  const worker = new Worker(address);
-  worker.postMessage({ type: "load", config, tokenizer, weights });
-  return worker;
+export function startWorker(source) {
+  return new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+}
+
+/** Return an embedded model, `{ config, tokenizer, weights }`; it is a script, since a page opened as a file may fetch none. */
+export async function embeddedModel(name) {
+  const models = (globalThis.kvlabModels ??= {});
+  if (!models[name]) {
+    await new Promise((resolve, reject) => {
+      const missing = () => reject(new Error(`model-${name}.js is not beside this page`));
+      document.head.append(element("script", { src: `model-${name}.js`, onload: resolve, onerror: missing }));
+    });
+  }
+  return models[name];
 }
 
 /** One generation: `frames[i]` is what the i-th block saw, `left[layer][g]` when each entry went. */

@@ -37,20 +37,21 @@ export class TokenText {
     this.choose(Math.min(count - 1, Math.max(0, Math.max(this.marked, 0) + way)));
   }
 
-  /** Add spans for the words that have none yet. */
-  grow(words) {
+  /** Add spans for the words that have none yet, those that begin a line behind a break. */
+  grow(words, begins) {
     for (let position = this.spans.length; position < words.length; position++) {
       const span = element("span", {
         id: `${this.id}-${position}`, role: "option", "aria-selected": "false", "data-position": position,
       }, shown(words[position]));
       this.spans.push(span);
+      if (begins(words[position])) this.root.append(element("br"));
       this.root.append(span, " ");
     }
   }
 
   /** Show words up to `count`; `look(position)` returns the classes and the label of each. */
-  draw(words, count, look) {
-    this.grow(words);
+  draw(words, count, begins, look) {
+    this.grow(words, begins);
     this.spans.forEach((span, position) => {
       const { classes, label } = position < count ? look(position) : HIDDEN;
       if (this.drawn[position] === classes + label) return; // what is drawn is remembered: to ask the page takes longer
