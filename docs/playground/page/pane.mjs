@@ -123,8 +123,7 @@ export class Pane {
     const { words, prompt, pinned } = this.page, frame = this.run?.frames[this.block];
     const ids = [...prompt, ...(this.run?.written(this.block + 1) ?? [])];
     const wrong = this.difference(), held = frame ? holding(frame) : null;
-    const begins = (word) => this.page.problem.task.begins(word);
-    this.text.draw(ids.map((id) => words[id]), ids.length, begins, (position) => {
+    this.text.draw(ids.map((id) => words[id]), ids.length, this.page.problem?.task.begins ?? null, (position) => {
       const read = frame && position < frame.seen;
       const { classes, label } = read ? lookOf(held, position) : { classes: "pg-unread", label: "not read yet" };
       const pin = pinned.includes(position), differs = wrong >= 0 && position === prompt.length + wrong;

@@ -44,13 +44,14 @@ export class TokenText {
         id: `${this.id}-${position}`, role: "option", "aria-selected": "false", "data-position": position,
       }, shown(words[position]));
       this.spans.push(span);
-      if (begins(words[position])) this.root.append(element("br"));
+      if (begins?.(words[position])) this.root.append(element("br"));
       this.root.append(span, " ");
     }
   }
 
-  /** Show words up to `count`; `look(position)` returns the classes and the label of each. */
+  /** Show words up to `count`; `look(position)` returns the classes and the label of each, `begins(word)` where lines begin. */
   draw(words, count, begins, look) {
+    this.root.classList.toggle("pg-lines", begins !== null);
     this.grow(words, begins);
     this.spans.forEach((span, position) => {
       const { classes, label } = position < count ? look(position) : HIDDEN;
@@ -77,9 +78,9 @@ export class TokenText {
   /** Scroll the text alone so that a token is in view. */
   follow(position) {
     const span = this.spans[position], box = this.root;
-    if (span && span.offsetTop + span.offsetHeight > box.scrollTop + box.clientHeight) {
-      box.scrollTop = span.offsetTop - box.clientHeight / 2;
-    }
+    if (!span) return;
+    if (span.offsetTop + span.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = span.offsetTop - box.clientHeight / 2;
+    if (span.offsetLeft + span.offsetWidth > box.scrollLeft + box.clientWidth) box.scrollLeft = span.offsetLeft;
   }
 }
 

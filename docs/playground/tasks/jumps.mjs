@@ -13,10 +13,8 @@ export const jumps = {
     + "the line that runs next; L0 halts. The model writes every line again with its numbers.",
   asks: "Change first values, lines, or the line that runs first.",
 
-  /** Whether a word begins a line on the page. */
-  begins(word) {
-    return LABEL.test(word);
-  },
+  /** Whether a word begins a line on the page; null where lines are as long as the page is wide. */
+  begins: (word) => LABEL.test(word),
 
   /** Turn a prompt into lines for people. */
   readable(prompt) {

@@ -9,9 +9,7 @@ export const reasoning = {
     + "every line that it needs again, with its numbers.",
   asks: `Edit the text: words of the model’s vocabulary between blanks, ${SHOWN} for a new line.`,
 
-  begins() {
-    return false;
-  },
+  begins: null,
 
   readable(prompt) {
     return prompt.replaceAll(END, SHOWN);
