@@ -35,13 +35,11 @@ def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:
 
 
 def remaining_mass(h: Float[Array, "... n"]) -> Float[Array, "... n"]:
-    """Return 1 − h_j as the sum of the others, without cancellation."""
-    return sum_before(h) + sum_before(h[..., ::-1])[..., ::-1]
-
-
-def sum_before(x: Float[Array, "... n"]) -> Float[Array, "... n"]:
-    """Sum of all entries that stand before each."""
-    return np.concatenate([np.zeros_like(x[..., :1]), np.cumsum(x[..., :-1], axis=-1)], axis=-1)
+    """Return Σh − h_j: of equal entries the same, and without cancellation."""
+    total = h.sum(axis=-1, keepdims=True)
+    dominant = h > total / 2
+    others = np.where(dominant, 0.0, h).sum(axis=-1, keepdims=True)
+    return np.where(dominant, others, total - h)
 
 
 def eviction_error(

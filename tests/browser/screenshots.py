@@ -15,6 +15,7 @@ PAGES = {
     "method": "methods/caote.html",
     "notebook": "notebooks/02_caote.html",
     "viewer": "reasoner.html",
+    "playground": "playground/index.html?step=80",
 }
 WINDOWS = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 LONGEST = 6000
@@ -35,7 +36,7 @@ def main() -> None:
             for window, size in WINDOWS.items():
                 page = browser.new_page(viewport=size, color_scheme=scheme, device_scale_factor=1)
                 for name, address in PAGES.items():
-                    page.goto((SITE / address).as_uri())
+                    page.goto(f"{SITE.as_uri()}/{address}")
                     picture(page, OUT / f"{name}-{window}-{scheme}.png")
                 page.close()
         browser.close()

@@ -649,7 +649,7 @@ BUGS = (
         "dominant, rest = h > 2,",
         (
             (
-                "return sum_before(h) + sum_before(h[..., ::-1])[..., ::-1]",
+                "return np.where(dominant, others, total - h)",
                 "return (np.float32(1) - h.astype(np.float32)).astype(float)",
             ),
         ),

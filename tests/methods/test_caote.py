@@ -76,6 +76,18 @@ def test_a_dominant_weight_keeps_its_digits():
     assert alone.tolist() == [np.inf, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("error", [eviction_error, fast_eviction_error])
+def test_equal_entries_have_exactly_equal_errors(error):
+    """Of equal scores the later stays: a difference in the last digit would decide instead."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        h, values = random_case(rng, 7)
+        order = rng.permutation(np.tile(np.arange(7), 3))
+        errors = error(h[order] / 3, values[order])
+        for entry in range(7):
+            assert len(set(errors[order == entry])) == 1
+
+
 def test_independent_scores_can_be_as_bad_as_can_be():
     """α = 1/5, v = 1, −1, .3, .3, −.6: independent scores drop the two .3 (error 1/5); dropping
     1 and −1 would cost nothing. X = 0, so c = |v|/4."""

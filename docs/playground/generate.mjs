@@ -1,0 +1,65 @@
+/** Block-wise prefill and greedy decoding under a policy; as reference/generate.py. */
+
+import { groupHeads } from "./attention.mjs";
+import { Clock } from "./observation.mjs";
+import { emptyCache, step } from "./step.mjs";
+
+/** Return an empty session for a prompt of so many tokens; throw if the policy cannot hold what it protects. */
+export function start(model, policy, prompt) {
+  policy.check(prompt);
+  const { layers, kvHeads } = model.config;
+  const caches = Array.from({ length: layers }, () => emptyCache(policy, kvHeads));
+  return { model, policy, caches, prompt, confidence: [] };
+}
+
+/**
+ * Feed a block of tokens; return the logits after the last of them and the next session.
+ *
+ * `session` is left as it is. `watch(layer, result)` is called after the step of every layer.
+ */
+export function advance(session, tokens, confidence = NaN, watch = () => {}) {
+  const { model, policy } = session, caches = [...session.caches], first = session.confidence.length;
+  const confidences = [...session.confidence, ...tokens.map(() => confidence)];
+  const clock = new Clock(first + tokens.length, tokens.length, session.prompt);
+  const logits = model.forward(tokens, first, (layer, queries, keys, values) => {
+    const result = step(policy, caches[layer], {
+      clock,
+      layer,
+      queries: groupHeads(queries, keys.length),
+      keys,
+      values,
+      confidence: confidences,
+      rotate: (vector, by) => model.rotate(vector, by),
+    });
+    caches[layer] = result.cache;
+    watch(layer, result);
+    return result.output.flat();
+  });
+  return { logits, session: { ...session, caches, confidence: confidences } };
+}
+
+/** Return the likeliest token, the first of equally likely ones, and its probability. */
+export function choose(logits) {
+  const largest = Math.max(...logits);
+  const sum = logits.reduce((total, x) => total + Math.exp(x - largest), 0);
+  return { token: logits.indexOf(largest), confidence: 1 / sum };
+}
+
+/**
+ * Continue a prompt greedily: after every block that the model reads, yield `{ tokens, next }`, the ids
+ * of the block and the id that the model writes after it.
+ *
+ * Ends when `stop` was written, or `maxNewTokens` tokens were.
+ */
+export function* generate(model, policy, prompt, maxNewTokens, stop, watch) {
+  let session = start(model, policy, prompt.length), tokens = prompt, confidence = NaN;
+  for (let written = 1; ; written++) {
+    const read = advance(session, tokens, confidence, watch);
+    const next = choose(read.logits);
+    session = read.session;
+    yield { tokens, next: next.token };
+    if (next.token === stop || written >= maxNewTokens) return;
+    tokens = [next.token];
+    confidence = next.confidence;
+  }
+}

@@ -1,0 +1,112 @@
+/**
+ * The registry: method names, and the syntax in which compositions are written; as
+ * reference/methods/__init__.py.
+ *
+ * `name`, `wrapper:name`, `name@option=value,option=value`: "lazy_eviction", "caote:h2o@recent=8".
+ */
+
+import { NotImplemented, WithSafe } from "../method.mjs";
+import { AhaKV } from "./ahakv.mjs";
+import { Caote, FastCaote } from "./caote.mjs";
+import { DesireKV } from "./desirekv.mjs";
+import { FullCache } from "./full.mjs";
+import { H2O } from "./h2o.mjs";
+import { KIVI } from "./kivi.mjs";
+import { Knorm } from "./knorm.mjs";
+import { LazyEviction } from "./lazy_eviction.mjs";
+import { RaaS } from "./raas.mjs";
+import { Random } from "./random.mjs";
+import { RKV } from "./rkv.mjs";
+import { SnapKV } from "./snapkv.mjs";
+import { StreamingLLM } from "./streaming_llm.mjs";
+import { TOVA } from "./tova.mjs";
+
+const named = (classes) => Object.fromEntries(classes.map((method) => [method.id, method]));
+
+/** Methods that stand alone, in the order in which the page shows them. */
+export const METHODS = named([
+  FullCache, StreamingLLM, H2O, TOVA, SnapKV, Knorm, RaaS, RKV, KIVI, LazyEviction, DesireKV, AhaKV, Random,
+]);
+
+/** Methods that wrap the score of another. */
+export const WRAPPERS = named([Caote, FastCaote]);
+
+/** Build the policy that `spec` names. */
+export function get(spec, budget = null) {
+  return parse(spec).policy(budget);
+}
+
+/** Return the method, with its hyper-parameters, that `spec` names. */
+export function parse(spec) {
+  const { wrapper, name, options } = read(spec), rest = { ...options };
+  const take = ({ options: own }) => {
+    const taken = Object.entries(rest).filter(([option]) => option in own);
+    taken.forEach(([option]) => delete rest[option]);
+    return Object.fromEntries(taken);
+  };
+  const wrapping = wrapper === null ? {} : take(WRAPPERS[wrapper]);
+  const base = new METHODS[name](take(METHODS[name]));
+  const method = wrapper === null ? base : new WRAPPERS[wrapper](wrapping, base);
+  return Object.keys(rest).length ? new WithSafe(rest, method) : method;
+}
+
+/** Split `spec` into wrapper (or null), name and options; throw if one is unknown. */
+export function read(spec) {
+  const [composition, ...written] = spec.split("@");
+  const [first, ...after] = composition.split(":");
+  const [wrapper, name] = after.length ? [first, after.join(":")] : [null, first];
+  if (wrapper !== null && !Object.hasOwn(WRAPPERS, wrapper)) {
+    throw new RangeError(`method ${wrapper} wraps nothing; wrappers are ${Object.keys(WRAPPERS).join(", ")}`);
+  }
+  if (!Object.hasOwn(METHODS, name)) {
+    throw new NotImplemented(`unknown method ${name}; known here are ${Object.keys(METHODS).join(", ")}`);
+  }
+  const options = readOptions(written.join("@"));
+  const allowed = optionsOf(wrapper, name);
+  for (const option of Object.keys(options)) {
+    if (!Object.hasOwn(allowed, option)) {
+      throw new RangeError(`unknown option ${option} of ${composition}; allowed are ${Object.keys(allowed).join(", ") || "none"}`);
+    }
+  }
+  return { wrapper, name, options };
+}
+
+/** Write what `read` reads. */
+export function write({ wrapper, name, options }) {
+  const pairs = Object.entries(options).map(([option, value]) => `${option}=${value}`);
+  return (wrapper === null ? name : `${wrapper}:${name}`) + (pairs.length ? `@${pairs.join(",")}` : "");
+}
+
+/** Return the options of a composition; those of a wrapper hide those of what it wraps. */
+export function optionsOf(wrapper, name) {
+  return { ...METHODS[name].options, ...(wrapper === null ? {} : WRAPPERS[wrapper].options), ...safeOptions(name) };
+}
+
+/** The options of every method that a method does not have itself. */
+function safeOptions(name) {
+  const further = Object.entries(WithSafe.options).filter(([option]) => !(option in METHODS[name].options));
+  return Object.fromEntries(METHODS[name].budgeted ? further : []);
+}
+
+/** Whether a method is given a budget. */
+export function takesBudget(spec) {
+  return METHODS[read(spec).name].budgeted;
+}
+
+/** Read `option=value` pairs that commas separate. */
+function readOptions(written) {
+  const pairs = written.split(",").filter(Boolean);
+  const malformed = pairs.find((pair) => !pair.includes("="));
+  if (malformed !== undefined) throw new RangeError(`${malformed} must have the form option=value`);
+  return Object.fromEntries(pairs.map((pair) => {
+    const at = pair.indexOf("=");
+    return [pair.slice(0, at), readValue(pair.slice(at + 1))];
+  }));
+}
+
+/** Read a value: true, false, a number, or a word. */
+export function readValue(text) {
+  const words = { true: true, false: false, inf: Infinity };
+  if (Object.hasOwn(words, text.toLowerCase())) return words[text.toLowerCase()];
+  return text.trim() !== "" && !Number.isNaN(Number(text)) ? Number(text) : text;
+}

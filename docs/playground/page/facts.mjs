@@ -1,0 +1,66 @@
+/** What is known of a token, and of every entry of a KV head: where it is, and why it stays or goes. */
+
+import { CHOSEN, GONE, SAFE, UNDECIDED } from "../frames.mjs";
+import { element, shortNumber } from "./elements.mjs";
+
+/** Indices of a head's candidates, from the first to go to the last. */
+function candidates({ fates, scores }) {
+  const found = [...fates.keys()].filter((j) => fates[j] === CHOSEN || fates[j] === GONE);
+  return found.sort((a, b) => scores[a] - scores[b] || a - b);
+}
+
+/** Say what became of entry j of a head, and why. */
+export function verdict(head, j) {
+  const { fates, scores, bits } = head;
+  const width = bits[j] > 0 && bits[j] < 16 ? ` at ${shortNumber(bits[j])} bits` : "";
+  if (fates[j] === UNDECIDED) return `kept${width}; nothing was decided`;
+  if (fates[j] === SAFE) return `safe${width}`;
+  if (Number.isNaN(scores[j])) return `kept${width}; there was room for all`;
+  const order = candidates(head), place = order.indexOf(j), goes = order.filter((i) => fates[i] === GONE).length;
+  const rated = `score ${shortNumber(scores[j])}`;
+  if (fates[j] === CHOSEN) return `stays${width}: ${rated}, number ${order.length - place} of ${order.length} from the top`;
+  return `goes: ${rated}, number ${place + 1} of ${order.length} from below, and ${goes} had to go`;
+}
+
+/** Say where a position stands in one head after a block. */
+function standing(run, layer, g, position, block) {
+  const head = run.frames[block].layers[layer][g], j = head.positions.indexOf(position);
+  if (j >= 0) return verdict(head, j);
+  const then = run.left[layer]?.[g]?.get(position);
+  if (then === undefined) return "not read yet";
+  const frame = run.frames[then], before = frame.layers[layer][g];
+  return `went at token ${frame.seen - 1}: ${verdict(before, before.positions.indexOf(position)).replace("goes: ", "")}`;
+}
+
+/** Return a table of layers and KV heads with what became of a position in each. */
+export function headsTable(run, position, block, caption) {
+  const { layers } = run.frames[block];
+  const names = layers[0].map((_, g) => element("th", { scope: "col" }, `KV head ${g}`));
+  const rows = layers.map((heads, layer) => element("tr", {}, element("th", { scope: "row" }, String(layer)),
+    ...heads.map((_, g) => {
+      const said = standing(run, layer, g, position, block);
+      return element("td", { class: /^(went|goes)/.test(said) ? "pg-gone" : "" }, said);
+    })));
+  const header = element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "layer"), ...names));
+  return element("table", { class: "pg-table" }, element("caption", {}, caption), header, element("tbody", {}, ...rows));
+}
+
+/** Return a table of all entries of one head after a block: first what goes, last what is safe. */
+export function entriesTable(head, text, caption) {
+  const order = candidates(head), rest = [...head.fates.keys()].filter((j) => !order.includes(j));
+  const finite = order.map((j) => head.scores[j]).filter(Number.isFinite);
+  const low = Math.min(0, ...finite), span = Math.max(...finite, low) - low || 1;
+  const rows = [...order, ...rest].map((j) => {
+    const score = head.scores[j], rated = order.includes(j) && !Number.isNaN(score);
+    const width = rated ? 100 * (Math.min(score, low + span) - low) / span : 0;
+    return element("tr", { class: head.fates[j] === GONE ? "pg-gone" : "" },
+      element("th", { scope: "row" }, text(head.positions[j])),
+      element("td", {}, String(head.positions[j])),
+      element("td", { class: "pg-score", style: `--width: ${width.toFixed(1)}%` }, rated ? shortNumber(score) : "–"),
+      element("td", {}, shortNumber(head.attention[j])),
+      element("td", {}, verdict(head, j)));
+  });
+  const names = ["token", "position", "score", "attention now", "what becomes of it"];
+  const header = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));
+  return element("table", { class: "pg-table" }, element("caption", {}, caption), element("thead", {}, header), element("tbody", {}, ...rows));
+}

@@ -1,0 +1,219 @@
+/** One method at work: its controls, its text, what it lost, and why. */
+
+import { get, takesBudget } from "../methods/index.mjs";
+import { MethodControls } from "./controls.mjs";
+import { element, shortNumber, shown } from "./elements.mjs";
+import { entriesTable, headsTable } from "./facts.mjs";
+import { Run, firstDifference, missed } from "./run.mjs";
+import { TokenText, holding, lookOf } from "./text.mjs";
+
+const QUIET = 150; // milliseconds between two drawings of the tables while the text runs
+
+export class Pane {
+  /**
+   * `page` offers: state, words, config, problem, prompt (ids), full (the run of the full cache), presets,
+   * change(parts), choose(position), and arrived() for what has come from the worker.
+   */
+  constructor(key, label, worker, page) {
+    Object.assign(this, { key, label, worker, page, run: null, block: -1 });
+    this.controls = new MethodControls(label, page.presets, (spec) => page.change({ [key]: spec }));
+    this.error = element("p", { class: "pg-error", role: "alert", hidden: true });
+    this.verdict = element("p", { class: "pg-verdict", role: "status" });
+    this.missed = element("div", { class: "pg-missed" });
+    this.figures = element("p", { class: "pg-figures" });
+    this.bar = element("div", { class: "pg-bar", "aria-hidden": "true" }, element("i"));
+    this.text = new TokenText(`pg-${key}`, `Text under the ${label}`, (position) => page.choose(position));
+    this.facts = element("div", { class: "pg-facts" });
+    this.entries = element("div", { class: "pg-scroll" });
+    this.lists = { layer: this.headChoice("layer", "Layer "), head: this.headChoice("head", "KV head ") };
+    this.details = element("details", { ontoggle: () => this.drawTables() },
+      element("summary", {}, "Every entry of one head, its score, and why it stays or goes"),
+      element("div", { class: "pg-row" }, ...Object.values(this.lists).map((list) => list.parentElement)), this.entries);
+    this.answers = element("dl", { class: "pg-answers" });
+    this.root = element("section", { class: "pg-pane", "aria-label": label }, this.controls.root, this.error,
+      this.verdict, this.missed, this.figures, this.bar, this.text.root, this.facts, this.details,
+      element("details", {}, element("summary", {}, "The method’s four answers"), this.answers), this.controls.settings);
+  }
+
+  /** A list of layers or KV heads: which one the table of entries shows. */
+  headChoice(name, label) {
+    const list = element("select", { onchange: () => this.page.look({ [name]: list.value }) });
+    element("label", {}, label, list);
+    return list;
+  }
+
+  /** Offer the layers and KV heads of another model. */
+  listHeads() {
+    const { layers, kvHeads } = this.page.config;
+    for (const [list, count] of [[this.lists.layer, layers], [this.lists.head, kvHeads]]) {
+      list.replaceChildren(...Array.from({ length: count }, (_, index) => new Option(index, index)));
+    }
+  }
+
+  get spec() {
+    return this.page.state[this.key];
+  }
+
+  /** Entries that the method is given; null if it takes no budget. */
+  get budget() {
+    return takesBudget(this.spec) ? this.page.budget : null;
+  }
+
+  /** Show another method or problem: what was known is forgotten. */
+  reset() {
+    this.run?.drop();
+    this.run = null;
+    this.block = -1;
+    this.text.clear();
+    this.complain("");
+    for (const part of [this.missed, this.facts, this.entries, this.answers]) part.replaceChildren();
+    this.verdict.textContent = "";
+    try {
+      this.controls.show(this.spec);
+      this.explain();
+    } catch (error) {
+      this.complain(error.message);
+    }
+    this.draw(-1);
+  }
+
+  /** Say how the method answers the four questions; throws if it cannot work. */
+  explain() {
+    if (this.page.budget === null) return;
+    const policy = get(this.spec, this.budget);
+    policy.check(this.page.prompt.length);
+    const said = [
+      ["What is a token worth?", `${policy.score.says} ${policy.budget.says}`],
+      ["When do we look?", policy.schedule.says],
+      ["Who is safe?", policy.protect.says],
+      ["How precisely is it kept?", policy.precision.says],
+    ];
+    this.answers.replaceChildren(...said.flatMap(([question, answer]) =>
+      [element("dt", {}, question), element("dd", {}, answer)]));
+  }
+
+  complain(message) {
+    this.error.hidden = message === "";
+    this.error.textContent = message;
+  }
+
+  /** Begin to run. */
+  start() {
+    if (!this.error.hidden) return;
+    const asked = { ...this.page.asked, method: this.spec, budget: this.budget, pinned: this.page.pinned };
+    this.run = new Run(this.worker, asked, (run) => {
+      if (run.error) this.complain(run.error);
+      this.page.arrived();
+    });
+  }
+
+  /** Blocks that were read. */
+  get known() {
+    return this.run ? this.run.frames.length : 0;
+  }
+
+  /** Whether nothing more will come. */
+  get finished() {
+    return !this.run || this.run.ended || this.run.error !== null;
+  }
+
+  /** Show what was there after a block, the last known one if it is not known yet. */
+  draw(block) {
+    this.block = Math.min(block, this.known - 1);
+    const { words, prompt, pinned } = this.page, frame = this.run?.frames[this.block];
+    const ids = [...prompt, ...(this.run?.written(this.block + 1) ?? [])];
+    const wrong = this.difference(), held = frame ? holding(frame) : null;
+    this.text.draw(ids.map((id) => words[id]), ids.length, this.page.problem?.task.begins ?? null, (position) => {
+      const read = frame && position < frame.seen;
+      const { classes, label } = read ? lookOf(held, position) : { classes: "pg-unread", label: "not read yet" };
+      const pin = pinned.includes(position), differs = wrong >= 0 && position === prompt.length + wrong;
+      return {
+        classes: `${classes}${pin ? " pg-pinned" : ""}${differs ? " pg-wrong" : ""}`,
+        label: `${label}${pin ? ", protected by you" : ""}${differs ? ", not what the full cache writes" : ""}`,
+      };
+    });
+    this.drawFigures(frame, held);
+    this.drawVerdict(wrong);
+    this.text.mark(this.page.chosen);
+    this.drawTables();
+  }
+
+  drawFigures(frame, held) {
+    if (!frame) {
+      this.figures.textContent = `The prompt has ${this.page.prompt.length} tokens. Nothing was read yet.`;
+      this.bar.firstChild.style.width = "0";
+      return;
+    }
+    const sum = (x) => x.reduce((total, each) => total + each, 0), entries = sum(held.held) / held.heads;
+    const bits = sum(held.bits) / (sum(held.held) || 1), left = sum(held.leaving) / held.heads;
+    this.figures.textContent = `Cache: ${shortNumber(entries)} entries of ${frame.seen} tokens read`
+      + (bits < 16 ? `, ${shortNumber(bits)} bits each` : "") + (left ? `; ${shortNumber(left)} evicted just now` : "");
+    this.bar.firstChild.style.width = `${100 * entries * bits / 16 / this.page.length}%`;
+  }
+
+  /** Index of the first written token that is not the full cache's, as far as is shown; −1 if none. */
+  difference() {
+    if (!this.run || !this.page.full?.ended) return -1;
+    const first = firstDifference(this.run, this.page.full);
+    return first <= this.block ? first : -1;
+  }
+
+  drawVerdict(wrong) {
+    const { words, full, prompt } = this.page;
+    const done = this.run?.ended && this.block === this.known - 1;
+    const state = !this.run || this.block < 0 ? "" : wrong >= 0 ? `wrong ${wrong}` : done ? "right" : "so far";
+    if (this.told === `${this.run?.id} ${state}`) return;
+    this.told = `${this.run?.id} ${state}`;
+    this.root.dataset.verdict = state.split(" ")[0];
+    this.missed.replaceChildren();
+    const texts = { "": "", right: "✓ It writes what the full cache writes.", "so far": "The same as the full cache so far." };
+    this.verdict.textContent = texts[state] ?? "";
+    if (wrong < 0) return;
+    const word = (run) => shown(words[run.frames[wrong]?.next] ?? "nothing");
+    this.verdict.textContent = `✗ Wrong from token ${prompt.length + wrong} on: it writes ${word(this.run)}, `
+      + `the full cache writes ${word(full)}.`;
+    this.drawMissed(wrong);
+  }
+
+  /** Offer to protect what the full cache looked at when it wrote the token that is missing here. */
+  drawMissed(wrong) {
+    const { words, full } = this.page, ids = [...this.page.prompt, ...full.written()];
+    const lost = missed(this.run, full, wrong);
+    if (!lost.length) return;
+    const buttons = lost.map(({ position, attention }) => element("button", {
+      type: "button", onclick: () => this.page.protect(position),
+    }, `${shown(words[ids[position]])} at ${position} (${Math.round(100 * attention)} %)`));
+    this.missed.replaceChildren("There the full cache looked at these tokens, which are lost here in some heads. Protect one and run again: ",
+      ...buttons);
+  }
+
+  /** Draw the tables of the chosen token and of one head, at most a few times a second. */
+  drawTables() {
+    const wait = this.page.playing ? QUIET : 0;
+    clearTimeout(this.pending);
+    if (wait && performance.now() - (this.drawn ?? 0) < wait) {
+      this.pending = setTimeout(() => this.drawTables(), wait);
+      return;
+    }
+    this.drawn = performance.now();
+    const { chosen, words, prompt } = this.page, frame = this.run?.frames[this.block];
+    const text = (position) => shown(words[[...prompt, ...(this.run?.written() ?? [])][position]] ?? "");
+    this.facts.replaceChildren();
+    if (chosen >= 0 && frame && chosen < frame.seen) {
+      if (!this.page.pinned.includes(chosen)) this.facts.append(this.protectButton(chosen));
+      this.facts.append(headsTable(this.run, chosen, this.block, `${text(chosen)}, position ${chosen}`));
+    }
+    for (const [name, list] of Object.entries(this.lists)) {
+      list.value = this.page.state[name];
+      if (list.selectedIndex < 0) list.selectedIndex = 0;
+    }
+    const layer = this.lists.layer.selectedIndex, g = this.lists.head.selectedIndex, head = frame?.layers[layer][g];
+    if (!this.details.open || !head) this.entries.replaceChildren();
+    else this.entries.replaceChildren(entriesTable(head, text, `Layer ${layer}, KV head ${g}, ${frame.seen} tokens read`));
+  }
+
+  protectButton(position) {
+    return element("button", { type: "button", class: "pg-protect", onclick: () => this.page.protect(position) },
+      `Protect ${this.page.nameOf(position)} and run again`);
+  }
+}

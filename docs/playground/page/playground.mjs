@@ -1,0 +1,377 @@
+/** The page: one problem, one or two methods, a slider over what was read, and an address that holds it all. */
+
+import { takesBudget } from "../methods/index.mjs";
+import { budgetEntries } from "../selection.mjs";
+import { Tokenizer } from "../tokenizer.mjs";
+import { readConfig } from "../transformer.mjs";
+import { readAddress, readPositions, writeAddress } from "./address.mjs";
+import { element, shown } from "./elements.mjs";
+import { Pane } from "./pane.mjs";
+import { Problem, ProblemControls } from "./problem.mjs";
+import { Run, embeddedModel, startWorker } from "./run.mjs";
+
+const FULL_SPEED = "full speed";
+const SPEEDS = { "3 tokens/s": 3, "10 tokens/s": 10, [FULL_SPEED]: Infinity }; // tokens a second
+
+class Playground {
+  /** `site` is what the site's hook wrote: models with their problems, presets, questions; `source` the worker's. */
+  constructor(root, site, source) {
+    Object.assign(this, { root, site, presets: site.presets });
+    this.state = readAddress(location);
+    this.workers = [startWorker(source), startWorker(source)];
+    for (const worker of this.workers) worker.onerror = ({ message }) => this.panes.forEach((pane) => pane.complain(message));
+    this.prompt = [];
+    this.chosen = -1;
+    this.block = -1;
+    this.playing = false;
+    this.budget = null;
+    this.build();
+    addEventListener("hashchange", () => this.revisit());
+    this.open();
+  }
+
+  /** Show the problem and the token that the address names. */
+  async open() {
+    const { step } = this.state;
+    await this.readProblem();
+    if (step !== "") this.play(Number(step) || 0);
+  }
+
+  // --- what is on the page ---------------------------------------------------------------------------
+
+  build() {
+    this.buildToolbar();
+    this.problemControls = new ProblemControls(this.site.models, (parts) => this.change({ ...parts, protect: "" }));
+    this.taskTold = element("p", { class: "pg-task" });
+    this.left = new Pane("method", "first method", this.workers[0], this);
+    this.right = new Pane("with", "second method", this.workers[1], this);
+    this.question = element("p", { class: "pg-question" });
+    this.protected = element("p", { class: "pg-protected" });
+    this.panesBox = element("div", { class: "pg-panes" }, this.left.root, this.right.root);
+    this.root.replaceChildren(this.question, this.toolbar, this.protected, this.taskTold, this.panesBox, this.problemControls.root, this.share());
+    document.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  buildToolbar() {
+    this.runButton = element("button", { type: "button", id: "pg-run", onclick: () => this.toggle() }, "Run");
+    this.slider = element("input", {
+      type: "range", id: "pg-step", min: 0, max: 0, value: 0, "aria-label": "Tokens read", oninput: () => this.go(Number(this.slider.value)),
+    });
+    this.where = element("output", { for: "pg-step", "aria-live": "off" });
+    const arrow = (text, label, by) => element("button", {
+      type: "button", "aria-label": label, title: label, onclick: () => this.go(this.block + by),
+    }, text);
+    this.speed = element("select", { "aria-label": "Speed" });
+    for (const name of Object.keys(SPEEDS)) this.speed.add(new Option(name, name));
+    this.speed.value = FULL_SPEED;
+    this.budgetSlider = element("input", {
+      type: "range", id: "pg-budget", min: 2, max: 2, "aria-label": "Budget",
+      oninput: () => this.tellBudget(Number(this.budgetSlider.value)),
+      onchange: () => this.change({ budget: this.budgetSlider.value }),
+    });
+    this.budgetTold = element("output", { for: "pg-budget", "aria-live": "off" });
+    this.second = element("button", { type: "button", onclick: () => this.compare() });
+    this.toolbar = element("div", { class: "pg-toolbar", role: "group", "aria-label": "Controls" },
+      element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,
+        arrow("▶", "One token on", 1), this.where),
+      element("div", { class: "pg-row" }, element("label", { class: "pg-grow" }, "Budget ", this.budgetSlider), this.budgetTold),
+      element("div", { class: "pg-row" }, this.second, this.speed));
+  }
+
+  share() {
+    const said = element("span", { role: "status" });
+    const button = element("button", {
+      type: "button",
+      onclick: () => navigator.clipboard.writeText(location.href).then(
+        () => { said.textContent = " Copied."; },
+        () => { said.textContent = " The address of this page holds what you see: copy it."; }),
+    }, "Copy the address of this state");
+    return element("p", {}, button, said);
+  }
+
+  // --- what is asked -----------------------------------------------------------------------------------
+
+  get panes() {
+    return this.state.with === "" ? [this.left] : [this.left, this.right];
+  }
+
+  get pinned() {
+    return readPositions(this.state.protect).filter((position) => position < this.prompt.length + (this.problem?.most ?? 0));
+  }
+
+  /** What every run is asked for, whatever its method. */
+  get asked() {
+    return { prompt: this.promptText, most: this.problem.most };
+  }
+
+  /** Change the state; a change of what is computed begins anew, and runs on if it ran before. */
+  async change(parts) {
+    const running = this.left.run !== null;
+    Object.assign(this.state, parts, { step: "" });
+    this.remember();
+    if ("problem" in parts || "text" in parts) await this.readProblem();
+    else this.prepare();
+    if (running) this.play();
+  }
+
+  /** Change what is looked at, not what is computed. */
+  look(parts) {
+    Object.assign(this.state, parts);
+    this.remember();
+    this.panes.forEach((pane) => pane.drawTables());
+  }
+
+  remember() {
+    location.replace(`#${writeAddress(this.state, location)}`);
+  }
+
+  /** The reader has changed the address. */
+  revisit() {
+    const found = readAddress(location);
+    if (writeAddress(found, location) === writeAddress(this.state, location)) return;
+    this.state = found;
+    this.open();
+  }
+
+  protect(position) {
+    this.change({ protect: [...new Set([...this.pinned, position])].join(",") });
+  }
+
+  release(position) {
+    this.change({ protect: this.pinned.filter((each) => each !== position).join(",") });
+  }
+
+  compare() {
+    this.change({ with: this.state.with === "" ? "caote:h2o" : "" });
+  }
+
+  choose(position) {
+    this.chosen = position;
+    this.panes.forEach((pane) => pane.draw(this.block));
+  }
+
+  /** Name a token of the text. */
+  nameOf(position) {
+    const ids = [...this.prompt, ...(this.left.run ?? this.full).written()];
+    return `${shown(this.words[ids[position]] ?? "?")} at ${position}`;
+  }
+
+  /** Read the problem and let the full cache solve it: the yardstick, and the length that 100 % stands for. */
+  async readProblem() {
+    const problem = Problem.named(this.state.problem, this.site.models);
+    if (!await this.load(problem.model)) return;
+    this.problem = problem;
+    let error = "";
+    try {
+      this.setPrompt(problem.prompt(this.state.text));
+    } catch ({ message }) {
+      error = message;
+      this.setPrompt(problem.stored);
+    }
+    this.taskTold.textContent = problem.task.says;
+    this.problemControls.show(problem, this.state.text, error);
+    this.chosen = -1;
+    this.full?.drop();
+    this.full = new Run(this.workers[0], { ...this.asked, method: "full", budget: null, pinned: [] }, () => this.measured());
+    this.full.until(Infinity);
+    this.budget = null;
+    this.prepare();
+  }
+
+  setPrompt(text) {
+    this.prompt = this.tokenizer.encode(text);
+    this.promptText = text;
+  }
+
+  /** Load an embedded model, and say whether it is still the one that is asked for. */
+  async load(name) {
+    this.awaited = name;
+    const model = await embeddedModel(name);
+    if (name !== this.awaited) return false;
+    if (name === this.loaded) return true;
+    this.loaded = name;
+    this.tokenizer = new Tokenizer(model.tokenizer);
+    this.words = this.tokenizer.words;
+    this.config = readConfig(model.config);
+    for (const worker of this.workers) worker.postMessage({ type: "load", ...model });
+    for (const pane of [this.left, this.right]) pane.listHeads();
+    return true;
+  }
+
+  /** Tokens that the full cache holds in the end. */
+  get length() {
+    return this.full.frames.at(-1)?.seen ?? this.prompt.length;
+  }
+
+  /** The full cache has read another token; once it is done, the budget is known. */
+  measured() {
+    if (!this.full.ended) return;
+    try {
+      this.budget = budgetEntries(this.state.budget, this.length);
+    } catch {
+      this.budget = budgetEntries("70%", this.length);
+    }
+    this.budget = Math.min(Math.max(this.budget, 2), this.length);
+    this.prepare();
+    if (this.playing) this.begin();
+  }
+
+  /** Show the state before anything ran. */
+  prepare() {
+    if (this.full.ended && /^\d+$/.test(this.state.budget)) {
+      this.budget = Math.min(Math.max(Number(this.state.budget), 2), this.length);
+    }
+    this.block = -1;
+    this.wanted = -1;
+    this.right.root.hidden = this.state.with === "";
+    this.second.textContent = this.state.with === "" ? "Compare two" : "Show one";
+    if (this.budget !== null) {
+      this.budgetSlider.max = this.length;
+      this.budgetSlider.value = this.budget;
+      this.tellBudget(this.budget);
+    }
+    this.budgetSlider.disabled = this.budget === null;
+    this.panes.forEach((pane) => pane.reset());
+    this.ask();
+    this.drawProtected();
+    this.tell();
+  }
+
+  tellBudget(entries) {
+    this.budgetTold.textContent = `${entries} of ${this.length} entries (${Math.round(100 * entries / this.length)} %)`;
+    this.budgetSlider.setAttribute("aria-valuetext", this.budgetTold.textContent);
+    this.budgetSlider.closest(".pg-row").classList.toggle("pg-off", !this.panes.some((pane) => this.needsBudget(pane)));
+  }
+
+  needsBudget(pane) {
+    try {
+      return takesBudget(pane.spec);
+    } catch {
+      return false;
+    }
+  }
+
+  /** Show the question of the method's page. */
+  ask() {
+    const name = this.state.method.split("@")[0];
+    const asked = this.site.questions[name] ?? this.site.questions[name.split(":")[0]];
+    this.question.hidden = asked === undefined;
+    this.question.replaceChildren(element("strong", {}, "Try: "), asked ?? "");
+  }
+
+  drawProtected() {
+    const chips = this.pinned.map((position) => element("button", {
+      type: "button", title: "Protect it no longer", onclick: () => this.release(position),
+    }, `${this.nameOf(position)} ✕`));
+    this.protected.replaceChildren("Protected by you, besides the budget: ", ...chips);
+    this.protected.hidden = chips.length === 0;
+  }
+
+  // --- running -------------------------------------------------------------------------------------------
+
+  toggle() {
+    if (this.playing) this.pause();
+    else {
+      this.play();
+      if (this.left.text.root.getBoundingClientRect().bottom > innerHeight) this.toolbar.scrollIntoView();
+    }
+  }
+
+  /** Run until the end, or until a block was read. */
+  play(goal = Infinity) {
+    this.playing = true;
+    this.goal = goal;
+    const last = Math.max(...this.panes.map((pane) => pane.known)) - 1;
+    if (this.left.run && this.panes.every((pane) => pane.finished) && this.block >= last) this.prepare();
+    if (this.budget !== null) this.begin();
+    this.tell();
+  }
+
+  /** Let the workers go on, and follow them. */
+  begin() {
+    for (const pane of this.panes) {
+      if (!pane.run) pane.start();
+      pane.run?.until(Infinity);
+    }
+    this.began = performance.now();
+    this.from = this.block;
+    cancelAnimationFrame(this.frame);
+    this.frame = requestAnimationFrame((time) => this.follow(time));
+  }
+
+  follow(time) {
+    const rate = SPEEDS[this.speed.value], newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
+    const due = rate === Infinity ? newest : this.from + Math.floor((time - this.began) / 1000 * rate);
+    const block = Math.min(due, newest, this.goal);
+    if (block > this.block) {
+      this.show(block);
+      this.panes.forEach((pane) => pane.text.follow(pane.text.spans.length - 1));
+    }
+    if (this.block >= this.goal || (this.panes.every((pane) => pane.finished) && this.block >= newest)) this.pause();
+    else if (this.playing) this.frame = requestAnimationFrame((next) => this.follow(next));
+  }
+
+  pause() {
+    this.playing = false;
+    cancelAnimationFrame(this.frame);
+    for (const pane of this.panes) pane.run?.until(pane.known);
+    this.state.step = this.block < 0 ? "" : String(this.block);
+    this.remember();
+    this.show(this.block);
+  }
+
+  /** Show what was there after a block; compute it first, if need be. */
+  go(block) {
+    if (this.playing) this.pause();
+    if (block < 0 || this.budget === null) return;
+    for (const pane of this.panes) {
+      if (!pane.run) pane.start();
+      if (block >= pane.known) pane.run?.until(block + 1);
+    }
+    const newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
+    this.wanted = block > newest && this.panes.some((pane) => !pane.finished) ? block : -1;
+    this.show(Math.min(block, newest));
+  }
+
+  /** Something has come from a worker. */
+  arrived() {
+    const newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
+    if (this.playing) return;
+    if (this.wanted >= 0 && newest >= this.wanted) {
+      this.wanted = -1;
+      this.show(newest);
+    } else this.show(this.block);
+  }
+
+  show(block) {
+    this.block = block;
+    this.panes.forEach((pane) => pane.draw(block));
+    this.tell();
+  }
+
+  tell() {
+    const newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
+    this.slider.max = Math.max(0, newest);
+    this.slider.value = Math.max(0, this.block);
+    const seen = this.block < 0 ? 0 : this.prompt.length + this.block;
+    this.where.textContent = `${seen} tokens read`;
+    this.slider.setAttribute("aria-valuetext", this.where.textContent);
+    const done = this.left.run && this.panes.every((pane) => pane.finished) && this.block >= newest;
+    this.runButton.textContent = this.playing ? "Pause" : done ? "Run again" : this.left.run ? "Go on" : "Run";
+    this.root.dataset.state = this.playing ? "running" : done ? "done" : "waiting";
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("select, button, input, textarea, summary, a, label, [role=listbox]")) return;
+    const last = Number(this.slider.max);
+    const moves = { ArrowLeft: this.block - 1, ArrowRight: this.block + 1, Home: 0, End: last };
+    if (event.key === " ") this.toggle();
+    else if (event.key in moves) this.go(moves[event.key]);
+    else return;
+    event.preventDefault();
+  }
+}
+
+const root = document.getElementById("kvlab-playground");
+globalThis.kvlabPlayground = new Playground(root, globalThis.kvlabSite, globalThis.kvlabWorker);

@@ -1,0 +1,95 @@
+/** A run of the model in a worker, and what is known of it so far. */
+
+import { GONE } from "../frames.mjs";
+import { element } from "./elements.mjs";
+
+const LOOKED_AT = 0.05; // attention of a head from which on it counts as a look
+
+/** Starts workers: their source comes with the page, because a page opened as a file may load none. */
+export function startWorker(source) {
+  return new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+}
+
+/** Return an embedded model, `{ config, tokenizer, weights }`; it is a script, since a page opened as a file may fetch none. */
+export async function embeddedModel(name) {
+  const models = (globalThis.kvlabModels ??= {});
+  if (!models[name]) {
+    await new Promise((resolve, reject) => {
+      const missing = () => reject(new Error(`model-${name}.js is not beside this page`));
+      document.head.append(element("script", { src: `model-${name}.js`, onload: resolve, onerror: missing }));
+    });
+  }
+  return models[name];
+}
+
+/** One generation: `frames[i]` is what the i-th block saw, `left[layer][g]` when each entry went. */
+export class Run {
+  static made = 0;
+
+  /** `changed(run)` is called whenever a frame, the end or an error has arrived. */
+  constructor(worker, asked, changed) {
+    Object.assign(this, { worker, asked, frames: [], ended: false, error: null, left: [] });
+    this.id = ++Run.made;
+    this.listener = ({ data }) => {
+      if (data.id !== this.id) return;
+      this.take(data);
+      changed(this);
+    };
+    worker.addEventListener("message", this.listener);
+    worker.postMessage({ type: "run", id: this.id, ...asked });
+  }
+
+  take({ frame, end, error }) {
+    if (end) this.ended = true;
+    if (error) this.error = error;
+    if (!frame) return;
+    const index = this.frames.push(frame) - 1;
+    frame.layers.forEach((heads, layer) => heads.forEach(({ positions, fates }, g) => {
+      const left = ((this.left[layer] ??= [])[g] ??= new Map());
+      fates.forEach((fate, j) => { if (fate === GONE) left.set(positions[j], index); });
+    }));
+  }
+
+  /** Let the worker go on until so many blocks were read. */
+  until(count) {
+    this.worker.postMessage({ type: "until", id: this.id, count });
+  }
+
+  /** Forget the run: what still arrives of it is not listened to. */
+  drop() {
+    this.worker.removeEventListener("message", this.listener);
+    this.until(0);
+  }
+
+  /** Ids that were written after so many blocks. */
+  written(blocks = this.frames.length) {
+    return this.frames.slice(0, blocks).map(({ next }) => next);
+  }
+}
+
+/** Index of the first written token in which a run differs from another; -1 if none does so far. */
+export function firstDifference(run, other) {
+  const ours = run.written(), theirs = other.written();
+  const different = ours.findIndex((id, place) => place < theirs.length && id !== theirs[place]);
+  if (different >= 0 || !(run.ended && other.ended) || ours.length === theirs.length) return different;
+  return Math.min(ours.length, theirs.length) - 1;
+}
+
+/**
+ * Positions that heads of the full cache looked at when it wrote a token, and that the same heads of
+ * a run had lost by then: `{ position, attention }`, the largest attention of any such head first.
+ */
+export function missed(run, full, block, most = 4) {
+  const there = full.frames[block], here = run.frames[block], largest = new Map();
+  if (!there || !here) return [];
+  there.layers.forEach((heads, layer) => heads.forEach(({ positions, attention }, g) => {
+    const held = new Set(here.layers[layer][g].positions);
+    positions.forEach((position, j) => {
+      if (held.has(position)) return;
+      largest.set(position, Math.max(largest.get(position) ?? 0, attention[j]));
+    });
+  }));
+  return [...largest].map(([position, attention]) => ({ position, attention }))
+    .filter(({ attention }) => attention > LOOKED_AT)
+    .sort((a, b) => b.attention - a.attention).slice(0, most);
+}

