@@ -63,12 +63,12 @@ claims.contrasts(judged["lazy_eviction"])
 
 # %% [markdown]
 # Better than TOVA at both budgets and than H2O at 85 %, as printed; not better than RaaS and R-KV,
-# which the paper beats. What is said of RaaS holds at these two budgets alone. Over all six of the
+# which the paper beats. That is so at these two budgets, and not in general: over all six of the
 # study, LazyEviction solves more than RaaS at 60 % (26 against 16 %), less at 70 and 80 %, and at
-# 50, 85 and 90 % 1,500 problems cannot tell. R-KV is ahead from 60 to 85 %. The page *Ledger* has
-# the shares, at Fig. 5. That the form of the scores hardly matters (Table 5) holds, and goes
-# further than the paper would like: here even leaving H1 or H2 out changes nothing that 200
-# problems could show. The threshold matters most.
+# 50, 85 and 90 % 1,500 problems cannot tell. R-KV is ahead from 60 to 85 %. The page *Study* has
+# all shares. That the form of the scores hardly matters (Table 5) holds, and goes further than the
+# paper would like: here even leaving H1 or H2 out changes nothing that 200 problems could show. The
+# threshold matters most.
 #
 # **Figures.** Fig. 3: attention maps and the distribution of MRI are in notebook 04, with the share
 # of recurring tokens over $\alpha$. Fig. 6, memory over the tokens written, is this one; the bound
