@@ -37,15 +37,16 @@ export class Recurrence extends Score {
 
   /** Follow the entries of one KV head, one generated token after the other. */
   track(state, seen, g) {
-    const { threshold, first_activation_counts: firstCounts, reduce } = this.options;
+    const { threshold, stamp_start: start, reduce } = this.options;
     const [stamp, interval, activated] = this.columns.map((name) => [...state.entries[name][g]]);
     seen.queryPositions.forEach((position, row) => {
       const step = position + 1 - seen.clock.prompt;
       const received = reduceRows(seen.attention[g].map((rows) => rows[row]), reduce);
       seen.positions[g].forEach((p, j) => {
-        if (p === position) stamp[j] = step - 1;
+        if (p === position) stamp[j] = start === "birth" ? step : step - 1;
         if (!(received[j] >= threshold && p <= position)) return;
-        if (firstCounts || activated[j]) interval[j] = Math.max(interval[j], step - stamp[j]); // [LazyEviction 1]
+        const counts = start !== "first_activation" || activated[j];
+        if (counts) interval[j] = Math.max(interval[j], step - stamp[j]); // [LazyEviction 1]
         stamp[j] = step;
         activated[j] = 1;
       });
@@ -57,8 +58,9 @@ export class Recurrence extends Score {
     const { stamp, interval } = state.entries;
     return stamp.map((own, g) => Float64Array.from(own, (last, j) => {
       const elapsed = seen.clock.generated - last, longest = interval[g][j], divisor = Math.max(longest, 1);
-      const sum = this.elapsedScore(elapsed, divisor) + this.intervalScore(divisor);
-      const importance = longest > 0 ? sum : 0; // [LazyEviction 2]
+      const h1 = this.elapsedScore(elapsed, divisor);
+      const limit = this.options.zero_interval === "limit" && elapsed === 0 ? h1 : 0;
+      const importance = longest > 0 ? h1 + this.intervalScore(divisor) : limit; // [LazyEviction 2]
       return this.options.guard && elapsed < longest ? importance + 2 : importance;
     }));
   }
@@ -89,7 +91,10 @@ export class LazyEviction extends Method {
     h2_reading: choice("code", ["code", "printed", "acl"],
       "What H2 is taken of: MRI − 1, 1/(MRI − 1) as printed, or MRI + 1."),
     official: flag(false, "Add 1 inside H1, as the authors' code does."),
-    first_activation_counts: flag(true, "Whether the time from birth to the first activation is an interval."),
+    stamp_start: choice("before_birth", ["before_birth", "birth", "first_activation"],
+      "What an entry's stamp is before its first activation: the step before birth, or birth; first_activation: none."),
+    zero_interval: choice("worthless", ["worthless", "limit"],
+      "What an entry without an interval is worth: nothing, or H1's limit, which is 1 if it was activated just now."),
     guard: flag(false, "Never drop an entry with Δ < MRI while another candidate has Δ ≥ MRI."),
     reduce: choice("max", ["mean", "max", "sum"], "How the query heads of a KV head join before the threshold."),
   };
