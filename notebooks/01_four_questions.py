@@ -113,8 +113,8 @@ solved.results(comparison)
 
 # %% [markdown]
 # The intervals are wide, as they must be with 8 problems: what differs by 20 points here may not
-# differ at all. `kvlab compare --problems 200` makes them five times narrower. Notebook 09 has such
-# results.
+# differ at all. `kvlab compare --model reasoner --problems 200` makes them five times narrower.
+# Notebook 09 has such results.
 #
 # The papers' own ablations have names:
 

@@ -66,9 +66,9 @@ print(claims.explanation("CA-8d", reasoner_directory()))
 # the right CAOTE's score, both against the recomputed change of the output.
 
 # %%
-from kvlab.reference.traces.observed import observe
+from kvlab.reference import observe_heads
 
-heads = observe(reasoner_directory())
+heads = observe_heads(reasoner_directory())
 head = next(head for head in heads if head.layer == 3)
 query = 180
 evictions.scores_and_errors(head.attention()[query, : query + 1], head.values[: query + 1])

@@ -22,11 +22,10 @@ import numpy as np
 
 from kvlab.fast.lab.pictures import bias
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference import workloads
-from kvlab.reference.traces.observed import observe
+from kvlab.reference import observe_heads, workloads
 
 fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
-heads = observe(reasoner_directory())
+heads = observe_heads(reasoner_directory())
 real = np.stack([head.attention() for head in heads])
 bias.accumulated_attention(
     {"no position is special": np.stack([each.attention for each in fair]), "reasoner": real},

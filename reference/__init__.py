@@ -46,6 +46,7 @@ from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.traces import workloads
 from kvlab.reference.traces.importance_and_sensitivity import outliers_and_errors, quadrants
 from kvlab.reference.traces.judge import Judgement, judge, skill
+from kvlab.reference.traces.observed import observe_heads
 from kvlab.reference.traces.oracle import best_left
 from kvlab.reference.traces.recurrence import activations, intervals, most_recurring
 from kvlab.reference.traces.replay import Fate, Layer, replay
@@ -113,6 +114,7 @@ __all__ = [
     "load_trace",
     "methods",
     "most_recurring",
+    "observe_heads",
     "outliers_and_errors",
     "prefill",
     "quadrants",

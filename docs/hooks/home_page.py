@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.lab import problem_source, record_methods, write_viewer
+from kvlab.fast.lab import problem_source, record_methods, stored_summary, write_viewer
 from kvlab.fast.lab.pictures import study
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
@@ -19,7 +19,7 @@ from kvlab.reference import methods
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
 
-BUDGETS = ("30%", "50%", "70%")
+BUDGETS = ("20%", "30%", "50%")
 
 VIEWER = "reasoner.html"
 PLAYED = (
@@ -72,7 +72,7 @@ def parts() -> dict[str, str]:
     return {
         "budgets": study.under_budgets(found, specs, BUDGETS).markdown(linked),
         "budgets explained": escape_markdown(study.explained(stored, found, specs)),
-        "own rules": study.under_own_rules(found).markdown(linked),
+        "own rules": study.under_own_rules(stored_summary("arithmetic")).markdown(linked),
         "picture": study.solved_over_memory(found, specs)._repr_html_(),
         "played": played(),
     }

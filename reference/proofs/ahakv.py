@@ -36,7 +36,7 @@ from kvlab.reference.proofs.claim import (
 )
 from kvlab.reference.proofs.outputs import ROUNDING, random_caches, softmax
 from kvlab.reference.proofs.ranks import spearman
-from kvlab.reference.traces.observed import Head, observe, surprise
+from kvlab.reference.traces.observed import Head, observe_heads, surprise
 
 PAPER = Paper("ahakv", "AhaKV", "arXiv 2506.03762, as summarised")
 
@@ -237,7 +237,7 @@ def positions_are_not_exchangeable(
     text, relative to equal shares, mean over heads.
     """
     shares, correlations = [], []
-    for head in observe(model):
+    for head in observe_heads(model):
         rows = head.attention()
         t = len(rows)
         equal = np.tril(np.ones((t, t))) / np.arange(1, t + 1)[:, None]
@@ -672,7 +672,9 @@ def value_prior_survives_quantised_values(
     Embedded model, per token between minimum and maximum; the least over the KV heads.
     """
     claimed = least or {8: 0.99, 4: 0.99, 2: 0.9}
-    found = {bits: min(_prior_correlation(h, bits) for h in observe(model)) for bits in claimed}
+    found = {
+        bits: min(_prior_correlation(h, bits) for h in observe_heads(model)) for bits in claimed
+    }
     evidence = ", ".join(f"{bits} bits: {x:.3f}" for bits, x in found.items())
     return measured(all(found[bits] >= claimed[bits] for bits in claimed), evidence)
 
@@ -727,7 +729,7 @@ def open_choices_matter_little(
     """
     budget, r, by_budget = 100, 16, []
     groups: dict[tuple[int, int], list[Array]] = {}
-    for head in observe(model):
+    for head in observe_heads(model):
         qkv = head.queries, head.keys, head.values
         whole, selected = (scores(*qkv, k, r)[:-r] for k in (budget, budget - r))
         by_budget.append(kept_in_common(whole, selected, budget - r))

@@ -39,7 +39,7 @@ from kvlab.reference.proofs.outputs import (
     softmax,
 )
 from kvlab.reference.proofs.ranks import spearman
-from kvlab.reference.traces.observed import observe
+from kvlab.reference.traces.observed import observe_heads
 
 PAPER = Paper("caote", "CAOTE", "arXiv 2504.14051")
 TABLES = printed_tables("caote")
@@ -384,7 +384,7 @@ def gap_of_several_evictions(*, model: Path, at_most: float = 1.05) -> Finding:
 
 
 def _real_windows(model: Path) -> Iterable[tuple[Array, Array]]:
-    for head in observe(model):
+    for head in observe_heads(model):
         for query in range(60, len(head.queries), 30):
             seen = slice(query + 1 - 12, query + 1)
             logits = head.keys[seen] @ head.queries[query] / np.sqrt(head.keys.shape[1])
@@ -676,7 +676,7 @@ def fast_score_ranks_alike(*, model: Path, at_least: float = 0.8) -> Finding:
     Every 20th query, from 40 entries on. (0.8 per layer is what version 6 reports.)
     """
     fast, plain = [], []
-    for head in observe(model):
+    for head in observe_heads(model):
         attention = head.attention()
         per_query = [
             _rank_correlations(attention[t, : t + 1], head.values[: t + 1])

@@ -33,7 +33,7 @@ from kvlab.reference.proofs.claim import (
     verified,
 )
 from kvlab.reference.proofs.ranks import spearman
-from kvlab.reference.traces.observed import key_heads, observe
+from kvlab.reference.traces.observed import key_heads, observe_heads
 
 PAPER = Paper("desirekv", "DesireKV", "AAAI 2026, vol. 40, pp. 20518-20526")
 TABLES = printed_tables("desirekv")
@@ -209,9 +209,9 @@ def importances_sum_to_one(
     Embedded model, each layer, the last 32 queries of the first 100 and of all tokens.
     """
     sums = {}
-    for n in (100, len(observe(model)[0].keys)):
-        layers = {head.layer: [] for head in observe(model)}
-        for head in observe(model):
+    for n in (100, len(observe_heads(model)[0].keys)):
+        layers = {head.layer: [] for head in observe_heads(model)}
+        for head in observe_heads(model):
             layers[head.layer].append(head.attention()[n - 32 : n, :n].mean(axis=0))
         sums[n] = [float(np.mean(heads, axis=0).sum()) for heads in layers.values()]
     worst = max(abs(x - total(n)) for n, each in sums.items() for x in each)
@@ -467,7 +467,7 @@ def importance_and_sensitivity_are_unrelated(
     """
     found = []
     for layer, sensitivity in _sensitivities(model).items():
-        rows = [head.attention() for head in observe(model) if head.layer == layer]
+        rows = [head.attention() for head in observe_heads(model) if head.layer == layer]
         raw = np.mean(rows, axis=0)[-32:, :-32].mean(axis=0)
         window = np.ones(2 * smoothing + 1) / (2 * smoothing + 1)
         importance = np.convolve(raw, window, "same")

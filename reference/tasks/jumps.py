@@ -23,7 +23,6 @@ import string
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -132,14 +131,14 @@ class Problem:
     """In the order of the prompt."""
     steps: tuple[Step, ...]
 
-    @cached_property
+    @property
     def prompt(self) -> str:
         """What is given, as tokens separated by single blanks."""
         stated = [f"{REGISTERS[name]}{value}" for name, value in self.registers]
         lines = [f"{LABELS[k]} {REGISTERS[x]} . + {REGISTERS[y]} . = . ." for k, x, y in self.lines]
         return " ".join([END, *stated, *lines, END, LABELS[self.steps[0].line.label]])
 
-    @cached_property
+    @property
     def solution(self) -> str:
         """What has to be written, in the same form."""
         return " ".join([*(step.text for step in self.steps), END])

@@ -46,7 +46,7 @@ class Head:
 
 
 @cache
-def observe(model: Path, problem: int = 0) -> tuple[Head, ...]:
+def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
     """Let the model read a held-out problem with its solution; return every query head.
 
     Args:
@@ -92,7 +92,7 @@ def read(model: Path, problem: int, gain: Gain) -> tuple[tuple[Head, ...], Array
 def received(model: Path, problem: int = 0) -> tuple[Float[Array, "t t"], ...]:
     """Return the attention of each KV head: the most that any of its query heads pays."""
     groups: dict[tuple[int, int], list[Array]] = {}
-    for head in observe(model, problem):
+    for head in observe_heads(model, problem):
         groups.setdefault((head.layer, head.kv_head), []).append(head.attention())
     return tuple(np.max(rows, axis=0) for rows in groups.values())
 
@@ -100,7 +100,7 @@ def received(model: Path, problem: int = 0) -> tuple[Float[Array, "t t"], ...]:
 def key_heads(model: Path) -> list[Head]:
     """Return one query head of each KV head: its keys and values."""
     first: dict[tuple[int, int], Head] = {}
-    for head in observe(model):
+    for head in observe_heads(model):
         first.setdefault((head.layer, head.kv_head), head)
     return list(first.values())
 

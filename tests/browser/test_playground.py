@@ -45,6 +45,8 @@ UNBUDGETED = (
     "kivi@key_bits=8,value_bits=4,residual=32",
     "desirekv@interval=32,selector=8,group=32",
 )
+QUICK = ("h2o", "caote:h2o", "kivi@key_bits=8,value_bits=4,residual=32")
+"""With these the page is tried each time; with all of them in the slow tests."""
 EVIL = '<img src=x onerror="document.title=1">'
 PHONE = {"width": 390, "height": 844}
 
@@ -137,7 +139,13 @@ def written():
     return write
 
 
-@pytest.mark.parametrize("spec", [*BUDGETED, *UNBUDGETED])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        spec if spec in QUICK else pytest.param(spec, marks=pytest.mark.slow)
+        for spec in (*BUDGETED, *UNBUDGETED)
+    ],
+)
 def test_it_writes_what_kvlab_generate_writes(opened, written, spec):
     for share in BUDGETS if spec in BUDGETED else ("100%",):
         page = opened(method=spec, budget=share)

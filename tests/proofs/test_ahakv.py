@@ -8,7 +8,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference.proofs import ahakv as proofs
 from kvlab.reference.proofs.ahakv import PAPER
-from kvlab.reference.traces.observed import observe
+from kvlab.reference.traces.observed import observe_heads
 
 (
     test_claims_hold,
@@ -26,7 +26,7 @@ def random_head(seed):
 
 
 def real_heads():
-    return [(head.queries, head.keys, head.values) for head in observe(MODEL)[::4]]
+    return [(head.queries, head.keys, head.values) for head in observe_heads(MODEL)[::4]]
 
 
 @pytest.mark.parametrize("head", [*map(random_head, range(5)), *real_heads()])

@@ -15,7 +15,7 @@ from kvlab.reference.methods.caote import (
 )
 from kvlab.reference.proofs import caote as proofs
 from kvlab.reference.proofs.caote import PAPER
-from kvlab.reference.traces.observed import observe
+from kvlab.reference.traces.observed import observe_heads
 
 (
     test_claims_hold,
@@ -34,7 +34,7 @@ def random_cache(seed):
 
 
 def real_caches():
-    for head in observe(MODEL)[::3]:
+    for head in observe_heads(MODEL)[::3]:
         for query in (50, 120, 200):
             logits = head.keys[: query + 1] @ head.queries[query] / np.sqrt(head.keys.shape[1])
             yield logits, proofs.softmax(logits), head.values[: query + 1]

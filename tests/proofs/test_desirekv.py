@@ -15,7 +15,7 @@ from kvlab.reference.policy import Clock, Never
 from kvlab.reference.proofs import desirekv as proofs
 from kvlab.reference.proofs.desirekv import PAPER
 from kvlab.reference.quantization import quantize
-from kvlab.reference.traces.observed import observe
+from kvlab.reference.traces.observed import observe_heads
 from kvlab.reference.windows import mean_pool
 
 (
@@ -30,7 +30,7 @@ from kvlab.reference.windows import mean_pool
 
 def keys():
     rng = np.random.default_rng(0)
-    return [*rng.standard_t(3, size=(20, 32)), *(head.keys[40] for head in observe(MODEL))]
+    return [*rng.standard_t(3, size=(20, 32)), *(head.keys[40] for head in observe_heads(MODEL))]
 
 
 @pytest.mark.parametrize("key", keys())

@@ -7,7 +7,7 @@ from tolerances import FLOAT64
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.proofs.caote import output_without
 from kvlab.reference.traces.eviction_choices import choice, choices, least
-from kvlab.reference.traces.observed import Head, observe
+from kvlab.reference.traces.observed import Head, observe_heads
 
 
 def head(weights, values):
@@ -37,7 +37,7 @@ def test_the_last_entry_never_leaves():
 
 
 def test_on_the_reasoner_one_victim_of_least_error_is_the_best_there_is():
-    heads, query = observe(reasoner_directory()), 160
+    heads, query = observe_heads(reasoner_directory()), 160
     found = choices(heads, first=query)
     assert all((one.by_error <= one.by_attention + FLOAT64).all() for one in found)
     h, values = heads[5].attention()[query, : query + 1], heads[5].values[: query + 1]

@@ -1,9 +1,9 @@
-"""The papers' contrasts, measured on the embedded reasoner, and what that says about each.
+"""The papers' contrasts, measured on the embedded models, and what that says about each.
 
-``contrasts.toml`` lists them. What lies in ``results/`` decides: the miniature study and, for the
-methods that are not in it, the ablations, on fewer problems (``kvlab sweep SWEEP.toml --out
-DIRECTORY`` repeats either); for likelihoods and needles what ``kvlab perplexity --json`` and
-``kvlab needle --json`` wrote.
+``contrasts.toml`` lists them. What lies in ``results/`` decides: the study, on jump programs, at
+the budgets that it has; the first study, on chained arithmetic; and for methods that are in neither
+the ablations, on fewer problems (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats each). For
+likelihoods and needles it is what ``kvlab perplexity --json`` and ``kvlab needle --json`` wrote.
 """
 
 import json
@@ -23,6 +23,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_difference,
     paired_shares,
 )
+from kvlab.fast.lab.evaluate.tasks import TASKS
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
@@ -33,8 +34,8 @@ FIGURES = {"smaller error": "output_error", "smaller loss": "losses", "fewer mis
 """Kinds of contrast about a figure of every problem, and the figure."""
 KINDS = ("more solved", "as many solved", *FIGURES)
 
-BUDGETS = ("70%", "85%")
-"""At which contrasts are judged."""
+BUDGETS = {"reasoning": ("70%", "85%"), "jumps": ("30%", "50%")}
+"""At which contrasts are judged, by task: where the methods differ."""
 FAMILY = 0.95
 """Probability that all intervals together hold what they should, by Bonferroni."""
 RESAMPLES = 40_000
@@ -42,11 +43,11 @@ RESAMPLES = 40_000
 CLOSE = 0.10
 """Shares of solved problems that differ by less count as about as good."""
 
-STUDY, ABLATIONS = "study", "ablations"
-"""The sweeps whose results lie in the package."""
+STUDY, ARITHMETIC, ABLATIONS = SWEEPS = "study", "arithmetic", "ablations"
+"""The sweeps whose results lie in the package: on jump programs, and two on chained arithmetic."""
 READINGS = {"perplexity": "losses", "needle": "missed"}
 """The commands whose results lie in the package, and the figure that they measure."""
-STORED = (STUDY, ABLATIONS, *READINGS)
+STORED = (*SWEEPS, *READINGS)
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,25 @@ class Contrast:
     other: str
     kind: str
     """One of `KINDS`."""
+    task: str = "reasoning"
+    """On which problems count as solved: one of `BUDGETS`."""
     budgets: Sequence[str | None] = ()
     """At which to judge; by default `BUDGETS`, or None alone if neither method takes one."""
 
     def __post_init__(self) -> None:
         check_choice(PAPERS, paper=self.paper)
         check_choice(KINDS, kind=self.kind)
+        check_choice(tuple(BUDGETS), task=self.task)
         if self.ours == self.other:
             raise ValueError(f"ours = {self.ours!r} must not be the other method, too")
         if not self.budgets:
             some = takes_budget(self.ours) or takes_budget(self.other)
-            object.__setattr__(self, "budgets", BUDGETS if some else (None,))
+            object.__setattr__(self, "budgets", BUDGETS[self.task] if some else (None,))
 
 
 @dataclass(frozen=True)
 class Untested:
-    """What cannot be tested on the embedded reasoner, and why."""
+    """What cannot be tested on the embedded models, and why."""
 
     paper: str
     source: str
@@ -154,8 +158,8 @@ def read_tables(kind: type[Any], name: str) -> Iterator[Any]:
 
 
 def stored_directory(name: str) -> Path:
-    """Return the directory of a sweep in the package: `STUDY` or `ABLATIONS`."""
-    check_choice((STUDY, ABLATIONS), name=name)
+    """Return the directory of a sweep in the package: one of `SWEEPS`."""
+    check_choice(SWEEPS, name=name)
     return Path(str(files("kvlab.fast.lab.evaluate") / "results" / name))
 
 
@@ -252,6 +256,8 @@ def paired(
     """
     figure = FIGURES.get(contrast.kind)
     for source in reversed(sources) if figure else sources:
+        if source.task in TASKS and source.task != contrast.task:
+            continue
         try:
             ours, other = (
                 source.point_at(spec, budget) for spec in (contrast.ours, contrast.other)

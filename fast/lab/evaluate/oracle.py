@@ -29,7 +29,10 @@ class Foreseen(reference.Score):
     """For every problem, moment and entry, the query that uses the entry next."""
 
     needs = NO_ATTENTION
-    signed = True
+
+    @property
+    def signed(self) -> bool:
+        return True
 
     def score(
         self, state: reference.State, seen: reference.Observation, candidates: Marks, room: int

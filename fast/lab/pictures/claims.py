@@ -106,6 +106,7 @@ def contrasts(judgements: Iterable[Sequence[Judged]]) -> Table:
         Column("where", lambda each: each.contrast.source),
         Column("claim", lambda each: each.contrast.statement),
         Column("printed: ours, other", lambda each: each.contrast.printed),
+        Column("task", lambda each: each.contrast.task),
         Column("memory", memory_of),
         Column("problems", format=","),
         Column("ours", lambda each: written(each, each.ours)),
@@ -182,5 +183,5 @@ def solved_at_budgets(found: TaskSummary, specs: Sequence[str]) -> Table:
         assert interval is not None
         return percent_interval(interval.mean, interval.low, interval.high)
 
-    rows = [(spec, *(share(spec, budget) for budget in BUDGETS)) for spec in specs]
-    return Table(("method", *(f"solved at {budget}" for budget in BUDGETS)), rows)
+    rows = [(spec, *(share(spec, budget) for budget in BUDGETS[found.task])) for spec in specs]
+    return Table(("method", *(f"solved at {budget}" for budget in BUDGETS[found.task])), rows)

@@ -8,6 +8,7 @@ from kvlab.fast.lab.evaluate import contrasts as module
 from kvlab.fast.lab.evaluate import readings
 from kvlab.fast.lab.evaluate.contrasts import (
     ABLATIONS,
+    ARITHMETIC,
     FIGURES,
     READINGS,
     STORED,
@@ -87,6 +88,7 @@ def test_smaller_errors_are_better():
 def test_a_contrast_may_name_its_budgets():
     assert tuple(contrast().budgets) == ("70%", "85%")
     assert replace(contrast(), budgets=["50%"]).budgets == ["50%"]
+    assert tuple(replace(contrast(), task="jumps", budgets=()).budgets) == ("30%", "50%")
     assert replace(contrast(), ours="full", other="kivi", budgets=()).budgets == (None,)
 
 
@@ -161,21 +163,33 @@ def test_the_first_source_that_knows_both_methods_decides():
         judge_one([lacking], contrast(), "70%", 0.99)
 
 
-def test_the_study_decides_what_it_knows(ablations):
-    study = stored_summary(STUDY)
-    problems = len(study.point_at("full", None).outcomes)
+def test_a_source_of_another_task_does_not_decide():
+    few, many = found("10" * 5, "01" * 5), found("1" * 60, "0" * 60)
+    jumps = replace(many, task="jumps")
+    assert judge_one([jumps, few], contrast(), "70%", 0.99).problems == 10
+    on_jumps = replace(contrast(), task="jumps", budgets=["70%"])
+    assert judge_one([few, jumps], on_jumps, "70%", 0.99).problems == 60
+
+
+def test_both_studies_decide_what_they_know(ablations):
+    first = stored_summary(ARITHMETIC)
+    problems = len(first.point_at("full", None).outcomes)
     assert problems > len(ablations.point_at("full", None).outcomes)
-    sources = [study, ablations, *(stored_summary(name) for name in READINGS)]
-    contrasted = [each for several in judge(sources) for each in several]
-    from_study = [each for each in contrasted if each.problems == problems]
-    assert len(from_study) >= len(contrasted) / 4
-    assert {each.contrast.paper for each in from_study} == set(PAPERS)
+    contrasted = [each for several in judge(list(map(stored_summary, STORED))) for each in several]
+    from_first = [each for each in contrasted if each.problems == problems]
+    assert len(from_first) >= len(contrasted) / 5
+    assert {each.contrast.paper for each in from_first} == set(PAPERS)
+    on_jumps = [each for each in contrasted if each.contrast.task == "jumps"]
+    study = stored_summary(STUDY).point_at("full", None)
+    assert {each.problems for each in on_jumps} == {len(study.outcomes)}
+    assert {each.contrast.paper for each in on_jumps} >= {"lazy_eviction", "caote", "ahakv"}
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"paper": "h2o"}, "paper = 'h2o' must be one of"),
+        ({"task": "needle"}, "task = 'needle' must be one of 'reasoning', 'jumps'"),
         ({"kind": "more"}, "kind = 'more' must be one of 'more solved'"),
         ({"other": "h2o"}, "ours = 'h2o' must not be the other method, too"),
     ],
