@@ -21,10 +21,10 @@ DOCS = Path(__file__).parents[1]
 SOURCES = DOCS / "playground"
 COUNT = 8
 PROBLEMS: Mapping[str, Callable[[], Sequence[Any]]] = {
-    "jumps": lambda: jumps.held_out(COUNT, size=jumps.Size(fewest=18, most=24)),
+    "jumps": lambda: jumps.held_out(COUNT, size=jumps.Size(fewest=12, most=16)),
     "reasoning": lambda: reasoning.held_out(COUNT),
 }
-"""Problems by task: runs of programs are shorter than a comparison's, since somebody waits."""
+"""Problems by task; the programs are those of ``make demo``."""
 SLACK = 1.25
 """Tokens after which an answer is cut, over those of the longest solution."""
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -171,8 +172,9 @@ def change_program(text):
     ("name", "change"), [("jumps", change_program), ("reasoner", change_arithmetic)]
 )
 def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
+    """At the smaller budget of ``make demo``."""
     prompt = SITE[name]["prompts"][0]
-    page = opened(method="caote:h2o", budget="70%", problem=f"{name}-0")
+    page = opened(method="caote:h2o", budget="60%", problem=f"{name}-0")
     run(page)
     budget = page.evaluate("() => kvlabPlayground.budget")
     first = words(page)
@@ -375,19 +377,36 @@ def test_on_a_phone_two_taps_show_a_failure(opened):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["caote:h2o", "ahakv@recent=16", "rkv@every=16"])
-def test_the_page_answers_while_it_computes_at_twenty_tokens_a_second(opened, spec):
+def test_the_page_answers_while_it_computes_at_twenty_tokens_a_second(
+    opened, browser, tmp_path, spec
+):
+    """Processor time of each thread, as other programs do not change it."""
     page = opened(method=spec)
-    page.evaluate("""() => {
-        window.tasks = [];
-        const note = found => found.getEntries().forEach(each => tasks.push(each.duration));
-        new PerformanceObserver(note).observe({ type: 'longtask' }); }""")
-    began = page.evaluate("() => performance.now()")
+    trace = tmp_path / "trace.json"
+    browser.start_tracing(page=page, path=trace, categories=["toplevel"])
     run(page)
-    seconds = (page.evaluate("() => performance.now()") - began) / 1000
+    browser.stop_tracing()
+    seconds = task_seconds(json.loads(trace.read_text())["traceEvents"])
+    worker, main = seconds["DedicatedWorker thread"], seconds["CrRendererMain"]
     tokens = len(words(page))
-    print(json.dumps({"method": spec, "tokens": tokens, "tokens/s": round(tokens / seconds, 1)}))
-    assert page.evaluate("() => tasks") == []
-    assert tokens / seconds >= 20
+    speed, longest = round(tokens / sum(worker), 1), round(1000 * max(main), 1)
+    print(json.dumps({"method": spec, "tokens": tokens, "tokens/s": speed, "longest ms": longest}))
+    assert tokens / sum(worker) >= 20
+    assert max(main) < 0.05
+
+
+def task_seconds(events):
+    """Return processor seconds of every task, by the name of its thread."""
+    threads = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["name"] == "thread_name"
+    }
+    found = defaultdict(list)
+    for event in events:
+        if event["name"].endswith("RunTask") and "tdur" in event:
+            found[threads.get((event["pid"], event["tid"]))].append(event["tdur"] / 1e6)
+    return found
 
 
 def test_modules_are_bundled_as_they_are_written():

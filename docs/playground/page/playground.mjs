@@ -229,7 +229,7 @@ class Playground {
       this.budgetSlider.max = this.length;
       this.budgetSlider.value = this.budget;
       this.tellBudget(this.budget);
-    }
+    } else this.budgetTold.textContent = "The full cache is measured first.";
     this.budgetSlider.disabled = this.budget === null;
     this.panes.forEach((pane) => pane.reset());
     this.ask();
