@@ -4,6 +4,7 @@ import os
 
 import hypothesis
 import torch
+import typecheck  # noqa: F401  (before kvlab is imported)
 
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")

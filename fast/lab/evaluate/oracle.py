@@ -63,8 +63,8 @@ class ForeseenInBatch(Score):
 def oracle_policy(next_uses: Sequence[Int[Array, "_ _"]], budget: int, recent: int) -> Policy:
     """Return the policy that evicts the entry whose next use is the latest.
 
-    Of the entries that nothing uses any more, the newest leaves first: an old step that is left as
-    it was misleads the model less than the rest of a new one.
+    Of the entries that nothing uses any more, the oldest leaves first, so that room that is left
+    holds the newest steps whole.
 
     Args:
         next_uses: of each problem of a batch, in order; see `kvlab.reference.tasks.jumps_oracle`.
@@ -72,7 +72,7 @@ def oracle_policy(next_uses: Sequence[Int[Array, "_ _"]], budget: int, recent: i
         recent: newest entries that are safe.
     """
     longest = max(map(len, next_uses))
-    unused = longest + np.arange(longest, dtype=np.int32)
+    unused = 2 * longest - np.arange(longest, dtype=np.int32)
     table = np.tile(unused, (len(next_uses), longest, 1))
     for row, each in zip(table, next_uses, strict=True):
         t = len(each)
