@@ -26,7 +26,7 @@ from kvlab.fast.lab.evaluate.statistics import (
 )
 from kvlab.fast.lab.files import clear_unfinished
 from kvlab.fast.lab.reports import Code, Heading, Text, markdown
-from kvlab.fast.lab.sweep.configuration import make_sweep, read_sweep
+from kvlab.fast.lab.sweep.configuration import ORACLE, make_sweep, read_sweep
 from kvlab.fast.lab.sweep.jobs import make_plan
 from kvlab.fast.lab.sweep.report import (
     CHANCE,
@@ -386,8 +386,9 @@ def test_the_site_shows_text_as_it_is(text):
 def test_the_study_asks_for_every_method():
     sweep = read_sweep(stored_directory(STUDY) / "sweep.toml")
     named = {methods.base_name(spec) for spec in sweep.methods}
-    assert set(methods.names()) - named == {"knorm", "random"}, "younger than the study"
-    assert (sweep.problems, len(sweep.seeds), len(sweep.budgets)) == (500, 3, 6)
+    assert set(methods.names()) == named - {ORACLE}
+    assert sweep.budgets == ("15%", "20%", "30%", "40%", "50%", "70%")
+    assert sweep.problems * len(sweep.seeds) >= 300
 
 
 def test_the_study_is_of_the_model_in_the_package():
@@ -402,5 +403,5 @@ def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
     (summary,) = write_report(read_stored(stored_directory(STUDY)), tmp_path)
     for name in ("report.md", "report.json"):
         assert (tmp_path / name).read_text() == (page / name).read_text()
-    assert (summary.point("full", None).solved or 0.0) > 0.99
+    assert (summary.point("full", None).solved or 0.0) > 0.96
     assert summary.point("streaming_llm", min(summary.budgets.values())).solved == 0.0
