@@ -42,10 +42,11 @@ def eviction_errors(
 
 
 def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:
-    """Return Σh − h_j, for the largest entry as the sum of the others, without cancellation."""
-    largest = h.argmax(dim=-1, keepdim=True)
-    others = h.scatter(-1, largest, 0.0).sum(dim=-1, keepdim=True)
-    return (h.sum(dim=-1, keepdim=True) - h).scatter(-1, largest, others)
+    """Return Σh − h_j: of equal entries the same, and without cancellation."""
+    total = h.sum(dim=-1, keepdim=True)
+    dominant = h > total / 2
+    others = h.masked_fill(dominant, 0.0).sum(dim=-1, keepdim=True)
+    return torch.where(dominant, others, total - h)
 
 
 def distances(
@@ -60,8 +61,9 @@ def eviction_error(
 ) -> Float[Tensor, "N G k n"]:
     """c_j = h_j/(1 − h_j)·‖Σ h·v − v_j‖: the change of the output when entry j alone is evicted.
 
-    The largest entry's error is computed from the output of the others, where the printed formula
-    loses its digits as h_j → 1; with all the mass, its error is the largest number there is.
+    The error of an entry above one half, at most one, is computed from the output of the others,
+    where the printed formula loses its digits as h_j → 1; with all the mass, its error is the
+    largest number there is.
     """
     largest, where = h.max(dim=-1, keepdim=True)
     others = h.scatter(-1, where, 0.0)
@@ -72,7 +74,7 @@ def eviction_error(
     error = h * distances(output, values, norm) / (1 - h)
     apart = torch.linalg.vector_norm(heaviest - others_output / mass, norm, dim=-1, keepdim=True)
     exact = torch.where(mass > 0, largest * apart, torch.finfo(h.dtype).max)
-    return error.scatter(-1, where, exact)
+    return torch.where(h > 0.5, exact, error)
 
 
 def fast_eviction_error(

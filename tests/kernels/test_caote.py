@@ -6,6 +6,7 @@ import torch
 from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
 
+from kvlab.fast.kernels import caote
 from kvlab.fast.kernels.caote import eviction_errors
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 
@@ -89,6 +90,18 @@ def test_equal_retention_and_equal_values():
     agrees(h, drawn((1, 1, 50, 32)))
     same = torch.ones((1, 1, 50, 32), device=DEVICE)
     assert eviction_errors(h, same).max() < FLOAT32_SCORES
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_equal_entries_have_equal_errors_also_where_they_are_the_heaviest(fast):
+    h, values = example(1, 1, 2, 50)
+    h[..., 40] = h[..., 7] = h.amax(dim=-1) * 1.5
+    h /= h.sum(dim=-1, keepdim=True)
+    values[:, :, 40] = values[:, :, 7]
+    errors = eviction_errors(h, values, fast)[0, 0]
+    assert errors[40] == errors[7]
+    plain = caote.fast_eviction_error(h, values, None) if fast else caote.eviction_error(h, values)
+    assert torch.equal(plain[..., 40], plain[..., 7])
 
 
 def test_an_output_that_is_given_is_used():

@@ -136,17 +136,17 @@ def errors_of_entries(
         point_line = head if FAST else line
         point = tl.load(points + point_line * D + column, mask=real, other=0.0)
         distance = tl.sqrt(tl.sum((v - point[None, :]) * (v - point[None, :]), axis=1))
-        is_first = entry == first
+        dominant = (entry == first) & (h > 0.5)  # below, equal entries must get equal errors
         if FAST:
-            rest = tl.maximum(tl.where(is_first, left, 1.0 - h), 2.220446049250313e-16)
+            rest = tl.maximum(tl.where(dominant, left, 1.0 - h), 2.220446049250313e-16)
             error = h / rest * distance
         else:
             other = tl.load(others + line * D + column, mask=real, other=0.0)
             other = other / tl.where(left > 0, left, 1.0)
             apart = tl.sqrt(tl.sum((v - other[None, :]) * (v - other[None, :]), axis=1))
             exact = tl.where(left > 0, h * apart, most)
-            error = h / tl.where(is_first, 1.0, 1.0 - h) * distance
-            error = tl.where(is_first, exact, error)
+            error = h / tl.where(dominant, 1.0, 1.0 - h) * distance
+            error = tl.where(dominant, exact, error)
         if ROWS == 1:
             total = error
         else:
