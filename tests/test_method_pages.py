@@ -361,8 +361,9 @@ def test_the_command_runs(page, tmp_path):
     text = method_sections.usage(parsed(page)[1])
     program, *arguments = shlex.split(re.findall(r"^kvlab .+$", text, re.MULTILINE)[0])
     assert program == "kvlab"
+    own = ["--problems=1", "--backend=reference", "--workers=1"]
     report = ["--report", str(tmp_path / "compare.html")]
-    result = CliRunner().invoke(app, [*arguments, *report, "--backend", "reference", "--workers=1"])
+    result = CliRunner().invoke(app, [*arguments, *own, *report])
     assert result.exit_code == 0, result.output
     assert parsed(page)[1]["picture"][0] in result.output
 

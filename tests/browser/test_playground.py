@@ -251,7 +251,7 @@ def test_a_failure_is_found_and_a_protected_token_stays(opened):
 
 
 def test_the_scores_say_why_an_entry_goes(opened):
-    page = opened(method="h2o", budget="50%")
+    page = opened(method="h2o", budget="30%")
     page.click("text=Every entry of one head")
     page.get_by_label("One token on").click()
     table = page.locator(".pg-scroll table").first

@@ -581,7 +581,7 @@ BUGS = (
         "a never activated entry gets H1 and H2",
         "lazy_eviction",
         "methods/lazy_eviction.py",
-        "np.where(recurs, h1 + h2, 0.0)",
+        "np.where(recurs, h1 + h2, limit)",
         "h1 + h2",
     ),
     Bug(
@@ -616,8 +616,8 @@ BUGS = (
         "a new entry is stamped with its own step",
         "lazy_eviction",
         "methods/lazy_eviction.py",
-        "= step - 1",
-        "= step",
+        "else step - 1",
+        "else step",
     ),
     Bug(
         "entries are scored before the step is observed",
