@@ -11,7 +11,7 @@ export NO_MKDOCS_2_WARNING = 1
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-DEMO := --backend reference --task jumps@fewest=12,most=16 --budgets 60%,80%
+DEMO := --backend reference --task jumps@fewest=18,most=22 --budgets 50%,70%
 METHODS := full random@recent=16 streaming_llm h2o tova snapkv@window=16,schedule=every_block \
   lazy_eviction@threshold=0.01 caote:h2o fast_caote:h2o ahakv@recent=16 \
   kivi@key_bits=4,value_bits=4,residual=32 desirekv@interval=32,selector=8,group=32

@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[1]
 SOURCES = DOCS / "playground"
 COUNT = 8
 PROBLEMS: Mapping[str, Callable[[], Sequence[Any]]] = {
-    "jumps": lambda: jumps.held_out(COUNT, size=jumps.Size(fewest=12, most=16)),
+    "jumps": lambda: jumps.held_out(COUNT, size=jumps.Size(fewest=18, most=22)),
     "reasoning": lambda: reasoning.held_out(COUNT),
 }
 """Problems by task; the programs are those of ``make demo``."""

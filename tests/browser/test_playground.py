@@ -174,7 +174,7 @@ def change_program(text):
 def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
     """At the smaller budget of ``make demo``."""
     prompt = SITE[name]["prompts"][0]
-    page = opened(method="caote:h2o", budget="60%", problem=f"{name}-0")
+    page = opened(method="caote:h2o", budget="50%", problem=f"{name}-0")
     run(page)
     budget = page.evaluate("() => kvlabPlayground.budget")
     first = words(page)

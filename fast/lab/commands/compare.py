@@ -34,6 +34,8 @@ from kvlab.reference import methods as registry
 
 BATCH = {"fast": 32, "reference": 1}
 """Problems that run together: the reference takes one after the other anyway."""
+MEASURED = 4
+"""Problems along which errors and memory are measured, at most; all are solved."""
 
 
 def compare(
@@ -72,6 +74,7 @@ def compare(
         methods=tuple((methods or "").replace(";", " ").split()) or registry.compared(),
         budgets=read_budgets(budgets) or comparing.DEFAULT_BUDGETS,
         problems=problems,
+        measured=min(problems, MEASURED),
         models=(model,),
         tasks=(task,),
         seeds=(seed,),
@@ -89,5 +92,5 @@ def compare(
         print_table(table, title)
     for sentence in comparing.beside_chance(comparison):
         print_caption(sentence)
-    print_caption(comparing.caption(backend))
+    print_caption(comparing.caption(comparison.sweep))
     print_line(f"report: {report}")

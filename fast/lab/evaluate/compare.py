@@ -84,7 +84,8 @@ def compare(sweep: Sweep, workers: int = 0, report: Report | None = None) -> Com
     """Sum up what every method does at every budget on every problem.
 
     Args:
-        sweep: what to compare, on one model and one task; every problem is measured.
+        sweep: what to compare, on one model and one task; with ``measured`` 0, all problems are
+            measured.
         workers: processes, each of one thread; 0 computes in this process.
         report: is called after each job.
 
@@ -95,7 +96,7 @@ def compare(sweep: Sweep, workers: int = 0, report: Report | None = None) -> Com
     started = time.perf_counter()
     if len(sweep.models) > 1 or len(sweep.tasks) > 1:
         raise ValueError("a comparison is of one model on one task")
-    sweep = replace(sweep, measured=sweep.problems)
+    sweep = replace(sweep, measured=sweep.measured or sweep.problems)
     results = run_in_memory(sweep, workers, report)
     (summary,) = summarise(results)
     check_some_ran(summary.points)
@@ -186,11 +187,12 @@ def beside_chance(comparison: Comparison) -> list[str]:
     ]
 
 
-def caption(backend: str) -> str:
+def caption(sweep: Sweep) -> str:
     """Explain the columns."""
+    few = f"the first {sweep.measured}" if sweep.measured < sweep.problems else "all"
     return (
         "solved: whole solution right, with 95 % interval · error: attention output against "
         "everything seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · "
-        "bits: stored per element of the full cache, scales included · ms: per token, "
-        f"{ENGINES[backend]}"
+        f"bits: stored per element of the full cache, scales included · all of these on {few} "
+        f"problems · ms: per token, {ENGINES[sweep.backend]}"
     )

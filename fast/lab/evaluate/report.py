@@ -32,7 +32,7 @@ def report_blocks(comparison: Comparison, name: str) -> Iterator[Block]:
     for title, table in tables(comparison):
         yield Heading(title)
         yield table
-    yield Text(caption(sweep.backend))
+    yield Text(caption(sweep))
     accuracy = over_memory(comparison.summary, sweep.methods)
     yield Drawing(f"{name}-accuracy", "Problems solved over memory", accuracy.on_white)
     memory = memory_over_tokens(comparison)
