@@ -29,7 +29,6 @@ from kvlab.reference.proofs.claim import (
     exhaustive,
     false,
     measured,
-    proved,
     refuted,
     right,
     verified,
@@ -109,7 +108,7 @@ def expected_score(n: int, first_row: int, j: int) -> Fraction:
 # --- §4.1: positional bias -----------------------------------------------------------------------
 
 
-@PAPER.printed("AK-1", "Mechanism 2, Eq. 4", Verdict.PROVED)
+@PAPER.printed("AK-1", "Mechanism 2, Eq. 4", Verdict.EXHAUSTIVE)
 @false("the difference is −1/(j + 1)", difference=lambda j: Fraction(-1, j + 1))
 @false("the difference is −1/j²", difference=lambda j: Fraction(-1, j**2))
 def accumulated_attention_falls_with_position(
@@ -130,7 +129,7 @@ def accumulated_attention_falls_with_position(
         for j, (first, second) in enumerate(pairwise(scores), start=1):
             if second - first != difference(j):
                 return refuted(f"n = {n}, j = {j}: the difference is {second - first}")
-    return proved(
+    return exhaustive(
         "rows of up to 5 entries with any weights, sums for every n up to 40; n = 4: "
         + ", ".join(str(expected_score(4, 1, j)) for j in range(1, 5))
     )

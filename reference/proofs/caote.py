@@ -481,7 +481,7 @@ def _victims(scores: Sequence[Fraction], values: Sequence[int]) -> set[int]:
     return {j for j, error in enumerate(errors) if error == min(errors)}
 
 
-@PAPER.printed("CA-5", "Theorem B.1, Eq. 24-34", Verdict.PROVED, "H2O")
+@PAPER.printed("CA-5", "Theorem B.1, Eq. 24-34", Verdict.EXHAUSTIVE, "H2O")
 @false("they sum to b", total=lambda b: b)
 @false("they sum to 1", total=lambda b: 1)
 def h2o_scores_sum_to_their_number(*, total: Callable[[int], int] = lambda b: b + 1) -> Finding:
@@ -496,7 +496,7 @@ def h2o_scores_sum_to_their_number(*, total: Callable[[int], int] = lambda b: b 
         found: Any = sympy.simplify(sympy.Add(*scores))
         if found != total(b) or not total(b) > 1:
             return refuted(f"b = {b}: the scores sum to {found}")
-    return proved("any weights, every b up to 5; each further row of attention adds 1")
+    return exhaustive("any weights, every b up to 5; each further row of attention adds 1")
 
 
 @PAPER.reading("CA-13", "Eq. 33", Verdict.EXHAUSTIVE)
