@@ -96,9 +96,9 @@ tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-
 claims.verdicts("ahakv", reasoner_directory(), (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
-# Two are worth reading twice. AK-2c: sharpening does nothing against the *expected* bias; recent
-# accumulation alone removes it. AK-9: while decoding only B entries compete, whatever position the
-# text has reached, and neither reading of $i$ gives the promised k.
+# Two are worth reading twice. AK-2c: neither sharpening nor the value prior does anything against
+# the *expected* bias; recent accumulation alone removes it. AK-9: while decoding only B entries
+# compete, whatever position the text has reached, and neither reading of $i$ gives the promised k.
 #
 # ## Are real logits Gaussian?
 #

@@ -78,7 +78,7 @@ claims.contrasts(judged["lazy_eviction"])
 #
 # **Figures.** Fig. 3: attention maps and the distribution of MRI are in notebook 04, with the
 # share of recurring tokens over $\alpha$. Fig. 6, memory over the tokens written, is this one; the
-# bound $\max(N_0, B) + W$ is proved (LE-4):
+# bound $\max(N_0, B) + W$ holds for all sizes up to ten (LE-4):
 
 # %%
 from kvlab.fast.lab.pictures import replays
@@ -211,16 +211,15 @@ claims.untested("ahakv")
 # - The theorems hold where they are theorems; what is refuted are side remarks, readings and the
 #   arithmetic of tables.
 # - The largest effect holds on both tasks: CAOTE improves H2O with its newest half protected.
-#   Without protection it changes nothing, and around SnapKV it helps on one task only. The
-# sweeping   claims, an improvement in every case and on every data set, do not hold.
+#   Without protection it changes nothing, and around SnapKV it helps on one task only. The sweeping
+#   claims, an improvement in every case and on every data set, do not hold.
 # - The order of methods is a property of the task: LazyEviction, H2O and R-KV change places between
 #   two tasks that differ only in what has to be remembered.
 # - That a claim does not hold *here* is no refutation of the paper: one task, one tiny model, short
 #   texts. But whoever relies on it for another task should measure first. `kvlab compare`, `kvlab
 #   sweep` and `kvlab eval` are made for that.
 # - Differences as small as those between the forms of a score cannot be decided with hundreds of
-#   problems. Tables that print differences of 0.2 points on 500 problems do not decide them
-# either.
+#   problems. Tables that print differences of 0.2 points on 500 problems do not decide them either.
 #
 # ## Exercises
 #

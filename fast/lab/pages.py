@@ -27,7 +27,8 @@ Every equation, theorem, algorithm, table, figure and finding of the four papers
 it here: *checked* by a function of `kvlab prove` or a test, *measured* on a model with a 95 %
 interval, or *declared*: why nobody here can check it. The last column has the commands that repeat
 it; MODEL stands for the weights that are named. `kvlab.fast.lab.repeat` prints what is stored, and
-runs what measured it.
+runs what measured it. Two models lie in the package: `reasoner` solves chained arithmetic, and is
+the embedded model of `kvlab prove`; `jumps` runs jump programs.
 
 `kvlab prove --pages docs` writes this page from `reference/proofs/data/`. Do not edit it by hand.
 """

@@ -205,7 +205,8 @@ class Caote(Wrapper):
 
     name = "caote"
     source = (
-        "Goel et al., CAOTE: KV Caching through Attention Output-Based Token Eviction, 2504.14051"
+        "Goel et al., CAOTE: KV Caching through Attention Output Error based Token Eviction, "
+        "2504.14051"
     )
     published = "2025-04"
     equations = ("CAOTE 7", "CAOTE 8", "CAOTE 21", "CAOTE 22", "CAOTE 23")

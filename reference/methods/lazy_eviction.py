@@ -148,7 +148,7 @@ class LazyEviction(Method):
     """How the query heads of a KV head join before α is compared."""
 
     name = "lazy_eviction"
-    source = "Zhang et al., LazyEviction: Lagged KV Eviction, arXiv 2506.15969, §4, App. D"
+    source = "Zhang et al., LazyEviction: Lagged KV Eviction, arXiv 2506.15969, §4, App. A, B, D"
     published = "2025-06"
     equations = ("LazyEviction 1", "LazyEviction 2", "LazyEviction 5")
     examples = (

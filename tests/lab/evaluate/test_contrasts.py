@@ -171,6 +171,13 @@ def test_a_source_of_another_task_does_not_decide():
     assert judge_one([few, jumps], on_jumps, "70%", 0.99).problems == 60
 
 
+def test_without_protection_neither_h2o_nor_caote_solves_a_program():
+    """README and docs/index.md say so, beside what CAOTE gains where the newest half is safe."""
+    points = [each for each in stored_summary(STUDY).points if each.method.endswith("h2o@recent=0")]
+    assert {each.method for each in points} == {"h2o@recent=0", "caote:h2o@recent=0"}
+    assert not any(any(each.outcomes) for each in points)
+
+
 def test_both_studies_decide_what_they_know(ablations):
     first = stored_summary(ARITHMETIC)
     problems = len(first.point_at("full", None).outcomes)
