@@ -156,7 +156,7 @@ def accuracy_caption(each: TaskSummary) -> str:
         f"{UNKNOWN}: no problem was measured, so whether it held the budget is not known."
         if unknown
         else "",
-        f"{CHANCE}: not shown to solve more than the best row of `random` in the column (McNemar's "
+        f"{CHANCE}: not shown to solve more than the best row of random in the column (McNemar's "
         "exact test on the same problems, after Holm's correction)."
         if each.chance
         else "",
