@@ -5,19 +5,15 @@ with the full cache, and writes ``evaluation.json``, ``loss_curve.svg`` and ``RE
 weights.
 """
 
-import argparse
-import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
-from matplotlib.figure import Figure
 
 from kvlab.fast.lab.evaluate.compare import run_in_memory
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.summary import summarise
+from kvlab.fast.lab.training.card import run
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import Size
 from kvlab.reference.tasks.jumps_oracle import least_memory
@@ -59,41 +55,5 @@ def _evaluate_size(directory: Path, size: Size, problems: int, seed: int) -> dic
     }
 
 
-def draw_loss_curve(log: dict[str, Any], path: Path) -> None:
-    """Draw the loss and the share of whole runs that are right over the steps."""
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    axes = figure.add_subplot()
-    steps = [entry["step"] for entry in log["log"]]
-    axes.plot(steps, [entry["loss"] for entry in log["log"]], color="tab:blue")
-    axes.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
-    share = axes.twinx()
-    share.plot(steps, [entry["runs"] for entry in log["log"]], color="tab:orange")
-    share.set_ylabel("whole runs right", color="tab:orange")
-    figure.savefig(path, metadata={"Date": None})
-
-
-def write_card(directory: Path, evaluation: list[dict[str, Any]]) -> None:
-    """Write the measurements, the curve and the model card."""
-    log = json.loads((directory / "training_log.json").read_text())
-    (directory / "evaluation.json").write_text(json.dumps(evaluation, indent=1) + "\n")
-    draw_loss_curve(log, directory / "loss_curve.svg")
-    template = (files("kvlab.fast.models") / "jumps_card.md.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
-    card = environment.from_string(template).render(log=log, evaluation=evaluation)
-    (directory / "README.md").write_text(card, encoding="utf-8")
-
-
-def main() -> None:
-    """Parse the command line and write the card."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--problems", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    write_card(
-        arguments.directory, evaluate(arguments.directory, arguments.problems, arguments.seed)
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, evaluate, 300, "jumps_card.md.jinja", "runs", "whole runs right")

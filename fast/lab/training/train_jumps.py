@@ -13,7 +13,6 @@ What made the model learn:
 - Runs grow in stages. Very short ones stay in the mixture: most of their lines run only once.
 """
 
-import argparse
 import json
 import math
 import time
@@ -27,17 +26,14 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
+from kvlab.fast.lab.training import small_model
+from kvlab.fast.lab.training.small_model import IGNORED, Schedule, learning_rate
 from kvlab.reference.tasks import jumps
-from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Problem, Size
+from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Line, Problem, Size
 
-IGNORED = -100
-"""Target that the loss leaves out."""
 ROPE_THETA = 1e5
 LOOK_BACK = (1, 3, 4, 5)
 """How many tokens the heads of the first layer start to look back."""
@@ -68,15 +64,14 @@ STAGES = (
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Schedule):
     """Everything that decides the result."""
 
-    seed: int = 0
     steps: int = 2100
     learning_rate: float = 2e-3
     warmup: int = 20
     decay: float = 0.58
-    """Share of the steps, at the end, over which the learning rate falls to zero."""
+    seed: int = 0
     promotion: tuple[float, ...] = (0.96, 0.985)
     """Running share of right tokens, in the worst kind of token, that ends each stage."""
     held: int = 1
@@ -85,19 +80,7 @@ class Recipe:
 
 def tokens() -> dict[str, int]:
     """Return the id of every token."""
-    return {token: i for i, token in enumerate(jumps.vocabulary())}
-
-
-def write_tokenizer(directory: Path) -> None:
-    """Write a tokenizer that splits text at single blanks into the task's tokens."""
-    tokenizer = Tokenizer(WordLevel(tokens(), unk_token=jumps.END))
-    tokenizer.pre_tokenizer = Split(" ", "removed")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=jumps.END,
-        eos_token=jumps.END,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(directory)
+    return small_model.token_ids(jumps.vocabulary())
 
 
 # --- the untrained model -------------------------------------------------------------------------
@@ -105,33 +88,18 @@ def write_tokenizer(directory: Path) -> None:
 
 def build_model(seed: int) -> LlamaForCausalLM:
     """Return the untrained model with composed embeddings and built-in look-ups."""
-    torch.manual_seed(seed)
-    ids = tokens()
-    config = LlamaConfig(
-        vocab_size=len(ids),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    model = small_model.build_model(
+        seed,
+        jumps.vocabulary(),
+        jumps.END,
+        jumps.REGISTERS,
         max_position_embeddings=4096,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        tie_word_embeddings=True,
-        bos_token_id=ids[jumps.END],
-        eos_token_id=ids[jumps.END],
-        pad_token_id=None,
     )
-    model = LlamaForCausalLM(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight.mul_(1 / math.sqrt(2 * config.num_hidden_layers))
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 weight.mul_(2)
-        table = model.model.embed_tokens.weight
-        for name in jumps.REGISTERS:
-            for digit in range(10):
-                table[ids[f"{name}{digit}"]] = table[ids[name]] + table[ids[str(digit)]]
         start_with_look_ups(model)
     return model
 
@@ -241,8 +209,28 @@ class Curriculum:
         return taken
 
     def state(self) -> dict[str, Any]:
-        """Return what the curriculum needs, beside the recipe, to go on."""
-        return {"rng": self.rng, "stage": self.stage, "running": self.running, "pools": self.pools}
+        """Return what the curriculum needs, beside the recipe, to go on, as plain values."""
+        pools = [
+            (
+                asdict(size),
+                [(p.registers, [*map(tuple, p.lines)], p.steps[0].line.label) for p in pool],
+            )
+            for size, pool in self.pools.items()
+        ]
+        rng = self.rng.bit_generator.state
+        return {"rng": rng, "stage": self.stage, "running": self.running, "pools": pools}
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` returned."""
+        self.rng.bit_generator.state = state["rng"]
+        self.stage, self.running = state["stage"], state["running"]
+        self.pools = {
+            Size(**size): [
+                jumps.run(registers, [Line(*line) for line in lines], start)
+                for registers, lines, start in pool
+            ]
+            for size, pool in state["pools"]
+        }
 
     def record(self, share_right: float) -> None:
         """Update the running share of right tokens, and go on to the next stage."""
@@ -276,18 +264,6 @@ def kinds_of_tokens() -> dict[str, Tensor]:
 # --- training ------------------------------------------------------------------------------------
 
 
-def learning_rate(step: int, recipe: Recipe) -> float:
-    """Warm up, hold, then fall along a cosine to zero."""
-    start = recipe.steps * (1 - recipe.decay)
-    progress = max(0.0, (step - start) / (recipe.steps - start))
-    return (
-        recipe.learning_rate
-        * min(1, (step + 1) / recipe.warmup)
-        * (1 + math.cos(math.pi * progress))
-        / 2
-    )
-
-
 class Training:
     """A training that can be stopped at any moment and goes on from its last checkpoint."""
 
@@ -308,10 +284,10 @@ class Training:
 
     def resume(self) -> None:
         """Go back to the state of the last checkpoint."""
-        state = torch.load(self.checkpoint, weights_only=False)
+        state = torch.load(self.checkpoint, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.curriculum = Curriculum(self.recipe, **state["curriculum"])
+        self.curriculum.go_on_from(state["curriculum"])
         self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
 
     def save(self) -> None:
@@ -388,7 +364,7 @@ class Training:
     def write(self) -> None:
         """Write the model, its tokenizer, the recipe and the log."""
         self.model.save_pretrained(self.out)
-        write_tokenizer(self.out)
+        small_model.write_tokenizer(self.out, jumps.vocabulary(), jumps.END)
         record = {
             "recipe": asdict(self.recipe),
             "stages": [asdict(stage) for stage in STAGES],
@@ -402,12 +378,7 @@ class Training:
 
 def main() -> None:
     """Parse the command line and train."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--steps", type=int, default=Recipe.steps)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments = small_model.parse_arguments(__doc__, Recipe.seed, Recipe.steps)
     torch.set_num_threads(1)
     Training(Recipe(seed=arguments.seed, steps=arguments.steps), arguments.out).run()
 

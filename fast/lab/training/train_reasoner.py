@@ -6,9 +6,7 @@ soon as most solutions look up the right operands; arithmetic is drilled in prob
 learning rate decays only after the last stage is mastered.
 """
 
-import argparse
 import json
-import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,28 +14,23 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
+from kvlab.fast.lab.training import small_model
+from kvlab.fast.lab.training.small_model import IGNORED, Schedule, learning_rate
 from kvlab.reference.tasks import reasoning
-
-IGNORED = -100
-"""Target that the loss leaves out."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Schedule):
     """Everything that decides the result."""
 
-    seed: int = 0
     steps: int = 3500
-    tokens_per_step: int = 4096
     learning_rate: float = 2e-3
     warmup: int = 100
     decay: float = 0.35
-    """Share of the steps, at the end, over which the learning rate falls to zero."""
+    seed: int = 0
+    tokens_per_step: int = 4096
     recall_share: float = 0.2
     """Share of the problems that only repeat stated facts."""
     drill_share: float = 0.1
@@ -48,50 +41,15 @@ class Recipe:
     """Running share of solutions with all look-ups right at which the curriculum grows."""
 
 
-def tokens() -> dict[str, int]:
-    """Return the id of every token."""
-    return {token: i for i, token in enumerate(reasoning.vocabulary())}
-
-
-def write_tokenizer(directory: Path) -> None:
-    """Write a tokenizer that splits text at single blanks into the task's tokens."""
-    tokenizer = Tokenizer(WordLevel(tokens(), unk_token=reasoning.END))
-    tokenizer.pre_tokenizer = Split(" ", "removed")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=reasoning.END,
-        eos_token=reasoning.END,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(directory)
-
-
 def build_model(seed: int) -> LlamaForCausalLM:
     """Return the untrained model with embeddings of facts composed of name and digit."""
-    torch.manual_seed(seed)
-    ids = tokens()
-    config = LlamaConfig(
-        vocab_size=len(ids),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    return small_model.build_model(
+        seed,
+        reasoning.vocabulary(),
+        reasoning.END,
+        reasoning.NAMES,
         max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=ids[reasoning.END],
-        eos_token_id=ids[reasoning.END],
-        pad_token_id=None,
     )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight.mul_(1 / math.sqrt(2 * config.num_hidden_layers))
-        table = model.model.embed_tokens.weight
-        for name in reasoning.NAMES:
-            for digit in range(10):
-                table[ids[f"{name}{digit}"]] = table[ids[name]] + table[ids[str(digit)]]
-    return model
 
 
 @dataclass
@@ -134,7 +92,7 @@ def tensors(
     problems: list[reasoning.Problem], is_digit: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids and targets ``[rows, length]``; `IGNORED` asks for nothing."""
-    ids = tokens()
+    ids = small_model.token_ids(reasoning.vocabulary())
     rows = [[ids[token] for token in problem.text.split(" ")] for problem in problems]
     length = max(len(row) for row in rows)
     inputs = torch.zeros(len(rows), length, dtype=torch.long)
@@ -149,18 +107,6 @@ def tensors(
     return inputs[:, :-1], targets[:, :-1]
 
 
-def learning_rate(step: int, recipe: Recipe) -> float:
-    """Warm up, hold, then fall along a cosine to zero."""
-    start = recipe.steps * (1 - recipe.decay)
-    progress = max(0.0, (step - start) / (recipe.steps - start))
-    return (
-        recipe.learning_rate
-        * min(1, (step + 1) / recipe.warmup)
-        * (1 + math.cos(math.pi * progress))
-        / 2
-    )
-
-
 def train(recipe: Recipe, out: Path) -> None:
     """Train and save model and log; a checkpoint is written every 500 steps."""
     torch.set_num_threads(2)
@@ -171,7 +117,7 @@ def train(recipe: Recipe, out: Path) -> None:
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     curriculum = Curriculum(recipe, reasoning.training_stream(recipe.seed))
-    is_digit = torch.tensor([token.isdigit() for token in tokens()])
+    is_digit = torch.tensor([token.isdigit() for token in reasoning.vocabulary()])
     log, started, losses, digits = [], time.time(), [], []
     for step in range(recipe.steps):
         problems = curriculum.batch()
@@ -221,13 +167,8 @@ def train(recipe: Recipe, out: Path) -> None:
 
 def main() -> None:
     """Parse the command line and train."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--steps", type=int, default=Recipe.steps)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(arguments.out)
+    arguments = small_model.parse_arguments(__doc__, Recipe.seed, Recipe.steps)
+    small_model.write_tokenizer(arguments.out, reasoning.vocabulary(), reasoning.END)
     train(Recipe(seed=arguments.seed, steps=arguments.steps), arguments.out)
 
 
