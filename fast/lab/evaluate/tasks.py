@@ -7,6 +7,7 @@ the two methods of `Task`, and its line in `TASKS`.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Int
@@ -122,6 +123,7 @@ TASKS: Mapping[str, type[Task]] = {"reasoning": Reasoning, "jumps": Jumps}
 """Kinds of tasks by name."""
 
 
+@cache
 def find_task(spec: str) -> Task:
     """Return the task that ``spec`` names.
 

@@ -97,10 +97,11 @@ def rows_of(job: Job, found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 class Worker:
-    """Keeps the model that it used last, and what the full cache answered last."""
+    """Keeps the model and the questions that it used last, and what the full cache answered."""
 
     def __init__(self) -> None:
         self._loaded: tuple[tuple[str, str], Backend] | None = None
+        self._questions: dict[tuple[Any, ...], list[Question]] = {}
         self._answers: dict[tuple[Any, ...], list[FullAnswer]] = {}
 
     def run(self, job: Job) -> list[Found]:
@@ -115,19 +116,24 @@ class Worker:
         name = (job.backend, model_location(job.model))
         if self._loaded is None or self._loaded[0] != name:
             self._loaded = None  # frees the model before the next one is loaded
+            self._questions.clear()
             self._answers.clear()
             self._loaded = (name, load_backend(*name))
         return self._loaded[1]
 
     def questions(self, job: Job) -> list[Question]:
-        """Draw the job's problems, as token ids."""
+        """Draw the job's problems, as token ids, once for all jobs that follow each other."""
         encode = self.backend(job).encode
-        drawn = find_task(job.task).problems(job.first + job.count, job.seed)
-        questions = []
-        for number, problem in enumerate(drawn[job.first :], start=job.first):
-            solution = encode(problem.solution)
-            questions.append(Question(number, problem, encode(problem.prompt), solution))
-        return questions
+        key = (job.task, job.seed, job.first, job.count)
+        if key not in self._questions:
+            drawn = find_task(job.task).problems(job.first + job.count, job.seed)
+            self._questions = {
+                key: [
+                    Question(number, problem, encode(problem.prompt), encode(problem.solution))
+                    for number, problem in enumerate(drawn[job.first :], start=job.first)
+                ]
+            }
+        return self._questions[key]
 
     def attempts(self, job: Job, questions: Sequence[Question]) -> dict[int, Found]:
         """Answer the questions that the method fits, and grade the answers, by number."""
