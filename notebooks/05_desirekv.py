@@ -110,20 +110,18 @@ precision.bytes_held(caches, seen)
 #
 # ## What it costs
 #
-# Memory by each method's own rule; 200 problems, results of the package (notebook 09). The last row
-# evicts a fifth of every window instead of half of it.
+# Memory by each method's own rule, on jump programs; results of the package (notebook 09).
 
 # %%
 from kvlab.fast.lab import stored_summary
 from kvlab.fast.lab.pictures import claims
 
-mild = "desirekv@interval=32,selector=8,group=32,importance_quantile=0.2"
-claims.solved_at_budgets(stored_summary("ablations"), (*specs, mild))
+claims.solved_at_budgets(stored_summary("study"), specs)
 
 # %% [markdown]
-# DesireKV solves nothing here, not even if it evicts a fifth only; RPC, which evicts as well,
-# neither. Which half of it is to blame? Without eviction (`importance_quantile=0`), only bits are
-# lowered; with 16 bits everywhere, entries are only evicted. Six problems, measured now:
+# DesireKV solves nothing here; RPC, which evicts as well, neither. Which half of it is to blame?
+# Without eviction (`importance_quantile=0`), only bits are lowered; with 16 bits everywhere,
+# entries are only evicted. Six short programs, measured now:
 
 # %%
 from kvlab.fast.lab import Sweep, compare
@@ -136,11 +134,7 @@ halves = (
     f"desirekv@{parameters},low_bits=16,high_bits=16",
 )
 solved.results(
-    compare(
-        Sweep(
-            halves, (), problems=6, models=("reasoner",), tasks=("reasoning",), backend="reference"
-        )
-    )
+    compare(Sweep(halves, (), problems=6, tasks=("jumps@fewest=18,most=22",), backend="reference"))
 )
 
 # %% [markdown]

@@ -84,9 +84,10 @@ budgets = [budget_entries(f"{percent}%", t) for percent in (30, 40, 50, 60, 70, 
 replays.mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), budgets)
 
 # %% [markdown]
-# At 50 % (105 entries) the best keep sets still hold 97 % of the attention, while H2O holds 84 %
-# and every method of the README fails to solve problems at that budget. Half of the memory would be
-# enough; what is missing is knowledge of the future.
+# At 50 % (105 entries) the best keep sets still hold 97 % of the attention, while H2O holds 84 %,
+# and no method that keeps to such a budget solves one of a hundred of these problems (notebook 09).
+# Half of the memory would be enough; what is missing is knowledge of the future. On jump programs,
+# whose generator knows what a run will need, the study shows what an oracle solves.
 #
 # ## Which method for which text?
 #

@@ -112,7 +112,7 @@ checks.promises(check_promises(broken))
 
 # %%
 from kvlab.fast.lab.pictures import replays
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import embedded_directory
 from kvlab.reference import (
     Transformer,
     budget_entries,
@@ -121,14 +121,14 @@ from kvlab.reference import (
     methods,
     record_trace,
 )
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import jumps
 
-model = Transformer.from_directory(reasoner_directory())
-tokenizer = load_tokenizer(reasoner_directory())
-problem = reasoning.held_out(1, seed=1)[0]
-stop = tokenizer.encode(reasoning.END).ids[0]
-trace = record_trace(model, tokenizer.encode(problem.prompt).ids, 160, stop, name="reasoner")
-budget = budget_entries("80%", len(trace.tokens))
+directory = embedded_directory("jumps")
+model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+problem = jumps.held_out(1, size=jumps.SIZES[240])[0]
+stop = tokenizer.encode(jumps.END).ids[0]
+trace = record_trace(model, tokenizer.encode(problem.prompt).ids, 192, stop, name="jumps")
+budget = budget_entries("70%", len(trace.tokens))
 specs = [
     "h2o",
     "tova@per_head=true",
@@ -140,25 +140,15 @@ specs = [
 replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec in specs])))
 
 # %% [markdown]
-# Then on problems. `solve` lets the model write them under any policy.
+# Then on whole programs: the model writes their runs under each method.
 
 # %%
+from kvlab.fast.lab import Sweep, compare
 from kvlab.fast.lab.pictures import solved
-from kvlab.reference.tasks.solving import solve
 
-problems = reasoning.held_out(12)
-
-
-def at(percent, spec):
-    return lambda problem: methods.get(spec, budget_entries(percent, problem.tokens))
-
-
-solved.solved_by(
-    {
-        spec: list(solve(reasoner_directory(), problems, at("80%", spec)))
-        for spec in ("h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")
-    }
-)
+ranked = ("random", "h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")
+short = "jumps@fewest=18,most=22"
+solved.results(compare(Sweep(ranked, ("70%",), problems=12, tasks=(short,), backend="reference")))
 
 # %% [markdown]
 # No. In this task a look at the current token alone is a poor guide, weighted by values or not, and

@@ -21,7 +21,7 @@ PAGES = ROOT / "docs" / "methods"
 
 BUDGETS = ("20%", "30%", "50%")
 
-VIEWER = "reasoner.html"
+VIEWER = "viewer.html"
 PLAYED = (
     "h2o",
     "caote:h2o",
@@ -30,7 +30,7 @@ PLAYED = (
     "ahakv@recent=16",
     "kivi@key_bits=4,value_bits=4,residual=32",
 )
-PLAYED_BUDGET = "70%"
+PLAYED_BUDGET = "50%"
 MOST_VALUES = 2**15
 """Entries in the snapshots of a method: a page of this size has to be small."""
 LARGEST = 2_000_000

@@ -8,27 +8,28 @@ from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.pictures.costs import entry_bytes, entry_columns, memory_held, work_per_token
 from kvlab.fast.lab.pictures.kept import kept_over_steps
 from kvlab.fast.lab.tables import Table
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import embedded_directory
 from kvlab.reference import methods
 from kvlab.reference.planner.cost import Plan
 from kvlab.reference.planner.hardware import HARDWARE
 from kvlab.reference.planner.shape import SHAPES
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import jumps
+from kvlab.reference.tasks.jumps import SIZES
 from kvlab.reference.timeline import Run, record_generation
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer, end_of_text
 
 Meta = Mapping[str, Any]
 
-PROBLEM = 1
-"""Held-out problem of the embedded reasoner that the pictures show, as in ``kvlab view``."""
+PROBLEM = 0
+"""Held-out jump program that the pictures show, as in ``kvlab view``."""
 SHARE = "50%"
 BUDGET, PROMPT, GENERATED = 1024, 2048, 2304
 """Entries and tokens for which answers and costs are shown."""
 MODEL, GPU = "llama-3.1-8b", "h200"
-MOST_TOKENS = 128
+MOST_TOKENS = 192
 
 
 def policy(meta: Meta) -> Policy:
@@ -52,7 +53,7 @@ def unsearched(picture: Picture) -> str:
 
 @cache
 def drawn(spec: str) -> Picture:
-    """Draw what a method keeps while the embedded reasoner solves a problem at half the memory."""
+    """Draw what a method keeps while the embedded model runs a program at half the memory."""
     return kept_over_steps(recorded(spec))
 
 
@@ -66,15 +67,15 @@ def caption(meta: Meta) -> str:
     outcomes = ["right" if recorded(spec).solved else "wrong" for spec in specs]
     outcome = outcomes[0] if len(set(outcomes)) == 1 else ", then ".join(outcomes)
     return (
-        f"*{named} on a held-out problem of the [embedded reasoner](../view.md): {allowed}. A row "
+        f"*{named} on a held-out program of the [embedded model](../view.md): {allowed}. A row "
         "is a position of the text, a column a step. Blue is kept: the paler, the fewer bits, or "
         "the fewer of the model’s layers and KV heads; grey has left. What the model writes is "
-        f"{outcome}. All methods are shown on this problem.*"
+        f"{outcome}. All methods are shown on this program.*"
     )
 
 
 def recorded(spec: str) -> Run:
-    """Record the embedded reasoner under a method, at half the memory if it takes a budget."""
+    """Record the embedded model under a method, at half the memory if it takes a budget."""
     return run_problem(spec, half() if methods.takes_budget(spec) else None)
 
 
@@ -86,8 +87,9 @@ def half() -> int:
 
 @cache
 def run_problem(spec: str, budget: int | None) -> Run:
-    """Let the embedded reasoner solve the problem under a method."""
-    directory, problem = reasoner_directory(), reasoning.held_out(PROBLEM + 1)[PROBLEM]
+    """Let the embedded model run the program under a method."""
+    directory = embedded_directory("jumps")
+    problem = jumps.held_out(PROBLEM + 1, size=SIZES[240])[PROBLEM]
     return record_generation(
         Transformer.from_directory(directory),
         load_tokenizer(directory),
@@ -97,7 +99,7 @@ def run_problem(spec: str, budget: int | None) -> Run:
         budget=budget,
         stop=end_of_text(directory),
         most_values=1,
-        solved=lambda text: reasoning.grade(problem, text).solution_correct,
+        solved=lambda text: jumps.grade(problem, text).solution_correct,
     )
 
 

@@ -315,18 +315,18 @@ def usage(meta: Meta) -> str:
     """Return a command and a snippet that run as they stand."""
     spec = meta["picture"][0]
     budget = ", budget=120" if methods.takes_budget(spec) else ""
-    share = " --budget 60%" if methods.takes_budget(spec) else ""
+    share = " --budget 50%" if methods.takes_budget(spec) else ""
     return "\n\n".join(
         [
             f'```\nkvlab compare --methods "full {spec}"{share} --problems 4\n```',
             f"""```python
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import embedded_directory
 from kvlab.reference import Transformer, generate, load_tokenizer, methods
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import jumps
 
-directory = reasoner_directory()  # any Llama, Mistral, Qwen2 or Qwen3 directory
+directory = embedded_directory("jumps")  # any Llama, Mistral, Qwen2 or Qwen3 directory
 model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-prompt = tokenizer.encode(reasoning.held_out(1)[0].prompt).ids
+prompt = tokenizer.encode(jumps.held_out(1, size=jumps.SIZES[240])[0].prompt).ids
 policy = methods.get("{spec}"{budget})
 written = generate(model, policy, prompt, max_new_tokens=60)
 print(tokenizer.decode(list(written.tokens)))

@@ -9,12 +9,13 @@ from typing import Any
 from kvlab.fast.lab.points import check_some_ran
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import EMBEDDED, embedded_directory
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import jumps
+from kvlab.reference.tasks.jumps import SIZES
 from kvlab.reference.timeline import Run, Timeline, record_generation, record_replay, token_texts
 from kvlab.reference.timeline.recorder import MOST_VALUES
 from kvlab.reference.tokenizer import load_tokenizer
@@ -105,24 +106,24 @@ def record_methods(
     return Viewed(Timeline(source.name, threshold, tuple(runs)), tuple(rows))
 
 
-def problem_source(number: int = 1, max_new_tokens: int = 128) -> Source:
-    """Let the embedded reasoner solve a held-out problem, and grade what it writes.
+def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
+    """Let an embedded model run a short held-out jump program, and grade what it writes.
 
     Raises:
         ValueError: if a number is not allowed.
     """
-    problem = reasoning.held_out(number + 1)[number]
+    problem = jumps.held_out(number + 1, size=SIZES[240])[number]
 
     def solved(text: str) -> bool:
-        return reasoning.grade(problem, text).solution_correct
+        return jumps.grade(problem, text).solution_correct
 
-    return text_source(problem.prompt, reasoner_directory(), max_new_tokens, solved)
+    return text_source(problem.prompt, embedded_directory("jumps"), max_new_tokens, solved)
 
 
 def text_source(
     text: str,
     directory: Path,
-    max_new_tokens: int = 128,
+    max_new_tokens: int = 192,
     solved: Callable[[str], bool] | None = None,
 ) -> Source:
     """Let the model in a directory continue a text.
@@ -158,15 +159,15 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
     Args:
         path: of the trace.
         directory: of the model whose tokenizer tells the texts of the tokens; None: the embedded
-            model's if the trace is of that model, else token ids stand for texts.
+            model's if the trace is of one, else token ids stand for texts.
 
     Raises:
         ValueError: if the file is no trace, or its tokens are not the tokenizer's.
     """
     recorded = load_trace(path)
-    name, embedded = recorded.metadata.model, reasoner_directory()
-    if directory is None and name == embedded.name:
-        directory = embedded
+    name = recorded.metadata.model
+    if directory is None and name in EMBEDDED:
+        directory = embedded_directory(name)
     ids = recorded.tokens.tolist()
     if directory is None:
         texts = [f"{token} " for token in ids]

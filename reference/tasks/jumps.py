@@ -91,7 +91,12 @@ class Size:
         return 10 * self.groups - 1
 
 
-SIZES = {600: Size(), 1000: Size(2, 6, 80, 100), 2000: Size(3, 6, 180, 210)}
+SIZES = {
+    240: Size(fewest=18, most=22),
+    600: Size(),
+    1000: Size(2, 6, 80, 100),
+    2000: Size(3, 6, 180, 210),
+}
 """Sizes by the number of tokens that their problems have, roughly."""
 
 

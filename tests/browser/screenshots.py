@@ -14,7 +14,7 @@ PAGES = {
     "home": "index.html",
     "method": "methods/caote.html",
     "notebook": "notebooks/02_caote.html",
-    "viewer": "reasoner.html",
+    "viewer": "viewer.html",
     "playground": "playground/index.html?step=80",
 }
 WINDOWS = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}

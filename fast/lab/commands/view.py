@@ -49,9 +49,12 @@ def view(
     prompt: PromptText = None,
     prompt_file: PromptFile = None,
     problem: Annotated[
-        int, typer.Option(min=0, help="Held-out problem of the embedded reasoner, if no prompt.")
-    ] = 1,
-    max_new_tokens: MaxNewTokens = 128,
+        int,
+        typer.Option(
+            min=0, help="Held-out jump program that the embedded model runs, if no prompt."
+        ),
+    ] = 0,
+    max_new_tokens: MaxNewTokens = 192,
     block_size: BlockSize = None,
     threshold: Threshold = 0.01,
     most_values: Annotated[
@@ -107,4 +110,4 @@ def find_source(
     if prompt is None and prompt_file is None and model is None:
         return viewing.problem_source(problem, max_new_tokens)
     text = read_prompt(prompt, prompt_file, model)
-    return viewing.text_source(text, Path(model_location(model or "reasoner")), max_new_tokens)
+    return viewing.text_source(text, Path(model_location(model or "jumps")), max_new_tokens)

@@ -1,4 +1,4 @@
-"""Problems solved on the embedded reasoner, in tables and over the memory."""
+"""Problems solved on the embedded models, in tables and over the memory."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,9 +6,7 @@ import numpy as np
 
 from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
 from kvlab.fast.lab.evaluate.compare import COLUMNS, Comparison
-from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.tables import Column, Table, tabulate
-from kvlab.reference.tasks.reasoning import Grade
 
 Curve = Sequence[tuple[float, float, float, float]]
 """Points of x, share solved, and the ends of its interval."""
@@ -20,18 +18,6 @@ def results(comparison: Comparison) -> Table:
     budget = Column("budget", lambda point: "own rule" if point.budget is None else point.budget)
     points = [point for point in comparison.summary.points if point.refusal is None]
     return tabulate(points, (method, budget, *figures))
-
-
-def solved_by(grades: Mapping[str, Sequence[Grade]]) -> Table:
-    """List the shares of problems solved, with 95 % intervals, and the steps that were right."""
-    rows = []
-    for name, own in grades.items():
-        right = sum(grade.solution_correct and grade.answer_correct for grade in own)
-        low, high = wilson(right, len(own))
-        steps = sum(grade.correct_steps for grade in own) / len(own)
-        interval = f"{100 * low:.0f}–{100 * high:.0f} %"
-        rows.append((name, f"{right} of {len(own)}", interval, f"{steps:.1f}"))
-    return Table(("method", "solved", "95 %", "right steps, mean"), rows)
 
 
 def solved_over(curves: Mapping[str, Curve], horizontal: str) -> Picture:
