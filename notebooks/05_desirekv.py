@@ -139,8 +139,7 @@ solved.results(
 
 # %% [markdown]
 # The bits are harmless here. It is the *eviction* of half of every window, after a single look,
-# that this task does not survive: a definition that will be needed in 60 tokens looks unimportant
-# now.
+# that this task does not survive: a value that will be needed in 60 tokens looks unimportant now.
 #
 # ## The printed averages
 #
