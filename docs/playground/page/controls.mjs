@@ -28,7 +28,9 @@ export class MethodControls {
     for (const option of this.wrapper.options) option.disabled = !canWrap(option.value, name);
     const controls = Object.entries(optionsOf(wrapper, name)).map(([option, schema]) =>
       this.control(option, schema, option in options ? options[option] : schema.default));
+    const focused = this.options.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
     this.options.replaceChildren(...controls);
+    if (focused) this.options.querySelector(`[aria-label="${focused}"]`).focus(); // keys go on moving the slider
     this.settings.hidden = controls.length === 0;
   }
 

@@ -11,6 +11,8 @@ import { Problem, ProblemControls } from "./problem.mjs";
 import { Run, embeddedModel, startWorker } from "./run.mjs";
 
 const FULL_SPEED = "full speed";
+const LONGEST = 512; // tokens of a reader's problem; a program of 30 lines has fewer
+const PAUSE = 200; // milliseconds; browsers allow few changes of the address in a second
 const SPEEDS = { "3 tokens/s": 3, "10 tokens/s": 10, [FULL_SPEED]: Infinity }; // tokens a second
 
 class Playground {
@@ -21,7 +23,6 @@ class Playground {
     this.workers = [startWorker(source), startWorker(source)];
     for (const worker of this.workers) worker.onerror = ({ message }) => this.panes.forEach((pane) => pane.complain(message));
     this.prompt = [];
-    this.chosen = -1;
     this.block = -1;
     this.playing = false;
     this.budget = null;
@@ -41,7 +42,7 @@ class Playground {
 
   build() {
     this.buildToolbar();
-    this.problemControls = new ProblemControls(this.site.models, (parts) => this.change({ ...parts, protect: "" }));
+    this.problemControls = new ProblemControls(this.site.models, (parts) => this.change({ ...parts, protect: "", token: "" }));
     this.taskTold = element("p", { class: "pg-task" });
     this.left = new Pane("method", "first method", this.workers[0], this);
     this.right = new Pane("with", "second method", this.workers[1], this);
@@ -65,11 +66,11 @@ class Playground {
     for (const name of Object.keys(SPEEDS)) this.speed.add(new Option(name, name));
     this.speed.value = FULL_SPEED;
     this.budgetSlider = element("input", {
-      type: "range", id: "pg-budget", min: 2, max: 2, "aria-label": "Budget",
+      type: "range", id: "pg-budget", min: 2, max: 2, disabled: true, "aria-label": "Budget",
       oninput: () => this.tellBudget(Number(this.budgetSlider.value)),
       onchange: () => this.change({ budget: this.budgetSlider.value }),
     });
-    this.budgetTold = element("output", { for: "pg-budget", "aria-live": "off" });
+    this.budgetTold = element("output", { for: "pg-budget", "aria-live": "off" }, "The model is being loaded.");
     this.second = element("button", { type: "button", onclick: () => this.compare() });
     this.toolbar = element("div", { class: "pg-toolbar", role: "group", "aria-label": "Controls" },
       element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,
@@ -99,6 +100,11 @@ class Playground {
     return readPositions(this.state.protect).filter((position) => position < this.prompt.length + (this.problem?.most ?? 0));
   }
 
+  /** Position of the token that the reader points at; −1 if there is none. */
+  get chosen() {
+    return readPositions(this.state.token)[0] ?? -1;
+  }
+
   /** What every run is asked for, whatever its method. */
   get asked() {
     return { prompt: this.promptText, most: this.problem.most };
@@ -122,7 +128,14 @@ class Playground {
   }
 
   remember() {
+    clearTimeout(this.remembering);
     location.replace(`#${writeAddress(this.state, location)}`);
+  }
+
+  /** Write the state into the address once the reader pauses. */
+  rememberSoon() {
+    clearTimeout(this.remembering);
+    this.remembering = setTimeout(() => this.remember(), PAUSE);
   }
 
   /** The reader has changed the address. */
@@ -134,11 +147,17 @@ class Playground {
   }
 
   protect(position) {
-    this.change({ protect: [...new Set([...this.pinned, position])].join(",") });
+    this.pin([...new Set([...this.pinned, position])]);
   }
 
   release(position) {
-    this.change({ protect: this.pinned.filter((each) => each !== position).join(",") });
+    this.pin(this.pinned.filter((each) => each !== position));
+  }
+
+  /** Run anew with these tokens protected; the button that asked for it goes, and the focus moves on. */
+  pin(positions) {
+    this.change({ protect: positions.join(",") });
+    this.runButton.focus({ preventScroll: true });
   }
 
   compare() {
@@ -146,7 +165,8 @@ class Playground {
   }
 
   choose(position) {
-    this.chosen = position;
+    this.state.token = String(position);
+    this.rememberSoon();
     this.panes.forEach((pane) => pane.draw(this.block));
   }
 
@@ -165,12 +185,11 @@ class Playground {
     try {
       this.setPrompt(problem.prompt(this.state.text));
     } catch ({ message }) {
-      error = message;
+      error = `${message}; the problem of the list is used instead`;
       this.setPrompt(problem.stored);
     }
     this.taskTold.textContent = problem.task.says;
     this.problemControls.show(problem, this.state.text, error);
-    this.chosen = -1;
     this.full?.drop();
     this.full = new Run(this.workers[0], { ...this.asked, method: "full", budget: null, pinned: [] }, () => this.measured());
     this.full.until(Infinity);
@@ -179,15 +198,18 @@ class Playground {
   }
 
   setPrompt(text) {
-    this.prompt = this.tokenizer.encode(text);
+    const prompt = this.tokenizer.encode(text);
+    if (prompt.length > LONGEST) throw new RangeError(`the problem has ${prompt.length} tokens, more than the ${LONGEST} that this page takes`);
+    this.prompt = prompt;
     this.promptText = text;
   }
 
   /** Load an embedded model, and say whether it is still the one that is asked for. */
   async load(name) {
     this.awaited = name;
-    const model = await embeddedModel(name);
-    if (name !== this.awaited) return false;
+    const model = await embeddedModel(name).catch(({ message }) => this.left.complain(message));
+    if (!model) this.budgetTold.textContent = "The model could not be loaded.";
+    if (!model || name !== this.awaited) return false;
     if (name === this.loaded) return true;
     this.loaded = name;
     this.tokenizer = new Tokenizer(model.tokenizer);
@@ -315,9 +337,8 @@ class Playground {
     this.playing = false;
     cancelAnimationFrame(this.frame);
     for (const pane of this.panes) pane.run?.until(pane.known);
-    this.state.step = this.block < 0 ? "" : String(this.block);
-    this.remember();
     this.show(this.block);
+    this.remember();
   }
 
   /** Show what was there after a block; compute it first, if need be. */
@@ -347,6 +368,9 @@ class Playground {
     this.block = block;
     this.panes.forEach((pane) => pane.draw(block));
     this.tell();
+    if (this.playing) return;
+    this.state.step = block < 0 ? "" : String(block);
+    this.rememberSoon();
   }
 
   tell() {

@@ -51,7 +51,7 @@ export class ProblemControls {
   /** Show a problem and a reader's text of it; `error` says what is wrong with the text. */
   show(problem, text, error) {
     this.list.value = problem.name;
-    this.asks.textContent = problem.task.asks;
+    this.asks.textContent = `${problem.task.asks} An empty field brings the problem of the list back.`;
     this.field.value = problem.readable(text);
     this.error.hidden = error === "";
     this.error.textContent = error;

@@ -29,12 +29,14 @@ export class TokenText {
   }
 
   move(event) {
-    const way = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10 }[event.key];
+    const way = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -Infinity, End: Infinity }[event.key];
     const count = this.spans.filter((span) => !span.hidden).length;
     if (way === undefined || !count) return;
     event.preventDefault();
     event.stopPropagation();
-    this.choose(Math.min(count - 1, Math.max(0, Math.max(this.marked, 0) + way)));
+    const position = Math.min(count - 1, Math.max(0, Math.max(this.marked, 0) + way));
+    this.choose(position);
+    this.spans[position].scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
   /** Add spans for the words that have none yet, those that begin a line behind a break. */
