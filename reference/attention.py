@@ -45,7 +45,6 @@ def softmax(
     if not np.isfinite(x).all():
         raise ValueError("attention logits must be finite, got NaN or infinity")
     if mask is not None:
-        mask = np.broadcast_to(mask, x.shape)
         if not mask.any(axis=-1).all():
             raise ValueError("attention mask leaves a query without any entry to attend to")
         x = np.where(mask, x, -np.inf)
