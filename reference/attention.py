@@ -63,7 +63,7 @@ def attend(
     queries: Float[Array, "G rho m d"],
     keys: Float[Array, "G n d"],
     values: Float[Array, "G n d"],
-    mask: Bool[Array, "G _ m n"],
+    mask: Bool[Array, "G _ m n"] | None,
     softcap: float | None = None,
 ) -> tuple[Float[Array, "G rho m d"], Float[Array, "G rho m n"]]:
     """Return the attention output and the attention probabilities of a block of queries."""

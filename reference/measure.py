@@ -54,8 +54,9 @@ class DenseShadow:
             keys = np.concatenate([self.keys[block.layer], keys], axis=1)
             values = np.concatenate([self.values[block.layer], values], axis=1)
         self.keys[block.layer], self.values[block.layer] = keys, values
+        positions = block.clock.positions
         everything = np.stack([np.arange(block.clock.seen)] * len(keys))
-        mask = visible(block.clock.positions, everything)
+        mask = visible(positions, everything) if len(positions) > 1 else None
         dense, _ = attend(block.queries, keys, values, mask)
         self.errors.append(output_error(dense, result.output))
 

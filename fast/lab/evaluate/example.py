@@ -14,7 +14,7 @@ from kvlab.fast.models import EMBEDDED, embedded_directory
 from kvlab.reference.methods import base_name
 from kvlab.reference.timeline import Timeline
 
-MOST = 4
+MOST = 3
 """Methods that are recorded."""
 
 
