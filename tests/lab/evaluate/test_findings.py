@@ -9,8 +9,10 @@ from kvlab.fast.lab.evaluate.statistics import Interval, wilson
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, leaders, not_above_chance
 from kvlab.fast.lab.tables import Lines
+from kvlab.fast.lab.viewing import Viewed
+from kvlab.reference.timeline import Timeline
 
-METHODS = ("full", "random@recent=16", "h2o", "caote:h2o", "kivi")
+TIMELINE = Timeline("jumps", 0.01, ())
 OUTCOMES = {
     ("full", None): "1111111111",
     ("kivi", None): "1111111110",
@@ -80,7 +82,7 @@ def test_the_sentences_by_hand():
 def test_a_small_sample_claims_nothing():
     few = {key: text[1:4] for key, text in OUTCOMES.items()}
     first, second, _ = sentences(comparison(few))
-    assert "Not shown to be worse with so few problems: h2o" in first
+    assert "Not shown to be worse with so few problems: random and h2o." in first
     assert "these problems show of no method that it solves more" in second
 
 
@@ -110,7 +112,7 @@ def recorded(monkeypatch):
 
     def record(source, specs, budget):
         found.append((specs, budget))
-        return type("Viewed", (), {"timeline": "timeline"})
+        return Viewed(TIMELINE, ())
 
     monkeypatch.setattr(example.viewing, "text_source", lambda *arguments: arguments)
     monkeypatch.setattr(example.viewing, "record_methods", record)
@@ -118,7 +120,7 @@ def recorded(monkeypatch):
 
 
 def test_the_example_begins_with_a_method_that_solves_it_and_one_that_does_not(recorded):
-    assert example.record_example(comparison()) == "timeline"
+    assert example.record_example(comparison()) is TIMELINE
     ((specs, budget),) = recorded
     assert budget == 50
     assert specs[0] == "caote:h2o"
@@ -139,6 +141,6 @@ def test_a_row_has_its_options_below():
     lines = Lines(COLUMNS[:2], (10, 16))
     assert lines.head() == "method         solved (95 %)"
     row = lines.row(point("random@recent=16", 50, "0000000000"))
-    assert row == "random              0 % (0–28)\n  recent=16"
+    assert row == f"random{12 * ' '}0 % (0–28)\n  recent=16"
     refused = Point("raas", 50, 1, 1, refusal="budget = 50 is too small")
     assert lines.row(refused).splitlines()[1] == "  budget = 50 is too small"
