@@ -29,7 +29,10 @@ def is_first_process() -> bool:
 
 
 def progress(transient: bool = False) -> Progress:
-    """Return a progress bar on stderr; a transient bar leaves nothing behind."""
+    """Return a progress bar on stderr; a transient bar leaves nothing behind.
+
+    What is printed meanwhile appears above the bar, and goes into a pipe if stdout is one.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -37,6 +40,7 @@ def progress(transient: bool = False) -> Progress:
         TimeRemainingColumn(),
         console=errors,
         transient=transient,
+        redirect_stdout=sys.stdout.isatty(),
     )
 
 
