@@ -2,22 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+NO_INDEX := "kvlab: set-up needs PyPI; behind a mirror, set PIP_INDEX_URL to its address"
 SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo demo-all test test-all check gpu format lint types unit notebooks docs pages screenshots clean
+.PHONY: help demo demo-all test test-all check gpu format lint types unit notebooks docs pages serve screenshots release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 DEMO := --backend reference --task jumps@fewest=18,most=22 --budgets 50%,70%
-METHODS := full random@recent=16 streaming_llm h2o tova snapkv@window=16,schedule=every_block \
-  lazy_eviction@threshold=0.01 caote:h2o fast_caote:h2o ahakv@recent=16 \
-  kivi@key_bits=4,value_bits=4,residual=32 desirekv@interval=32,selector=8,group=32
+METHODS := full random@recent=16 streaming_llm h2o tova caote:h2o lazy_eviction@threshold=0.01 \
+  ahakv@recent=16 desirekv@interval=32,selector=8,group=32
 
-demo: .venv/demo  ## compare the papers' methods and some others on short programs (no PyTorch)
-	$(BIN)/kvlab compare $(DEMO) --problems 4 --methods "$(METHODS)" $(ARGS)
+demo: .venv/demo  ## compare four baselines and the papers' methods on short programs, in NumPy
+	$(BIN)/kvlab compare $(DEMO) --problems 10 --methods "$(METHODS)" $(ARGS)
 
 demo-all: .venv/demo  ## compare every method on the same programs
 	$(BIN)/kvlab compare $(DEMO) $(ARGS)
@@ -57,23 +57,41 @@ docs: .venv/dev notebooks  ## build the site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pages: .venv/dev  ## open every page of the built site in Chromium
+	@command -v chromium > /dev/null || echo "kvlab: the pages are not checked: \
+	  there is no Chromium; with root's rights: apt-get install chromium"
 	$(BIN)/python -m pytest -m site tests/browser
+
+PORT ?= 8000
+
+serve:  ## show the built site at http://localhost:8000, or at PORT=...
+	@$(PYTHON) -c 'import socket; socket.create_server(("", $(PORT)))' 2> /dev/null || \
+	  { echo "kvlab: port $(PORT) is taken: make serve PORT=8001"; exit 1; }
+	$(PYTHON) -m http.server -d site $(PORT)
 
 screenshots: .venv/dev  ## pictures of the built site for a look at it, into build/screenshots/
 	$(BIN)/python tests/browser/screenshots.py
+
+release:  ## sdist and wheel, checked as the index does and tried; REPOSITORY=https://... for links
+	rm -rf dist build && $(PYTHON) -m venv build/tools
+	build/tools/bin/python -m pip install -qq --disable-pip-version-check build twine
+	build/tools/bin/python -m build -o dist .
+	build/tools/bin/python -m twine check --strict dist/*
+	$(PYTHON) tests/try_wheel.py dist
 
 clean:  ## remove the environment and everything built
 	rm -rf .venv build dist site kvlab-report *.egg-info
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "kvlab needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
-	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
+	  { echo "kvlab: needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv --clear .venv || { rm -rf .venv; \
+	  echo "kvlab: $(CURDIR)/.venv cannot be made: clone kvlab to where you may write"; exit 1; }
 
 .venv/demo: $(SETUP) | .venv/bin/python
-	$(INSTALL) -e .
+	@echo "setting up .venv: once, and about a minute"
+	@$(INSTALL) -e . || { echo $(NO_INDEX); exit 1; }
 	@touch $@
 
 .venv/dev: $(SETUP) | .venv/bin/python
-	$(INSTALL) -e '.[fast,sweep,eval,dev,docs,notebooks]'
+	$(INSTALL) -e '.[fast,sweep,eval,dev,docs,notebooks]' || { echo $(NO_INDEX); exit 1; }
 	@touch $@ .venv/demo

@@ -1,14 +1,42 @@
-"""Maps the top-level folders to the packages kvlab.reference and kvlab.fast."""
+"""Maps the top-level folders to packages, and makes the package index's page of README.md."""
 
-from setuptools import find_packages, setup
+import os
+import re
+from pathlib import Path
+
+import setuptools
 
 ROOTS = {"kvlab.reference": "reference", "kvlab.fast": "fast"}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:)([^)]+)\)")
 
-setup(
+
+def page_for_index(readme: str, repository: str = "") -> str:
+    """Make links into the repository absolute; without its address, text stands in their place.
+
+    Args:
+        readme: in Markdown.
+        repository: address, such as ``https://github.com/OWNER/kvlab``.
+    """
+
+    def absolute(link: re.Match[str]) -> str:
+        picture, text, path = link.groups()
+        if not repository:
+            return "" if picture else text
+        place = "raw" if picture else "blob"
+        return f"{picture}[{text}]({repository}/{place}/main/{path})"
+
+    return LINK.sub(absolute, readme)
+
+
+setuptools.setup(
     package_dir=ROOTS,
     packages=[
         name
         for root, folder in ROOTS.items()
-        for name in (root, *(f"{root}.{sub}" for sub in find_packages(folder)))
+        for name in (root, *(f"{root}.{sub}" for sub in setuptools.find_packages(folder)))
     ],
+    long_description=page_for_index(
+        Path("README.md").read_text(encoding="utf-8"), os.environ.get("REPOSITORY", "")
+    ),
+    long_description_content_type="text/markdown",
 )

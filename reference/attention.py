@@ -45,7 +45,6 @@ def softmax(
     if not np.isfinite(x).all():
         raise ValueError("attention logits must be finite, got NaN or infinity")
     if mask is not None:
-        mask = np.broadcast_to(mask, x.shape)
         if not mask.any(axis=-1).all():
             raise ValueError("attention mask leaves a query without any entry to attend to")
         x = np.where(mask, x, -np.inf)
@@ -64,7 +63,7 @@ def attend(
     queries: Float[Array, "G rho m d"],
     keys: Float[Array, "G n d"],
     values: Float[Array, "G n d"],
-    mask: Bool[Array, "G _ m n"],
+    mask: Bool[Array, "G _ m n"] | None,
     softcap: float | None = None,
 ) -> tuple[Float[Array, "G rho m d"], Float[Array, "G rho m n"]]:
     """Return the attention output and the attention probabilities of a block of queries."""

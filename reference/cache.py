@@ -97,21 +97,19 @@ class LayerCache:
         return LayerCache(
             self.keys.append(keys),
             self.values.append(values),
-            np.concatenate([self.positions, np.tile(positions, (G, 1))], axis=1),
-            replace(self.state, entries=entries),
+            np.concatenate([self.positions, np.stack([positions] * G)], axis=1),
+            State(entries, self.state.stream),
         )
 
     def compact(self, keep: Int[Array, "G kept"]) -> "LayerCache":
         """Return the cache of these entries alone: the only way by which an entry leaves."""
+        if keep.shape[1] == len(self):
+            return self
+        kept = np.arange(len(keep))[:, None], keep
+        entries = {name: array[kept] for name, array in self.state.entries.items()}
         return LayerCache(
             self.keys.take(keep),
             self.values.take(keep),
-            np.take_along_axis(self.positions, keep, axis=1),
-            replace(
-                self.state,
-                entries={
-                    name: np.take_along_axis(array, keep, axis=1)
-                    for name, array in self.state.entries.items()
-                },
-            ),
+            self.positions[kept],
+            State(entries, self.state.stream),
         )

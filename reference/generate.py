@@ -91,23 +91,11 @@ def advance(
     clock = Clock(seen=session.seen + m, block=m, prompt=session.prompt)
     caches = list(session.caches)
 
-    def attend(
-        layer: int,
-        queries: Float[Array, "H m d"],
-        keys: Float[Array, "G m d"],
-        values: Float[Array, "G m d"],
-    ) -> Float[Array, "H m d"]:
+    def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
         if session.query_heads:
             keys, values = (np.repeat(x, len(queries) // len(x), axis=0) for x in (keys, values))
-        block = Block(
-            clock,
-            layer,
-            group_heads(queries, len(keys)),
-            keys,
-            values,
-            confidences,
-            model.rotate,
-        )
+        grouped = group_heads(queries, len(keys))
+        block = Block(clock, layer, grouped, keys, values, confidences, model.rotate)
         result = step(session.policy, caches[layer], block)
         caches[layer] = result.cache
         if watch is not None:

@@ -81,7 +81,8 @@ def observe_attention(
             raise ValueError("reposition = True needs a model that hands over its rotary embedding")
         keys = block.rotate(keys, np.arange(n) - cache.positions)
         queries = block.rotate(queries, np.arange(n - clock.block, n) - query_positions)
-    mask = visible(query_positions, cache.positions)
+    # The newest token reads everything: only a block of several needs a mask.
+    mask = visible(query_positions, cache.positions) if clock.block > 1 else None
     output, attention = attend(queries, keys, values, mask, block.softcap)
     seen = Observation(
         clock=clock,

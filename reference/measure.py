@@ -1,7 +1,7 @@
 """The memory and the error of a policy, measured along a given continuation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -42,23 +42,21 @@ class Measurement:
 class DenseShadow:
     """Everything that the layers ever saw, and the error of each step against it."""
 
-    keys: list[list[Array]]
-    values: list[list[Array]]
-    errors: list[float]
-
-    @classmethod
-    def of(cls, layers: int) -> "DenseShadow":
-        """Return an empty shadow."""
-        return cls([[] for _ in range(layers)], [[] for _ in range(layers)], [])
+    keys: dict[int, Array] = field(default_factory=dict)
+    """Per layer, ``[G, t, d]``."""
+    values: dict[int, Array] = field(default_factory=dict)
+    errors: list[float] = field(default_factory=list)
 
     def watch(self, block: Block, result: StepResult) -> None:
         """Compare the block's output with attention over everything seen, for the same queries."""
-        self.keys[block.layer].append(block.keys)
-        self.values[block.layer].append(block.values)
-        keys = np.concatenate(self.keys[block.layer], axis=1)
-        values = np.concatenate(self.values[block.layer], axis=1)
-        seen = block.clock.seen
-        mask = visible(block.clock.positions, np.tile(np.arange(seen), (len(keys), 1)))
+        keys, values = block.keys, block.values
+        if block.layer in self.keys:
+            keys = np.concatenate([self.keys[block.layer], keys], axis=1)
+            values = np.concatenate([self.values[block.layer], values], axis=1)
+        self.keys[block.layer], self.values[block.layer] = keys, values
+        positions = block.clock.positions
+        everything = np.stack([np.arange(block.clock.seen)] * len(keys))
+        mask = visible(positions, everything) if len(positions) > 1 else None
         dense, _ = attend(block.queries, keys, values, mask)
         self.errors.append(output_error(dense, result.output))
 
@@ -103,7 +101,7 @@ def teacher_forced(
     """
     if len(continuation) == 0:
         raise ValueError("continuation must hold at least one token")
-    shadow = DenseShadow.of(model.config.layers)
+    shadow = DenseShadow()
     watch: Watch = shadow.watch
     rng = np.random.default_rng()
     row, session = prefill(model, policy, prompt, block_size, watch=watch)

@@ -55,8 +55,9 @@ def keep_set(
     safe_counts = safe.sum(axis=-1)
     if (safe_counts != safe_counts[0]).any():
         raise ValueError(f"every KV head must protect equally many entries, got {safe_counts}")
-    candidates = safe.shape[-1] - int(safe_counts[0])
+    G, n = safe.shape
+    candidates = n - int(safe_counts[0])
     candidates_by_score = np.lexsort((scores, safe), axis=-1)[:, :candidates]
     stays = np.ones_like(safe)
-    np.put_along_axis(stays, candidates_by_score[:, : max(0, candidates - room)], False, axis=-1)
-    return np.nonzero(stays)[1].reshape(len(stays), -1)
+    stays[np.arange(G)[:, None], candidates_by_score[:, : max(0, candidates - room)]] = False
+    return np.nonzero(stays)[1].reshape(G, -1)

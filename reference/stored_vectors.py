@@ -141,19 +141,19 @@ class StoredVectors:
     def append(self, vectors: Float[Array, "G m d"]) -> "StoredVectors":
         """Add entries at full precision at the end of every head."""
         nowhere = np.full(vectors.shape[:2], FULL)
-        return replace(
-            self,
-            vectors=np.concatenate([self.vectors, vectors], axis=1),
-            table=np.concatenate([self.table, nowhere], axis=1),
-            row=np.concatenate([self.row, nowhere], axis=1),
+        return StoredVectors(
+            np.concatenate([self.vectors, vectors], axis=1),
+            np.concatenate([self.table, nowhere], axis=1),
+            np.concatenate([self.row, nowhere], axis=1),
+            self.tables,
+            self.balance,
         )
 
     def take(self, keep: Int[Array, "G kept"]) -> "StoredVectors":
         """Return the storage of these entries alone; the others leave memory."""
         kept = np.arange(len(keep))[:, None], keep
-        return replace(
-            self, vectors=self.vectors[kept], table=self.table[kept], row=self.row[kept]
-        )._without_unused_rows()
+        vectors, table, row = self.vectors[kept], self.table[kept], self.row[kept]
+        return StoredVectors(vectors, table, row, self.tables, self.balance)._without_unused_rows()
 
     def quantize_tokens(
         self, entries: Bool[Array, "G n"], bits: int, group: int
@@ -202,9 +202,14 @@ class StoredVectors:
         )._without_unused_rows()
 
     def _without_unused_rows(self) -> "StoredVectors":
+        stored = int((self.table != FULL).sum())
+        if stored == sum(table.count for table in self.tables):
+            return self
         row, tables = self.row.copy(), []
         for number, table in enumerate(self.tables):
-            stored = self.table == number
-            used, row[stored] = np.unique(self.row[stored], return_inverse=True)
-            tables.append(table if len(used) == table.count else table.take(used))
+            own = self.table == number
+            used = np.zeros(table.count, dtype=bool)
+            used[self.row[own]] = True
+            row[own] = (np.cumsum(used) - 1)[self.row[own]]
+            tables.append(table.take(np.nonzero(used)[0]))
         return replace(self, row=row, tables=tuple(tables))

@@ -36,6 +36,9 @@ Attend = Callable[
 ]
 """Given layer, queries, keys and values of a block, return each head's attention output."""
 
+Rotation = tuple[Float[Array, "... half"], Float[Array, "... half"]]
+"""Cosines and sines of the angles by which RoPE turns each pair of channels."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -195,11 +198,12 @@ class Transformer:
             raise ValueError(f"token ids must be between 0 and {config.vocab_size - 1}")
         embeddings = self.weights["model.embed_tokens.weight"]
         positions = first_position + np.arange(len(tokens))
+        rotation = self._rotation(positions)
         hidden = embeddings[tokens]
         for layer in range(config.layers):
             prefix = f"model.layers.{layer}."
             x = self._norm(hidden, f"{prefix}input_layernorm")
-            hidden = hidden + self._attention(layer, x, positions, attend)
+            hidden = hidden + self._attention(layer, x, rotation, attend)
             x = self._norm(hidden, f"{prefix}post_attention_layernorm")
             hidden = hidden + self._mlp(f"{prefix}mlp.", x)
         head = embeddings if config.tied_embeddings else self.weights["lm_head.weight"]
@@ -209,14 +213,15 @@ class Transformer:
         self, vectors: Float[Array, "*batch d"], positions: Int[Array, "..."]
     ) -> Float[Array, "*batch d"]:
         """Turn vectors by a number of positions (RoPE); negative numbers turn back."""
+        return turn(vectors, self._rotation(positions))
+
+    def _rotation(self, positions: Int[Array, "..."]) -> Rotation:
         # Models are trained with angles in float32, whatever precision the rest is computed in.
         angles = positions[..., None].astype(np.float32) * self._inverse_frequencies
-        cos, sin = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
-        first, second = np.split(vectors, 2, axis=-1)
-        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
 
     def _attention(
-        self, layer: int, x: Float[Array, "m width"], positions: Int[Array, " m"], attend: Attend
+        self, layer: int, x: Float[Array, "m width"], rotation: Rotation, attend: Attend
     ) -> Float[Array, "m width"]:
         config, prefix = self.config, f"model.layers.{layer}.self_attn."
         queries = self._heads(f"{prefix}q_proj", x, config.heads)
@@ -225,8 +230,7 @@ class Transformer:
         if config.query_key_norm:
             queries = self._norm(queries, f"{prefix}q_norm")
             keys = self._norm(keys, f"{prefix}k_norm")
-        queries, keys = self.rotate(queries, positions), self.rotate(keys, positions)
-        heads = attend(layer, queries, keys, values)
+        heads = attend(layer, turn(queries, rotation), turn(keys, rotation), values)
         return self._linear(f"{prefix}o_proj", heads.swapaxes(0, 1).reshape(len(x), -1))
 
     def _heads(self, name: str, x: Float[Array, "m width"], heads: int) -> Float[Array, "h m d"]:
@@ -234,7 +238,8 @@ class Transformer:
 
     def _mlp(self, prefix: str, x: Float[Array, "m width"]) -> Float[Array, "m width"]:
         gate = self._linear(f"{prefix}gate_proj", x)
-        silu = gate * np.exp(-np.logaddexp(0.0, -gate))
+        with np.errstate(over="ignore"):  # exp of a large number is infinite, and SiLU then 0
+            silu = gate / (1 + np.exp(-gate))
         return self._linear(f"{prefix}down_proj", silu * self._linear(f"{prefix}up_proj", x))
 
     def _linear(self, name: str, x: Float[Array, "m inputs"]) -> Float[Array, "m outputs"]:
@@ -243,12 +248,21 @@ class Transformer:
         return product if bias is None else product + bias
 
     def _norm(self, x: Float[Array, "... width"], name: str) -> Float[Array, "... width"]:
-        scale = np.sqrt((x**2).mean(axis=-1, keepdims=True) + self.config.norm_eps)
+        mean_square = (x * x).sum(axis=-1, keepdims=True) / x.shape[-1]
+        scale = np.sqrt(mean_square + self.config.norm_eps)
         return x / scale * self.weights[f"{name}.weight"]
 
     @cached_property
     def _inverse_frequencies(self) -> Float[Array, " half"]:
         return inverse_frequencies(self.config.rope, self.config.head_dim).astype(np.float32)
+
+
+def turn(vectors: Float[Array, "*batch d"], rotation: Rotation) -> Float[Array, "*batch d"]:
+    """Turn vectors by the angles of a rotation; channels c and c + d/2 are a pair."""
+    cos, sin = rotation
+    half = vectors.shape[-1] // 2
+    first, second = vectors[..., :half], vectors[..., half:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def end_of_text(directory: str | Path) -> int | None:

@@ -1,6 +1,7 @@
 """The ``kvlab`` command. Commands that need the reference alone work without PyTorch."""
 
-from typing import NoReturn
+from importlib.metadata import version
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,7 +18,8 @@ from kvlab.fast.lab.commands.simulate import simulate
 from kvlab.fast.lab.commands.sweep import report, sweep
 from kvlab.fast.lab.commands.trace import trace
 from kvlab.fast.lab.commands.view import view
-from kvlab.fast.lab.terminal import errors
+from kvlab.fast.lab.tables import visible
+from kvlab.fast.lab.terminal import errors, print_line
 
 EXTRAS = {
     "torch": "fast",
@@ -51,8 +53,20 @@ app.command(name="eval")(evaluate)
 app.add_typer(conformance.app, name="conformance")
 
 
+def print_version(wanted: bool) -> None:
+    """Print the version and end, if that is wanted."""
+    if wanted:
+        print_line(f"kvlab {version('kvlab')}")
+        raise typer.Exit
+
+
 @app.callback()
-def about() -> None:
+def about(
+    wanted: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
     """Learn, check and speed up KV-cache compression for large language models."""
 
 
@@ -70,5 +84,7 @@ def main() -> None:
 
 def refuse(reason: str) -> NoReturn:
     """Print one line and exit with code 2."""
-    errors.print(f"kvlab: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+    errors.print(
+        f"kvlab: {visible(reason)}", style="red", markup=False, highlight=False, soft_wrap=True
+    )
     raise SystemExit(2)

@@ -45,7 +45,15 @@ class Drawing:
     svg: str
 
 
-Block = Heading | Text | Code | Table | Drawing
+@dataclass(frozen=True)
+class Page:
+    """A complete HTML page that stands in a frame of the report; Markdown leaves it out."""
+
+    title: str
+    html: str
+
+
+Block = Heading | Text | Code | Table | Drawing | Page
 
 
 def write_html(blocks: Sequence[Block], path: Path) -> None:
@@ -91,6 +99,8 @@ def html(block: Block) -> Markup:
         case Drawing(_, title, svg):
             parts = Markup(svg), title
             return Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(*parts)
+        case Page(title, inside):
+            return Markup('<iframe title="{}" srcdoc="{}"></iframe>').format(title, inside)
         case Table():
             return Markup('<div class="scroll">{}</div>').format(Markup(block.html()))
 
@@ -106,6 +116,8 @@ def markdown(block: Block) -> str:
             return f"```{language}\n{text.rstrip()}\n```"
         case Drawing(name, title, _):
             return f"![{escape_markdown(title)}]({name}.svg)\n\n*{escape_markdown(title)}*"
+        case Page():
+            return ""
         case Table():
             return block.markdown()
 

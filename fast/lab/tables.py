@@ -27,7 +27,23 @@ class Bold(NamedTuple):
     text: str
 
 
-Cell = str | Bold
+class Specification(NamedTuple):
+    """A cell with a method in registry syntax: its name, and its options where they fit."""
+
+    text: str
+
+    @property
+    def name(self) -> str:
+        """The method without its options."""
+        return self.text.partition("@")[0]
+
+    @property
+    def options(self) -> str:
+        """The options, separated by commas and blanks."""
+        return self.text.partition("@")[2].replace(",", ", ")
+
+
+Cell = str | Bold | Specification
 
 
 def percent(share: float | None, digits: int = 0, sign: str = "") -> str:
@@ -61,6 +77,8 @@ class Column:
     """Returns the footnote mark that a row gets in this column; an empty one is left out."""
     bold: Callable[[Any], bool] | None = None
     """Says in which rows the cell stands out."""
+    cell_type: type[Specification] | None = None
+    """What kind of cell it is, if it is no plain text."""
 
     def cell(self, row: Any) -> Cell:
         """Return the cell of one row."""
@@ -69,6 +87,8 @@ class Column:
             return MISSING
         text = self.format(value) if callable(self.format) else format(value, self.format)
         text = " ".join(filter(None, (text, self.unit, self.mark(row) if self.mark else "")))
+        if self.cell_type is not None:
+            return self.cell_type(text)
         return Bold(text) if self.bold is not None and self.bold(row) else text
 
 
@@ -141,14 +161,13 @@ class Table:
     def _element(self, kind: str, column: int, cell: Cell) -> str:
         side = "left" if column < self.words else "right"
         breaks = "; white-space: normal" if self.wrap and column else ""
-        text = escape(text_of(cell))
-        shown = f"<b>{text}</b>" if isinstance(cell, Bold) else text
+        shown = html_cell(cell)
         return f'<{kind} style="text-align: {side}{breaks}">{shown}</{kind}>'
 
     def terminal(self, title: str = "") -> RichTable:
         """Lay the table out for a terminal; a reason stands below the first cell of its row."""
         shown = RichTable(
-            title=escape_rich(title) or None,
+            title=escape_rich(visible(title)) or None,
             title_justify="left",
             box=box.SIMPLE_HEAD,
             padding=(0, 1, 0, 0),
@@ -171,7 +190,7 @@ class Table:
         reason = self.reason(row)
         cells = [terminal_cell(cell) for cell in (row[:-1] if reason else row)]
         if reason:
-            cells[0] += f"\n[dim]{escape_rich(reason)}[/]"
+            cells[0] += f"\n[dim]{escape_rich(visible(reason))}[/]"
         return cells + [MISSING] * (len(self.columns) - len(cells))
 
     def __str__(self) -> str:
@@ -215,9 +234,55 @@ def tabulate(
     return Table([column.heading for column in columns], made, words, wrap)
 
 
+@dataclass(frozen=True)
+class Lines:
+    """Rows that are printed one by one, before all of them are known."""
+
+    columns: Sequence[Column]
+    widths: Sequence[int]
+    """Characters of each column; the first is aligned to the left, and may be longer."""
+
+    def head(self) -> str:
+        """Return the line of headings."""
+        return self._line([column.heading for column in self.columns])
+
+    def row(self, row: Any) -> str:
+        """Return the line of a row; the options of a method, and a refusal, follow in a second."""
+        first, *rest = (column.cell(row) for column in self.columns)
+        name, options = text_of(first), ""
+        if isinstance(first, Specification):
+            name, options = first.name, first.options
+        refusal = field(row, "refusal", None)
+        below = "\n".join(f"  {text}" for text in (options, refusal) if text)
+        line = self._line([name, *map(text_of, rest)])
+        return f"{line}\n{below}" if below else line
+
+    def _line(self, cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, self.widths, strict=True)
+        return "  ".join(
+            [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
+        ).rstrip()
+
+
+def visible(text: str) -> str:
+    """Write control characters, which a terminal would obey, as Python writes them."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
+    )
+
+
 def text_of(cell: Cell) -> str:
     """Return the text of a cell."""
-    return cell.text if isinstance(cell, Bold) else cell
+    return cell if isinstance(cell, str) else cell.text
+
+
+def html_cell(cell: Cell) -> str:
+    """Write a cell in HTML; the options of a method stand smaller in a second line."""
+    if isinstance(cell, Specification):
+        options = f"<br><small>{escape(cell.options)}</small>" if cell.options else ""
+        return escape(cell.name) + options
+    text = escape(text_of(cell))
+    return f"<b>{text}</b>" if isinstance(cell, Bold) else text
 
 
 def markdown_cell(cell: Cell) -> str:
@@ -228,5 +293,5 @@ def markdown_cell(cell: Cell) -> str:
 
 def terminal_cell(cell: Cell) -> str:
     """Write a cell in rich's markup."""
-    text = escape_rich(text_of(cell))
+    text = escape_rich(visible(text_of(cell)))
     return f"[bold]{text}[/]" if isinstance(cell, Bold) else text

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.status import Status
 from rich.table import Table as RichTable
 
-from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.tables import Table, visible
 
 console = Console(width=None if sys.stdout.isatty() else 100)
 errors = Console(stderr=True)
@@ -29,7 +29,10 @@ def is_first_process() -> bool:
 
 
 def progress(transient: bool = False) -> Progress:
-    """Return a progress bar on stderr; a transient bar leaves nothing behind."""
+    """Return a progress bar on stderr; a transient bar leaves nothing behind.
+
+    What is printed meanwhile appears above the bar, and goes into a pipe if stdout is one.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -37,6 +40,7 @@ def progress(transient: bool = False) -> Progress:
         TimeRemainingColumn(),
         console=errors,
         transient=transient,
+        redirect_stdout=sys.stdout.isatty(),
     )
 
 
@@ -71,12 +75,12 @@ def print_json(content: Any) -> None:
 
 def print_line(text: str) -> None:
     """Print a line as it is, however long the line is."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_caption(text: str) -> None:
     """Print what explains a table."""
-    console.print(text, style="dim", markup=False)
+    console.print(visible(text), style="dim", markup=False)
 
 
 def print_table(table: Table, title: str = "") -> None:
@@ -90,7 +94,7 @@ def print_facts(facts: dict[str, str]) -> None:
     shown.add_column(no_wrap=True)
     shown.add_column(overflow="fold")
     for name, value in facts.items():
-        shown.add_row(name, escape(value))
+        shown.add_row(name, escape(visible(value)))
     console.print(shown)
 
 

@@ -15,6 +15,7 @@ from kvlab.reference.traces.trace import (
     check_finite,
     check_values,
     existing_file,
+    open_archive,
     read_facts,
 )
 
@@ -34,10 +35,7 @@ class StoredTrace:
         self.path = existing_file(path)
         try:
             with open(self.path, "rb") as file:
-                archive = np.load(file, allow_pickle=False)
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise ValueError("it holds a single array")
-                facts = read_facts(archive)
+                facts = read_facts(open_archive(file))
             self.members = {name: Member(self.path, name) for name in VECTORS}
             shapes = {name: member.outline() for name, member in self.members.items()}
             self.positions, self.confidence = facts["positions"], facts["confidence"]

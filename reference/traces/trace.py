@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -236,13 +236,9 @@ def load_trace(path: str | Path) -> Trace:
     """
     path = existing_file(path)
     try:
-        with open(path, "rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            with archive:
-                members = read_facts(archive)
-                members |= {name: read_member(archive, name) for name in VECTORS}
+        with open(path, "rb") as file, open_archive(file) as archive:
+            members = read_facts(archive)
+            members |= {name: read_member(archive, name) for name in VECTORS}
         check_arrays(members)
         return Trace(**members)
     except BROKEN as error:
@@ -262,6 +258,18 @@ def existing_file(path: str | Path) -> Path:
     if not path.is_file():
         raise ValueError(f"{path} is no trace: it is no file")
     return path
+
+
+def open_archive(file: BinaryIO) -> np.lib.npyio.NpzFile:
+    """Open an archive of arrays; NumPy takes any other file for objects to be loaded unsafely.
+
+    Raises:
+        ValueError: if the file is no archive.
+    """
+    if not zipfile.is_zipfile(file):
+        raise ValueError("it is no complete archive of arrays (.npz)")
+    file.seek(0)
+    return np.load(file, allow_pickle=False)
 
 
 def read_facts(archive: np.lib.npyio.NpzFile) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
+from kvlab.fast.lab import terminal
 from kvlab.fast.lab.tables import Bold, Column, Table, percent, percent_interval, tabulate
 
 HOSTILE = "[red]<script>alert('x')</script>"
@@ -114,3 +115,10 @@ def test_shares_are_written_in_percent():
     )
     assert percent(None) == "–"
     assert percent_interval(0.5, 0.254, 0.747) == "50 % (25–75)"
+
+
+def test_rows_go_into_a_pipe_while_a_bar_is_on_the_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "errors", Console(stderr=True, force_terminal=True))
+    with terminal.reporting(transient=True):
+        terminal.print_line("a row")
+        assert capsys.readouterr().out == "a row\n"

@@ -18,24 +18,38 @@ from kvlab.fast.lab.commands.options import (
 )
 from kvlab.fast.lab.evaluate import compare as comparing
 from kvlab.fast.lab.evaluate.backends import default_backend
-from kvlab.fast.lab.evaluate.report import write_report
+from kvlab.fast.lab.evaluate.example import record_example
+from kvlab.fast.lab.evaluate.findings import sentences
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.configuration import MODEL, TASK, Sweep
+from kvlab.fast.lab.tables import Column, Lines
 from kvlab.fast.lab.terminal import (
     errors,
     print_caption,
     print_json,
     print_line,
-    print_table,
     reporting,
 )
 from kvlab.fast.models import EMBEDDED
 from kvlab.reference import methods as registry
+from kvlab.reference.timeline import Timeline
 
 BATCH = {"fast": 32, "reference": 1}
 """Problems that run together: the reference takes one after the other anyway."""
-MEASURED = 4
+MEASURED = {"fast": 4, "reference": 1}
 """Problems along which errors and memory are measured, at most; all are solved."""
+
+METHOD, SOLVED, *FIGURES = comparing.COLUMNS
+ROWS = Lines(
+    (METHOD, Column("budget"), SOLVED, *FIGURES),
+    (16, 6, 16, *[7] * len(FIGURES)),
+)
+"""The rows that are printed as they come."""
+
+WHAT_IT_IS = (
+    "A language model keeps a key and a value of every token that it has read: the KV cache. Each "
+    "method keeps a part of them, or rounds them, and the model has to solve the same problems."
+)
 
 
 def compare(
@@ -74,7 +88,7 @@ def compare(
         methods=tuple((methods or "").replace(";", " ").split()) or registry.compared(),
         budgets=read_budgets(budgets) or comparing.DEFAULT_BUDGETS,
         problems=problems,
-        measured=min(problems, MEASURED),
+        measured=min(problems, MEASURED.get(backend, 1)),
         models=(model,),
         tasks=(task,),
         seeds=(seed,),
@@ -82,15 +96,30 @@ def compare(
         backend=backend,
         to_first_error=find_task(task).one_answer,
     )
-    with reporting() as told:
-        comparison = comparing.compare(sweep, workers, told)
-    write_report(comparison, report)
+    comparison, example = run(sweep, workers, quiet=as_json)
+    from kvlab.fast.lab.evaluate.report import write_report  # draws: needs time to import
+
+    page = write_report(comparison, report, example)
     if as_json:
         print_json(comparison.to_json())
         return
-    for title, table in comparing.tables(comparison):
-        print_table(table, title)
-    for sentence in comparing.beside_chance(comparison):
-        print_caption(sentence)
+    print_line("")
+    for sentence in sentences(comparison):
+        print_line(sentence)
     print_caption(comparing.caption(comparison.sweep))
-    print_line(f"report: {report}")
+    print_line(f"report: {report.resolve().as_uri()}")
+    if page is not None:
+        print_line(f"viewer: {page.resolve().as_uri()}")
+
+
+def run(sweep: Sweep, workers: int, quiet: bool) -> tuple[comparing.Comparison, Timeline | None]:
+    """Compare, print every row as soon as it is there, and record a problem for the viewer."""
+    if not quiet:
+        print_caption(WHAT_IT_IS)
+        print_line(f"{sweep.problems} problems of {sweep.tasks[0]}, {sweep.backend} backend")
+        print_line("")
+        print_line(ROWS.head())
+    with reporting(transient=True) as told:
+        tell = (lambda point: None) if quiet else (lambda point: print_line(ROWS.row(point)))
+        comparison = comparing.compare(sweep, workers, told, tell)
+        return comparison, record_example(comparison, told)

@@ -102,11 +102,12 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
     Raises:
         FileNotFoundError: if the file does not exist.
         ValueError: if text and file are given, if neither is given although the model is not
-            embedded, or if the file is no UTF-8 text.
+            embedded, or if text or file are no UTF-8 text.
     """
     if text is not None and file is not None:
         raise ValueError("--prompt and --prompt-file cannot both be given")
     if text is not None:
+        check_unicode("--prompt", text)
         return text
     if file is None:
         if model is not None and str(model) not in EMBEDDED:
@@ -114,6 +115,14 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
         task = find_task(EMBEDDED[str(model or "reasoner")])
         return task.problems(1, seed=0)[0].prompt
     return read_text("prompt_file", file)
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raise ValueError if a text on the command line holds bytes that are no UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} = {text!a} must be UTF-8 text") from None
 
 
 def read_text(name: str, file: Path) -> str:
@@ -150,7 +159,10 @@ def prepare_output(name: str, file: Path | None) -> None:
         with TemporaryFile(dir=file.parent):
             pass
     except OSError as error:
-        raise ValueError(f"{name} = {file} cannot be written: {error.strerror}") from None
+        raise ValueError(
+            f"{name} = {file} cannot be written: {error.strerror}; name a file in a directory that "
+            "you may write to"
+        ) from None
 
 
 def at_least(name: str, value: float, least: float) -> None:

@@ -17,6 +17,7 @@ from kvlab.fast.lab.commands.options import (
     prepare_output,
     read_prompt,
 )
+from kvlab.fast.lab.files import named
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.traces.trace import DTYPES, Trace, save_trace
@@ -59,7 +60,7 @@ def trace(
         recorded = record_generation(
             network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
         )
-    with working(f"compressing into {output}"):
+    with working(f"compressing into {output}"), named(output):
         save_trace(recorded, output)
     summary = summarise(recorded, output)
     if as_json:

@@ -1,7 +1,8 @@
 """Compares methods on one task: a sweep that is run at once, and kept in memory."""
 
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,9 +11,9 @@ from kvlab.fast.lab.points import check_some_ran
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.engines import Failure, LocalEngine, ProcessEngine
 from kvlab.fast.lab.sweep.jobs import Job, Plan, make_plan
-from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, summarise
+from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, point_of, summarise
 from kvlab.fast.lab.sweep.worker import Found, rows_of
-from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
+from kvlab.fast.lab.tables import Column, Specification, Table, percent_interval, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import model_location
 
@@ -24,8 +25,11 @@ ENGINES = {
 }
 
 
+Tell = Callable[[Point], None]
+"""Called with every point as soon as it is complete."""
+
 COLUMNS = (
-    Column("method"),
+    Column("method", cell_type=Specification),
     Column("solved (95 %)", "interval", lambda share: percent_interval(*vars(share).values())),
     Column("error", lambda point: point.mean("output_error"), ".3f"),
     Column("KL", lambda point: point.mean("kl"), ".3f"),
@@ -80,7 +84,9 @@ def label(method: str, budget: int | None) -> str:
     return method if budget is None else f"{method} · {budget}"
 
 
-def compare(sweep: Sweep, workers: int = 0, report: Report | None = None) -> Comparison:
+def compare(
+    sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
+) -> Comparison:
     """Sum up what every method does at every budget on every problem.
 
     Args:
@@ -88,6 +94,7 @@ def compare(sweep: Sweep, workers: int = 0, report: Report | None = None) -> Com
             measured.
         workers: processes, each of one thread; 0 computes in this process.
         report: is called after each job.
+        tell: see `run_in_memory`.
 
     Raises:
         ValueError: if there is more than one model or task, or no method could run.
@@ -97,20 +104,24 @@ def compare(sweep: Sweep, workers: int = 0, report: Report | None = None) -> Com
     if len(sweep.models) > 1 or len(sweep.tasks) > 1:
         raise ValueError("a comparison is of one model on one task")
     sweep = replace(sweep, measured=sweep.measured or sweep.problems)
-    results = run_in_memory(sweep, workers, report)
+    results = run_in_memory(sweep, workers, report, tell)
     (summary,) = summarise(results)
     check_some_ran(summary.points)
     memory = memory_of_first_problem(results)
     return Comparison(sweep, summary, memory, workers, time.perf_counter() - started)
 
 
-def run_in_memory(sweep: Sweep, workers: int = 0, report: Report | None = None) -> ResultsInMemory:
+def run_in_memory(
+    sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
+) -> ResultsInMemory:
     """Do all jobs of a sweep, and keep what they find.
 
     Args:
         sweep: what to run.
         workers: processes, each of one thread; 0 computes in this process.
         report: is called after each job.
+        tell: is called with each point of the first model and task as soon as it is complete. The
+            jobs of a point then follow each other, and methods without a budget come last.
 
     Raises:
         ValueError: if a budget is not allowed.
@@ -122,13 +133,31 @@ def run_in_memory(sweep: Sweep, workers: int = 0, report: Report | None = None) 
         load_backend(sweep.backend, model_location(model))
     engine = ProcessEngine(workers) if workers else LocalEngine()
     jobs, found = list(plan.jobs()), []
-    for job, rows in engine.results(jobs):
-        if isinstance(rows, Failure):
-            raise RuntimeError(f"{job.label} failed\n\n{rows.trace}")
-        found.append((job, rows))
+    if tell is not None:
+        jobs = point_by_point(plan, jobs)
+    rows: dict[tuple[str, int | None], list[dict[str, Any]]] = defaultdict(list)
+    wanted = sweep.problems * len(sweep.seeds)
+    for job, made in engine.results(jobs):
+        if isinstance(made, Failure):
+            raise RuntimeError(f"{job.label} failed\n\n{made.trace}")
+        found.append((job, made))
         if report is not None:
             report(len(found), len(jobs), job.label)
+        own = rows[job.method, job.budget]
+        own += rows_of(job, made)
+        if tell is not None and len(own) == wanted:
+            tell(point_of(job.method, job.budget, own, wanted))
     return ResultsInMemory(plan, found)
+
+
+def point_by_point(plan: Plan, jobs: Sequence[Job]) -> list[Job]:
+    """Order jobs by their points: first the smallest budget, last the methods without one."""
+    order = list(plan.points(plan.sweep.models[0], plan.sweep.tasks[0]))
+
+    def place(job: Job) -> tuple[bool, int]:
+        return job.budget is None, order.index((job.method, job.budget))
+
+    return sorted(jobs, key=place)
 
 
 def plain_row(point: Point) -> dict[str, Any]:
@@ -178,21 +207,13 @@ def tables(comparison: Comparison) -> list[tuple[str, Table]]:
     return found
 
 
-def beside_chance(comparison: Comparison) -> list[str]:
-    """Say for each budget which methods are not shown to solve more than eviction at random."""
-    return [
-        f"not shown to solve more than random at {budget} entries: {', '.join(sorted(names))}"
-        for budget, names in comparison.summary.chance.items()
-        if names
-    ]
-
-
 def caption(sweep: Sweep) -> str:
     """Explain the columns."""
-    few = f"the first {sweep.measured}" if sweep.measured < sweep.problems else "all"
+    count = sweep.measured
+    few = "all problems" if count == sweep.problems else f"the first {count} problems"
     return (
         "solved: whole solution right, with 95 % interval · error: attention output against "
         "everything seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · "
-        f"bits: stored per element of the full cache, scales included · all of these on {few} "
-        f"problems · ms: per token, {ENGINES[sweep.backend]}"
+        "bits: stored per element of the full cache, scales included · from error to bits: on "
+        f"{'the first problem' if count == 1 else few} · ms: per token, {ENGINES[sweep.backend]}"
     )

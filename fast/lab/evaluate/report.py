@@ -5,38 +5,68 @@ from pathlib import Path
 
 from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
 from kvlab.fast.lab.evaluate.compare import Comparison, caption, label, tables
+from kvlab.fast.lab.evaluate.findings import sentences
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
+from kvlab.fast.lab.reports import Block, Drawing, Heading, Page, Text, write_html
 from kvlab.fast.lab.sweep.report import over_memory
+from kvlab.fast.lab.viewer import write_viewer
+from kvlab.reference.timeline import Timeline
 
 
-def write_report(comparison: Comparison, path: Path) -> None:
-    """Write tables and curves, and the curves as SVG files beside them."""
-    blocks = list(report_blocks(comparison, path.stem))
+def write_report(
+    comparison: Comparison, path: Path, example: Timeline | None = None
+) -> Path | None:
+    """Write tables and curves, the curves as SVG files beside them, and the page of the viewer.
+
+    Args:
+        comparison: what was found.
+        path: of the report.
+        example: methods on one problem, for the viewer.
+
+    Returns:
+        The path of the viewer's page, if there is an example.
+    """
+    page = None
+    if example is not None:
+        page = path.with_name(f"{path.stem}-viewer.html")
+        write_viewer(example, page, "What the methods kept of one problem")
+    blocks = list(report_blocks(comparison, path.stem, page))
     write_html(blocks, path)
     for block in blocks:
         if isinstance(block, Drawing):
             write_text(path.with_name(f"{block.name}.svg"), block.svg)
+    return page
 
 
-def report_blocks(comparison: Comparison, name: str) -> Iterator[Block]:
+def report_blocks(comparison: Comparison, name: str, page: Path | None = None) -> Iterator[Block]:
     """Yield the report from top to bottom; the names of the drawings begin with ``name``."""
     sweep = comparison.sweep
     yield Heading("KV-cache compression compared", 1)
+    for sentence in sentences(comparison):
+        yield Text(sentence)
+    accuracy = over_memory(comparison.summary, sweep.methods)
+    yield Drawing(
+        f"{name}-accuracy",
+        "Problems solved over memory, with 95 % intervals: higher is better, further left is less "
+        "memory.",
+        accuracy.on_white,
+    )
+    if page is not None:
+        yield Heading("One problem on which methods differ")
+        yield Page("What the methods kept", page.read_text(encoding="utf-8"))
+    yield Heading("All figures")
+    for title, table in tables(comparison):
+        yield Heading(title, 3)
+        yield table
+    yield Text(caption(sweep))
+    memory = memory_over_tokens(comparison)
+    yield Drawing(f"{name}-memory", "Memory over tokens", memory.on_white)
     yield Text(
         f"Task {sweep.tasks[0]}: {sweep.problems} held-out problems, seed {sweep.seeds[0]}; "
         f"{comparison.summary.mean_length:.0f} tokens of prompt and solution on average. Model: "
         f"{sweep.models[0]}. {sweep.backend} backend, {comparison.workers or 1} processes, "
         f"{comparison.seconds:.0f} s in all."
     )
-    for title, table in tables(comparison):
-        yield Heading(title)
-        yield table
-    yield Text(caption(sweep))
-    accuracy = over_memory(comparison.summary, sweep.methods)
-    yield Drawing(f"{name}-accuracy", "Problems solved over memory", accuracy.on_white)
-    memory = memory_over_tokens(comparison)
-    yield Drawing(f"{name}-memory", "Memory over tokens", memory.on_white)
 
 
 def memory_over_tokens(comparison: Comparison) -> Picture:

@@ -6,7 +6,6 @@ from math import sqrt
 from statistics import NormalDist
 
 import numpy as np
-from scipy.stats import binom
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
     """
     if min(only_first, only_second) < 0:
         raise ValueError(f"counts {only_first} and {only_second} must not be negative")
+    from scipy.stats import binom  # a third of a command's time to start
+
     both_sides = 2 * binom.cdf(min(only_first, only_second), only_first + only_second, 0.5)
     return min(1.0, float(both_sides))
 

@@ -1,6 +1,7 @@
 """Who does the jobs: this process, several processes, or (`cluster`) the workers of a cluster."""
 
 import os
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -81,6 +82,7 @@ _workers: list[Worker] = []
 
 
 def _start() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
     _workers.append(Worker())
 
 

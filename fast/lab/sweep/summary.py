@@ -179,7 +179,7 @@ def summarise(results: Results) -> list[TaskSummary]:
             for method, budget in plan.points(model, task):
                 own = rows.get((model, task, method, budget), [])
                 counted = [row for row in own if row["seed"] in seeds]
-                points.append(_point(method, budget, counted, wanted))
+                points.append(point_of(method, budget, counted, wanted))
             found.append(
                 TaskSummary(
                     model=model,
@@ -209,7 +209,8 @@ def _rows_by_point(results: Results) -> dict[tuple[Any, ...], list[Row]]:
     return grouped
 
 
-def _point(method: str, budget: int | None, rows: Sequence[Row], wanted: int) -> Point:
+def point_of(method: str, budget: int | None, rows: Sequence[Row], wanted: int) -> Point:
+    """Sum up the rows of one point, of which ``wanted`` are expected."""
     refused = [row["refusal"] for row in rows if row["refusal"] is not None]
     if refused:
         reason = f"does not fit {len(refused)} of {len(rows)} problems: {refused[0]}"

@@ -1,16 +1,22 @@
 """``kvlab generate`` and ``kvlab trace``, as they are typed."""
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
+from kvlab.fast.lab.sweep import engines
+from kvlab.fast.lab.tables import Table, visible
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, methods
 from kvlab.reference import generate as reference_generate
@@ -228,6 +234,84 @@ def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, capfd):
         ["prove", "--pages", "/dev/null/pages"],
     ):
         assert "cannot be written" in refusal(monkeypatch, capfd, *arguments)
+
+
+@pytest.mark.parametrize("command", ["generate", "trace", "view"])
+def test_a_prompt_with_stray_bytes_is_refused(command, monkeypatch, capfd):
+    """Python turns bytes of the command line that are no UTF-8 into lone surrogates."""
+    assert "--prompt = '\\udcff' must be UTF-8 text" in refusal(
+        monkeypatch, capfd, command, "--prompt", "\udcff"
+    )
+
+
+def test_any_other_archive_is_no_trace(tmp_path, monkeypatch, capfd):
+    path = tmp_path / "t.npz"
+    path.write_bytes(b"\x80" + bytes(range(200)))
+    error = refusal(monkeypatch, capfd, "simulate", path)
+    assert "is no trace: it is no complete archive of arrays (.npz)" in error
+    assert "unsafe" not in error
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch, capfd):
+    def fill(trace, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvlab.fast.lab.commands.trace.save_trace", fill)
+    arguments = ("trace", "--max-new-tokens", 1, "-o", tmp_path / "t.npz")
+    error = refusal(monkeypatch, capfd, *arguments)
+    assert f"No space left on device: '{tmp_path / 't.npz'}'" in error
+
+
+def test_a_report_that_cannot_be_written_says_what_to_do(monkeypatch, capfd):
+    error = refusal(monkeypatch, capfd, "compare", "--report", "/proc/c.html")
+    assert "name a file in a directory that you may write to" in error
+
+
+def test_control_characters_are_shown_not_obeyed():
+    assert visible("a\x1b[31mb\nc\u202e") == "a\\x1b[31mb\nc\\u202e"
+    table = Table(("model", "x"), [("\x1b[2J", "1")])
+    console = Console(file=io.StringIO(), width=40)
+    console.print(table.terminal("\x1b[2J"))
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_the_version_is_that_of_the_package():
+    assert run("--version") == f"kvlab {version('kvlab')}\n"
+
+
+INTERRUPTED = """
+import signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["kvlab", "compare", "--problems", "1", "--workers", "1", "--report", {report!r}]
+from kvlab.fast.lab.start import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param("kvlab.fast.lab.commands.compare", id="while the command line is loaded"),
+        pytest.param("multiprocessing.popen_spawn_posix", id="while processes are started"),
+    ],
+)
+def test_an_interrupt_prints_no_traceback(module, tmp_path):
+    code = INTERRUPTED.format(module=module, report=str(tmp_path / "r.html"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode in (1, 130, -signal.SIGINT)
+    assert "Traceback" not in done.stderr
+
+
+def test_processes_leave_interrupts_to_the_one_that_started_them(monkeypatch):
+    handlers = []
+    monkeypatch.setattr(signal, "signal", lambda *given: handlers.append(given))
+    monkeypatch.setattr(engines, "_workers", [])
+    engines._start()
+    assert handlers == [(signal.SIGINT, signal.SIG_IGN)]
 
 
 def test_what_the_tokenizer_refuses_is_refused():

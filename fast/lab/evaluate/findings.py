@@ -1,0 +1,104 @@
+"""What a comparison shows, in three sentences: computed from its figures, with their intervals."""
+
+from collections.abc import Sequence
+
+from kvlab.fast.lab.evaluate.compare import Comparison
+from kvlab.fast.lab.sweep.summary import CONTROL, LEVEL, Point
+from kvlab.reference.methods import base_name
+from kvlab.reference.quantization import FULL_BITS
+
+FULL = "full"
+"""The method that keeps everything."""
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Say what lost least, what eviction at random does, and what the other methods do."""
+    budget = telling_budget(comparison)
+    found = [without_budget(comparison)]
+    if budget is not None:
+        found = [least_lost(comparison, budget), beside_control(comparison, budget), *found]
+    return [sentence for sentence in found if sentence]
+
+
+def telling_budget(comparison: Comparison) -> int | None:
+    """Return the budget at which methods differ most, the smallest of several."""
+    budgets = sorted(set(comparison.summary.budgets.values()))
+
+    def spread(budget: int) -> float:
+        shares = [point.solved or 0.0 for point in points_at(comparison, budget)]
+        return max(shares) - min(shares)
+
+    return max((each for each in budgets if points_at(comparison, each)), key=spread, default=None)
+
+
+def points_at(comparison: Comparison, budget: int | None) -> list[Point]:
+    """Return the points of a budget that have figures, the best first."""
+    points = [
+        point
+        for point in comparison.summary.points
+        if point.budget == budget and point.interval is not None
+    ]
+    return sorted(points, key=lambda point: point.solved or 0.0, reverse=True)
+
+
+def least_lost(comparison: Comparison, budget: int) -> str:
+    """Say which methods solved most under a budget, beside the full cache, and which may be equal.
+
+    Which methods are not shown to be worse is what `summary.leaders` says.
+    """
+    points, length = points_at(comparison, budget), comparison.summary.mean_length
+    forgotten = f"{100 * (1 - budget / length):.0f} % of what the model had read"
+    best = [point for point in points if point.solved == points[0].solved]
+    if not points[0].solved:
+        return f"No method forgot {forgotten} and still solved a problem."
+    full = [point for point in points_at(comparison, None) if point.method == FULL]
+    beside = f"; the full cache, which forgets nothing, solved {solved(full[0])}" if full else ""
+    leaders = comparison.summary.leaders.get(budget, ())
+    equal = [point for point in points if point.method in leaders and point not in best]
+    doubt = f" Not shown to be worse with so few problems: {names(equal)}." if equal else ""
+    return (
+        f"{names(best)} lost least: with {forgotten} forgotten, the model solved {solved(best[0])} "
+        f"problems{beside}.{doubt}"
+    )
+
+
+def beside_control(comparison: Comparison, budget: int) -> str:
+    """Say what eviction at random solved, and which methods are shown to solve more."""
+    points = points_at(comparison, budget)
+    controls = [point for point in points if base_name(point.method) == CONTROL]
+    if not controls:
+        return ""
+    rest = [point for point in points if point not in controls]
+    above = [p for p in rest if p.method not in comparison.summary.chance[budget]]
+    shown = f"{names(above)} alone" if above else "no method"
+    return (
+        f"Forgetting as much at random solved {solved(controls[0])}: these problems show of "
+        f"{shown} that it solves more (McNemar's exact test, Holm's correction over all budgets)."
+    )
+
+
+def without_budget(comparison: Comparison) -> str:
+    """Say what the methods solved whose memory follows from their own parameters."""
+    parts = [
+        f"{names([point])} solved {solved(point)} with {100 * bits / FULL_BITS:.0f} % of the memory"
+        for point in points_at(comparison, None)
+        if point.method != FULL and (bits := point.mean("average_bits")) is not None
+    ]
+    return f"By a rule of their own: {'; '.join(parts)}." if parts else ""
+
+
+def solved(point: Point) -> str:
+    """Write how many problems were solved, with the interval of the share."""
+    assert point.interval is not None
+    low, high = 100 * point.interval.low, 100 * point.interval.high
+    return (
+        f"{sum(point.outcomes)} of {point.problems} "
+        f"({100 * LEVEL:.0f} % interval {low:.0f} to {high:.0f} %)"
+    )
+
+
+def names(points: Sequence[Point]) -> str:
+    """List methods without their options, unless two would then have one name."""
+    short = [point.method.partition("@")[0] for point in points]
+    shown = short if len(set(short)) == len(short) else [point.method for point in points]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))

@@ -1,0 +1,146 @@
+"""Sentences and the example of a comparison, from figures written by hand."""
+
+import pytest
+
+from kvlab.fast.lab.evaluate import example
+from kvlab.fast.lab.evaluate.compare import COLUMNS, Comparison
+from kvlab.fast.lab.evaluate.findings import sentences, telling_budget
+from kvlab.fast.lab.evaluate.statistics import Interval, wilson
+from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.summary import Point, TaskSummary, leaders, not_above_chance
+from kvlab.fast.lab.tables import Lines
+from kvlab.fast.lab.viewing import Viewed
+from kvlab.reference.timeline import Timeline
+
+TIMELINE = Timeline("jumps", 0.01, ())
+OUTCOMES = {
+    ("full", None): "1111111111",
+    ("kivi", None): "1111111110",
+    ("random@recent=16", 50): "0000000000",
+    ("h2o", 50): "0000000001",
+    ("caote:h2o", 50): "0111111111",
+    ("random@recent=16", 70): "1100000000",
+    ("h2o", 70): "1111111000",
+    ("caote:h2o", 70): "1111111111",
+}
+
+
+def point(method, budget, outcomes):
+    solved = tuple(letter == "1" for letter in outcomes)
+    share = sum(solved) / len(solved)
+    interval = Interval(share, *wilson(sum(solved), len(solved)))
+    figures = {"average_bits": (4.0,), "entries": (float(budget or 100),)}
+    peak = figures["entries"][0]
+    return Point(
+        method,
+        budget,
+        len(solved),
+        len(solved),
+        refusal=None,
+        solved=share,
+        interval=interval,
+        peak_entries=peak,
+        outcomes=solved,
+        figures=figures,
+    )
+
+
+def comparison(outcomes=OUTCOMES):
+    points = tuple(point(*key, text) for key, text in outcomes.items())
+    problems = len(points[0].outcomes)
+    specs = tuple(dict.fromkeys(method for method, _ in outcomes))
+    sweep = Sweep(specs, ("50", "70"), problems, tasks=("jumps",), backend="reference")
+    summary = TaskSummary(
+        "jumps",
+        "jumps",
+        {"50": 50, "70": 70},
+        100.0,
+        (0,),
+        points,
+        (),
+        leaders(points),
+        not_above_chance(points),
+    )
+    return Comparison(sweep, summary, {}, 1, 1.0)
+
+
+def test_the_sentences_by_hand():
+    """9 of 10 is the widest spread, at 50 entries; Wilson's intervals are 59.6 to 98.2 of 9 in 10,
+    0 to 27.8 of 0 and 72.2 to 100 of 10. McNemar: 2/2⁹ = .0039, times the four tests of Holm."""
+    assert sentences(comparison()) == [
+        "caote:h2o lost least: with 50 % of what the model had read forgotten, the model solved "
+        "9 of 10 (95 % interval 60 to 98 %) problems; the full cache, which forgets nothing, "
+        "solved 10 of 10 (95 % interval 72 to 100 %).",
+        "Forgetting as much at random solved 0 of 10 (95 % interval 0 to 28 %): these problems "
+        "show of caote:h2o alone that it solves more (McNemar's exact test, Holm's correction "
+        "over all budgets).",
+        "By a rule of their own: kivi solved 9 of 10 (95 % interval 60 to 98 %) with 25 % of the "
+        "memory.",
+    ]
+
+
+def test_a_small_sample_claims_nothing():
+    few = {key: text[1:4] for key, text in OUTCOMES.items()}
+    first, second, _ = sentences(comparison(few))
+    assert "Not shown to be worse with so few problems: random and h2o." in first
+    assert "these problems show of no method that it solves more" in second
+
+
+def test_where_nothing_is_solved_nothing_is_praised():
+    nothing = {key: "0" * len(text) for key, text in OUTCOMES.items()}
+    assert sentences(comparison(nothing))[0].startswith("No method forgot 50 %")
+
+
+def test_equal_methods_are_named_together():
+    equal = {**OUTCOMES, ("h2o", 50): OUTCOMES["caote:h2o", 50]}
+    assert sentences(comparison(equal))[0].startswith("h2o and caote:h2o lost least: ")
+
+
+def test_without_budgets_there_is_no_telling_one():
+    own = {key: text for key, text in OUTCOMES.items() if key[1] is None}
+    assert telling_budget(comparison(own)) is None
+    assert len(sentences(comparison(own))) == 1
+
+
+# --- the example ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Note what would be recorded, and record nothing."""
+    found = []
+
+    def record(source, specs, budget):
+        found.append((specs, budget))
+        return Viewed(TIMELINE, ())
+
+    monkeypatch.setattr(example.viewing, "text_source", lambda *arguments: arguments)
+    monkeypatch.setattr(example.viewing, "record_methods", record)
+    return found
+
+
+def test_the_example_begins_with_a_method_that_solves_it_and_one_that_does_not(recorded):
+    assert example.record_example(comparison()) is TIMELINE
+    ((specs, budget),) = recorded
+    assert budget == 50
+    assert specs[0] == "caote:h2o"
+    assert specs[1] in ("h2o", "random@recent=16")
+    assert set(specs) == {"caote:h2o", "h2o", "random@recent=16"}
+
+
+def test_where_methods_do_not_differ_there_is_no_example(recorded):
+    same = dict.fromkeys(OUTCOMES, "1111")
+    assert example.record_example(comparison(same)) is None
+    assert not recorded
+
+
+# --- rows as they come ---------------------------------------------------------------------------
+
+
+def test_a_row_has_its_options_below():
+    lines = Lines(COLUMNS[:2], (10, 16))
+    assert lines.head() == "method         solved (95 %)"
+    row = lines.row(point("random@recent=16", 50, "0000000000"))
+    assert row == f"random{12 * ' '}0 % (0–28)\n  recent=16"
+    refused = Point("raas", 50, 1, 1, refusal="budget = 50 is too small")
+    assert lines.row(refused).splitlines()[1] == "  budget = 50 is too small"

@@ -1,0 +1,130 @@
+"""What a newcomer types first, and what they read when something is missing."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+QUICK = '--problems 1 --methods "full streaming_llm" --task jumps@fewest=4,most=6'
+"""Appended to `kvlab compare`: of options that are given twice, the last one counts."""
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+
+
+def commands() -> list[str]:
+    """Return the command lines of the README."""
+    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def in_shell(command: str, place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a folder."""
+    return subprocess.run(
+        ["sh", "-c", command],
+        cwd=place,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """Make a folder with the Makefile and what set-up reads, and this environment in it."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def with_environment(clone: Path) -> Path:
+    """Let the folder have the environment of these tests, set up."""
+    (clone / ".venv").mkdir()
+    (clone / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    for mark in ("demo", "dev"):
+        (clone / ".venv" / mark).touch()
+    return clone
+
+
+@needs_make
+def test_every_command_line_of_the_readme_runs(clone):
+    with_environment(clone)
+    short = {
+        "make demo": f"make demo ARGS='{QUICK}'",
+        ".venv/bin/kvlab view run.html": ".venv/bin/kvlab view run.html --methods full "
+        "--max-new-tokens 2",
+    }
+    assert set(commands()) == set(short)
+    for line in commands():
+        done = in_shell(short[line], clone)
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+    assert (clone / "run.html").stat().st_size > 10_000
+    assert (clone / "kvlab-report" / "compare.html").stat().st_size > 10_000
+
+
+# --- what is missing -----------------------------------------------------------------------------
+
+
+def complaint(clone: Path, command: str, **variables: str) -> str:
+    """Return the one line of a command that fails, make's own last word left out."""
+    done = in_shell(command, clone, **variables)
+    assert done.returncode != 0
+    lines = [line for line in done.stdout.splitlines() if line.startswith("kvlab: ")]
+    assert len(lines) == 1, (done.stdout, done.stderr)
+    return lines[0]
+
+
+@needs_make
+def test_an_old_python_is_refused(clone):
+    old = clone / "python3.10"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    said = complaint(clone, "make demo", PYTHON=str(old))
+    assert said == "kvlab: needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"
+
+
+@needs_make
+def test_without_network_the_line_names_the_index(clone):
+    with_environment(clone)
+    (clone / ".venv" / "demo").unlink()
+    (clone / ".venv" / "bin").unlink()
+    (clone / ".venv" / "bin").mkdir()
+    broken = clone / ".venv" / "bin" / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    assert "set-up needs PyPI" in complaint(clone, "make demo")
+    assert not (clone / ".venv" / "demo").exists()
+
+
+@needs_make
+def test_a_place_that_cannot_be_written_is_named(clone):
+    (clone / ".venv").write_text("a file where the folder should be")
+    said = complaint(clone, f"make demo PYTHON={sys.executable}")
+    assert said == f"kvlab: {clone}/.venv cannot be made: clone kvlab to where you may write"
+
+
+@needs_make
+def test_a_taken_port_is_named(clone):
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        said = complaint(clone, f"make serve PORT={port} PYTHON={sys.executable}")
+    assert said == f"kvlab: port {port} is taken: make serve PORT=8001"
+
+
+@needs_make
+def test_without_chromium_the_pages_are_not_checked(clone):
+    commands = clone / "commands"
+    commands.mkdir()
+    for name in ("sh", "echo"):
+        (commands / name).symlink_to(shutil.which(name) or name)
+    with_environment(clone)
+    make = shutil.which("make")
+    done = in_shell(f"{make} -n pages", clone)
+    line = done.stdout[: done.stdout.index("pytest")].rpartition("\n")[0]
+    said = in_shell(line.rpartition("kvlab/python")[0] or line, clone, PATH=str(commands))
+    assert "there is no Chromium; with root's rights: apt-get install chromium" in said.stdout
