@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
-from kvlab.fast.lab import terminal
+from kvlab.fast.lab import terminal as printing
 from kvlab.fast.lab.tables import Bold, Column, Table, percent, percent_interval, tabulate
 
 HOSTILE = "[red]<script>alert('x')</script>"
@@ -118,7 +118,7 @@ def test_shares_are_written_in_percent():
 
 
 def test_rows_go_into_a_pipe_while_a_bar_is_on_the_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(terminal, "errors", Console(stderr=True, force_terminal=True))
-    with terminal.reporting(transient=True):
-        terminal.print_line("a row")
+    monkeypatch.setattr(printing, "errors", Console(stderr=True, force_terminal=True))
+    with printing.reporting(transient=True):
+        printing.print_line("a row")
         assert capsys.readouterr().out == "a row\n"
