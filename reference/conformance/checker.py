@@ -11,13 +11,22 @@ from kvlab.reference.conformance import vectors
 from kvlab.reference.conformance.building import cases_on_the_spot
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.expecting import difference
-from kvlab.reference.conformance.implementation import Functions, Implementation, NotTestedError
+from kvlab.reference.conformance.implementation import (
+    Functions,
+    Implementation,
+    LostError,
+    NotTestedError,
+    RaisedError,
+)
 from kvlab.reference.conformance.minimise import SECONDS, minimised
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
 from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
 
 ALL_SECONDS = 40.0
 """Time that is spent on making the failures of one check small."""
+
+CALLS = 11
+"""Calls after which an error counts as permanent if all of them were wrong."""
 
 
 def check(
@@ -30,6 +39,7 @@ def check(
     groups: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
     minimise: bool = True,
+    calls: int = 1,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Check an implementation against the test vectors.
@@ -50,6 +60,7 @@ def check(
         groups: groups to run; None: all.
         exclude: groups to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
+        calls: how often each case is asked; every answer has to be right.
         progress: is told the number of cases done, of all cases, and the current target.
 
     Raises:
@@ -69,7 +80,7 @@ def check(
         outcomes = by_group.setdefault((case.target, case.group), [])
         first = not any(each.status == Status.FAILED for each in outcomes)
         began = monotonic()
-        outcomes.append(run_case(under_test, case, seconds if first else 0.0))
+        outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
         if outcomes[-1].smallest is not None:
             seconds -= min(seconds, monotonic() - began)
     if progress is not None:
@@ -191,19 +202,48 @@ def targets(listed: Iterable[Case]) -> list[str]:
     return list(dict.fromkeys(case.target for case in listed))
 
 
-def run_case(under_test: Implementation, case: Case, seconds: float = 0.0) -> Outcome:
-    """Let an implementation answer one case; spend up to ``seconds`` on making a failure small."""
+def run_case(
+    under_test: Implementation, case: Case, seconds: float = 0.0, calls: int = 1
+) -> Outcome:
+    """Let an implementation answer one case.
+
+    Args:
+        under_test: the implementation.
+        case: what it is asked.
+        seconds: time for making a failure small.
+        calls: how often it is asked; every answer has to be right.
+    """
     try:
-        reason = wrong(under_test, case)
+        reason = wrong_in_calls(under_test, case, calls)
+        if reason is None:
+            return Outcome(case, Status.PASSED)
+        if not seconds:
+            return Outcome(case, Status.FAILED, reason)
+        times = wrong_times(under_test, case)
+        if times < CALLS - 1:
+            often = f"intermittent, wrong in {times + 1} of {CALLS} calls: {reason}"
+            return Outcome(case, Status.FAILED, often)
+        limit = min(seconds, SECONDS)
+        smallest = minimised(case, lambda smaller: wrong(under_test, smaller), limit)
+        return Outcome(case, Status.FAILED, reason, smallest)
     except NotTestedError as why:
         return Outcome(case, Status.NOT_TESTED, str(why))
-    if reason is None:
-        return Outcome(case, Status.PASSED)
-    if not seconds:
-        return Outcome(case, Status.FAILED, reason)
-    limit = min(seconds, SECONDS)
-    smallest = minimised(case, lambda smaller: wrong(under_test, smaller), limit)
-    return Outcome(case, Status.FAILED, reason, smallest)
+    except LostError as how:
+        return Outcome(case, Status.FAILED, str(how))
+
+
+def wrong_in_calls(under_test: Implementation, case: Case, calls: int) -> str | None:
+    """Return what is wrong with the first wrong answer to a case that is asked several times."""
+    for number in range(1, calls + 1):
+        reason = wrong(under_test, case)
+        if reason is not None:
+            return reason if number == 1 else f"in call {number} of the same case: {reason}"
+    return None
+
+
+def wrong_times(under_test: Implementation, case: Case) -> int:
+    """Return how many of further calls are wrong."""
+    return sum(wrong(under_test, case) is not None for _ in range(CALLS - 1))
 
 
 def wrong(under_test: Implementation, case: Case) -> str | None:
@@ -211,11 +251,14 @@ def wrong(under_test: Implementation, case: Case) -> str | None:
 
     Raises:
         NotTestedError: if it does not do what the case asks for.
+        LostError: if its process crashed or hung.
     """
     try:
         found = under_test.answer(case)
-    except NotTestedError:
+    except (NotTestedError, LostError):
         raise
+    except RaisedError as error:
+        return str(error)
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
         return f"{type(error).__name__}: {error}"
     outputs = described(case).outputs

@@ -1,7 +1,13 @@
 """``kvlab conformance``: test kernels against the reference. Needs the reference alone."""
 
+import ast
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import dedent
 from typing import Annotated, Any
 
 import typer
@@ -22,12 +28,13 @@ from kvlab.fast.lab.terminal import (
 )
 from kvlab.reference.conformance import (
     Implementation,
+    Isolated,
+    Loading,
     Program,
     Report,
     Status,
     cases,
     check,
-    load,
     to_junit,
     to_plain,
     vectors,
@@ -36,7 +43,7 @@ from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
 from kvlab.reference.conformance.report import shown
 from kvlab.reference.conformance.targets import operation_of
-from kvlab.reference.method import Wrapper
+from kvlab.reference.method import Method, Wrapper
 from kvlab.reference.methods import parse
 
 app = typer.Typer(
@@ -72,19 +79,22 @@ def run(
     minimise: Annotated[
         bool, typer.Option(help="Look for the smallest inputs on which a group fails.")
     ] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
+    calls: Annotated[int, typer.Option(min=1, help="How often each case is asked.")] = 1,
     junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
     prepare_output("junit", junit)
-    under_test = implementation(file, program, arrays, device, precision)
-    with reporting(transient=True) as told:
+    chosen = implementation(file, program, arrays, device, precision, timeout)
+    with chosen as under_test, reporting(transient=True) as told:
         report = check(
             target,
             under_test,
             groups=group or None,
             exclude=exclude or (),
             minimise=minimise,
+            calls=calls,
             progress=told,
         )
     if junit is not None:
@@ -97,14 +107,16 @@ def run(
         raise typer.Exit(1)
 
 
+@contextmanager
 def implementation(
     file: Path | None,
     program: str | None,
     arrays: str | None,
     device: str | None,
     precision: str | None,
-) -> Implementation:
-    """Return what is under test.
+    timeout: float,
+) -> Iterator[Implementation]:
+    """Hand out what is under test, in a process of its own, which ends with the context.
 
     Raises:
         ValueError: if a file and a program are given, or neither, or if what is given cannot be
@@ -113,12 +125,19 @@ def implementation(
     """
     if (file is None) == (program is None):
         raise ValueError("either a Python file or --exec PROGRAM must be given")
-    if program is None:
-        assert file is not None
-        return load(file, arrays, device, precision)
-    if arrays is not None or device is not None:
-        raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
-    return Program(program, precision or "float32")
+    if timeout <= 0:
+        raise ValueError(f"timeout = {timeout} must be above 0 seconds")
+    if program is not None:
+        if arrays is not None or device is not None:
+            raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
+        yield Program(program, precision or "float32", timeout)
+        return
+    assert file is not None
+    under_test = Isolated(Loading(file, arrays, device, precision), timeout)
+    try:
+        yield under_test
+    finally:
+        under_test.close()
 
 
 def show(report: Report) -> None:
@@ -171,14 +190,13 @@ def show_target(
     for case in own:
         for name, value in case.parameters.items():
             values.setdefault(name, {})[str(value)] = None
+    meanings = {**option_meanings(target), **operation.parameters}
     described = {
         "summary": operation.summary,
         "source": source_of(operation, target),
         "inputs": {k: vars(v) for k, v in operation.inputs.items() if k in inputs},
         "outputs": {k: vars(v) for k, v in operation.outputs.items() if k in outputs},
-        "parameters": {
-            name: operation.parameters.get(name, "option of the method") for name in values
-        },
+        "parameters": {name: meanings.get(name, "option of the method") for name in values},
     }
     if as_json:
         print_json(described)
@@ -203,6 +221,33 @@ def source_of(operation: Operation, target: str) -> str:
         for each in (method, base)
         if each is not None
     )
+
+
+def option_meanings(target: str) -> dict[str, str]:
+    """Return what the options of a target's method mean: the docstrings of its fields."""
+    if not operation_of(target).of_method:
+        return {}
+    method, found = parse(target.rpartition(".")[0]), {}
+    while True:
+        for each in type(method).__mro__:
+            if issubclass(each, Method):
+                found = {**field_docstrings(each), **found}
+        if not isinstance(method, Wrapper):
+            return found
+        method = method.base
+
+
+def field_docstrings(owner: type) -> dict[str, str]:
+    """Return the docstrings that follow the fields of a class, by the fields' names."""
+    (definition,) = ast.parse(dedent(inspect.getsource(owner))).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        ast.unparse(each.target): " ".join(str(after.value.value).split())
+        for each, after in pairwise(definition.body)
+        if isinstance(each, ast.AnnAssign)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+    }
 
 
 def field_rows(title: str, fields: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -71,12 +71,14 @@ def test_json_and_junit(file, tmp_path):
     assert ElementTree.parse(junit).getroot()[0].get("failures") == "2"
 
 
-def test_what_a_kernel_prints_is_not_on_stdout(file):
+def test_what_a_kernel_prints_is_not_on_stdout(file, capfd):
     loud = RIGHT.replace("    return", "    print('computing')\n    return") + "\nprint('loaded')\n"
     done = invoke("run", file(loud), "--json")
     assert done.exit_code == 0
     assert json.loads(done.stdout)["passed"]
-    assert "computing" in done.stderr and "loaded" in done.stderr
+    said = capfd.readouterr()
+    assert "computing" in said.err and "loaded" in said.err
+    assert "computing" not in said.out
 
 
 def test_a_kernel_that_exits_fails(file):
