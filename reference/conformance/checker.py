@@ -40,6 +40,7 @@ def check(
     exclude: Iterable[str] = (),
     minimise: bool = True,
     calls: int = 1,
+    spec: str = vectors.LATEST,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Check an implementation against the test vectors.
@@ -61,6 +62,7 @@ def check(
         exclude: groups to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
+        spec: version of the specification whose vectors are used.
         progress: is told the number of cases done, of all cases, and the current target.
 
     Raises:
@@ -68,7 +70,7 @@ def check(
         TypeError: if an implementation is no function, or asks for what there is not.
     """
     under_test = as_implementation(method, implementation, arrays, device, precision)
-    chosen = selected(cases(method), method, groups, exclude)
+    chosen = selected(cases(method, spec), method, groups, exclude)
     offered = [case for case in chosen if under_test.offers(case.target)]
     if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
@@ -93,17 +95,18 @@ def check(
     )
 
 
-@lru_cache(maxsize=1)
-def published() -> tuple[Case, ...]:
-    """Return the cases that come with the package."""
-    return tuple(vectors.read())
+@lru_cache(maxsize=2)
+def published(spec: str = vectors.LATEST) -> tuple[Case, ...]:
+    """Return the cases that come with the package, of a version of the specification."""
+    return tuple(case for each in vectors.directories(spec) for case in vectors.read(each))
 
 
-def cases(method: str | None = None) -> tuple[Case, ...]:
+def cases(method: str | None = None, spec: str = vectors.LATEST) -> tuple[Case, ...]:
     """Return the published cases, and cases made on the spot for methods that have none.
 
     Args:
         method: a target or method; of other methods nothing is made. None: of every method.
+        spec: version of the specification.
     """
     unpublished = (
         name
@@ -111,7 +114,7 @@ def cases(method: str | None = None) -> tuple[Case, ...]:
         if name not in vectors.published_methods()
         and (method is None or name == re.split("[.:]", method)[0])
     )
-    return (*published(), *(case for name in unpublished for case in made_on_the_spot(name)))
+    return (*published(spec), *(case for name in unpublished for case in made_on_the_spot(name)))
 
 
 @lru_cache(maxsize=64)
@@ -253,6 +256,9 @@ def wrong(under_test: Implementation, case: Case) -> str | None:
         NotTestedError: if it does not do what the case asks for.
         LostError: if its process crashed or hung.
     """
+    for expected in case.expected.values():
+        if expected.tolerance and under_test.precision not in expected.tolerance:
+            raise NotTestedError(f"there is no tolerance for {under_test.precision}")
     try:
         found = under_test.answer(case)
     except (NotTestedError, LostError):

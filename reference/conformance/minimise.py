@@ -23,6 +23,9 @@ TRIALS = 400
 FORMAT: Any = {"precision": 6, "suppress_small": True, "threshold": 64, "max_line_width": 100}
 """How the smallest inputs are printed."""
 
+NOT_CUT = ("kept", "groups", "bytes", "blocks", "calls", "N", "H", "layers", "vocab")
+"""Axes that follow others, or that a model has once and for all."""
+
 CODED = ("length", "d")
 """Axes that are cut into groups with a scale each."""
 
@@ -154,7 +157,7 @@ def axes_of(case: Case) -> Mapping[str, tuple[str, ...]]:
 
 def axis_length(case: Case, axis: str) -> int:
     """Return the length of an axis, 0 where the case has none; codes follow their vectors."""
-    if axis in ("kept", "groups", "bytes", "blocks"):
+    if axis in NOT_CUT:
         return 0
     for name, axes in axes_of(case).items():
         if axis in axes:
@@ -203,6 +206,9 @@ def follow_cut(
         inputs["keep"] = moved
     if axis == "m" and "block" in parameters:
         parameters["block"] = wanted
+    if axis == "t" and "calls" in inputs:
+        inputs["calls"] = first_tokens(inputs["calls"], wanted)
+        inputs["continues"] = inputs["continues"][: len(inputs["calls"])]
     if axis == "t" and "blocks" in inputs:
         inputs["blocks"] = first_tokens(inputs["blocks"], wanted)
         parameters["prompt"] = min(parameters["prompt"], wanted)
