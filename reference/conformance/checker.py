@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 from kvlab.reference import methods
+from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import vectors
 from kvlab.reference.conformance.building import cases_on_the_spot
 from kvlab.reference.conformance.case import Case
@@ -20,6 +21,7 @@ from kvlab.reference.conformance.implementation import (
 )
 from kvlab.reference.conformance.minimise import SECONDS, minimised
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
+from kvlab.reference.conformance.sizes import SHAPES, sized_cases
 from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
 
 ALL_SECONDS = 40.0
@@ -41,6 +43,8 @@ def check(
     minimise: bool = True,
     calls: int = 1,
     spec: str = vectors.LATEST,
+    sizes: Iterable[str] = ("small",),
+    seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Check an implementation against the test vectors.
@@ -63,6 +67,8 @@ def check(
         minimise: whether to look for the smallest inputs on which a group fails.
         calls: how often each case is asked; every answer has to be right.
         spec: version of the specification whose vectors are used.
+        sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
+        seed: of the numbers of drawn cases.
         progress: is told the number of cases done, of all cases, and the current target.
 
     Raises:
@@ -70,7 +76,10 @@ def check(
         TypeError: if an implementation is no function, or asks for what there is not.
     """
     under_test = as_implementation(method, implementation, arrays, device, precision)
-    chosen = selected(cases(method, spec), method, groups, exclude)
+    sizes = tuple(sizes)
+    kept = cases(method, spec) if "small" in sizes else ()
+    drawn = drawn_cases(method, under_test, sizes, seed)
+    chosen = selected((*kept, *drawn), method, groups, exclude)
     offered = [case for case in chosen if under_test.offers(case.target)]
     if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
@@ -93,6 +102,27 @@ def check(
         tuple(sorted(found, key=lambda group: order.index(group.target))),
         tuple(target for target in targets(chosen) if not under_test.offers(target)),
     )
+
+
+def drawn_cases(
+    method: str | None, under_test: Implementation, sizes: Iterable[str], seed: int
+) -> list[Case]:
+    """Draw the cases of all sizes but ``small``, of what is asked for and offered.
+
+    Raises:
+        ValueError: if a size is unknown.
+    """
+
+    def wanted(target: str) -> bool:
+        asked = method is None or method in (target, target.rpartition(".")[0])
+        return asked and under_test.offers(target)
+
+    found: list[Case] = []
+    for size in sizes:
+        check_choice(("small", *SHAPES), sizes=size)
+        if size != "small":
+            found += sized_cases(size, seed, wanted)
+    return found
 
 
 @lru_cache(maxsize=2)

@@ -81,6 +81,14 @@ def run(
     ] = True,
     timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
     calls: Annotated[int, typer.Option(min=1, help="How often each case is asked.")] = 1,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(help="small: the vectors; kernel, long: drawn cases. May be repeated."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the numbers of drawn cases.")] = 0,
+    spec: Annotated[
+        str, typer.Option(help=f"Specification: {', '.join(vectors.SPECIFICATIONS)}.")
+    ] = vectors.LATEST,
     junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -95,8 +103,40 @@ def run(
             exclude=exclude or (),
             minimise=minimise,
             calls=calls,
+            sizes=sizes or ("small",),
+            seed=seed,
+            spec=spec,
             progress=told,
         )
+    tell(report, junit, as_json)
+
+
+@app.command()
+def fuzz(
+    target: Annotated[str, typer.Argument(help="A building block, or a step as in h2o.score.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="Python file that defines IMPLEMENTATIONS.")
+    ] = None,
+    program: Annotated[
+        str | None, typer.Option("--exec", help="Program to run as PROGRAM TARGET INPUT OUTPUT.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
+    count: Annotated[int, typer.Option("--cases", min=1, help="Cases to draw.")] = 100,
+    timeout: Annotated[float, typer.Option(help="Seconds that one call may take.")] = 60.0,
+    junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
+    from kvlab.reference.conformance import fuzzing  # hypothesis is optional
+
+    prepare_output("junit", junit)
+    with implementation(file, program, None, None, None, timeout) as under_test:
+        report = fuzzing.fuzz(target, under_test, seed, count)
+    tell(report, junit, as_json)
+
+
+def tell(report: Report, junit: Path | None, as_json: bool) -> None:
+    """Print a report and write it; leave with exit code 1 if a case fails."""
     if junit is not None:
         write_text(junit, to_junit(report))
     if as_json:
