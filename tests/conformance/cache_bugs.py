@@ -149,7 +149,7 @@ BUGS = (
     ),
     CacheBug(
         "the mask goes by slots, not by positions",
-        "in_place",
+        "second_turn",
         VISIBLE,
         "mask = (there != EMPTY) & (np.arange(there.shape[-1]) <= query)",
     ),

@@ -26,6 +26,7 @@ from kvlab.fast.lab.terminal import (
     reporting,
     working,
 )
+from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import (
     Implementation,
     Isolated,
@@ -300,30 +301,40 @@ def field_rows(title: str, fields: dict[str, dict[str, Any]]) -> list[tuple[str,
 
 @app.command()
 def generate(
-    out: Annotated[Path, typer.Option(help="Directory to write.")] = vectors.DIRECTORY,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to write; default: the package's.")
+    ] = None,
+    spec: Annotated[
+        str, typer.Option(help="Specification whose own cases are made; 0.9: of all methods.")
+    ] = "0.9",
 ) -> None:
     """Make the vectors anew from the reference: the same bits on every machine."""
-    prepare_output("out", out / vectors.INDEX)
+    check_choice(vectors.SPECIFICATIONS, spec=spec)
+    directory = out or vectors.SPECIFICATIONS[spec]
+    prepare_output("out", directory / vectors.INDEX)
     with working("computing the vectors"):
-        made = vectors.all_cases()
-    vectors.write(made, out)
-    print_line(f"{len(made)} cases in {out}")
+        made = vectors.all_cases() if spec == "0.9" else vectors.added_cases(spec)
+    vectors.write(made, directory, spec)
+    print_line(f"{len(made)} cases in {directory}")
 
 
 @app.command()
 def verify() -> None:
     """Make the vectors anew and compare with the package's; exit code 1 if they differ."""
-    vectors.check_sums(vectors.DIRECTORY)
-    with TemporaryDirectory() as folder:
-        with working("computing the vectors"):
-            vectors.write(vectors.published_cases(), Path(folder))
-        ours, theirs = (
-            (directory / vectors.SUMS).read_text(encoding="utf-8").splitlines()
-            for directory in (vectors.DIRECTORY, Path(folder))
-        )
-    different = sorted(set(ours) ^ set(theirs))
-    for line in different:
-        errors.print(line, highlight=False)
-    if different:
-        raise typer.Exit(1)
-    print_line(f"{len(ours)} files are the same")
+    same = 0
+    for spec, ours in vectors.SPECIFICATIONS.items():
+        vectors.check_sums(ours)
+        with TemporaryDirectory() as folder:
+            with working("computing the vectors"):
+                vectors.write(vectors.added_cases(spec), Path(folder), spec)
+            listed, made = (
+                (directory / vectors.SUMS).read_text(encoding="utf-8").splitlines()
+                for directory in (ours, Path(folder))
+            )
+        different = sorted(set(listed) ^ set(made))
+        for line in different:
+            errors.print(line, highlight=False)
+        if different:
+            raise typer.Exit(1)
+        same += len(listed)
+    print_line(f"{same} files are the same")

@@ -144,9 +144,10 @@ def test_generate_and_verify(tmp_path, monkeypatch):
     few = [case for case in published() if case.target == "keep_set"]
     monkeypatch.setattr(vectors, "all_cases", lambda: few)
     monkeypatch.setattr(vectors, "published_cases", lambda: few)
+    monkeypatch.setattr(vectors, "SPECIFICATIONS", {"0.9": vectors.DIRECTORY})
     done = invoke("generate", "--out", str(tmp_path / "made"))
     assert done.exit_code == 0, done.output
     assert len(vectors.read(tmp_path / "made")) == len(few)
     assert invoke("verify").exit_code == 1
-    monkeypatch.setattr(vectors, "DIRECTORY", tmp_path / "made")
+    monkeypatch.setattr(vectors, "SPECIFICATIONS", {"0.9": tmp_path / "made"})
     assert invoke("verify").exit_code == 0
