@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -42,8 +43,9 @@ from kvlab.reference.conformance import (
 )
 from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
-from kvlab.reference.conformance.report import shown
+from kvlab.reference.conformance.report import REAL_BUGS, shown, to_badge
 from kvlab.reference.conformance.targets import operation_of
+from kvlab.reference.conformance.xfails import FILE, judged, read_xfails
 from kvlab.reference.method import Method, Wrapper
 from kvlab.reference.methods import parse
 
@@ -90,11 +92,18 @@ def run(
     spec: Annotated[
         str, typer.Option(help=f"Specification: {', '.join(vectors.SPECIFICATIONS)}.")
     ] = vectors.LATEST,
+    xfails: Annotated[
+        Path | None, typer.Option(help=f"Known failures; default: {FILE}, if there is one.")
+    ] = None,
+    badge: Annotated[Path | None, typer.Option(help="JSON for a badge of shields.io.")] = None,
     junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
     prepare_output("junit", junit)
+    prepare_output("badge", badge)
+    listed = xfails or (Path(FILE) if Path(FILE).exists() else None)
+    known = () if listed is None else read_xfails(listed)
     chosen = implementation(file, program, arrays, device, precision, timeout)
     with chosen as under_test, reporting(transient=True) as told:
         report = check(
@@ -109,6 +118,9 @@ def run(
             spec=spec,
             progress=told,
         )
+    report = judged(report, known)
+    if badge is not None:
+        write_text(badge, json.dumps(to_badge(report, spec)) + "\n")
     tell(report, junit, as_json)
 
 
@@ -213,6 +225,8 @@ def list_targets(as_json: AsJson = False) -> None:
         return
     table = [(target, ", ".join(groups)) for target, groups in rows.items()]
     print_table(Table(("target", "groups"), table, words=2))
+    known = [(group, bug["what"], bug["thread"]) for group, bug in REAL_BUGS.items()]
+    print_table(Table(("group", "would have caught", "thread"), known, words=3))
 
 
 @app.command("show")
