@@ -179,17 +179,15 @@ def to_junit(report: Report) -> str:
     for target in dict.fromkeys(group.target for group in report.groups):
         groups = [group for group in report.groups if group.target == target]
         outcomes = [outcome for group in groups for outcome in group.outcomes]
-        failed, skipped = (
-            sum(outcome.status == status for outcome in outcomes)
-            for status in (Status.FAILED, Status.NOT_TESTED)
-        )
+        failed = sum(outcome.status == Status.FAILED for outcome in outcomes)
+        passed = sum(outcome.status == Status.PASSED for outcome in outcomes)
         suite = ElementTree.SubElement(
             root,
             "testsuite",
             name=target,
             tests=str(len(outcomes)),
             failures=str(failed),
-            skipped=str(skipped),
+            skipped=str(len(outcomes) - failed - passed),
         )
         for outcome in outcomes:
             add_outcome(suite, outcome)

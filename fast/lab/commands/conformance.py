@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -37,6 +38,7 @@ from kvlab.reference.conformance import (
     Status,
     cases,
     check,
+    standalone,
     to_junit,
     to_plain,
     vectors,
@@ -45,6 +47,7 @@ from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
 from kvlab.reference.conformance.report import REAL_BUGS, shown, to_badge
 from kvlab.reference.conformance.targets import operation_of
+from kvlab.reference.conformance.whole_cache import MODEL
 from kvlab.reference.conformance.xfails import FILE, judged, read_xfails
 from kvlab.reference.method import Method, Wrapper
 from kvlab.reference.methods import parse
@@ -330,6 +333,42 @@ def generate(
         made = vectors.all_cases() if spec == "0.9" else vectors.added_cases(spec)
     vectors.write(made, directory, spec)
     print_line(f"{len(made)} cases in {directory}")
+
+
+PROJECT = """[project]
+name = "kvlab-vectors"
+version = "{spec}"
+description = "Vectors of kvlab's conformance kit, for NumPy and safetensors alone"
+requires-python = ">=3.11"
+dependencies = ["numpy>=2.0", "safetensors>=0.4.5"]
+
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[tool.setuptools]
+packages = ["kvlab_vectors"]
+
+[tool.setuptools.package-data]
+kvlab_vectors = ["vectors/*", "caches/*", "model/*"]
+"""
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Argument(help="Directory to write: a package for pip.")],
+) -> None:
+    """Write the vectors, the model and a reader as a package that needs no kvlab."""
+    package = out / "kvlab_vectors"
+    prepare_output("out", package / "__init__.py")
+    for directory in vectors.SPECIFICATIONS.values():
+        shutil.copytree(directory, package / directory.name, dirs_exist_ok=True)
+    (package / "model").mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(MODEL / name, package / "model")
+    shutil.copy(standalone.__file__, package / "__init__.py")
+    write_text(out / "pyproject.toml", PROJECT.format(spec=vectors.LATEST))
+    print_line(f"{out}: python -m pip install {out}")
 
 
 @app.command()
