@@ -5,15 +5,19 @@ or Triton computes.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from kvlab.fast import attention, quantization
 from kvlab.fast.attention import compute_dtype
 from kvlab.fast.batch import BatchClock, KeepSet
 from kvlab.fast.cache import LayerCache
+from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.compression import compress
 from kvlab.fast.kernels.caote import eviction_errors
 from kvlab.fast.kernels.decode import decode_attention
 from kvlab.fast.kernels.keep import keep_slots
@@ -23,6 +27,7 @@ from kvlab.fast.kernels.prefill import received_attention
 from kvlab.fast.kernels.quantise import outlier_scores, quantise
 from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.fast.methods import get
+from kvlab.fast.models.loading import load
 from kvlab.fast.observation import Attended, Observation
 from kvlab.fast.policy import Elapsed, Policy
 from kvlab.fast.quantization import Quantized
@@ -331,6 +336,89 @@ def fill_state(policy: Policy, cache: LayerCache, given: Mapping[str, Any], new:
             cache.state.stream[name.removeprefix(prefix)] = x[None]
 
 
+# --- whole caches --------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def decoder(directory: str, sliding_window: int | None) -> PreTrainedModel:
+    """Return the model of a Hugging Face directory, with a window in every second layer.
+
+    Llama has no windows, so that such a model is built as a Qwen2, whose biases are set to 0.
+    """
+    model, _ = load(directory, "float32", "cpu")
+    if sliding_window is None:
+        return model
+    config = model.config.to_dict()
+    config.pop("architectures")
+    config.pop("model_type")
+    kinds = ("full_attention", "sliding_attention")
+    layers = range(config["num_hidden_layers"])
+    config |= {
+        "layer_types": [kinds[layer % 2] for layer in layers],
+        "sliding_window": sliding_window,
+        "use_sliding_window": True,
+    }
+    sliding = Qwen2ForCausalLM(Qwen2Config(**config)).eval()
+    biases = {name: x.zero_() for name, x in sliding.state_dict().items() if "_proj.bias" in name}
+    sliding.load_state_dict({**biases, **model.state_dict()})
+    return sliding
+
+
+def whole_cache(
+    method,
+    budget,
+    model,
+    tokens,
+    padding,
+    calls,
+    continues,
+    learned_sinks,
+    block_size,
+    softcap,
+    sliding_window,
+):
+    """A batch of streams through the model under `compress`, call by call."""
+    if learned_sinks is not None:
+        raise NotImplementedError("kvlab does not know attention with learned sinks")
+    whole = decoder(model, sliding_window)
+    real = torch.arange(tokens.shape[1]) >= padding[:, None]
+    variant = {} if softcap is None else {"softcap": softcap}
+    found, first = {"logits": [], "kept": [], "bytes": []}, 0
+    with compress(whole, method, budget, block_size=block_size) as cache:
+        for length, order in zip(calls.tolist(), continues, strict=True):
+            last = first + length
+            if first and not torch.equal(order, torch.arange(len(order))):
+                cache.reorder_cache(order)
+            outputs = whole(
+                input_ids=tokens[:, first:last],
+                attention_mask=real[:, :last].long(),
+                past_key_values=cache,
+                logits_to_keep=1,
+                **variant,
+            )
+            found["logits"].append(outputs.logits[:, -1])
+            found["kept"].append(held(cache, tokens.shape[1]))
+            found["bytes"].append(torch.tensor(cache.memory().entries))
+            first = last
+    return {name: torch.stack(each) for name, each in found.items()}
+
+
+def held(cache: CompressedCache, tokens: int) -> Tensor:
+    """Mark the positions that each layer and head holds; none in layers with a window."""
+    layers = iter(cache.positions())
+    marks = []
+    for layer in cache.layers:
+        if layer in cache.compressed_layers:
+            places = next(layers)
+            there = torch.zeros(*places.shape[:2], tokens + 1, dtype=torch.bool)
+            there.scatter_(2, torch.where(places < 0, tokens, places).long(), True)
+            marks.append(there[..., :tokens])
+        else:
+            marks.append(None)
+    nowhere = torch.zeros_like(next(each for each in marks if each is not None))
+    return torch.stack([nowhere if each is None else each for each in marks], dim=1)
+
+
 IMPLEMENTATIONS = {
     "attend": attend,
     "attention": probabilities,
@@ -352,4 +440,5 @@ IMPLEMENTATIONS = {
     "*.keep": keep,
     "*.store": store,
     "*.run": run,
+    "*.whole_cache": whole_cache,
 }

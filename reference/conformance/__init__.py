@@ -15,6 +15,7 @@ from kvlab.reference.conformance.implementation import (
     NotTestedError,
     load,
 )
+from kvlab.reference.conformance.isolated import Isolated, Loading
 from kvlab.reference.conformance.program import Program
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status, to_junit, to_plain
 
@@ -24,6 +25,8 @@ __all__ = [
     "Functions",
     "Group",
     "Implementation",
+    "Isolated",
+    "Loading",
     "NotTestedError",
     "Outcome",
     "Program",

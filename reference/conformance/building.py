@@ -8,7 +8,7 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
-from kvlab.reference.conformance import stages
+from kvlab.reference.conformance import stages, whole_cache
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.groups import (
     OPTION,
@@ -191,6 +191,8 @@ def is_steady(case: Case, policy: Policy) -> bool:
 
 def is_decisive(case: Case) -> bool:
     """Whether the scores of a case decide clearly; only whole streams can leave doubt."""
+    if case.operation == "whole_cache":
+        return whole_cache.is_steady(case.inputs, case.parameters, case.method)
     if case.operation != "run" or case.method is None:
         return True
     stream = stages.stream_from(case.inputs, case.parameters)

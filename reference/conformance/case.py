@@ -28,12 +28,13 @@ class Tolerance:
 class Expected:
     """One output of a case.
 
-    ``numbers`` are compared within a tolerance, ``exact`` ones bit by bit, and a ``keep`` set as a
-    set: indices that ascend, as many as expected, equal to the expected ones but for the entries
-    whose scores are too close to the threshold to say who is worth more.
+    ``numbers`` are compared within a tolerance, ``exact`` ones bit by bit; ``at_most`` is a bound
+    of numbers above 0. A ``keep`` set is compared as a set: indices that ascend, as many as
+    expected, equal to the expected ones but for the entries whose scores are too close to the
+    threshold to say who is worth more.
     """
 
-    kind: Literal["numbers", "exact", "keep"]
+    kind: Literal["numbers", "exact", "keep", "at_most"]
     value: Array
     tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
     """By the implementation's precision; of ``numbers`` alone."""

@@ -7,17 +7,28 @@ from time import monotonic
 from typing import Any
 
 from kvlab.reference import methods
+from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import vectors
 from kvlab.reference.conformance.building import cases_on_the_spot
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.expecting import difference
-from kvlab.reference.conformance.implementation import Functions, Implementation, NotTestedError
+from kvlab.reference.conformance.implementation import (
+    Functions,
+    Implementation,
+    LostError,
+    NotTestedError,
+    RaisedError,
+)
 from kvlab.reference.conformance.minimise import SECONDS, minimised
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
+from kvlab.reference.conformance.sizes import SHAPES, sized_cases
 from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
 
 ALL_SECONDS = 40.0
 """Time that is spent on making the failures of one check small."""
+
+CALLS = 11
+"""Calls after which an error counts as permanent if all of them were wrong."""
 
 
 def check(
@@ -30,6 +41,10 @@ def check(
     groups: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
     minimise: bool = True,
+    calls: int = 1,
+    spec: str = vectors.LATEST,
+    sizes: Iterable[str] = ("small",),
+    seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Check an implementation against the test vectors.
@@ -50,6 +65,10 @@ def check(
         groups: groups to run; None: all.
         exclude: groups to leave out.
         minimise: whether to look for the smallest inputs on which a group fails.
+        calls: how often each case is asked; every answer has to be right.
+        spec: version of the specification whose vectors are used.
+        sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
+        seed: of the numbers of drawn cases.
         progress: is told the number of cases done, of all cases, and the current target.
 
     Raises:
@@ -57,7 +76,10 @@ def check(
         TypeError: if an implementation is no function, or asks for what there is not.
     """
     under_test = as_implementation(method, implementation, arrays, device, precision)
-    chosen = selected(cases(method), method, groups, exclude)
+    sizes = tuple(sizes)
+    kept = cases(method, spec) if "small" in sizes else ()
+    drawn = drawn_cases(method, under_test, sizes, seed)
+    chosen = selected((*kept, *drawn), method, groups, exclude)
     offered = [case for case in chosen if under_test.offers(case.target)]
     if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
@@ -69,7 +91,7 @@ def check(
         outcomes = by_group.setdefault((case.target, case.group), [])
         first = not any(each.status == Status.FAILED for each in outcomes)
         began = monotonic()
-        outcomes.append(run_case(under_test, case, seconds if first else 0.0))
+        outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
         if outcomes[-1].smallest is not None:
             seconds -= min(seconds, monotonic() - began)
     if progress is not None:
@@ -82,17 +104,39 @@ def check(
     )
 
 
-@lru_cache(maxsize=1)
-def published() -> tuple[Case, ...]:
-    """Return the cases that come with the package."""
-    return tuple(vectors.read())
+def drawn_cases(
+    method: str | None, under_test: Implementation, sizes: Iterable[str], seed: int
+) -> list[Case]:
+    """Draw the cases of all sizes but ``small``, of what is asked for and offered.
+
+    Raises:
+        ValueError: if a size is unknown.
+    """
+
+    def wanted(target: str) -> bool:
+        asked = method is None or method in (target, target.rpartition(".")[0])
+        return asked and under_test.offers(target)
+
+    found: list[Case] = []
+    for size in sizes:
+        check_choice(("small", *SHAPES), sizes=size)
+        if size != "small":
+            found += sized_cases(size, seed, wanted)
+    return found
 
 
-def cases(method: str | None = None) -> tuple[Case, ...]:
+@lru_cache(maxsize=2)
+def published(spec: str = vectors.LATEST) -> tuple[Case, ...]:
+    """Return the cases that come with the package, of a version of the specification."""
+    return tuple(case for each in vectors.directories(spec) for case in vectors.read(each))
+
+
+def cases(method: str | None = None, spec: str = vectors.LATEST) -> tuple[Case, ...]:
     """Return the published cases, and cases made on the spot for methods that have none.
 
     Args:
         method: a target or method; of other methods nothing is made. None: of every method.
+        spec: version of the specification.
     """
     unpublished = (
         name
@@ -100,7 +144,7 @@ def cases(method: str | None = None) -> tuple[Case, ...]:
         if name not in vectors.published_methods()
         and (method is None or name == re.split("[.:]", method)[0])
     )
-    return (*published(), *(case for name in unpublished for case in made_on_the_spot(name)))
+    return (*published(spec), *(case for name in unpublished for case in made_on_the_spot(name)))
 
 
 @lru_cache(maxsize=64)
@@ -191,19 +235,48 @@ def targets(listed: Iterable[Case]) -> list[str]:
     return list(dict.fromkeys(case.target for case in listed))
 
 
-def run_case(under_test: Implementation, case: Case, seconds: float = 0.0) -> Outcome:
-    """Let an implementation answer one case; spend up to ``seconds`` on making a failure small."""
+def run_case(
+    under_test: Implementation, case: Case, seconds: float = 0.0, calls: int = 1
+) -> Outcome:
+    """Let an implementation answer one case.
+
+    Args:
+        under_test: the implementation.
+        case: what it is asked.
+        seconds: time for making a failure small.
+        calls: how often it is asked; every answer has to be right.
+    """
     try:
-        reason = wrong(under_test, case)
+        reason = wrong_in_calls(under_test, case, calls)
+        if reason is None:
+            return Outcome(case, Status.PASSED)
+        if not seconds:
+            return Outcome(case, Status.FAILED, reason)
+        times = wrong_times(under_test, case)
+        if times < CALLS - 1:
+            often = f"intermittent, wrong in {times + 1} of {CALLS} calls: {reason}"
+            return Outcome(case, Status.FAILED, often)
+        limit = min(seconds, SECONDS)
+        smallest = minimised(case, lambda smaller: wrong(under_test, smaller), limit)
+        return Outcome(case, Status.FAILED, reason, smallest)
     except NotTestedError as why:
         return Outcome(case, Status.NOT_TESTED, str(why))
-    if reason is None:
-        return Outcome(case, Status.PASSED)
-    if not seconds:
-        return Outcome(case, Status.FAILED, reason)
-    limit = min(seconds, SECONDS)
-    smallest = minimised(case, lambda smaller: wrong(under_test, smaller), limit)
-    return Outcome(case, Status.FAILED, reason, smallest)
+    except LostError as how:
+        return Outcome(case, Status.FAILED, str(how))
+
+
+def wrong_in_calls(under_test: Implementation, case: Case, calls: int) -> str | None:
+    """Return what is wrong with the first wrong answer to a case that is asked several times."""
+    for number in range(1, calls + 1):
+        reason = wrong(under_test, case)
+        if reason is not None:
+            return reason if number == 1 else f"in call {number} of the same case: {reason}"
+    return None
+
+
+def wrong_times(under_test: Implementation, case: Case) -> int:
+    """Return how many of further calls are wrong."""
+    return sum(wrong(under_test, case) is not None for _ in range(CALLS - 1))
 
 
 def wrong(under_test: Implementation, case: Case) -> str | None:
@@ -211,11 +284,17 @@ def wrong(under_test: Implementation, case: Case) -> str | None:
 
     Raises:
         NotTestedError: if it does not do what the case asks for.
+        LostError: if its process crashed or hung.
     """
+    for expected in case.expected.values():
+        if expected.tolerance and under_test.precision not in expected.tolerance:
+            raise NotTestedError(f"there is no tolerance for {under_test.precision}")
     try:
         found = under_test.answer(case)
-    except NotTestedError:
+    except (NotTestedError, LostError):
         raise
+    except RaisedError as error:
+        return str(error)
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
         return f"{type(error).__name__}: {error}"
     outputs = described(case).outputs

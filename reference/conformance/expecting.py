@@ -34,6 +34,11 @@ def exact(value: Array, where: Array | None = None) -> Expected:
     return Expected("exact", value, where=where)
 
 
+def at_most(value: Array) -> Expected:
+    """Expect numbers above 0 that do not exceed a bound."""
+    return Expected("at_most", value)
+
+
 def numbers(
     value: Array,
     logit_size: float = 0.0,
@@ -154,6 +159,8 @@ def difference(expected: Expected, found: Array, precision: str) -> str | None:
         return keep_difference(expected, found, precision)
     if expected.kind == "exact":
         return exact_difference(expected, found)
+    if expected.kind == "at_most":
+        return located((found <= 0) | (found > expected.value), found, expected.value)
     return number_difference(expected, found, precision)
 
 

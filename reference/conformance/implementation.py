@@ -19,12 +19,27 @@ from kvlab.reference.conformance.targets import OPERATIONS, described, operation
 from kvlab.reference.importing import import_file
 from kvlab.reference.notation import Array
 
+MOST_ARRAYS = 200
+"""Arrays of earlier calls that are held at most, to be used again."""
+
 CHANNELS = ("d", "length")
 """Axes of vectors: arrays that have one come in the implementation's number format."""
 
 
 class NotTestedError(Exception):
     """The implementation does not offer what a case asks for."""
+
+
+class LostError(Exception):
+    """The implementation crashed or hung in the middle of a case, and its process is gone."""
+
+
+class RaisedError(Exception):
+    """The implementation raised an exception in another process: its name and its text."""
+
+
+class SideEffectError(Exception):
+    """The implementation changed an input."""
 
 
 @runtime_checkable
@@ -58,7 +73,11 @@ class Functions:
     device: str | None = None
     precision: str = "float32"
     """Number format of vectors that they are given."""
+    strict: bool = False
+    """Whether inputs lie in the same memory in every call, and must not be changed: but for those
+    with the name of an output, which may be updated in place."""
     _convert: Callable[[Array], Any] = field(init=False, repr=False)
+    _memory: dict[Any, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check everything that can be checked before a case runs."""
@@ -79,16 +98,18 @@ class Functions:
         Raises:
             NotTestedError: if there is no function, or it raises NotImplementedError.
             TypeError: if it returns something else than arrays.
+            SideEffectError: if it changes an input, and `strict` is set.
         """
         function = self._function(case.target)
         if function is None:
             raise NotTestedError("no function")
         operation = described(case)
+        inputs = {name: self._given(name, x, operation) for name, x in case.inputs.items()}
         available = {
             **dict.fromkeys(operation.inputs),
             **dict.fromkeys(operation.parameters),
             **case.parameters,
-            **{name: self._given(x, operation.input(name, x)) for name, x in case.inputs.items()},
+            **inputs,
             "method": case.method,
         }
         try:
@@ -96,7 +117,10 @@ class Functions:
                 returned = function(**named(function, available, case.target))
         except NotImplementedError as reason:
             raise NotTestedError(str(reason) or "not implemented") from None
-        return outputs_of(returned, case)
+        found = {name: np.array(x) for name, x in outputs_of(returned, case).items()}
+        if self.strict:
+            check_unchanged(case, inputs)
+        return found
 
     def _function(self, target: str) -> Callable[..., Any] | None:
         if target in self.functions:
@@ -104,7 +128,12 @@ class Functions:
         fitting = [f for pattern, f in self.functions.items() if fnmatchcase(target, pattern)]
         return fitting[0] if fitting else None
 
-    def _given(self, x: Array, described: Field) -> Any:
+    def _given(self, name: str, x: Array, operation: Operation) -> Any:
+        described = operation.input(name, x)
+        made = self._converted(x, described)
+        return self._in_same_memory((name, described.kind), made) if self.strict else made
+
+    def _converted(self, x: Array, described: Field) -> Any:
         stored = x.astype(DTYPES[described.kind])
         if not is_vector(described) or self.precision == "float32":
             return self._convert(stored)
@@ -113,6 +142,29 @@ class Functions:
         if self.arrays == "numpy":
             return stored.astype(np.float16)
         return cast(self._convert(stored), self.arrays, self.precision)
+
+    def _in_same_memory(self, name: tuple[str, str], made: Any) -> Any:
+        """Return the numbers in the array that earlier calls were given, if it has their shape."""
+        if len(self._memory) > MOST_ARRAYS:
+            self._memory.clear()
+        place = self._memory.setdefault((*name, tuple(made.shape)), made)
+        if place is made:
+            return made
+        try:
+            place[...] = made
+        except TypeError:  # arrays that cannot be changed, as those of JAX
+            return made
+        return place
+
+
+def check_unchanged(case: Case, inputs: Mapping[str, Any]) -> None:
+    """Raise SideEffectError if an input is not what it was, unless it has the name of an output."""
+    for name, given in inputs.items():
+        if name in described(case).outputs:
+            continue
+        before, after = case.inputs[name], to_numpy(given)
+        if not np.array_equal(before.astype(after.dtype), after, equal_nan=after.dtype.kind == "f"):
+            raise SideEffectError(f"the input {name} was changed by the call")
 
 
 def is_vector(described: Field) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlab.reference.conformance.building import is_decisive
 from kvlab.reference.conformance.case import Case, Expected, Inputs, Parameters
-from kvlab.reference.conformance.implementation import NotTestedError
+from kvlab.reference.conformance.implementation import LostError, NotTestedError
 from kvlab.reference.conformance.operation import AXES
 from kvlab.reference.conformance.targets import described
 from kvlab.reference.notation import Array
@@ -22,6 +22,9 @@ TRIALS = 400
 
 FORMAT: Any = {"precision": 6, "suppress_small": True, "threshold": 64, "max_line_width": 100}
 """How the smallest inputs are printed."""
+
+NOT_CUT = ("kept", "groups", "bytes", "blocks", "calls", "N", "H", "layers", "vocab")
+"""Axes that follow others, or that a model has once and for all."""
 
 CODED = ("length", "d")
 """Axes that are cut into groups with a scale each."""
@@ -73,7 +76,7 @@ def fails(case: Case, wrong: Wrong) -> str | None:
         return None
     try:
         return wrong(case)
-    except NotTestedError:
+    except (NotTestedError, LostError):
         return None
 
 
@@ -126,7 +129,10 @@ def has_infinite(expected: Mapping[str, Expected]) -> bool:
 
 
 def shorter(case: Case) -> Iterator[tuple[Inputs, Parameters]]:
-    """Cut every axis to one, to its half and by one; then lower the budget and the like."""
+    """Cut every axis to one, to its half and by one; then lower the budget and the like.
+
+    Options of a method are left alone: the reference takes them from the method's name.
+    """
     for axis in AXES:
         length = axis_length(case, axis)
         for wanted in dict.fromkeys((1, length // 2, length - 1)):
@@ -134,7 +140,8 @@ def shorter(case: Case) -> Iterator[tuple[Inputs, Parameters]]:
                 cut = cut_axis(case, axis, wanted, last)
                 if cut is not None:
                     yield cut
-    for name, least in (("budget", 0), ("room", 0), ("group", 1), ("kernel", 1)):
+    lowered = {"budget": 0, "room": 0}
+    for name, least in (lowered if case.method else {**lowered, "group": 1, "kernel": 1}).items():
         value = case.parameters.get(name)
         if isinstance(value, int):
             for less in dict.fromkeys((value // 2, value - 1)):
@@ -150,7 +157,7 @@ def axes_of(case: Case) -> Mapping[str, tuple[str, ...]]:
 
 def axis_length(case: Case, axis: str) -> int:
     """Return the length of an axis, 0 where the case has none; codes follow their vectors."""
-    if axis in ("kept", "groups", "bytes", "blocks"):
+    if axis in NOT_CUT:
         return 0
     for name, axes in axes_of(case).items():
         if axis in axes:
@@ -199,6 +206,9 @@ def follow_cut(
         inputs["keep"] = moved
     if axis == "m" and "block" in parameters:
         parameters["block"] = wanted
+    if axis == "t" and "calls" in inputs:
+        inputs["calls"] = first_tokens(inputs["calls"], wanted)
+        inputs["continues"] = inputs["continues"][: len(inputs["calls"])]
     if axis == "t" and "blocks" in inputs:
         inputs["blocks"] = first_tokens(inputs["blocks"], wanted)
         parameters["prompt"] = min(parameters["prompt"], wanted)

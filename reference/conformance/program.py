@@ -8,6 +8,7 @@ do.
 
 import shlex
 import shutil
+import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors.numpy import load, save
 
 from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance.case import PRECISIONS, Case
-from kvlab.reference.conformance.implementation import NotTestedError
+from kvlab.reference.conformance.implementation import LostError, NotTestedError
 from kvlab.reference.conformance.operation import DTYPES
 from kvlab.reference.conformance.targets import described
 from kvlab.reference.notation import Array
@@ -55,7 +56,8 @@ class Program:
 
         Raises:
             NotTestedError: if it exits with 77.
-            RuntimeError: if it fails, or takes too long.
+            RuntimeError: if it fails.
+            LostError: if it crashes, or takes too long.
             FileNotFoundError: if it writes no output.
         """
         with TemporaryDirectory(prefix="kvlab-") as folder:
@@ -71,7 +73,9 @@ class Program:
         try:
             done = subprocess.run(command, capture_output=True, timeout=self.timeout, check=False)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"the program took longer than {self.timeout} s") from None
+            raise LostError(f"the program took longer than {self.timeout:g} s") from None
+        if done.returncode < 0:
+            raise LostError(f"the program crashed: {signal.Signals(-done.returncode).name}")
         stderr = done.stderr.decode(errors="replace").strip()
         if done.returncode == SKIPPED:
             raise NotTestedError(stderr or f"exit code {SKIPPED}")

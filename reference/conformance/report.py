@@ -1,7 +1,10 @@
-"""The result of a check: as objects, in words, as plain data and as JUnit XML."""
+"""The result of a check: as objects, in words, as plain data, as JUnit XML and as a badge."""
 
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,12 +17,19 @@ IN_FULL = 3
 """Failures that are shown with their smallest inputs; of others only what is wrong."""
 
 
+REAL_BUGS: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    Path(__file__).with_name("bugs.toml").read_text(encoding="utf-8")
+)
+"""By group: ``what`` went wrong in somebody's code, and the public ``thread`` about it."""
+
+
 class Status(StrEnum):
     """How a case ended."""
 
     PASSED = "passed"
     FAILED = "failed"
     NOT_TESTED = "not tested"
+    EXPECTED = "expected to fail"
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,9 @@ def shown(failures: list[Outcome]) -> str:
 def describe(outcome: Outcome) -> str:
     """Say what failed, with the smallest inputs that still fail."""
     lines = [f"{outcome.case.name}: {outcome.reason}"]
+    if outcome.case.group in REAL_BUGS:
+        known = REAL_BUGS[outcome.case.group]
+        lines.append(f"  this group would have caught: {known['what']} ({known['thread']})")
     if outcome.smallest is not None:
         lines.append(outcome.smallest.describe())
     return "\n".join(lines)
@@ -126,6 +139,7 @@ def group_to_plain(group: Group) -> dict[str, Any]:
         "target": group.target,
         "group": group.group,
         **{str(status).replace(" ", "_"): group.count(status) for status in Status},
+        "would_have_caught": REAL_BUGS.get(group.group),
         "reasons_not_tested": sorted(
             {each.reason for each in group.outcomes if each.status == Status.NOT_TESTED}
         ),
@@ -165,17 +179,15 @@ def to_junit(report: Report) -> str:
     for target in dict.fromkeys(group.target for group in report.groups):
         groups = [group for group in report.groups if group.target == target]
         outcomes = [outcome for group in groups for outcome in group.outcomes]
-        failed, skipped = (
-            sum(outcome.status == status for outcome in outcomes)
-            for status in (Status.FAILED, Status.NOT_TESTED)
-        )
+        failed = sum(outcome.status == Status.FAILED for outcome in outcomes)
+        passed = sum(outcome.status == Status.PASSED for outcome in outcomes)
         suite = ElementTree.SubElement(
             root,
             "testsuite",
             name=target,
             tests=str(len(outcomes)),
             failures=str(failed),
-            skipped=str(skipped),
+            skipped=str(len(outcomes) - failed - passed),
         )
         for outcome in outcomes:
             add_outcome(suite, outcome)
@@ -191,8 +203,19 @@ def add_outcome(suite: ElementTree.Element, outcome: Outcome) -> None:
     if outcome.status == Status.FAILED:
         failure = ElementTree.SubElement(case, "failure", message=printable(outcome.reason))
         failure.text = printable(describe(outcome))
-    elif outcome.status == Status.NOT_TESTED:
+    elif outcome.status in (Status.NOT_TESTED, Status.EXPECTED):
         ElementTree.SubElement(case, "skipped", message=printable(outcome.reason))
+
+
+def to_badge(report: Report, spec: str) -> dict[str, Any]:
+    """Return what shields.io draws a badge from: an endpoint badge."""
+    passed, failed = report.count(Status.PASSED), report.count(Status.FAILED)
+    return {
+        "schemaVersion": 1,
+        "label": f"kvlab conformance {spec}",
+        "message": f"{passed} passed" if report.passed else f"{failed} failed",
+        "color": "brightgreen" if report.passed else "red",
+    }
 
 
 def printable(text: str) -> str:

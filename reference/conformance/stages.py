@@ -287,7 +287,8 @@ def derive_run(inputs: Inputs, parameters: Parameters, method: str | None) -> In
 
 def column_field(column: Column, optional: bool = True) -> Field:
     """Describe a column of a score's state as an array."""
-    return Field(("G", "n"), "int" if column.whole else "float", column.meaning, optional)
+    meaning = f"{column.meaning}; a new entry comes with {column.start:g}"
+    return Field(("G", "n"), "int" if column.whole else "float", meaning, optional)
 
 
 STEPS: Mapping[str, Operation] = {

@@ -4,12 +4,12 @@ from functools import lru_cache
 
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
-from kvlab.reference.conformance import blocks, stages
+from kvlab.reference.conformance import blocks, stages, whole_cache
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.operation import Operation
 
-OPERATIONS = {**blocks.OPERATIONS, **stages.STEPS}
+OPERATIONS = {**blocks.OPERATIONS, **stages.STEPS, **whole_cache.OPERATIONS}
 """Building blocks, then the steps of a method, without what a score remembers of each entry."""
 
 
@@ -28,6 +28,8 @@ def operation(name: str, method: str | None, budget: int | None) -> Operation:
     """Return a building block, or a step of a method in registry syntax."""
     if method is None:
         return blocks.OPERATIONS[name]
+    if name in whole_cache.OPERATIONS:
+        return whole_cache.OPERATIONS[name]
     return stages.operations(methods.get(method, budget).score.columns)[name]
 
 
@@ -41,7 +43,7 @@ def operation_of(target: str) -> Operation:
     found = OPERATIONS.get(name)
     if found is None or found.of_method != bool(method):
         raise ValueError(f"target = {target!r} must be {allowed()}")
-    if not method:
+    if not method or name in whole_cache.OPERATIONS:
         return found
     methods.parse(method)
     columns: dict[str, Column] = {}
@@ -54,5 +56,5 @@ def operation_of(target: str) -> Operation:
 def allowed() -> str:
     """Say what a target can be."""
     own = ", ".join(blocks.OPERATIONS)
-    steps = ", ".join(stages.STEPS)
+    steps = ", ".join([*stages.STEPS, *whole_cache.OPERATIONS])
     return f"one of {own}, or a method and one of {steps}, as in 'h2o.score'"

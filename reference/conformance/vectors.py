@@ -15,19 +15,32 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from kvlab.reference import methods
+from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance.block_cases import block_cases
 from kvlab.reference.conformance.building import cases_on_the_spot, method_cases
+from kvlab.reference.conformance.cache_cases import cache_cases
 from kvlab.reference.conformance.case import Case, Expected, Tolerance
 from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.operation import Field, Kind
 from kvlab.reference.conformance.targets import described
+from kvlab.reference.conformance.whole_cache import MODEL
 from kvlab.reference.notation import Array
 
 FORMAT = 1
 """Version of the files' layout; a reader refuses others."""
 
 DIRECTORY = Path(__file__).with_name("vectors")
+CACHES = Path(__file__).with_name("caches")
+
+SPECIFICATIONS: Mapping[str, Path] = {"0.9": DIRECTORY, "1.0": CACHES}
+"""Versions of the specification, oldest first, and where the cases lie that each of them added."""
+
+LATEST = [*SPECIFICATIONS][-1]
+
 INDEX, SCHEMA, SUMS = "index.json", "schema.json", "SHA256SUMS"
+
+SHARED = {"run": "streams", "whole_cache": "caches"}
+"""Files of the operations whose cases share their inputs, whatever the method."""
 
 STORED: Mapping[Kind, type] = {
     "float": np.float32,
@@ -57,8 +70,24 @@ def published_cases() -> list[Case]:
     return [*block_cases(), *method_cases(published_methods())]
 
 
+def added_cases(specification: str) -> list[Case]:
+    """Build the cases anew that a version of the specification added."""
+    return published_cases() if specification == "0.9" else [*cache_cases()]
+
+
+def directories(specification: str) -> list[Path]:
+    """Return where the cases of a specification lie: its own, and those of all before it.
+
+    Raises:
+        ValueError: if there is no such specification.
+    """
+    check_choice(SPECIFICATIONS, spec=specification)
+    versions = [*SPECIFICATIONS]
+    return [SPECIFICATIONS[each] for each in versions[: versions.index(specification) + 1]]
+
+
 def all_cases() -> list[Case]:
-    """Build every published case anew, and cases for methods that have none."""
+    """Build every case of the first specification anew, and cases for methods that have none."""
     others = (name for name in methods.names() if name not in published_methods())
     return [*published_cases(), *(case for name in others for case in cases_on_the_spot(name))]
 
@@ -86,8 +115,13 @@ class Writer:
         return self._known[key]
 
 
-def write(cases: Iterable[Case], directory: Path) -> None:
+def write(cases: Iterable[Case], directory: Path, specification: str = "0.9") -> None:
     """Write the files of all cases.
+
+    Args:
+        cases: to be written.
+        directory: where.
+        specification: that the cases belong to; the index carries it, from 1.0 on.
 
     Raises:
         OSError: if the directory cannot be written.
@@ -99,8 +133,9 @@ def write(cases: Iterable[Case], directory: Path) -> None:
         f"{file}.safetensors": save(dict(tensors)) for file, tensors in writer.files.items()
     }
     lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
-    contents[INDEX] = f'{{"format":{FORMAT},"cases":[\n{lines}\n]}}\n'.encode()
-    contents[SCHEMA] = (DIRECTORY / SCHEMA).read_bytes()
+    carried = "" if specification == "0.9" else f'"specification":"{specification}",'
+    contents[INDEX] = f'{{"format":{FORMAT},{carried}"cases":[\n{lines}\n]}}\n'.encode()
+    contents[SCHEMA] = (SPECIFICATIONS[specification] / SCHEMA).read_bytes()
     for name, content in contents.items():
         (directory / name).write_bytes(content)
     sums = [f"{sha256(contents[name])}  {name}\n" for name in sorted(contents)]
@@ -111,22 +146,28 @@ def case_to_json(case: Case, writer: Writer) -> dict[str, Any]:
     """Return a case's entry of the index, and hand its tensors to the writer."""
     operation = described(case)
     own = "blocks" if case.method is None else composition(case.method).replace(":", "-")
-    shared = "streams" if case.operation == "run" else own
+    shared = SHARED.get(case.operation, own)
+    answers = shared if case.operation == "whole_cache" else own
     return {
         "name": case.name,
         "target": case.target,
         "group": case.group,
         "method": case.method,
-        "parameters": dict(case.parameters),
+        "parameters": {**case.parameters, **model_named(case.parameters, MODEL.name)},
         "inputs": {
             name: writer.add(shared, x, operation.input(name, x).kind)
             for name, x in case.inputs.items()
         },
         "expected": {
-            name: expected_to_json(each, operation.outputs[name], own, writer)
+            name: expected_to_json(each, operation.outputs[name], answers, writer)
             for name, each in case.expected.items()
         },
     }
+
+
+def model_named(parameters: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return the parameter that says which model a case is about, if it is about one."""
+    return {"model": name} if "model" in parameters else {}
 
 
 def expected_to_json(each: Expected, field: Field, file: str, writer: Writer) -> dict[str, Any]:
@@ -192,7 +233,7 @@ def case_from_json(entry: Mapping[str, Any], directory: Path) -> Case:
         entry["target"],
         entry["group"],
         entry["method"],
-        entry["parameters"],
+        {**entry["parameters"], **model_named(entry["parameters"], str(MODEL))},
         {name: tensor(directory, where) for name, where in entry["inputs"].items()},
         {name: expected_from_json(each, directory) for name, each in entry["expected"].items()},
     )

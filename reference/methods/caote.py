@@ -202,6 +202,7 @@ class Caote(Wrapper):
     every: int = 1
     """Generated tokens between two evictions."""
     fast: bool = field(default=False, init=False)
+    """Whether the plain mean of the values stands for the output, as in FastCAOTE."""
 
     name = "caote"
     source = (

@@ -64,7 +64,10 @@ class Recurrence(Score):
     @property
     def columns(self) -> dict[str, Column]:
         return {
-            "stamp": Column("generated step of the latest activation (TS)", whole=True),
+            "stamp": Column(
+                "generated step of the latest activation (TS); until then of the token before it",
+                whole=True,
+            ),
             "interval": Column("longest steps between two activations (MRI)", whole=True),
             "activated": Column("1 once the entry was activated", whole=True, asked=False),
         }

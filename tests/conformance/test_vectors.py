@@ -77,7 +77,8 @@ def test_numbers_have_tolerances_and_some_selections_near_ties():
     for case in published():
         for each in case.expected.values():
             assert (each.kind == "numbers") == bool(each.tolerance)
-            assert not each.tolerance or set(each.tolerance) == set(PRECISIONS)
+            tested = PRECISIONS if case.operation != "whole_cache" else ("float32",)
+            assert not each.tolerance or set(each.tolerance) == set(tested)
             near += bool(each.either)
     assert near > 20
 

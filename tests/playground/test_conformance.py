@@ -67,7 +67,8 @@ class Answered:
 
 
 def test_every_case_of_the_kit_passes(tmp_path):
-    report = check(None, Answered(tmp_path).ask(list(cases())), minimise=False)
+    given = list(cases(spec="0.9"))  # the playground has no whole model
+    report = check(None, Answered(tmp_path).ask(given), spec="0.9", minimise=False)
     report.raise_for_failures()
     outcomes = [each for group in report.groups for each in group.outcomes]
     untested = {each.case.method.partition("@")[0] for each in outcomes if not was_tested(each)}

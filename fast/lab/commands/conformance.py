@@ -1,7 +1,15 @@
 """``kvlab conformance``: test kernels against the reference. Needs the reference alone."""
 
+import ast
+import inspect
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import dedent
 from typing import Annotated, Any
 
 import typer
@@ -20,23 +28,28 @@ from kvlab.fast.lab.terminal import (
     reporting,
     working,
 )
+from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import (
     Implementation,
+    Isolated,
+    Loading,
     Program,
     Report,
     Status,
     cases,
     check,
-    load,
+    standalone,
     to_junit,
     to_plain,
     vectors,
 )
 from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
-from kvlab.reference.conformance.report import shown
+from kvlab.reference.conformance.report import REAL_BUGS, shown, to_badge
 from kvlab.reference.conformance.targets import operation_of
-from kvlab.reference.method import Wrapper
+from kvlab.reference.conformance.whole_cache import MODEL
+from kvlab.reference.conformance.xfails import FILE, judged, read_xfails
+from kvlab.reference.method import Method, Wrapper
 from kvlab.reference.methods import parse
 
 app = typer.Typer(
@@ -72,21 +85,74 @@ def run(
     minimise: Annotated[
         bool, typer.Option(help="Look for the smallest inputs on which a group fails.")
     ] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
+    calls: Annotated[int, typer.Option(min=1, help="How often each case is asked.")] = 1,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(help="small: the vectors; kernel, long: drawn cases. May be repeated."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the numbers of drawn cases.")] = 0,
+    spec: Annotated[
+        str, typer.Option(help=f"Specification: {', '.join(vectors.SPECIFICATIONS)}.")
+    ] = vectors.LATEST,
+    xfails: Annotated[
+        Path | None, typer.Option(help=f"Known failures; default: {FILE}, if there is one.")
+    ] = None,
+    badge: Annotated[Path | None, typer.Option(help="JSON for a badge of shields.io.")] = None,
     junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
     prepare_output("junit", junit)
-    under_test = implementation(file, program, arrays, device, precision)
-    with reporting(transient=True) as told:
+    prepare_output("badge", badge)
+    listed = xfails or (Path(FILE) if Path(FILE).exists() else None)
+    known = () if listed is None else read_xfails(listed)
+    chosen = implementation(file, program, arrays, device, precision, timeout)
+    with chosen as under_test, reporting(transient=True) as told:
         report = check(
             target,
             under_test,
             groups=group or None,
             exclude=exclude or (),
             minimise=minimise,
+            calls=calls,
+            sizes=sizes or ("small",),
+            seed=seed,
+            spec=spec,
             progress=told,
         )
+    report = judged(report, known)
+    if badge is not None:
+        write_text(badge, json.dumps(to_badge(report, spec)) + "\n")
+    tell(report, junit, as_json)
+
+
+@app.command()
+def fuzz(
+    target: Annotated[str, typer.Argument(help="A building block, or a step as in h2o.score.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="Python file that defines IMPLEMENTATIONS.")
+    ] = None,
+    program: Annotated[
+        str | None, typer.Option("--exec", help="Program to run as PROGRAM TARGET INPUT OUTPUT.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
+    count: Annotated[int, typer.Option("--cases", min=1, help="Cases to draw.")] = 100,
+    timeout: Annotated[float, typer.Option(help="Seconds that one call may take.")] = 60.0,
+    junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
+    from kvlab.reference.conformance import fuzzing  # hypothesis is optional
+
+    prepare_output("junit", junit)
+    with implementation(file, program, None, None, None, timeout) as under_test:
+        report = fuzzing.fuzz(target, under_test, seed, count)
+    tell(report, junit, as_json)
+
+
+def tell(report: Report, junit: Path | None, as_json: bool) -> None:
+    """Print a report and write it; leave with exit code 1 if a case fails."""
     if junit is not None:
         write_text(junit, to_junit(report))
     if as_json:
@@ -97,14 +163,16 @@ def run(
         raise typer.Exit(1)
 
 
+@contextmanager
 def implementation(
     file: Path | None,
     program: str | None,
     arrays: str | None,
     device: str | None,
     precision: str | None,
-) -> Implementation:
-    """Return what is under test.
+    timeout: float,
+) -> Iterator[Implementation]:
+    """Hand out what is under test, in a process of its own, which ends with the context.
 
     Raises:
         ValueError: if a file and a program are given, or neither, or if what is given cannot be
@@ -113,12 +181,19 @@ def implementation(
     """
     if (file is None) == (program is None):
         raise ValueError("either a Python file or --exec PROGRAM must be given")
-    if program is None:
-        assert file is not None
-        return load(file, arrays, device, precision)
-    if arrays is not None or device is not None:
-        raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
-    return Program(program, precision or "float32")
+    if timeout <= 0:
+        raise ValueError(f"timeout = {timeout} must be above 0 seconds")
+    if program is not None:
+        if arrays is not None or device is not None:
+            raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
+        yield Program(program, precision or "float32", timeout)
+        return
+    assert file is not None
+    under_test = Isolated(Loading(file, arrays, device, precision), timeout)
+    try:
+        yield under_test
+    finally:
+        under_test.close()
 
 
 def show(report: Report) -> None:
@@ -153,6 +228,8 @@ def list_targets(as_json: AsJson = False) -> None:
         return
     table = [(target, ", ".join(groups)) for target, groups in rows.items()]
     print_table(Table(("target", "groups"), table, words=2))
+    known = [(group, bug["what"], bug["thread"]) for group, bug in REAL_BUGS.items()]
+    print_table(Table(("group", "would have caught", "thread"), known, words=3))
 
 
 @app.command("show")
@@ -171,14 +248,13 @@ def show_target(
     for case in own:
         for name, value in case.parameters.items():
             values.setdefault(name, {})[str(value)] = None
+    meanings = {**option_meanings(target), **operation.parameters}
     described = {
         "summary": operation.summary,
         "source": source_of(operation, target),
         "inputs": {k: vars(v) for k, v in operation.inputs.items() if k in inputs},
         "outputs": {k: vars(v) for k, v in operation.outputs.items() if k in outputs},
-        "parameters": {
-            name: operation.parameters.get(name, "option of the method") for name in values
-        },
+        "parameters": {name: meanings.get(name, "option of the method") for name in values},
     }
     if as_json:
         print_json(described)
@@ -205,6 +281,33 @@ def source_of(operation: Operation, target: str) -> str:
     )
 
 
+def option_meanings(target: str) -> dict[str, str]:
+    """Return what the options of a target's method mean: the docstrings of its fields."""
+    if not operation_of(target).of_method:
+        return {}
+    method, found = parse(target.rpartition(".")[0]), {}
+    while True:
+        for each in type(method).__mro__:
+            if issubclass(each, Method):
+                found = {**field_docstrings(each), **found}
+        if not isinstance(method, Wrapper):
+            return found
+        method = method.base
+
+
+def field_docstrings(owner: type) -> dict[str, str]:
+    """Return the docstrings that follow the fields of a class, by the fields' names."""
+    (definition,) = ast.parse(dedent(inspect.getsource(owner))).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        ast.unparse(each.target): " ".join(str(after.value.value).split())
+        for each, after in pairwise(definition.body)
+        if isinstance(each, ast.AnnAssign)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+    }
+
+
 def field_rows(title: str, fields: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     """Lay inputs or outputs out."""
     return [
@@ -215,30 +318,76 @@ def field_rows(title: str, fields: dict[str, dict[str, Any]]) -> list[tuple[str,
 
 @app.command()
 def generate(
-    out: Annotated[Path, typer.Option(help="Directory to write.")] = vectors.DIRECTORY,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to write; default: the package's.")
+    ] = None,
+    spec: Annotated[
+        str, typer.Option(help="Specification whose own cases are made; 0.9: of all methods.")
+    ] = "0.9",
 ) -> None:
     """Make the vectors anew from the reference: the same bits on every machine."""
-    prepare_output("out", out / vectors.INDEX)
+    check_choice(vectors.SPECIFICATIONS, spec=spec)
+    directory = out or vectors.SPECIFICATIONS[spec]
+    prepare_output("out", directory / vectors.INDEX)
     with working("computing the vectors"):
-        made = vectors.all_cases()
-    vectors.write(made, out)
-    print_line(f"{len(made)} cases in {out}")
+        made = vectors.all_cases() if spec == "0.9" else vectors.added_cases(spec)
+    vectors.write(made, directory, spec)
+    print_line(f"{len(made)} cases in {directory}")
+
+
+PROJECT = """[project]
+name = "kvlab-vectors"
+version = "{spec}"
+description = "Vectors of kvlab's conformance kit, for NumPy and safetensors alone"
+requires-python = ">=3.11"
+dependencies = ["numpy>=2.0", "safetensors>=0.4.5"]
+
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[tool.setuptools]
+packages = ["kvlab_vectors"]
+
+[tool.setuptools.package-data]
+kvlab_vectors = ["vectors/*", "caches/*", "model/*"]
+"""
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Argument(help="Directory to write: a package for pip.")],
+) -> None:
+    """Write the vectors, the model and a reader as a package that needs no kvlab."""
+    package = out / "kvlab_vectors"
+    prepare_output("out", package / "__init__.py")
+    for directory in vectors.SPECIFICATIONS.values():
+        shutil.copytree(directory, package / directory.name, dirs_exist_ok=True)
+    (package / "model").mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(MODEL / name, package / "model")
+    shutil.copy(standalone.__file__, package / "__init__.py")
+    write_text(out / "pyproject.toml", PROJECT.format(spec=vectors.LATEST))
+    print_line(f"{out}: python -m pip install {out}")
 
 
 @app.command()
 def verify() -> None:
     """Make the vectors anew and compare with the package's; exit code 1 if they differ."""
-    vectors.check_sums(vectors.DIRECTORY)
-    with TemporaryDirectory() as folder:
-        with working("computing the vectors"):
-            vectors.write(vectors.published_cases(), Path(folder))
-        ours, theirs = (
-            (directory / vectors.SUMS).read_text(encoding="utf-8").splitlines()
-            for directory in (vectors.DIRECTORY, Path(folder))
-        )
-    different = sorted(set(ours) ^ set(theirs))
-    for line in different:
-        errors.print(line, highlight=False)
-    if different:
-        raise typer.Exit(1)
-    print_line(f"{len(ours)} files are the same")
+    same = 0
+    for spec, ours in vectors.SPECIFICATIONS.items():
+        vectors.check_sums(ours)
+        with TemporaryDirectory() as folder:
+            with working("computing the vectors"):
+                vectors.write(vectors.added_cases(spec), Path(folder), spec)
+            listed, made = (
+                (directory / vectors.SUMS).read_text(encoding="utf-8").splitlines()
+                for directory in (ours, Path(folder))
+            )
+        different = sorted(set(listed) ^ set(made))
+        for line in different:
+            errors.print(line, highlight=False)
+        if different:
+            raise typer.Exit(1)
+        same += len(listed)
+    print_line(f"{same} files are the same")

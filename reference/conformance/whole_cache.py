@@ -1,0 +1,285 @@
+"""A whole cache in a whole model: tokens in, logits and the entries of every layer out.
+
+The model is a Llama in a Hugging Face directory, with the variants of attention that a case asks
+for: sliding windows in every second layer, learned sinks, softcap. Every sequence of a batch is
+computed alone, without padding; an implementation that pads has to come to the same numbers.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from kvlab.reference.attention import group_heads, logits, softmax, weighted_values
+from kvlab.reference.cache import LayerCache
+from kvlab.reference.conformance.case import Expected, Inputs, Parameters, Tolerance
+from kvlab.reference.conformance.expecting import at_most, exact
+from kvlab.reference.conformance.operation import Operation, described_operation
+from kvlab.reference.conformance.stages import policy_of
+from kvlab.reference.layer_step import Block, empty_cache, step
+from kvlab.reference.notation import Array
+from kvlab.reference.observation import Clock
+from kvlab.reference.policy import Policy
+from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.streams import Source
+from kvlab.reference.transformer import Transformer
+
+MODEL = Path(__file__).parents[2] / "fast" / "models" / "reasoner"
+"""The embedded model: ``config.json`` and ``model.safetensors``, as Hugging Face stores them."""
+
+LOGIT_ERROR = 2e-4
+"""Tolerance of a logit, relative to the largest one: ten times what float32 was seen to lose."""
+
+CODED_LOGIT_ERROR = 2e-3
+"""The same where entries are stored as codes, one of which may fall to the other side."""
+
+NUDGE = 5e-6
+"""Relative noise under which a published stream has to end the same: as much as float32 loses."""
+
+NUDGES = 4
+
+SLACK = 2
+"""How many times the entries' own bytes a cache may allocate: buffers that grow are not full."""
+
+FLOAT32_PER_16_BITS = 2
+"""The reference counts vectors at 16 bits; an implementation may hold them in float32."""
+
+
+@lru_cache(maxsize=2)
+def model_in(directory: str) -> Transformer:
+    """Load a model once."""
+    return Transformer.from_directory(directory)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What a case changes about the model's attention."""
+
+    softcap: float | None = None
+    window: int | None = None
+    """Newest positions that layers 1, 3, 5, … see, the query's own included."""
+    sinks: Float[Array, "layers H"] | None = None
+    """Learned logits that take part in each head's softmax and stand for no entry."""
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer sees a window alone; no policy decides about its entries."""
+        return self.window is not None and layer % 2 == 1
+
+    def dense(
+        self,
+        layer: int,
+        queries: Float[Array, "G rho m d"],
+        cache: LayerCache,
+        positions: Int[Array, " m"],
+    ) -> Float[Array, "G rho m d"]:
+        """Attention to all entries, or to those in the window."""
+        keys, G = cache.keys.vectors, len(cache.positions)
+        mask = cache.positions[:, None, None] <= positions[:, None]
+        if self.window is not None and self.slides(layer):
+            mask = mask & (cache.positions[:, None, None] > positions[:, None] - self.window)
+        products = logits(queries, keys, self.softcap)
+        if self.sinks is None:
+            return weighted_values(softmax(products, mask), cache.values.vectors)
+        column = np.broadcast_to(self.sinks[layer].reshape(G, -1, 1, 1), (*products.shape[:3], 1))
+        seen = np.broadcast_to(mask, (*mask.shape[:3], products.shape[3]))
+        always = np.ones((*mask.shape[:3], 1), dtype=bool)
+        weights = softmax(
+            np.concatenate([products, column], axis=-1), np.concatenate([seen, always], axis=-1)
+        )
+        return weighted_values(weights[..., :-1], cache.values.vectors)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence on its way through the model."""
+
+    caches: tuple[LayerCache, ...]
+    prompt: int
+    seen: int = 0
+    most_bytes: int = 0
+    """Largest number of bytes of all layers' vectors so far, before an eviction, at 16 bits unless
+    they are quantised."""
+
+    def held(self, tokens: int) -> Bool[Array, "layers G t"]:
+        """Mark the positions that every layer and head holds."""
+        marks = np.zeros((len(self.caches), len(self.caches[0].positions), tokens), dtype=bool)
+        for layer, cache in enumerate(self.caches):
+            np.put_along_axis(marks[layer], cache.positions, True, axis=-1)
+        return marks
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A model under a policy."""
+
+    model: Transformer
+    policy: Policy
+    attention: Attention
+    noise: float = 0.0
+    """Relative noise on queries, keys and values: see `is_steady`."""
+    source: Any = field(default=None, repr=False)
+
+    def start(self, prompt: int) -> Sequence:
+        """Return a sequence of which nothing has been seen."""
+        config = self.model.config
+        empty = empty_cache(self.policy, config.kv_heads, config.head_dim)
+        return Sequence((empty,) * config.layers, prompt)
+
+    def call(
+        self, sequence: Sequence, blocks: Iterator[Int[Array, " m"]]
+    ) -> tuple[Float[Array, " vocab"], Sequence]:
+        """Feed the blocks of one call; return the logits after the last token."""
+        after = np.zeros(0)
+        for tokens in blocks:
+            after, sequence = self.block(sequence, tokens)
+        return after, sequence
+
+    def block(
+        self, sequence: Sequence, tokens: Int[Array, " m"]
+    ) -> tuple[Float[Array, " vocab"], Sequence]:
+        """Feed a block of tokens."""
+        clock = Clock(sequence.seen + len(tokens), len(tokens), sequence.prompt)
+        caches, held = list(sequence.caches), 0
+
+        def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
+            nonlocal held
+            q, k, v = (self.disturbed(x) for x in (queries, keys, values))
+            grown = caches[layer].append(k, v, clock.positions, self.policy.score.columns)
+            held += grown.nbytes
+            grouped = group_heads(q, len(k))
+            if self.attention.sinks is not None or self.attention.slides(layer):
+                caches[layer] = grown
+                output = self.attention.dense(layer, grouped, grown, clock.positions)
+            else:
+                unknown = np.full(clock.seen, np.nan)
+                block = Block(
+                    clock, layer, grouped, k, v, unknown, self.model.rotate, self.attention.softcap
+                )
+                result = step(self.policy, caches[layer], block)
+                caches[layer], output = result.cache, result.output
+            return output.reshape(queries.shape)
+
+        after = self.model.forward(tokens, sequence.seen, attend)[-1]
+        most = max(held, sequence.most_bytes)
+        return after, Sequence(tuple(caches), sequence.prompt, clock.seen, most)
+
+    def disturbed(self, x: Array) -> Array:
+        """Add the noise."""
+        return x * (1 + self.noise * self.source.normal(*x.shape)) if self.noise else x
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What comes out of a stream of calls."""
+
+    logits: Float[Array, "k N vocab"]
+    kept: Bool[Array, "k N layers G t"]
+    nbytes: Int[Array, " k"]
+    """Most that was ever held: buffers may be allocated before they are needed."""
+    quantised: bool
+
+    @property
+    def allowed(self) -> float:
+        """Absolute tolerance of a logit."""
+        error = CODED_LOGIT_ERROR if self.quantised else LOGIT_ERROR
+        return float(error * np.abs(self.logits).max())
+
+
+def runner_of(inputs: Inputs, parameters: Parameters, method: str | None) -> Runner:
+    """Return the model and policy of a case.
+
+    Raises:
+        ValueError: if the case asks for learned sinks under a policy that evicts.
+    """
+    policy = policy_of(method, parameters)
+    attention = Attention(
+        parameters["softcap"], parameters["sliding_window"], inputs.get("learned_sinks")
+    )
+    if attention.sinks is not None and policy.name != "full":
+        raise ValueError(f"learned sinks are defined for the method full, got {method!r}")
+    return Runner(model_in(parameters["model"]), policy, attention)
+
+
+def replay(runner: Runner, inputs: Inputs, parameters: Parameters) -> Replayed:
+    """Feed every sequence of a batch call by call; rows change places before a call."""
+    tokens, padding, calls = inputs["tokens"], inputs["padding"], inputs["calls"]
+    N, t = tokens.shape
+    sequences = [runner.start(int(calls[0] - padding[row])) for row in range(N)]
+    found: list[tuple[Array, Array]] = []
+    for number, (first, last) in enumerate(spans(calls)):
+        sequences = [sequences[row] for row in inputs["continues"][number]]
+        last_of_rows, held = [], []
+        for row in range(N):
+            size = parameters["block_size"] or last - first
+            blocks = cut(tokens[row, :last], first, int(padding[row]), size)
+            last_logits, sequences[row] = runner.call(sequences[row], blocks)
+            last_of_rows.append(last_logits)
+            held.append(sequences[row].held(t))
+        found.append((np.array(last_of_rows), np.array(held)))
+    quantised = any((c.keys.bits < FULL_BITS).any() for each in sequences for c in each.caches)
+    after, held = (np.array([each[part] for each in found]) for part in range(2))
+    most = np.full(len(calls), sum(each.most_bytes for each in sequences))
+    return Replayed(after, held, most, bool(quantised))
+
+
+def is_steady(inputs: Inputs, parameters: Parameters, method: str | None) -> bool:
+    """Whether a stream ends the same if queries, keys and values are a little off in every layer.
+
+    So no score lies near its threshold, and no element near the border of two codes.
+    """
+    runner = runner_of(inputs, parameters, method)
+    expected = replay(runner, inputs, parameters)
+    for number in range(NUDGES):
+        source = Source("nudge of a whole cache", number)
+        found = replay(replace(runner, noise=NUDGE, source=source), inputs, parameters)
+        if not np.array_equal(found.kept, expected.kept):
+            return False
+        if np.abs(found.logits - expected.logits).max() > expected.allowed / 2:
+            return False
+    return True
+
+
+def cut(
+    tokens: Int[Array, " columns"], first: int, padding: int, size: int
+) -> Iterator[Int[Array, " m"]]:
+    """Yield the blocks of a call from a column on, without padding; those of padding are empty."""
+    for start in range(first, len(tokens), size):
+        block = tokens[max(start, padding) : start + size]
+        if len(block):
+            yield block
+
+
+def spans(calls: Int[Array, " k"]) -> Iterator[tuple[int, int]]:
+    """Yield the first column of every call, and the one after its last."""
+    ends = np.cumsum(calls)
+    yield from zip((ends - calls).tolist(), ends.tolist(), strict=True)
+
+
+def expect_whole_cache(inputs: Inputs, parameters: Parameters, method: str | None):
+    """Expect logits, kept positions, and a bound of the bytes."""
+    runner = runner_of(inputs, parameters, method)
+    return expected_of(replay(runner, inputs, parameters), runner.attention)
+
+
+def expected_of(found: Replayed, attention: Attention) -> dict[str, Expected]:
+    """Return the outputs of a replay with their tolerances."""
+    tolerance = {"float32": Tolerance(found.allowed, 0.0)}
+    decided = np.ones(found.kept.shape, dtype=bool)
+    for layer in range(found.kept.shape[2]):
+        decided[:, :, layer] = not attention.slides(layer)
+    allowed = found.nbytes * FLOAT32_PER_16_BITS * SLACK
+    return {
+        "logits": Expected("numbers", found.logits, tolerance),
+        "kept": exact(found.kept, decided),
+        "bytes": at_most(allowed),
+    }
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "whole_cache": described_operation("whole_cache", expect_whole_cache)
+}
+"""The one step of a method that takes a whole model."""

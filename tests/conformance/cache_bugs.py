@@ -1,0 +1,528 @@
+"""Plausible bugs of whole caches and quantised storage, planted into `engine.py` line by line.
+
+The part of `docs/conformance_bugs.md` about whole caches is made of this table.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+ENGINE = Path(__file__).with_name("engine.py")
+
+
+@dataclass(frozen=True)
+class CacheBug:
+    """One wrong line, or two that belong together."""
+
+    name: str
+    group: str
+    """Group of cases that notices it, without the prefix ``cache_``."""
+    right: str
+    wrong: str
+    also: tuple[tuple[str, str], ...] = ()
+
+
+def planted(bug: CacheBug | None) -> ModuleType:
+    """Return a copy of the engine with a bug."""
+    source = ENGINE.read_text(encoding="utf-8")
+    for right, wrong in () if bug is None else ((bug.right, bug.wrong), *bug.also):
+        assert source.count(right) == 1, f"{right!r} occurs {source.count(right)} times"
+        source = source.replace(right, wrong)
+    module = ModuleType("planted_engine")
+    exec(compile(source, str(ENGINE), "exec"), module.__dict__)
+    return module
+
+
+POSITIONS = "positions = self.columns + np.arange(m) - self.padding[:, None]"
+PLACES = "places = np.maximum(positions, 0).astype(np.float32)"
+VISIBLE = "mask = (there != EMPTY) & (there <= query)"
+WINDOW = "if self.slides(layer):\n            mask"
+SINKS = "if sinks is not None:\n            total"
+CAP = 'if self.given["softcap"] is not None:'
+ALL = 'if self.given["budget"] is None:'
+FREE = "free = np.flatnonzero(self.positions[n, g] == EMPTY)[: real.sum()]"
+LEAVE = 'leave = len(held) - self.given["budget"]'
+SUMS = "slots.sums += weights.mean(axis=2).sum(axis=2)"
+SCALE = "scale = ((high - low) / (2**bits - 1)).astype(np.float16)"
+READ = """keys, values = self.keys.copy(), self.values.copy()
+        for n, g in np.ndindex(*keys.shape[:2]):
+            place = n * keys.shape[1] + g"""
+
+BUGS = (
+    # positions
+    CacheBug(
+        "tokens are numbered by the entries kept, not by the tokens seen",
+        "prefix_evicted",
+        POSITIONS,
+        "positions = min(self.columns, self.given['budget'] or 999) + np.arange(m)[None]",
+    ),
+    CacheBug(
+        "rotation stops at the budget",
+        "prefix_evicted",
+        PLACES,
+        "places = np.clip(positions, 0, self.given['budget'] or 999).astype(np.float32)",
+    ),
+    CacheBug(
+        "queries are rotated one position too far",
+        "plain",
+        'queries = rotated(self.heads(layer, "q", x), places,',
+        'queries = rotated(self.heads(layer, "q", x), places + 1,',
+    ),
+    CacheBug(
+        "keys are not rotated",
+        "plain",
+        'keys = rotated(self.heads(layer, "k", x), places, theta)',
+        'keys = self.heads(layer, "k", x)',
+    ),
+    CacheBug(
+        "keys of single tokens are not rotated",
+        "plain",
+        'keys = rotated(self.heads(layer, "k", x), places, theta)',
+        'keys = rotated(self.heads(layer, "k", x), places * (x.shape[1] > 1), theta)',
+    ),
+    CacheBug(
+        "neighbouring channels are rotated together instead of halves",
+        "plain",
+        "first, second = x[..., :half], x[..., half:]",
+        "first, second = x[..., ::2], x[..., 1::2]",
+    ),
+    CacheBug(
+        "rotation frequencies are spread over one channel too few",
+        "plain",
+        "-np.arange(half, dtype=np.float32) / half",
+        "-np.arange(half, dtype=np.float32) / (half - 1)",
+    ),
+    CacheBug(
+        "positions wrap at 128: eight bits",
+        "long",
+        PLACES,
+        "places = np.maximum(positions, 0).astype(np.int8).astype(np.float32)",
+    ),
+    CacheBug(
+        "positions begin at 0 again in every block of several tokens",
+        "second_turn",
+        POSITIONS,
+        "positions = self.columns * (m == 1) + np.arange(m) - self.padding[:, None]",
+    ),
+    CacheBug(
+        "a second turn begins one position too far",
+        "second_turn",
+        POSITIONS,
+        f"{POSITIONS} + (m > 1 and self.columns >= self.prompt)",
+    ),
+    CacheBug(
+        "positions count the padding",
+        "left_padding",
+        POSITIONS,
+        "positions = self.columns + np.arange(m) + 0 * self.padding[:, None]",
+    ),
+    CacheBug(
+        "every sequence has the padding of the first one",
+        "left_padding",
+        POSITIONS,
+        POSITIONS.replace("self.padding", "np.full_like(self.padding, self.padding[0])"),
+    ),
+    CacheBug(
+        "padding is forgotten after the prompt",
+        "left_padding",
+        POSITIONS,
+        "positions = self.columns + np.arange(m) - self.padding[:, None] * (self.columns == 0)",
+    ),
+    # masks
+    CacheBug(
+        "a query sees the next token of its block",
+        "plain",
+        VISIBLE,
+        "mask = (there != EMPTY) & (there <= query + 1)",
+    ),
+    CacheBug(
+        "a query does not see its own entry",
+        "plain",
+        VISIBLE,
+        "mask = (there != EMPTY) & ((there < query) | (query == 0))",
+    ),
+    CacheBug(
+        "the tokens of a block see each other, later ones too",
+        "plain",
+        VISIBLE,
+        "mask = (there != EMPTY) & (there <= positions.max() + 0 * query)",
+    ),
+    CacheBug(
+        "the mask goes by slots, not by positions",
+        "second_turn",
+        VISIBLE,
+        "mask = (there != EMPTY) & (np.arange(there.shape[-1]) <= query)",
+    ),
+    CacheBug(
+        "evicted and empty slots stay visible",
+        "in_place",
+        VISIBLE,
+        "mask = there <= query",
+    ),
+    CacheBug(
+        "a chunk of the prompt sees itself alone",
+        "chunks",
+        VISIBLE,
+        f"{VISIBLE} & ((m == 1) | (there >= positions.min()))",
+    ),
+    CacheBug(
+        "the last entry of a full cache is cut from the mask",
+        "budget_ge_length",
+        VISIBLE,
+        f"{VISIBLE} & ((there < query) | (there % 7 > 0))",
+    ),
+    CacheBug(
+        "a second turn is not masked inside",
+        "second_turn",
+        VISIBLE,
+        f"{VISIBLE} | ((there != EMPTY) & (self.columns > self.prompt))",
+    ),
+    CacheBug(
+        "rows of padding are written into the cache",
+        "left_padding",
+        "real = positions[n] >= 0",
+        "real = positions[n] >= -99",
+        (
+            (
+                "self.positions[n, g, free] = positions[n, real]",
+                "self.positions[n, g, free] = np.maximum(positions[n, real], 0)",
+            ),
+        ),
+    ),
+    CacheBug(
+        "only the second half of the padding is masked",
+        "left_padding",
+        "real = positions[n] >= 0",
+        "real = 2 * positions[n] >= positions[n, 0]",
+        (
+            (
+                "self.positions[n, g, free] = positions[n, real]",
+                "self.positions[n, g, free] = np.maximum(positions[n, real], 0)",
+            ),
+        ),
+    ),
+    # windows, sinks, softcap
+    CacheBug(
+        "the window is one entry too wide",
+        "sliding_layers",
+        'there > query - self.given["sliding_window"]',
+        'there >= query - self.given["sliding_window"]',
+    ),
+    CacheBug(
+        "the window is one entry too narrow",
+        "sliding_layers",
+        'there > query - self.given["sliding_window"]',
+        'there > query - self.given["sliding_window"] + 1',
+    ),
+    CacheBug("every layer slides", "sliding_layers", "and layer % 2 == 1", "and layer >= 0"),
+    CacheBug("the wrong layers slide", "sliding_layers", "layer % 2 == 1", "layer % 2 == 0"),
+    CacheBug(
+        "no window while single tokens come",
+        "sliding_layers",
+        WINDOW,
+        WINDOW.replace(":", " and m > 1:"),
+    ),
+    CacheBug("no window in blocks", "sliding_layers", WINDOW, WINDOW.replace(":", " and m == 1:")),
+    CacheBug(
+        "the policy evicts from layers with a window",
+        "sliding_layers",
+        "if not self.slides(layer):\n            self.decide",
+        "if True:\n            self.decide",
+    ),
+    CacheBug(
+        "learned sinks are ignored",
+        "learned_sinks",
+        SINKS,
+        SINKS.replace("sinks is not None", "False"),
+    ),
+    CacheBug(
+        "learned sinks take part in blocks alone",
+        "learned_sinks",
+        SINKS,
+        SINKS.replace(":", " and logits.shape[3] > 1:"),
+    ),
+    CacheBug(
+        "the largest logit is not subtracted from the sink",
+        "learned_sinks",
+        "np.exp(sink - largest)",
+        "np.exp(sink)",
+    ),
+    CacheBug("all layers have the sinks of the first", "learned_sinks", "sinks[layer]", "sinks[0]"),
+    CacheBug(
+        "sinks of the query heads in the wrong order",
+        "learned_sinks",
+        "sinks[layer].reshape(1, logits.shape[1], -1, 1, 1)",
+        "sinks[layer].reshape(1, -1, logits.shape[1], 1, 1).swapaxes(1, 2)",
+    ),
+    CacheBug("softcap is ignored", "softcap", CAP, "if False:"),
+    CacheBug("softcap in blocks alone", "softcap", CAP, CAP.replace(":", " and m > 1:")),
+    CacheBug(
+        "softcap without the division",
+        "softcap",
+        'np.tanh(logits / self.given["softcap"])',
+        "np.tanh(logits)",
+    ),
+    # budgets and decisions
+    CacheBug("the budget has no effect", "budgets", LEAVE, "leave = 0"),
+    CacheBug("the budget is a constant", "budgets", LEAVE, "leave = len(held) - 12"),
+    CacheBug("one entry too many stays", "budgets", LEAVE, f"{LEAVE} - 1"),
+    CacheBug("one entry too few stays", "budgets", LEAVE, f"{LEAVE} + 1"),
+    CacheBug(
+        "a budget above the length evicts",
+        "budget_ge_length",
+        LEAVE,
+        "leave = len(held) - min(self.given['budget'], 30)",
+    ),
+    CacheBug(
+        "evicted entries keep their memory",
+        "in_place",
+        "min(t, budget + longest)",
+        "2 * t",
+    ),
+    CacheBug(
+        "the newest sink is evicted",
+        "plain",
+        'positions >= self.given["sinks"]',
+        'positions >= self.given["sinks"] - 1',
+    ),
+    CacheBug(
+        "a sink too many stays",
+        "plain",
+        'positions >= self.given["sinks"]',
+        'positions > self.given["sinks"]',
+    ),
+    CacheBug(
+        "one recent entry too few is safe",
+        "in_place",
+        'len(positions) - self.given["recent"]',
+        'len(positions) - self.given["recent"] + 1',
+    ),
+    CacheBug(
+        "nothing is evicted while the prompt comes in chunks",
+        "chunks",
+        ALL,
+        'if self.given["budget"] is None or self.columns < self.prompt:',
+    ),
+    CacheBug(
+        "nothing is evicted in blocks",
+        "plain",
+        ALL,
+        'if self.given["budget"] is None or weights.shape[3] > 1:',
+    ),
+    CacheBug(
+        "nothing is evicted after the prompt",
+        "in_place",
+        ALL,
+        'if self.given["budget"] is None or self.columns > self.prompt:',
+    ),
+    CacheBug(
+        "nothing is evicted after the block of a second turn",
+        "second_turn",
+        ALL,
+        'if self.given["budget"] is None or weights.shape[3] > 1 and self.columns > self.prompt:',
+    ),
+    CacheBug(
+        "a block adds its last row alone",
+        "second_turn",
+        SUMS,
+        "slots.sums += weights.mean(axis=2)[:, :, -1]",
+    ),
+    CacheBug("sums are replaced, not added", "plain", "slots.sums += ", "slots.sums = "),
+    CacheBug(
+        "the largest query head counts", "plain", SUMS, SUMS.replace("weights.mean", "weights.max")
+    ),
+    CacheBug(
+        "every head goes by the sums of the first",
+        "plain",
+        '"h2o": slots.sums[n, g]',
+        '"h2o": slots.sums[n, 0]',
+    ),
+    CacheBug(
+        "every sequence goes by the sums of the first",
+        "left_padding",
+        '"h2o": slots.sums[n, g]',
+        '"h2o": slots.sums[0, g]',
+    ),
+    CacheBug("the best leave", "plain", "order[:leave]", "order[-leave:]"),
+    CacheBug(
+        "TOVA looks at the first row of a block",
+        "chunks",
+        "weights[:, :, :, -1]",
+        "weights[:, :, :, 0]",
+    ),
+    CacheBug(
+        "the sums of padded rows count",
+        "left_padding",
+        "mask = (there != EMPTY) & (there <= query)",
+        "mask = (there != EMPTY) & ((there <= query) | (query < 0))",
+    ),
+    # slots and rings
+    CacheBug(
+        "a ring writes over entries that stay",
+        "in_place",
+        FREE,
+        "free = positions[n][real] % self.keys.shape[2]",
+    ),
+    CacheBug(
+        "slots are looked up in the first head", "in_place", FREE, FREE.replace("[n, g]", "[n, 0]")
+    ),
+    CacheBug(
+        "slots are looked up in the first sequence",
+        "left_padding",
+        FREE,
+        FREE.replace("[n, g]", "[0, g]"),
+    ),
+    CacheBug(
+        "a slot that is used again keeps its sum", "in_place", "self.sums[n, g, free] = 0", "pass"
+    ),
+    CacheBug(
+        "a block writes its first value alone",
+        "plain",
+        "self.values[n, g, free] = values[n, g, real]",
+        "self.values[n, g, free[:1]] = values[n, g, real][:1]",
+    ),
+    CacheBug(
+        "a single token's value is not written where the slot was used before",
+        "in_place",
+        "self.values[n, g, free] = values[n, g, real]",
+        "self.values[n, g, free] = np.where(self.values[n, g, free] == 0, values[n, g, real],"
+        " self.values[n, g, free])",
+    ),
+    CacheBug(
+        "keys of a block are written in reverse",
+        "plain",
+        "self.keys[n, g, free] = keys[n, g, real]",
+        "self.keys[n, g, free] = keys[n, g, real][::-1]",
+    ),
+    # beams
+    CacheBug("keys do not follow the beams", "beams", "self.keys = self.keys[order]", "pass"),
+    CacheBug("values do not follow the beams", "beams", "self.values = self.values[order]", "pass"),
+    CacheBug(
+        "positions do not follow the beams",
+        "beams",
+        "self.positions = self.positions[order]",
+        "pass",
+    ),
+    CacheBug("sums do not follow the beams", "beams", "self.sums = self.sums[order]", "pass"),
+    CacheBug(
+        "beams are reordered in place, row by row",
+        "beams",
+        "self.keys = self.keys[order]",
+        "for n, source in enumerate(order): self.keys[n] = self.keys[source]",
+    ),
+    CacheBug(
+        "beams are reordered backwards",
+        "beams",
+        "slots.reorder(order)",
+        "slots.reorder(np.argsort(order))",
+    ),
+    CacheBug(
+        "beams are reordered in the first layer alone",
+        "beams",
+        "for slots in self.layers:\n            slots.reorder",
+        "for slots in self.layers[:1]:\n            slots.reorder",
+    ),
+    # quantised storage
+    CacheBug(
+        "codes are packed with the first one in the highest bits",
+        "quantised",
+        "shifts = bits * np.arange(per_byte, dtype=np.uint8)",
+        "shifts = bits * np.arange(per_byte, dtype=np.uint8)[::-1]",
+    ),
+    CacheBug(
+        "codes are unpacked as four bits",
+        "quantised",
+        ">> shifts) & (2**bits - 1)",
+        ">> shifts) & 15",
+    ),
+    CacheBug(
+        "the scale divides by 2^bits", "quantised", SCALE, SCALE.replace("(2**bits - 1)", "2**bits")
+    ),
+    CacheBug(
+        "the scale is rounded to 8 bits",
+        "quantised",
+        SCALE,
+        f"{SCALE}\n    scale = (scale.view(np.uint16) & 0xFF00).view(np.float16)",
+    ),
+    CacheBug("the zero point is not added", "quantised", "codes * scale + zero", "codes * scale"),
+    CacheBug(
+        "the zero point is the maximum", "quantised", "zero = low.astype", "zero = high.astype"
+    ),
+    CacheBug("codes are rounded down", "quantised", "codes = np.rint(", "codes = np.floor("),
+    CacheBug(
+        "the largest code is never used",
+        "quantised",
+        "np.clip(codes, 0, 2**bits - 1)",
+        "np.clip(codes, 0, 2**bits - 2)",
+    ),
+    CacheBug(
+        "a group's minimum sees the groups before it",
+        "quantised",
+        "low, high = parts.min(axis=-1),",
+        "low, high = np.minimum.accumulate(parts.min(axis=-1), axis=-1),",
+    ),
+    CacheBug(
+        "scales are laid out group by group",
+        "quantised",
+        "scale = np.repeat(scale.astype(np.float32), group, axis=-1)",
+        "scale = np.tile(scale.astype(np.float32), group)",
+    ),
+    CacheBug(
+        "zero points are laid out group by group",
+        "quantised",
+        "zero = np.repeat(zero.astype(np.float32), group, axis=-1)",
+        "zero = np.tile(zero.astype(np.float32), group)",
+    ),
+    CacheBug(
+        "keys are quantised per token",
+        "quantised",
+        "np.ascontiguousarray(self.keys[n, g, block].T)",
+        "np.ascontiguousarray(self.keys[n, g, block])",
+        (
+            (
+                "restored(block, self.bits[0], self.group).T",
+                "restored(block, self.bits[0], self.group)",
+            ),
+        ),
+    ),
+    CacheBug(
+        "keys are quantised one token late", "quantised", "residual <= count", "residual < count"
+    ),
+    CacheBug("keys are never quantised", "quantised", "residual <= count", "residual < 0"),
+    CacheBug(
+        "values are quantised one token early",
+        "quantised",
+        "len(tokens) < count - residual",
+        "len(tokens) < count - residual + 1",
+    ),
+    CacheBug(
+        "values are never quantised",
+        "quantised",
+        "len(tokens) < count - residual",
+        "len(tokens) < 0",
+    ),
+    CacheBug(
+        "keys take the bits of the values",
+        "quantised",
+        "(key_bits, value_bits), group",
+        "(value_bits, key_bits), group",
+    ),
+    CacheBug(
+        "the residual is counted over the longest sequence",
+        "quantised",
+        "count, place = (self.positions[n, g] >= 0).sum(),",
+        "count, place = (self.positions >= 0).any((0, 1)).sum(),",
+    ),
+    CacheBug(
+        "every sequence reads the codes of the first",
+        "quantised",
+        READ,
+        READ.replace("n * keys.shape[1] + g", "g"),
+    ),
+    CacheBug(
+        "the full vectors stay beside the codes",
+        "quantised",
+        "return int(live * (raw.sum() + raw_values.sum()) + coded)",
+        "return int(4 * live * raw.size + coded)",
+    ),
+)
