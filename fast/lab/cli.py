@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import typer
 
-from kvlab.fast.lab.commands import conformance
+from kvlab.fast.lab.commands import conformance, models
 from kvlab.fast.lab.commands.compare import compare
 from kvlab.fast.lab.commands.eval import evaluate
 from kvlab.fast.lab.commands.generate import generate
@@ -21,6 +21,7 @@ from kvlab.fast.lab.terminal import errors
 
 EXTRAS = {
     "torch": "fast",
+    "gguf": "fast",
     "transformers": "fast",
     "filelock": "sweep",
     "pyarrow": "sweep",
@@ -49,6 +50,7 @@ for command in (
     app.command()(command)
 app.command(name="eval")(evaluate)
 app.add_typer(conformance.app, name="conformance")
+app.add_typer(models.app, name="models")
 
 
 @app.callback()

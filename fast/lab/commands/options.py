@@ -15,11 +15,11 @@ from kvlab.reference.selection import budget_entries
 
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", help="Embedded model (jumps, reasoner), directory, or id on the hub."),
+    typer.Option("--model", help="Short name (kvlab models list), directory, or id on the hub."),
 ]
 ModelDirectory = Annotated[
     Path | None,
-    typer.Option("--model", help="Embedded model (jumps, reasoner) or directory."),
+    typer.Option("--model", help="Short name (kvlab models list) or directory."),
 ]
 Device = Annotated[
     str | None, typer.Option(help="As PyTorch names it; default: a GPU if there is one.")

@@ -5,12 +5,14 @@ A worker knows nothing of other jobs, of files or of clusters.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kvlab.fast.lab.evaluate.backends import Asked, Backend, load_backend
-from kvlab.fast.lab.evaluate.tasks import Problem, find_task
+from kvlab.fast.lab.evaluate.tasks import AskedAfter, Problem, find_task
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.sweep.jobs import Job
 from kvlab.fast.models import model_location
@@ -58,6 +60,13 @@ class Question:
     problem: Problem
     prompt: list[int]
     solution: list[int]
+    shared: int = 0
+    """Tokens at the start of the prompt that are compressed before the others are known."""
+
+    @property
+    def text(self) -> list[int]:
+        """What is compressed before the question is known."""
+        return self.prompt[: self.shared]
 
     @property
     def stop(self) -> int:
@@ -122,11 +131,18 @@ class Worker:
     def questions(self, job: Job) -> list[Question]:
         """Draw the job's problems, as token ids."""
         encode = self.backend(job).encode
-        drawn = find_task(job.task).problems(job.first + job.count, job.seed)
+        task = find_task(job.task)
+        drawn = task.problems(job.first + job.count, job.seed)
         questions = []
         for number, problem in enumerate(drawn[job.first :], start=job.first):
             solution = encode(problem.solution)
-            questions.append(Question(number, problem, encode(problem.prompt), solution))
+            if task.asks_after:
+                assert isinstance(problem, AskedAfter)
+                text = encode(problem.context)
+                prompt, shared = [*text, *encode(problem.question)], len(text)
+            else:
+                prompt, shared = encode(problem.prompt), 0
+            questions.append(Question(number, problem, prompt, solution, shared))
         return questions
 
     def attempts(self, job: Job, questions: Sequence[Question]) -> dict[int, Found]:
@@ -146,7 +162,9 @@ class Worker:
             ValueError: if the method does not fit a question.
         """
         backend, task = self.backend(job), find_task(job.task)
-        written, seconds = write(backend, questions, *asked(job, questions), job.to_first_error)
+        written, seconds = write(
+            backend, questions, *asked(job, questions), job.to_first_error, job.block_size
+        )
         rows = []
 
         def known(solved: bool) -> bool:
@@ -219,7 +237,7 @@ def misfit(job: Job, question: Question) -> str | None:
     if job.method == ORACLE:
         return None
     try:
-        methods.get(job.seeded, job.budget).check(len(question.prompt))
+        methods.get(job.seeded, job.budget).check(question.shared or len(question.prompt))
     except ValueError as error:
         return str(error)
     return None
@@ -231,6 +249,7 @@ def write(
     method: Asked,
     budget: int | None,
     to_first_error: bool = False,
+    block_size: int | None = None,
 ) -> tuple[list[list[int]], float]:
     """Write an answer to every question, cut at its limit; return the seconds per token too.
 
@@ -240,16 +259,25 @@ def write(
         method: registry syntax, or a policy.
         budget: entries, where the method takes one.
         to_first_error: end an answer with its first token that is not that of the solution.
+        block_size: tokens per block of a prompt; None reads a prompt at once.
 
     Raises:
         ValueError: if the method does not fit a question.
     """
-    prompts = [question.prompt for question in questions]
     limit, stop = max(question.limit for question in questions), questions[0].stop
-    solutions = [question.solution for question in questions] if to_first_error else None
-    written, seconds = backend.write(method, budget, prompts, limit, stop, solutions)
-    cut = [tokens[: each.limit] for tokens, each in zip(written, questions, strict=True)]
-    return cut, seconds
+    cut, seconds = [], []
+    for text, group in groupby(questions, key=lambda question: question.text):
+        some = list(group)
+        prompts = [question.prompt[question.shared :] for question in some]
+        solutions = [question.solution for question in some] if to_first_error else None
+        given = (limit, stop, solutions, block_size)
+        if text:
+            written, took = backend.write_after(method, budget, text, prompts, *given)
+        else:
+            written, took = backend.write(method, budget, prompts, *given)
+        cut += [tokens[: each.limit] for tokens, each in zip(written, some, strict=True)]
+        seconds += [took] * len(some)
+    return cut, fmean(seconds)
 
 
 def answer_fully(backend: Backend, questions: Sequence[Question]) -> list[FullAnswer]:
