@@ -14,12 +14,15 @@ from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import needle, reasoning
 from kvlab.reference.timeline import Run, Timeline, record_generation, record_replay, token_texts
 from kvlab.reference.timeline.recorder import MOST_VALUES
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.traces.trace import load_trace
 from kvlab.reference.transformer import Transformer, end_of_text
+
+WORDS, NEEDLES = 120, 2
+"""Of the passage in which `needle_source` hides, and the numbers in it; the first is asked for."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,20 @@ def problem_source(number: int = 1, max_new_tokens: int = 128) -> Source:
         return reasoning.grade(problem, text).solution_correct
 
     return text_source(problem.prompt, reasoner_directory(), max_new_tokens, solved)
+
+
+def needle_source(directory: Path, number: int = 0, max_new_tokens: int = 128) -> Source:
+    """Let a model that reads English find a number at the beginning of a passage of the novel.
+
+    The errors are those of `text_source`.
+    """
+    problem = needle.haystacks(NEEDLES * (number + 1), 0, WORDS, NEEDLES)[NEEDLES * number]
+    tokens = len(load_tokenizer(directory).encode(problem.solution).ids)
+
+    def found(text: str) -> bool:
+        return needle.is_found(problem, text)
+
+    return text_source(problem.prompt, directory, min(tokens, max_new_tokens), found)
 
 
 def text_source(

@@ -12,6 +12,7 @@ import typer
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.tasks import english
 
 ModelName = Annotated[
     str | None,
@@ -114,6 +115,16 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
         task = find_task(EMBEDDED[str(model or "reasoner")])
         return task.problems(1, seed=0)[0].prompt
     return read_text("prompt_file", file)
+
+
+def read_book(file: Path | None, model: str | Path | None) -> str | None:
+    """Return a text to read: the file, or the novel for a model that is not embedded, else None.
+
+    The errors are those of `read_text`.
+    """
+    if file is not None:
+        return read_text("text", file)
+    return None if str(model or "reasoner") in EMBEDDED else english.novel()
 
 
 def read_text(name: str, file: Path) -> str:
