@@ -7,7 +7,7 @@ SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: help demo demo-all test test-all check gpu format lint types unit notebooks docs pages serve screenshots release clean
+.PHONY: help demo demo-all real test test-all check gpu format lint types unit notebooks docs pages serve screenshots release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -21,6 +21,15 @@ demo: .venv/demo  ## compare four baselines and the papers' methods on short pro
 
 demo-all: .venv/demo  ## compare every method on the same programs
 	$(BIN)/kvlab compare $(DEMO) $(ARGS)
+
+REAL := --model smollm2 --methods "streaming_llm h2o caote:h2o fast_caote:h2o tova caote:tova \
+  snapkv@window=32,schedule=every_block caote:snapkv@window=32 ahakv@recent=32"
+
+real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB, and play two of them
+	$(BIN)/kvlab models get smollm2
+	$(BIN)/kvlab perplexity $(REAL) --window 512 --windows 4 --budgets 50% $(ARGS)
+	$(BIN)/kvlab view kvlab-report/real.html --model smollm2 --problem 0 --budget 60% \
+	  --methods "full snapkv@window=16 streaming_llm"
 
 test: .venv/dev lint types unit notebooks docs pages  ## what CI runs
 
@@ -92,6 +101,10 @@ clean:  ## remove the environment and everything built
 	@$(INSTALL) -e . || { echo $(NO_INDEX); exit 1; }
 	@touch $@
 
+.venv/fast: $(SETUP) | .venv/bin/python
+	$(INSTALL) -e '.[fast]'
+	@touch $@ .venv/demo
+
 .venv/dev: $(SETUP) | .venv/bin/python
 	$(INSTALL) -e '.[fast,sweep,eval,dev,docs,notebooks]' || { echo $(NO_INDEX); exit 1; }
-	@touch $@ .venv/demo
+	@touch $@ .venv/demo .venv/fast

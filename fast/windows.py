@@ -19,7 +19,11 @@ def remember_queries(state: State, seen: Observation, size: int) -> None:
     """Keep the last ``size`` queries and their positions in ``state.stream``."""
     queries, positions = seen.queries[:, :, :, -size:], seen.query_positions[:, -size:]
     old = state.stream.get("queries")
-    if old is not None:
+    if old is not None and min(seen.clock.present) < seen.queries.shape[3]:
+        queries = torch.cat([old, seen.queries], dim=3)
+        positions = torch.cat([state.stream["query_positions"], seen.query_positions], dim=1)
+        queries, positions = last_real(queries, positions, size)
+    elif old is not None:
         older = min(old.shape[3], size - queries.shape[3])
         first = old.shape[3] - older
         queries = torch.cat([old[:, :, :, first:], queries], dim=3)
@@ -27,6 +31,15 @@ def remember_queries(state: State, seen: Observation, size: int) -> None:
     elif queries.shape[3] < seen.queries.shape[3]:
         queries, positions = queries.clone(), positions.clone()
     state.stream["queries"], state.stream["query_positions"] = queries, positions
+
+
+def last_real(
+    queries: Float[Tensor, "N G rho m d"], positions: Int[Tensor, "N m"], size: int
+) -> tuple[Float[Tensor, "N G rho w d"], Int[Tensor, "N w"]]:
+    """Return the last ``size`` queries that are no padding; fewer stand behind padding."""
+    order = (positions >= 0).to(torch.uint8).argsort(dim=-1, stable=True)[:, -size:]
+    places = order[:, None, None, :, None].expand(-1, *queries.shape[1:3], -1, queries.shape[4])
+    return queries.gather(3, places), positions.gather(1, order)
 
 
 def window(state: State, size: int) -> tuple[Float[Tensor, "N G rho w d"], Int[Tensor, "N w"]]:

@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from kvlab.fast.lab.commands import conformance
+from kvlab.fast.lab.commands import conformance, models
 from kvlab.fast.lab.commands.compare import compare
 from kvlab.fast.lab.commands.eval import evaluate
 from kvlab.fast.lab.commands.generate import generate
@@ -23,6 +23,7 @@ from kvlab.fast.lab.terminal import errors, print_line
 
 EXTRAS = {
     "torch": "fast",
+    "gguf": "fast",
     "transformers": "fast",
     "filelock": "sweep",
     "pyarrow": "sweep",
@@ -51,6 +52,7 @@ for command in (
     app.command()(command)
 app.command(name="eval")(evaluate)
 app.add_typer(conformance.app, name="conformance")
+app.add_typer(models.app, name="models")
 
 
 def print_version(wanted: bool) -> None:

@@ -14,13 +14,16 @@ from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import jumps
+from kvlab.reference.tasks import jumps, needle
 from kvlab.reference.tasks.jumps import SIZES
 from kvlab.reference.timeline import Run, Timeline, record_generation, record_replay, token_texts
 from kvlab.reference.timeline.recorder import MOST_VALUES
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.traces.trace import load_trace
 from kvlab.reference.transformer import Transformer, end_of_text
+
+WORDS, NEEDLES = 120, 2
+"""Of the passage in which `needle_source` hides, and the numbers in it; the first is asked for."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,20 @@ def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
         return jumps.grade(problem, text).solution_correct
 
     return text_source(problem.prompt, embedded_directory("jumps"), max_new_tokens, solved)
+
+
+def needle_source(directory: Path, number: int = 0, max_new_tokens: int = 128) -> Source:
+    """Let a model that reads English find a number at the beginning of a passage of the novel.
+
+    The errors are those of `text_source`.
+    """
+    problem = needle.haystacks(NEEDLES * (number + 1), 0, WORDS, NEEDLES)[NEEDLES * number]
+    tokens = len(load_tokenizer(directory).encode(problem.solution).ids)
+
+    def found(text: str) -> bool:
+        return needle.is_found(problem, text)
+
+    return text_source(problem.prompt, directory, min(tokens, max_new_tokens), found)
 
 
 def text_source(

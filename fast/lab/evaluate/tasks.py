@@ -14,7 +14,8 @@ from jaxtyping import Int
 
 from kvlab.reference.methods import read_options
 from kvlab.reference.notation import Array
-from kvlab.reference.tasks import jumps, jumps_oracle, reasoning
+from kvlab.reference.tasks import jumps, jumps_oracle, needle, reasoning
+from kvlab.reference.windows import check_choice
 
 
 @runtime_checkable
@@ -35,6 +36,21 @@ class Problem(Protocol):
         ...
 
 
+@runtime_checkable
+class AskedAfter(Problem, Protocol):
+    """A problem whose prompt is a text and a question about it."""
+
+    @property
+    def context(self) -> str:
+        """The text. Problems that follow each other and have the same text share its cache."""
+        ...
+
+    @property
+    def question(self) -> str:
+        """What follows the text."""
+        ...
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How an answer was graded."""
@@ -52,6 +68,11 @@ class Task(ABC):
     """Whether a problem is solved only by its right answer, token by token."""
     recent: ClassVar[int | None] = None
     """Newest entries that the oracle keeps; None: the task has no oracle."""
+
+    @property
+    def asks_after(self) -> bool:
+        """Whether problems are an `AskedAfter`: compressed before their question is known."""
+        return False
 
     @abstractmethod
     def problems(self, count: int, seed: int) -> Sequence[Problem]:
@@ -119,7 +140,35 @@ class Jumps(Task):
         return jumps_oracle.next_use(problem)
 
 
-TASKS: Mapping[str, type[Task]] = {"reasoning": Reasoning, "jumps": Jumps}
+@dataclass(frozen=True)
+class Needle(Task):
+    """Numbers hidden in a novel, for models that read English (`kvlab.reference.tasks.needle`)."""
+
+    one_answer = True
+
+    words: int = 700
+    """Of the text."""
+    needles: int = 5
+    """Hidden in each text, each asked for in a problem of its own."""
+    question: str = "after"
+    """``after``: a text is compressed before its questions are known. ``known``: text and question
+    are one prompt."""
+
+    @property
+    def asks_after(self) -> bool:
+        return self.question == "after"
+
+    def problems(self, count: int, seed: int) -> Sequence[needle.Problem]:
+        check_choice(("after", "known"), question=self.question)
+        return needle.haystacks(count, seed, self.words, self.needles)
+
+    def grade(self, problem: needle.Problem, text: str) -> Outcome:
+        """Count a problem as solved if the right number was written, and nothing else."""
+        found = needle.is_found(problem, text)
+        return Outcome(found, found)
+
+
+TASKS: Mapping[str, type[Task]] = {"reasoning": Reasoning, "jumps": Jumps, "needle": Needle}
 """Kinds of tasks by name."""
 
 

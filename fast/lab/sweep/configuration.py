@@ -58,6 +58,8 @@ class Sweep:
     to_first_error: bool = False
     """Whether an answer ends at its first wrong token, which saves time. It needs tasks with one
     right answer each; nothing is then known of final answers whose way is wrong."""
+    block_size: int | None = None
+    """Tokens per block of a prompt; None reads prompts at once."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Methods that the report tests against each other, chosen before anything is run."""
     curves: tuple[str, ...] = ()
@@ -73,6 +75,10 @@ class Sweep:
                 f"measured = {self.measured} must not exceed problems = {self.problems}"
             )
         check_choice(backends.NAMES, backend=self.backend)
+        if self.block_size is not None:
+            check_at_least(1, block_size=self.block_size)
+            if self.measured:
+                raise ValueError("measured must be 0 with block_size: prompts are measured at once")
         self._check_lists()
         for spec in self.tasks:
             self._check_task(spec)
@@ -92,6 +98,11 @@ class Sweep:
 
     def _check_task(self, spec: str) -> None:
         task = find_task(spec)
+        if task.asks_after and (self.measured or self.backend != "fast"):
+            raise ValueError(
+                f"task {spec!r} asks after the text is compressed, which needs backend 'fast' and "
+                f"measured = 0, got {self.backend!r} and {self.measured}"
+            )
         if self.to_first_error and not task.one_answer:
             raise ValueError(f"to_first_error needs one right answer each, which {spec} has not")
         if ORACLE in self.methods and (task.recent is None or self.backend != "fast"):
@@ -146,6 +157,7 @@ def make_sweep(written: Mapping[str, Any]) -> Sweep:
         "problems": _count,
         "batch": _count,
         "measured": _count,
+        "block_size": _count,
         "backend": _word,
         "to_first_error": _flag,
         "seeds": _seeds,
@@ -163,6 +175,8 @@ def to_toml(sweep: Sweep) -> str:
     """Write a sweep as the file that `read_sweep` reads."""
     lines = []
     for name, value in asdict(sweep).items():
+        if value is None:
+            continue
         if isinstance(value, tuple) and value and not isinstance(value[0], int):
             entries = "".join(f"  {json.dumps(each, ensure_ascii=False)},\n" for each in value)
             lines.append(f"{name} = [\n{entries}]\n")

@@ -42,14 +42,16 @@ class Job:
     measured: int
     """How many of the job's first problems are measured."""
     to_first_error: bool = False
+    block_size: int | None = None
 
     @property
     def id(self) -> str:
         """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
         del content["model"]
-        if not self.to_first_error:
-            del content["to_first_error"]  # so that results from before this field keep their names
+        for name in ("to_first_error", "block_size"):
+            if not content[name]:
+                del content[name]  # so that results from before this field keep their names
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -108,6 +110,7 @@ class Plan:
             count=count,
             measured=min(count, max(0, self.sweep.measured - first)),
             to_first_error=self.sweep.to_first_error,
+            block_size=self.sweep.block_size,
         )
 
     def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:

@@ -5,12 +5,14 @@ A worker knows nothing of other jobs, of files or of clusters.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kvlab.fast.lab.evaluate.backends import Asked, Backend, load_backend
-from kvlab.fast.lab.evaluate.tasks import Problem, find_task
+from kvlab.fast.lab.evaluate.tasks import AskedAfter, Problem, find_task
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.sweep.jobs import Job
 from kvlab.fast.models import model_location
@@ -58,6 +60,13 @@ class Question:
     problem: Problem
     prompt: list[int]
     solution: list[int]
+    shared: int = 0
+    """Tokens at the start of the prompt that are compressed before the others are known."""
+
+    @property
+    def text(self) -> list[int]:
+        """What is compressed before the question is known."""
+        return self.prompt[: self.shared]
 
     @property
     def stop(self) -> int:
@@ -126,10 +135,11 @@ class Worker:
         encode = self.backend(job).encode
         key = (job.task, job.seed, job.first, job.count)
         if key not in self._questions:
-            drawn = find_task(job.task).problems(job.first + job.count, job.seed)
+            task = find_task(job.task)
+            drawn = task.problems(job.first + job.count, job.seed)
             self._questions = {
                 key: [
-                    Question(number, problem, encode(problem.prompt), encode(problem.solution))
+                    question(number, problem, encode, task.asks_after)
                     for number, problem in enumerate(drawn[job.first :], start=job.first)
                 ]
             }
@@ -152,7 +162,9 @@ class Worker:
             ValueError: if the method does not fit a question.
         """
         backend, task = self.backend(job), find_task(job.task)
-        written, seconds = write(backend, questions, *asked(job, questions), job.to_first_error)
+        written, seconds = write(
+            backend, questions, *asked(job, questions), job.to_first_error, job.block_size
+        )
         rows = []
 
         def known(solved: bool) -> bool:
@@ -208,6 +220,19 @@ class Worker:
         return self._answers[key]
 
 
+def question(
+    number: int, problem: Problem, encode: Callable[[str], list[int]], asks_after: bool
+) -> Question:
+    """Put a problem into token ids; with ``asks_after`` its context is encoded by itself."""
+    solution = encode(problem.solution)
+    if not asks_after:
+        return Question(number, problem, encode(problem.prompt), solution)
+    assert isinstance(problem, AskedAfter)
+    context = encode(problem.context)
+    prompt = [*context, *encode(problem.question)]
+    return Question(number, problem, prompt, solution, len(context))
+
+
 def asked(job: Job, questions: Sequence[Question]) -> tuple[Asked, int | None]:
     """Return the method and the budget of a job, for a batch of questions."""
     if job.method != ORACLE:
@@ -225,7 +250,7 @@ def misfit(job: Job, question: Question) -> str | None:
     if job.method == ORACLE:
         return None
     try:
-        methods.get(job.seeded, job.budget).check(len(question.prompt))
+        methods.get(job.seeded, job.budget).check(question.shared or len(question.prompt))
     except ValueError as error:
         return str(error)
     return None
@@ -237,6 +262,7 @@ def write(
     method: Asked,
     budget: int | None,
     to_first_error: bool = False,
+    block_size: int | None = None,
 ) -> tuple[list[list[int]], float]:
     """Write an answer to every question, cut at its limit; return the seconds per token too.
 
@@ -246,16 +272,25 @@ def write(
         method: registry syntax, or a policy.
         budget: entries, where the method takes one.
         to_first_error: end an answer with its first token that is not that of the solution.
+        block_size: tokens per block of a prompt; None reads a prompt at once.
 
     Raises:
         ValueError: if the method does not fit a question.
     """
-    prompts = [question.prompt for question in questions]
     limit, stop = max(question.limit for question in questions), questions[0].stop
-    solutions = [question.solution for question in questions] if to_first_error else None
-    written, seconds = backend.write(method, budget, prompts, limit, stop, solutions)
-    cut = [tokens[: each.limit] for tokens, each in zip(written, questions, strict=True)]
-    return cut, seconds
+    cut, seconds = [], []
+    for text, group in groupby(questions, key=lambda question: question.text):
+        some = list(group)
+        prompts = [question.prompt[question.shared :] for question in some]
+        solutions = [question.solution for question in some] if to_first_error else None
+        given = (limit, stop, solutions, block_size)
+        if text:
+            written, took = backend.write_after(method, budget, text, prompts, *given)
+        else:
+            written, took = backend.write(method, budget, prompts, *given)
+        cut += [tokens[: each.limit] for tokens, each in zip(written, some, strict=True)]
+        seconds += [took] * len(some)
+    return cut, fmean(seconds)
 
 
 def answer_fully(backend: Backend, questions: Sequence[Question]) -> list[FullAnswer]:

@@ -175,7 +175,7 @@ def test_the_command_reads_a_text(directory, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "x"], "need a --text"),
+        (["--model", "reasoner", "--lengths", "9"], "need a --text"),
         (["--chat"], "need a --text"),
         (["--depths", "101"], "depth = 1.01 must be between 0 and 1"),
         (["--depths", "deep"], "depths: 'deep' must be a number"),

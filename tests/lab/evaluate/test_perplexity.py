@@ -145,7 +145,7 @@ def test_the_command_needs_no_text_for_the_embedded_model():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "x"], "need a --text"),
+        (["--model", "reasoner", "--window", "9"], "need a --text"),
         (["--text", "/nowhere"], "text = /nowhere does not exist"),
         (["--windows", "0"], "windows = 0 must be at least 1"),
         (["--block-size", "-1"], "block_size = -1 must be at least 1"),

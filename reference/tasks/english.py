@@ -1,0 +1,49 @@
+"""A novel that comes with the package: English text to read, and to hide things in.
+
+Jane Austen's *Northanger Abbey* (1818) is in the public domain; ``data/README.md`` says where the
+text is from.
+"""
+
+import lzma
+import re
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+BOOK = "northanger_abbey.txt.xz"
+SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!No\.) ")
+
+
+def novel() -> str:
+    """Return the novel, one line per paragraph, with an empty line between paragraphs."""
+    packed = (files("kvlab.reference.tasks") / "data" / BOOK).read_bytes()
+    return lzma.decompress(packed).decode("utf-8")
+
+
+def passage(rng: np.random.Generator, words: int) -> str:
+    """Cut whole sentences out of the novel, from a sentence that is drawn at random.
+
+    Args:
+        rng: draws the place.
+        words: of the passage, rounded up to the end of a sentence.
+
+    Raises:
+        ValueError: if the novel is shorter, or ``words`` is below 1.
+    """
+    sentences = novel_sentences()
+    lengths = np.array([len(sentence.split()) for sentence in sentences])
+    if not 1 <= words < lengths.sum():
+        raise ValueError(f"words = {words} must be between 1 and {lengths.sum() - 1}")
+    left = lengths[::-1].cumsum()[::-1]
+    first = int(rng.integers(int((left >= words).sum())))
+    last = first + int(np.searchsorted(lengths[first:].cumsum(), words)) + 1
+    return " ".join(sentences[first:last])
+
+
+@cache
+def novel_sentences() -> tuple[str, ...]:
+    """Return the sentences of the novel without its headings."""
+    paragraphs = [each for each in novel().split("\n\n") if not each.startswith("CHAPTER")]
+    text = " ".join(" ".join(paragraphs).split())
+    return tuple(SENTENCE_END.split(text))

@@ -1,0 +1,139 @@
+"""Questions about a compressed text are answered as if each had been asked alone."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from models import tiny
+
+from kvlab.fast import compress, methods
+from kvlab.fast.lab.evaluate import tasks
+from kvlab.fast.lab.evaluate.asking import answer_after
+from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.jobs import make_plan
+from kvlab.fast.lab.sweep.worker import Worker
+
+TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
+QUESTIONS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
+NEVER = 0
+
+
+def alone(model, spec, budget, question, tokens):
+    """Continue text and question with single tokens, one after the other."""
+    with torch.inference_mode(), compress(model, spec, budget, 16) as cache:
+        logits = model(torch.tensor([TEXT]), past_key_values=cache).logits
+        for token in question:
+            logits = model(torch.tensor([[token]]), past_key_values=cache).logits
+        written = []
+        for _ in range(tokens):
+            written.append(int(logits[0, -1].argmax()))
+            logits = model(torch.tensor([written[-1:]]), past_key_values=cache).logits
+        return written
+
+
+@pytest.mark.parametrize(("spec", "budget"), [("full", None), ("streaming_llm", 60)])
+def test_each_question_is_answered_as_if_it_were_alone(spec, budget):
+    model = tiny("llama")
+    policy = methods.get(spec, budget)
+    together = answer_after(model, policy, TEXT, QUESTIONS, 6, NEVER, block_size=16)
+    assert together == [alone(model, spec, budget, question, 6) for question in QUESTIONS]
+
+
+@pytest.mark.parametrize("spec", ["h2o", "caote:tova", "snapkv@window=8", "ahakv@recent=4"])
+def test_other_questions_and_their_padding_change_nothing(spec):
+    model, policy = tiny("llama"), methods.get(spec, 36)
+    together = answer_after(model, policy, TEXT, QUESTIONS, 6, NEVER, block_size=16)
+    for question, answer in zip(QUESTIONS, together, strict=True):
+        assert answer_after(model, policy, TEXT, [question], 6, NEVER, block_size=16) == [answer]
+
+
+def test_what_was_evicted_is_missed():
+    full, few = (methods.get(spec, budget) for spec, budget in (("full", None), ("h2o", 12)))
+    model = tiny("llama")
+    answers = [answer_after(model, each, TEXT, QUESTIONS, 6, NEVER) for each in (full, few)]
+    assert answers[0] != answers[1]
+
+
+def test_an_answer_ends_at_its_stop_or_its_first_error():
+    model, policy = tiny("llama"), methods.get("full")
+    whole = answer_after(model, policy, TEXT, QUESTIONS, 6, NEVER)
+    stopped = answer_after(model, policy, TEXT, QUESTIONS[:1], 6, stop=whole[0][2])
+    assert stopped == [whole[0][: whole[0].index(whole[0][2]) + 1]]
+    solutions = [[*answer[:2], (answer[2] + 1) % 97, 0] for answer in whole]
+    cut = answer_after(model, policy, TEXT, QUESTIONS, 6, NEVER, solutions=solutions)
+    assert cut == [answer[:3] for answer in whole]
+
+
+def test_a_text_of_one_token_is_refused():
+    with pytest.raises(ValueError, match="1 tokens must hold at least two"):
+        answer_after(tiny("llama"), methods.get("full"), [3], QUESTIONS, 6, NEVER)
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A problem of the reasoner, cut into a text and what follows it."""
+
+    whole: tasks.Problem
+
+    @property
+    def _cut(self) -> int:
+        return self.whole.prompt.rindex(" ; ")
+
+    @property
+    def context(self) -> str:
+        return self.whole.prompt[: self._cut]
+
+    @property
+    def question(self) -> str:
+        return self.whole.prompt[self._cut :]
+
+    @property
+    def prompt(self) -> str:
+        return self.whole.prompt
+
+    @property
+    def solution(self) -> str:
+        return self.whole.solution
+
+
+@dataclass(frozen=True)
+class HalvedReasoning(tasks.Reasoning):
+    @property
+    def asks_after(self) -> bool:
+        return True
+
+    def problems(self, count, seed):
+        return [Halved(problem) for problem in super().problems(count, seed)]
+
+    def grade(self, problem, text):
+        return super().grade(problem.whole, text)
+
+
+@pytest.fixture
+def sweep(monkeypatch):
+    monkeypatch.setattr(tasks, "TASKS", {**tasks.TASKS, "halved": HalvedReasoning})
+    return Sweep(
+        methods=("full", "streaming_llm"),
+        budgets=("30%",),
+        problems=4,
+        models=("reasoner",),
+        tasks=("halved",),
+        batch=2,
+        block_size=32,
+        to_first_error=True,
+    )
+
+
+def test_a_sweep_asks_after_the_text_is_compressed(sweep):
+    worker, solved = Worker(), {}
+    for job in make_plan(sweep).jobs():
+        solved.setdefault(job.method, []).extend(row.solved for row in worker.run(job))
+    assert solved == {"full": [True] * 4, "streaming_llm": [False] * 4}
+
+
+@pytest.mark.parametrize("change", [{"backend": "reference"}, {"measured": 1, "block_size": None}])
+def test_what_cannot_be_asked_afterwards_is_refused(change, sweep):
+    with pytest.raises(ValueError, match="asks after the text is compressed"):
+        replace(sweep, **change)
+    with pytest.raises(ValueError, match="measured must be 0 with block_size"):
+        replace(sweep, tasks=("reasoning",), measured=1)

@@ -1,0 +1,76 @@
+"""Needles in the novel: every one can be found, and no other text tells it."""
+
+import pytest
+
+from kvlab.fast.lab.evaluate.tasks import Outcome, find_task
+from kvlab.reference.tasks import english, needle
+
+
+def test_the_novel_is_long_enough_and_whole():
+    text = english.novel()
+    assert text.startswith("CHAPTER 1\n\nNo one who had ever seen Catherine Morland")
+    assert len(text.split()) > 76_000
+    assert not any(word in text for word in ("Gutenberg", "Signet"))
+
+
+def test_sentences_do_not_end_at_titles():
+    sentences = english.novel_sentences()
+    assert not [each for each in sentences if each.endswith(("Mr.", "Mrs.", "Dr."))]
+    assert " ".join(sentences).split() == [
+        word
+        for paragraph in english.novel().split("\n\n")
+        if not paragraph.startswith("CHAPTER")
+        for word in paragraph.split()
+    ]
+
+
+@pytest.mark.parametrize("words", [100, 900])
+def test_passages_have_the_length_that_was_asked_for(words):
+    problems = needle.haystacks(3, 0, words, 1)
+    lengths = [len(problem.context.split()) for problem in problems]
+    assert all(words <= length < words + 150 for length in lengths)
+    assert len({problem.context for problem in problems}) == 3
+
+
+def test_needles_share_a_text_and_lie_at_their_depths():
+    problems = needle.haystacks(10, 4, 600, 5)
+    for first in (0, 5):
+        some = problems[first : first + 5]
+        assert len({problem.context for problem in some}) == 1
+        assert len({problem.question for problem in some}) == 5
+        assert [problem.depth for problem in some] == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
+        for problem in some:
+            answer = problem.solution.strip(" .")
+            assert problem.context.count(answer) == 1
+            place = problem.context.index(answer) / len(problem.context)
+            assert place == pytest.approx(problem.depth, abs=0.1)
+            opening = problem.question.split("? ")[1]
+            assert f"{opening}{problem.solution}" in problem.context
+    assert needle.haystacks(3, 4, 600, 5) == problems[:3]
+
+
+def test_only_the_right_number_counts():
+    task = find_task("needle@words=100")
+    problem, other = task.problems(2, seed=1)
+    assert task.grade(problem, problem.solution) == Outcome(True, True)
+    assert not task.grade(problem, other.solution).solved
+    assert not task.grade(problem, problem.solution + " 1").solved
+
+
+def test_the_question_can_be_known():
+    assert find_task("needle").asks_after
+    assert not find_task("needle@question=known").asks_after
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("needle@needles=6", "needles = 6 must be between 1 and 5"),
+        ("needle@words=0", "words = 0 must be between 1 and"),
+        ("needle@words=80000", "words = 80000 must be between 1 and"),
+        ("needle@question=never", "question = 'never' must be one of 'after', 'known'"),
+    ],
+)
+def test_bad_options(spec, message):
+    with pytest.raises(ValueError, match=message):
+        find_task(spec)
