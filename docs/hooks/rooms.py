@@ -103,7 +103,7 @@ def allowed(importer: str, target: str) -> bool:
     if target.startswith(f"{LAB}.commands"):
         return importer == f"{LAB}.cli" or importer.startswith(f"{LAB}.commands")
     if target == f"{LAB}.cli":
-        return False
+        return importer == f"{LAB}.start"
     if own == FRONT:
         return target.startswith(importer)
     if own == other:
