@@ -9,14 +9,14 @@ function candidates({ fates, scores }) {
   return found.sort((a, b) => scores[a] - scores[b] || a - b);
 }
 
-/** Say what became of entry j of a head, and why. */
-export function verdict(head, j) {
+/** Say what became of entry j of a head, and why; `order` is that of the candidates. */
+export function verdict(head, j, order = candidates(head)) {
   const { fates, scores, bits } = head;
   const width = bits[j] > 0 && bits[j] < 16 ? ` at ${shortNumber(bits[j])} bits` : "";
   if (fates[j] === UNDECIDED) return `kept${width}; nothing was decided`;
   if (fates[j] === SAFE) return `safe${width}`;
   if (Number.isNaN(scores[j])) return `kept${width}; there was room for all`;
-  const order = candidates(head), place = order.indexOf(j), goes = order.filter((i) => fates[i] === GONE).length;
+  const place = order.indexOf(j), goes = order.filter((i) => fates[i] === GONE).length;
   const rated = `score ${shortNumber(scores[j])}`;
   if (fates[j] === CHOSEN) return `stays${width}: ${rated}, number ${order.length - place} of ${order.length} from the top`;
   return `goes: ${rated}, number ${place + 1} of ${order.length} from below, and ${goes} had to go`;
@@ -45,12 +45,12 @@ export function headsTable(run, position, block, caption) {
   return element("table", { class: "pg-table" }, element("caption", {}, caption), header, element("tbody", {}, ...rows));
 }
 
-/** Return a table of all entries of one head after a block: first what goes, last what is safe. */
-export function entriesTable(head, text, caption) {
+/** Return a table of the entries of one head after a block, `most` at most: first what goes, last what is safe. */
+export function entriesTable(head, text, caption, most) {
   const order = candidates(head), rest = [...head.fates.keys()].filter((j) => !order.includes(j));
   const finite = order.map((j) => head.scores[j]).filter(Number.isFinite);
   const low = Math.min(0, ...finite), span = Math.max(...finite, low) - low || 1;
-  const rows = [...order, ...rest].map((j) => {
+  const rows = [...order, ...rest].slice(0, most).map((j) => {
     const score = head.scores[j], rated = order.includes(j) && !Number.isNaN(score);
     const width = rated ? 100 * (Math.min(score, low + span) - low) / span : 0;
     return element("tr", { class: head.fates[j] === GONE ? "pg-gone" : "" },
@@ -58,7 +58,7 @@ export function entriesTable(head, text, caption) {
       element("td", {}, String(head.positions[j])),
       element("td", { class: "pg-score", style: `--width: ${width.toFixed(1)}%` }, rated ? shortNumber(score) : "–"),
       element("td", {}, shortNumber(head.attention[j])),
-      element("td", {}, verdict(head, j)));
+      element("td", {}, verdict(head, j, order)));
   });
   const names = ["token", "position", "score", "attention now", "what becomes of it"];
   const header = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));

@@ -8,6 +8,7 @@ import { Run, firstDifference, missed } from "./run.mjs";
 import { TokenText, holding, lookOf } from "./text.mjs";
 
 const QUIET = 150; // milliseconds between two drawings of the tables while the text runs
+const ROWS = 40; // of the table of entries while the text runs; all are shown when it stands
 
 export class Pane {
   /**
@@ -209,7 +210,8 @@ export class Pane {
     }
     const layer = this.lists.layer.selectedIndex, g = this.lists.head.selectedIndex, head = frame?.layers[layer][g];
     if (!this.details.open || !head) this.entries.replaceChildren();
-    else this.entries.replaceChildren(entriesTable(head, text, `Layer ${layer}, KV head ${g}, ${frame.seen} tokens read`));
+    else this.entries.replaceChildren(entriesTable(head, text, `Layer ${layer}, KV head ${g}, ${frame.seen} tokens read`,
+      this.page.playing ? ROWS : Infinity));
   }
 
   protectButton(position) {
