@@ -1,6 +1,7 @@
 """What public caches pass: ``python measure_whole_caches.py`` writes a report beside the others.
 
-Each adapter is measured where its packages are installed; the C++ example where there is a compiler.
+Each adapter is measured where its packages are installed, and the C++ example where there is a
+compiler.
 """
 
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvlab.fast.lab import conformance
-from kvlab.reference.conformance import Isolated, Loading, Program, Status, check
+from kvlab.reference.conformance import Isolated, Loading, Program, Status, check, published
 
 HERE = Path(__file__).parent
 REPORTS = HERE / "reports"
@@ -32,30 +33,20 @@ def versions(*packages):
 
 def measured(name, what, under_test):
     """Write the counts of every target of whole caches."""
-    report = check(None, under_test, minimise=False)
-    targets = {}
-    for group in report.groups:
-        if not group.target.endswith(".whole_cache"):
+    targets, first = {}, {}
+    for target in sorted({case.target for case in published()}):
+        if not target.endswith(".whole_cache") or not under_test.offers(target):
             continue
-        counts = targets.setdefault(group.target, [0, 0, 0])
-        for place, status in enumerate((Status.PASSED, Status.FAILED, Status.NOT_TESTED)):
-            counts[place] += group.count(status)
-    answered = {target: counts for target, counts in targets.items() if counts[0] or counts[1]}
-    first = {o.case.name: o.reason for o in report.failures()}
-    content = {"what": what, "targets": answered, "first_failures": first}
+        report = check(target, under_test, minimise=False)
+        passed, failed, untested = (
+            report.count(status) for status in (Status.PASSED, Status.FAILED, Status.NOT_TESTED)
+        )
+        if passed or failed:
+            targets[target] = [passed, failed, untested]
+        first |= {each.case.name: each.reason for each in report.failures()}
+    content = {"what": what, "targets": targets, "first_failures": first}
     (REPORTS / f"whole_cache_{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-    print(name, answered)
-
-
-class WholeCachesOnly:
-    """An implementation of which only whole caches are asked."""
-
-    def __init__(self, inner):
-        self.inner, self.precision, self.answer = inner, inner.precision, inner.answer
-
-    def offers(self, target):
-        """Whether it has a whole cache of a method."""
-        return target.endswith(".whole_cache") and self.inner.offers(target)
+    print(name, targets)
 
 
 def main():
@@ -74,14 +65,14 @@ def main():
         except ValueError as error:
             print(f"{name} is not measured: {error}", file=sys.stderr)
             continue
-        measured(name, what, WholeCachesOnly(under_test))
+        measured(name, what, under_test)
         under_test.close()
     if shutil.which("c++") is not None:
         with TemporaryDirectory() as folder:
             binary, source = Path(folder, "whole_cache"), HERE / "whole_cache.cpp"
             subprocess.run(["c++", "-std=c++17", "-O2", source, "-o", binary], check=True)
             what = f"`whole_cache.cpp`, {platform.machine()}"
-            measured("cpp", what, WholeCachesOnly(Program(str(binary))))
+            measured("cpp", what, Program(str(binary)))
 
 
 if __name__ == "__main__":
