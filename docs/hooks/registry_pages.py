@@ -1,6 +1,7 @@
 """What pages take from the registry: the list of methods, their modules, the count of vectors."""
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,10 @@ from symbols import ROOT
 
 from kvlab.reference import methods
 from kvlab.reference.conformance import blocks, published
+from kvlab.reference.conformance.cache_cases import STRESSES
+from kvlab.reference.conformance.report import REAL_BUGS
 
+REPORTS = ROOT / "docs" / "examples" / "conformance" / "reports"
 PAGES = ROOT / "docs" / "methods"
 COLUMNS = ("score", "schedule", "protected", "shared over heads", "bits")
 """Of the table of methods, besides the name; a page's front matter holds them under ``row``."""
@@ -74,9 +78,29 @@ def modules_of_methods() -> str:
     return "\n\n".join(f"::: {module}" for module in modules)
 
 
+def groups_of_whole_caches() -> str:
+    """Return a row per group of whole caches: what it stresses, and the bug that it catches."""
+    return "\n".join(
+        f"| `{group}` | {STRESSES[group]} | {bug['what']} ([thread]({bug['thread']})) |"
+        for group, bug in REAL_BUGS.items()
+    )
+
+
+def table_of_whole_caches() -> str:
+    """Return a row per measured implementation and target, from the reports of the examples."""
+    lines = ["| implementation | target | passed | failed | not tested |", "|---|---|---|---|---|"]
+    for file in sorted(REPORTS.glob("whole_cache_*.json")):
+        report = json.loads(file.read_text(encoding="utf-8"))
+        for target, counts in report["targets"].items():
+            lines.append(f"| {report['what']} | `{target}` | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "table of methods": table_of_methods,
     "modules of methods": modules_of_methods,
+    "groups of whole caches": groups_of_whole_caches,
+    "table of whole caches": table_of_whole_caches,
     "cases": lambda: f"{len(published()):,}",
     "building blocks": lambda: str(len(blocks.OPERATIONS)),
 }

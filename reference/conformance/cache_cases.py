@@ -142,6 +142,25 @@ GROUPS: Mapping[str, tuple[Stream, ...]] = {
 }
 """By the name of the group."""
 
+STRESSES: Mapping[str, str] = {
+    "cache_plain": "a prompt, then single tokens",
+    "cache_budget_ge_length": "a budget that nothing exceeds: the full cache",
+    "cache_prefix_evicted": "old entries leave: dense attention over the rest, at true positions",
+    "cache_chunks": "one prompt in blocks of every size",
+    "cache_second_turn": "several tokens at once, after others were generated",
+    "cache_left_padding": "a batch of unequal lengths",
+    "cache_unequal_turns": "unequal lengths, and a second turn",
+    "cache_beams": "rows that go on with what other rows held",
+    "cache_in_place": "many more tokens than the budget: every slot is used again",
+    "cache_long": "positions beyond 255, blocks of 64 and 130",
+    "cache_budgets": "the same tokens under three budgets",
+    "cache_sliding_layers": "every second layer sees a window",
+    "cache_learned_sinks": "learned logits in every softmax",
+    "cache_softcap": "logits squeezed in every layer",
+    "cache_quantised": "keys and values as codes: groups, residuals, packing",
+}
+"""What each group stresses."""
+
 
 def cache_cases() -> Iterator[Case]:
     """Build all cases of whole caches.

@@ -25,6 +25,9 @@ in 16 bits, as flash attention does before the product with the values."""
 SMALLEST = {"float32": 1e-10, "float16": 2.0**-24, "bfloat16": 1e-10}
 """What probabilities round to zero below, relative to the largest number."""
 
+MOST_ENTRIES = 2.0**53
+"""No index of an entry is above it, and none that is below it is rounded in float64."""
+
 TIES = 2.0
 """Two scores count as equal within this many tolerances: both may be off."""
 
@@ -192,6 +195,8 @@ def keep_difference(expected: Expected, found: Array, precision: str) -> str | N
     """Compare sets; entries that are marked ``either`` may be exchanged for each other."""
     if found.dtype.kind not in "iuf" or not (np.isfinite(found) & (found == np.rint(found))).all():
         return "holds indices that are no whole numbers"
+    if (np.abs(found.astype(np.float64)) > MOST_ENTRIES).any():
+        return "holds indices beyond any cache"
     found = found.astype(np.int64)  # differences of unsigned numbers would wrap around
     if (np.diff(found, axis=-1) <= 0).any():
         return f"must ascend without repetition, got {found.tolist()}"

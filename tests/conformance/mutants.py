@@ -15,8 +15,10 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+from cache_bugs import BUGS as CACHE_BUGS
 
 import kvlab.reference
+from kvlab.reference.conformance.cache_cases import STRESSES
 
 PACKAGE = "kvlab.reference"
 ROOT = Path(kvlab.reference.__file__).parent
@@ -835,6 +837,20 @@ def table() -> str:
         "| bug | what notices | planted in |",
         "|---|---|---|",
         *(f"| {bug.name} | `{bug.target}` | `{bug.file}` |" for bug in BUGS),
+        "",
+        "## Whole caches",
+        "",
+        f"{len(CACHE_BUGS)} plausible bugs of engines, each a change of a line of a small engine "
+        "in NumPy that passes without it",
+        "(`tests/conformance/engine.py`). `tests/conformance/test_whole_caches.py` plants them one "
+        "by one.",
+        "",
+        "| bug | group that notices | what the group stresses |",
+        "|---|---|---|",
+        *(
+            f"| {bug.name} | `cache_{bug.group}` | {STRESSES[f'cache_{bug.group}']} |"
+            for bug in CACHE_BUGS
+        ),
     ]
     return "\n".join(lines) + "\n"
 

@@ -37,7 +37,8 @@ def test_the_kernel_file_passes():
 def test_adapters_name_targets_that_exist():
     from kvlab.reference.conformance.targets import operation_of
 
-    for name in ("kvpress_presses.py", "transformers_quantized_cache.py"):
+    adapters = ("kvpress_presses.py", "transformers_quantized_cache.py", "kvpress_caches.py")
+    for name in (*adapters, "transformers_caches.py"):
         source = (PROJECT / name).read_text()
         table = source[source.index("IMPLEMENTATIONS = {") :]
         targets = list(table.split('"')[1::2])

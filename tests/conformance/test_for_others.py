@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.reference.conformance import Status, check, published, vectors
+from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.implementation import Functions
 from kvlab.reference.conformance.report import REAL_BUGS, to_badge, to_junit
@@ -147,10 +148,14 @@ def yesterdays(self, case, name):
 
 @pytest.mark.parametrize("made", [zeros, constants, given, yesterdays])
 def test_an_adapter_that_computes_nothing_fails_every_target(made):
-    targets = {case.target for case in published()}
-    report = check(None, Empty(made), minimise=False)
-    failed = {group.target for group in report.groups if group.count(Status.FAILED)}
-    assert failed == targets
+    by_target = {}
+    for case in published():
+        by_target.setdefault(case.target, []).append(case)
+    under_test = Empty(made)
+    with np.errstate(all="ignore"):
+        for target, own in by_target.items():
+            outcomes = (run_case(under_test, case).status for case in own)
+            assert Status.FAILED in outcomes, target
 
 
 def test_a_function_without_an_answer_is_no_pass():

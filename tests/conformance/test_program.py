@@ -104,6 +104,20 @@ def test_requests_hold_inputs_and_parameters(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
+def test_a_whole_cache_in_cplusplus(tmp_path):
+    binary = tmp_path / "whole_cache"
+    source = CPLUSPLUS.with_name("whole_cache.cpp")
+    subprocess.run(
+        ["c++", "-std=c++17", "-O2", "-Wall", "-Werror", str(source), "-o", str(binary)],
+        check=True,
+    )
+    for target in ("full.whole_cache", "h2o.whole_cache", "streaming_llm.whole_cache"):
+        report = check(target, Program(str(binary)), minimise=False)
+        report.raise_for_failures()
+        assert report.count(Status.NOT_TESTED) == 0
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
 def test_the_example_in_cplusplus(tmp_path):
     binary = tmp_path / "keep_set"
     subprocess.run(
