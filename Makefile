@@ -29,7 +29,7 @@ real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB,
 	$(BIN)/kvlab models get smollm2
 	$(BIN)/kvlab perplexity $(REAL) --window 512 --windows 4 --budgets 50% $(ARGS)
 	$(BIN)/kvlab view kvlab-report/real.html --model smollm2 --problem 0 --budget 60% \
-	  --methods "full snapkv@window=16 streaming_llm"
+	  --methods "full tova h2o streaming_llm"
 
 test: .venv/dev lint types unit notebooks docs pages  ## what CI runs
 
