@@ -114,4 +114,5 @@ def test_a_model_that_speaks_writes_alike(spec):
     problem = needle.haystacks(1, seed=0, words=60, needles=1)[0]
     prompt = load_tokenizer(directory).encode(problem.prompt).ids
     assert 105 < len(prompt) < 250  # more than the budgets
-    assert_alike(directory, methods.get(spec, SPECS[spec]), prompt, 16)
+    budget = len(prompt) + 8 if "pin_prompt=true" in spec else SPECS[spec]
+    assert_alike(directory, methods.get(spec, budget), prompt, 16)
