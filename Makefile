@@ -25,11 +25,11 @@ demo-all: .venv/demo  ## compare every method on the same programs
 REAL := --model smollm2 --methods "streaming_llm h2o caote:h2o fast_caote:h2o tova caote:tova \
   snapkv@window=32,schedule=every_block caote:snapkv@window=32 ahakv@recent=32"
 
-real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB, and play two of them
+real: .venv/fast  ## measure methods on SmolLM2, a real language model of 82 MB, and play three of them
 	$(BIN)/kvlab models get smollm2
 	$(BIN)/kvlab perplexity $(REAL) --window 512 --windows 4 --budgets 50% $(ARGS)
 	$(BIN)/kvlab view kvlab-report/real.html --model smollm2 --problem 0 --budget 60% \
-	  --methods "full snapkv@window=16 streaming_llm"
+	  --most-values 40000 --methods "full tova h2o streaming_llm"
 
 test: .venv/dev lint types unit notebooks docs pages  ## what CI runs
 

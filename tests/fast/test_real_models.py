@@ -1,5 +1,6 @@
 """Trained models, running freely: the same text and the same keep sets, token by token."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kvlab.fast import compress
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import fetched_directory, is_fetched, reasoner_directory
 from kvlab.reference import Transformer, generate, methods
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import needle, reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "models" / "stories260K"
@@ -36,13 +37,25 @@ SPECS = {
 }
 
 
+@cache
+def reference_model(directory):
+    return Transformer.from_directory(directory)
+
+
+@cache
+def fast_model(directory):
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
 def reference_run(directory, policy, prompt, tokens):
     kept: list[tuple[int, np.ndarray]] = []
 
     def watch(block, result):
         kept.append((block.layer, result.cache.positions))
 
-    model = Transformer.from_directory(directory)
+    model = reference_model(directory)
     return list(generate(model, policy, prompt, tokens, watch=watch).tokens), kept
 
 
@@ -52,8 +65,7 @@ def fast_run(directory, policy, prompt, tokens):
     def watch(block, result):
         kept.append((block.layer, result.cache.positions[0].sort(dim=-1).values.numpy()))
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64).eval()
-    model.generation_config.eos_token_id = None
+    model = fast_model(directory)
     with compress(model, policy, watch=watch) as cache:
         ids = torch.tensor([prompt])
         result = model.generate(
@@ -90,3 +102,17 @@ def test_the_reasoner_solves_whole_problems_alike(spec):
 def test_a_published_model_writes_alike(spec):
     prompt = [1, *np.random.default_rng(0).integers(3, 500, 110).tolist()]
     assert_alike(STORIES, methods.get(spec, SPECS[spec]), prompt, 90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.skipif(
+    not is_fetched("smollm2"), reason="smollm2 is not on this machine: kvlab models get smollm2"
+)
+def test_a_model_that_speaks_writes_alike(spec):
+    directory = fetched_directory("smollm2")
+    problem = needle.haystacks(1, seed=0, words=60, needles=1)[0]
+    prompt = load_tokenizer(directory).encode(problem.prompt).ids
+    assert 105 < len(prompt) < 250  # more than the budgets
+    budget = len(prompt) + 8 if "pin_prompt=true" in spec else SPECS[spec]
+    assert_alike(directory, methods.get(spec, budget), prompt, 16)

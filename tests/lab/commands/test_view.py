@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
+from kvlab.fast.models import is_fetched
 
 
 def test_the_page_holds_what_every_method_did(tmp_path):
@@ -40,3 +41,19 @@ def test_bad_input_is_one_line(options, message, tmp_path, monkeypatch, capsys):
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not is_fetched("smollm2"), reason="smollm2 is not on this machine: kvlab models get smollm2"
+)
+def test_a_model_that_speaks_is_played_while_one_method_forgets(tmp_path):
+    page = tmp_path / "real.html"
+    options = ["--model", "smollm2", "--problem", "0", "--budget", "60%", "--most-values", "40000"]
+    chosen = [*options, "--methods", "tova streaming_llm", "--json"]
+    result = CliRunner().invoke(app, ["view", str(page), *chosen])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [row["solved"] for row in found["methods"]] == [True, False]
+    assert len({row["budget"] for row in found["methods"]}) == 1
+    assert found["file_bytes"] < 2_000_000
