@@ -176,8 +176,8 @@ class Engine:
 
     def call(self, tokens):
         size = self.given["block_size"] or tokens.shape[1]
-        for first in range(0, tokens.shape[1], size):
-            logits = self.block(tokens[:, first : first + size])
+        firsts = range(0, tokens.shape[1], size)
+        *_, logits = [self.block(tokens[:, first : first + size]) for first in firsts]
         return logits[:, -1]
 
     def block(self, tokens):
@@ -231,14 +231,12 @@ class Engine:
 
     def softmax(self, layer, logits):
         largest = np.maximum(logits.max(axis=-1, keepdims=True), -1e30)
-        sinks = self.given["learned_sinks"]
+        sinks, sink = self.given["learned_sinks"], -np.inf
         if sinks is not None:
             sink = sinks[layer].reshape(1, logits.shape[1], -1, 1, 1)
             largest = np.maximum(largest, sink)
         weights = np.exp(logits - largest)
-        total = weights.sum(axis=-1, keepdims=True)
-        if sinks is not None:
-            total = total + np.exp(sink - largest)
+        total = weights.sum(axis=-1, keepdims=True) + np.exp(sink - largest)
         return weights / np.where(total == 0, 1, total)
 
     def decide(self, slots, weights, positions):

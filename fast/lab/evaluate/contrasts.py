@@ -23,7 +23,6 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_difference,
     paired_shares,
 )
-from kvlab.fast.lab.evaluate.tasks import TASKS
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
@@ -43,8 +42,14 @@ RESAMPLES = 40_000
 CLOSE = 0.10
 """Shares of solved problems that differ by less count as about as good."""
 
-STUDY, ARITHMETIC, ABLATIONS = SWEEPS = "study", "arithmetic", "ablations"
-"""The sweeps whose results lie in the package: on jump programs, and two on chained arithmetic."""
+STUDY, ARITHMETIC, ABLATIONS, JUMP_ABLATIONS = SWEEPS = (
+    "study",
+    "arithmetic",
+    "ablations",
+    "jump_ablations",
+)
+"""The sweeps whose results lie in the package: the first and the last on jump programs, the others
+on chained arithmetic."""
 READINGS = {"perplexity": "losses", "needle": "missed"}
 """The commands whose results lie in the package, and the figure that they measure."""
 STORED = (*SWEEPS, *READINGS)
@@ -256,7 +261,7 @@ def paired(
     """
     figure = FIGURES.get(contrast.kind)
     for source in reversed(sources) if figure else sources:
-        if source.task in TASKS and source.task != contrast.task:
+        if source.task.partition("@")[0] in BUDGETS and source.task != contrast.task:
             continue
         try:
             ours, other = (

@@ -183,5 +183,6 @@ def solved_at_budgets(found: TaskSummary, specs: Sequence[str]) -> Table:
         assert interval is not None
         return percent_interval(interval.mean, interval.low, interval.high)
 
-    rows = [(spec, *(share(spec, budget) for budget in BUDGETS[found.task])) for spec in specs]
-    return Table(("method", *(f"solved at {budget}" for budget in BUDGETS[found.task])), rows)
+    budgets = BUDGETS[found.task.partition("@")[0]]
+    rows = [(spec, *(share(spec, budget) for budget in budgets)) for spec in specs]
+    return Table(("method", *(f"solved at {budget}" for budget in budgets)), rows)

@@ -1,6 +1,7 @@
 """Questions about a compressed text are answered as if each had been asked alone."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ class HalvedReasoning(tasks.Reasoning):
     def asks_after(self) -> bool:
         return True
 
-    def problems(self, count, seed):
+    def problems(self, count, seed) -> Any:
         return [Halved(problem) for problem in super().problems(count, seed)]
 
     def grade(self, problem, text):
