@@ -42,7 +42,7 @@ def fuzz(target: str, under_test: Implementation, seed_number: int, count: int) 
         database=None,
         phases=(Phase.generate,),
         report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[*HealthCheck],
     )
 
     @seed(seed_number)

@@ -175,7 +175,7 @@ class Engine:
         return self.given["sliding_window"] is not None and layer % 2 == 1
 
     def call(self, tokens):
-        size = self.given["block_size"] or tokens.shape[1]
+        size, logits = self.given["block_size"] or tokens.shape[1], np.zeros((0, 1))
         for first in range(0, tokens.shape[1], size):
             logits = self.block(tokens[:, first : first + size])
         return logits[:, -1]
@@ -231,7 +231,7 @@ class Engine:
 
     def softmax(self, layer, logits):
         largest = np.maximum(logits.max(axis=-1, keepdims=True), -1e30)
-        sinks = self.given["learned_sinks"]
+        sinks, sink = self.given["learned_sinks"], -np.inf
         if sinks is not None:
             sink = sinks[layer].reshape(1, logits.shape[1], -1, 1, 1)
             largest = np.maximum(largest, sink)
