@@ -122,6 +122,17 @@ def expect_faithful(inputs: Inputs, parameters: Parameters, method: str | None):
     return {"x": numbers(x, scale=float(np.abs(x).max()), slack=slack)}
 
 
+def few_levels(found: Mapping[str, Array], parameters: Parameters) -> str | None:
+    """Say whether a group holds more numbers than codes can tell apart: nothing was quantised."""
+    x, bits, group = found["x"], parameters["bits"], parameters["group"]
+    for row, start in np.ndindex(len(x), -(-x.shape[-1] // group)):
+        levels = len(np.unique(x[row, start * group : (start + 1) * group]))
+        if levels > 2**bits:
+            allowed = f"{bits} bits allow {2**bits}"
+            return f"has {levels} different numbers in a group of row {row}, {allowed}"
+    return None
+
+
 def expect_packed(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect packed codes, without gaps, lowest bit first."""
     return {"packed": exact(pack(inputs["codes"].astype(np.uint8), parameters["bits"]))}
@@ -181,7 +192,7 @@ OPERATIONS: Mapping[str, Operation] = {
         described_operation("quantize", expect_codes),
         described_operation("quantize_channels", expect_channel_codes),
         described_operation("dequantize", expect_read),
-        described_operation("quantize_dequantize", expect_faithful),
+        described_operation("quantize_dequantize", expect_faithful, judge=few_levels),
         described_operation("pack", expect_packed),
         described_operation("attend_coded", expect_coded_output),
         described_operation("eviction_error", expect_errors, normalised),

@@ -306,4 +306,6 @@ def wrong(under_test: Implementation, case: Case) -> str | None:
         reason = difference(expected, found[name], under_test.precision)
         if reason is not None:
             return f"{name} {reason}"
-    return None
+    judge = described(case).judge
+    reason = judge(found, case.parameters) if judge is not None else None
+    return None if reason is None else f"{next(iter(case.expected))} {reason}"

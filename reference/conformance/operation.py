@@ -41,6 +41,8 @@ class Field:
 
 
 Compute = Callable[[Inputs, Parameters, str | None], Mapping[str, Expected]]
+Judge = Callable[[Mapping[str, Array], Parameters], str | None]
+"""Says what is wrong with outputs, besides their distance to the expected ones."""
 Derive = Callable[[Inputs, Parameters, str | None], Inputs]
 
 
@@ -66,6 +68,8 @@ class Operation:
     """Inputs anew where some follow from others, such as attention from queries and keys."""
     of_method: bool = False
     """Whether it is a step of a method, as in ``h2o.score``."""
+    judge: Judge | None = None
+    """Where several answers are right: what they have in common."""
 
     def input(self, name: str, x: Array) -> Field:
         """Describe an input; an array that a score remembers or draws may have any name."""
@@ -75,7 +79,9 @@ class Operation:
         )
 
 
-def described_operation(name: str, compute: Compute, derive: Derive = unchanged) -> Operation:
+def described_operation(
+    name: str, compute: Compute, derive: Derive = unchanged, judge: Judge | None = None
+) -> Operation:
     """Return an operation as ``operations.toml`` describes it."""
     told = DESCRIBED["operations"][name]
     optional, other = told.get("optional", ()), told.get("arrays", {})
@@ -101,4 +107,5 @@ def described_operation(name: str, compute: Compute, derive: Derive = unchanged)
         compute,
         derive,
         told.get("of_method", False),
+        judge,
     )

@@ -175,9 +175,9 @@ class Engine:
         return self.given["sliding_window"] is not None and layer % 2 == 1
 
     def call(self, tokens):
-        size = self.given["block_size"] or tokens.shape[1]
-        firsts = range(0, tokens.shape[1], size)
-        *_, logits = [self.block(tokens[:, first : first + size]) for first in firsts]
+        size, logits = self.given["block_size"] or tokens.shape[1], np.zeros((0, 1))
+        for first in range(0, tokens.shape[1], size):
+            logits = self.block(tokens[:, first : first + size])
         return logits[:, -1]
 
     def block(self, tokens):
@@ -236,7 +236,9 @@ class Engine:
             sink = sinks[layer].reshape(1, logits.shape[1], -1, 1, 1)
             largest = np.maximum(largest, sink)
         weights = np.exp(logits - largest)
-        total = weights.sum(axis=-1, keepdims=True) + np.exp(sink - largest)
+        total = weights.sum(axis=-1, keepdims=True)
+        if sinks is not None:
+            total = total + np.exp(sink - largest)
         return weights / np.where(total == 0, 1, total)
 
     def decide(self, slots, weights, positions):

@@ -146,16 +146,22 @@ def yesterdays(self, case, name):
     return self.last.get(case.target, {}).get(name, np.zeros(1))
 
 
+IS_AN_INPUT = {"streaming_llm.score"}
+"""Targets whose right answer is an input: the position of an entry."""
+
+
 @pytest.mark.parametrize("made", [zeros, constants, given, yesterdays])
 def test_an_adapter_that_computes_nothing_fails_every_target(made):
     by_target = {}
     for case in published():
         by_target.setdefault(case.target, []).append(case)
-    under_test = Empty(made)
+    under_test, passed = Empty(made), set()
     with np.errstate(all="ignore"):
         for target, own in by_target.items():
             outcomes = (run_case(under_test, case).status for case in own)
-            assert Status.FAILED in outcomes, target
+            if Status.FAILED not in outcomes:
+                passed.add(target)
+    assert passed == (IS_AN_INPUT if made is given else set())
 
 
 def test_a_function_without_an_answer_is_no_pass():
