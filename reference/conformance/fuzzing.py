@@ -42,7 +42,12 @@ def fuzz(target: str, under_test: Implementation, seed_number: int, count: int) 
         database=None,
         phases=(Phase.generate,),
         report_multiple_bugs=False,
-        suppress_health_check=[*HealthCheck],
+        suppress_health_check=(
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.large_base_example,
+            HealthCheck.filter_too_much,
+        ),
     )
 
     @seed(seed_number)

@@ -216,8 +216,8 @@ BUGS = (
         "keep set in order of score instead of position",
         "keep_set",
         SELECTION,
-        "return np.nonzero(stays)[1].reshape(len(stays), -1)",
-        "return np.nonzero(stays)[1].reshape(len(stays), -1)[:, ::-1]",
+        "return np.nonzero(stays)[1].reshape(G, -1)",
+        "return np.nonzero(stays)[1].reshape(G, -1)[:, ::-1]",
     ),
     Bug(
         "−0 counts as less than 0: floats compared by their bits",
@@ -287,14 +287,14 @@ BUGS = (
         "state not compacted",
         "h2o",
         CACHE,
-        "name: np.take_along_axis(array, keep, axis=1)",
+        "name: array[kept]",
         "name: array[:, : keep.shape[1]]",
     ),
     Bug(
         "positions renumbered after an eviction",
         "h2o",
         CACHE,
-        "            np.take_along_axis(self.positions, keep, axis=1),",
+        "            self.positions[kept],",
         "            np.tile(np.arange(keep.shape[1]), (len(keep), 1)),",
     ),
     Bug(

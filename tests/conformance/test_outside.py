@@ -58,7 +58,7 @@ def test_there_are_cases_of_every_step_in_every_group(looks):
 def test_its_own_state_is_described(looks):
     described_state = operation_of("looks.observe").inputs["looks"]
     assert described_state.axes == ("G", "n") and described_state.kind == "int"
-    assert described_state.meaning == "queries that looked at the entry"
+    assert described_state.meaning == ("queries that looked at the entry; a new entry comes with 0")
     (first, *_) = [case for case in looks if case.operation == "score"]
     assert {"looks", "remembered_asked"} <= set(first.inputs)
 

@@ -171,12 +171,15 @@ def make_sweep(written: Mapping[str, Any]) -> Sweep:
     return sweep
 
 
+def to_plain(sweep: Sweep) -> dict[str, Any]:
+    """Return a sweep as plain data, as `make_sweep` reads it: what is None is left out."""
+    return {name: value for name, value in asdict(sweep).items() if value is not None}
+
+
 def to_toml(sweep: Sweep) -> str:
     """Write a sweep as the file that `read_sweep` reads."""
     lines = []
-    for name, value in asdict(sweep).items():
-        if value is None:
-            continue
+    for name, value in to_plain(sweep).items():
         if isinstance(value, tuple) and value and not isinstance(value[0], int):
             entries = "".join(f"  {json.dumps(each, ensure_ascii=False)},\n" for each in value)
             lines.append(f"{name} = [\n{entries}]\n")

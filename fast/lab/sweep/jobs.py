@@ -9,7 +9,7 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_encoder
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.sweep.configuration import ORACLE, Sweep, budgeted, check_methods
+from kvlab.fast.lab.sweep.configuration import ORACLE, Sweep, budgeted, check_methods, to_plain
 from kvlab.fast.models import model_location
 from kvlab.reference.methods import with_seed
 from kvlab.reference.selection import budget_entries
@@ -131,7 +131,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return asdict(self)
+        return {**asdict(self), "sweep": to_plain(self.sweep)}
 
 
 def make_plan(sweep: Sweep) -> Plan:

@@ -21,7 +21,7 @@ from kvlab.fast.lab.reports import (
     write_html,
     write_markdown,
 )
-from kvlab.fast.lab.sweep.configuration import to_toml
+from kvlab.fast.lab.sweep.configuration import to_plain, to_toml
 from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary, summarise
 from kvlab.fast.lab.tables import Bold, Cell, Column, Table, tabulate
 from kvlab.reference.quantization import FULL_BITS
@@ -72,7 +72,7 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
             content[name] = {k: sorted(names) for k, names in getattr(each, name).items()}
         found.append(content)
     return {
-        "sweep": asdict(stored.plan.sweep),
+        "sweep": to_plain(stored.plan.sweep),
         "run": dict(stored.run),
         "missing_jobs": len(stored.missing()),
         "tasks": found,
