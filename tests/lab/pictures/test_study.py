@@ -47,6 +47,8 @@ def test_every_curve_is_drawn(read):
     stored, found = read
     specs = study.families(stored)
     drawing = study.solved_over_memory(found, specs)._repr_html_()
-    assert all(spec in drawing for spec in specs)
+    for spec in specs:
+        name, _, options = spec.partition("@")
+        assert name in drawing and options in drawing
     with pytest.raises(ValueError, match="has not tried '55%'"):
         study.under_budgets(read[1], ["h2o"], ("55%",))
