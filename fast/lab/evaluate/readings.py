@@ -1,6 +1,6 @@
-"""What another reading of a paper changes on jump programs.
+"""What another reading of a paper changes on the embedded reasoner.
 
-    python -m kvlab.fast.lab.evaluate.readings --out readings.json
+    python -m kvlab.fast.lab.evaluate.readings --problems 64 --out readings.json
 
 Every option that a paper's divergences name runs on the same problems as the default reading.
 """
@@ -17,7 +17,8 @@ import numpy as np
 import typer
 
 from kvlab.fast.lab.benchmarks.machine import versions
-from kvlab.fast.lab.evaluate.compare import run_in_memory
+from kvlab.fast.lab.evaluate.backends import default_backend
+from kvlab.fast.lab.evaluate.compare import DEFAULT_BUDGETS, run_in_memory
 from kvlab.fast.lab.evaluate.statistics import Interval, paired_difference
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.sweep.configuration import Sweep
@@ -28,16 +29,12 @@ from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
 
 CONDITIONS = {
-    "lazy_eviction": "threshold=0.01",
+    "lazy_eviction": "window=16,threshold=0.01",
     "caote:snapkv": "window=16",
     "desirekv": "interval=32,selector=8,group=32",
     "ahakv": "recent=16",
 }
-"""Periods and windows that fit texts of 500 to 660 tokens, the same for both readings."""
-
-BUDGETS = ("50%", "70%")
-MEASURED = 16
-"""Of the problems, these are also measured for error and divergence."""
+"""Periods and windows that fit traces of about 200 tokens, the same for both readings."""
 
 MANY_AT_ONCE = {"several": "every=16"}
 """Options that only matter when several entries leave at once."""
@@ -58,7 +55,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Difference:
-    """What another reading changes: its figure minus the default's."""
+    """What another reading changes on the embedded reasoner: its figure minus the default's."""
 
     option: str
     """The other reading, in registry syntax, as its divergence lists it."""
@@ -80,7 +77,7 @@ class Differences:
 
     problems: int
     conditions: str
-    """Model, seed, budget and how many problems were measured, in words."""
+    """Model, seed and budget, in words."""
     rows: tuple[Difference, ...]
 
     def of(self, option: str) -> list[Difference]:
@@ -160,7 +157,7 @@ def _read_difference(row: dict[str, Any]) -> Difference:
 
 def main(
     out: Annotated[Path, typer.Option(help="JSON file to write.")],
-    problems: Annotated[int, typer.Option(min=2, help="Held-out problems.")] = 200,
+    problems: Annotated[int, typer.Option(min=2, help="Held-out problems.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of the held-out problems.")] = 0,
     budget: Annotated[
         list[str] | None, typer.Option(help="Entries, or percent of the mean length.")
@@ -172,15 +169,13 @@ def main(
     specs = dict.fromkeys(spec for each in compared for spec in (each.default_run, each.option_run))
     sweep = Sweep(
         methods=tuple(specs),
-        budgets=tuple(budget or BUDGETS),
+        budgets=tuple(budget or DEFAULT_BUDGETS),
         problems=problems,
-        models=("jumps",),
-        tasks=("jumps",),
+        models=("reasoner",),
+        tasks=("reasoning",),
         seeds=(seed,),
-        batch=problems,
-        measured=min(MEASURED, problems),
-        to_first_error=True,
-        backend="fast",
+        measured=problems,
+        backend=default_backend(),
     )
     with reporting() as report:
         (summary,) = summarise(run_in_memory(sweep, workers, report))
@@ -188,8 +183,7 @@ def main(
     rows = [asdict(row) for row in differences(summary, compared)]
     result = {
         "problems": problems,
-        "conditions": f"model jumps, seed {seed}, budgets {stated} entries per KV head and layer; "
-        f"error and KL over the first {sweep.measured}",
+        "conditions": f"seed {seed}, budgets {stated} entries per KV head and layer",
         "backend": sweep.backend,
         "versions": versions(),
         "rows": rows,
