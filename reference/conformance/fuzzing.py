@@ -20,6 +20,14 @@ from kvlab.reference.conformance.targets import operation_of
 
 GROUP = "drawn"
 
+SLOW_DRAWS = (
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.large_base_example,
+)
+"""What hypothesis must not complain about: the reference answers while a case is drawn."""
+
 
 def fuzz(target: str, under_test: Implementation, seed_number: int, count: int) -> Report:
     """Ask an implementation drawn cases until one fails; each is asked several times in a row.
@@ -42,12 +50,7 @@ def fuzz(target: str, under_test: Implementation, seed_number: int, count: int) 
         database=None,
         phases=(Phase.generate,),
         report_multiple_bugs=False,
-        suppress_health_check=(
-            HealthCheck.too_slow,
-            HealthCheck.data_too_large,
-            HealthCheck.large_base_example,
-            HealthCheck.filter_too_much,
-        ),
+        suppress_health_check=SLOW_DRAWS,
     )
 
     @seed(seed_number)
