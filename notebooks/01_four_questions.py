@@ -51,7 +51,7 @@ from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")
 model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-problem = jumps.held_out(1, size=jumps.SIZES[240])[0]
+problem = jumps.held_out(1, size=jumps.SIZES[250])[0]
 prompt = tokenizer.encode(problem.prompt).ids
 stop = tokenizer.encode(jumps.END).ids[0]
 budget = budget_entries("50%", problem.tokens)

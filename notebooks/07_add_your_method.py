@@ -125,7 +125,7 @@ from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")
 model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-problem = jumps.held_out(1, size=jumps.SIZES[240])[0]
+problem = jumps.held_out(1, size=jumps.SIZES[250])[0]
 stop = tokenizer.encode(jumps.END).ids[0]
 trace = record_trace(model, tokenizer.encode(problem.prompt).ids, 192, stop, name="jumps")
 budget = budget_entries("70%", len(trace.tokens))

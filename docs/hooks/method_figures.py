@@ -89,7 +89,7 @@ def half() -> int:
 def run_problem(spec: str, budget: int | None) -> Run:
     """Let the embedded model run the program under a method."""
     directory = embedded_directory("jumps")
-    problem = jumps.held_out(PROBLEM + 1, size=SIZES[240])[PROBLEM]
+    problem = jumps.held_out(PROBLEM + 1, size=SIZES[250])[PROBLEM]
     return record_generation(
         Transformer.from_directory(directory),
         load_tokenizer(directory),

@@ -326,7 +326,7 @@ from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")  # any Llama, Mistral, Qwen2 or Qwen3 directory
 model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-prompt = tokenizer.encode(jumps.held_out(1, size=jumps.SIZES[240])[0].prompt).ids
+prompt = tokenizer.encode(jumps.held_out(1, size=jumps.SIZES[250])[0].prompt).ids
 policy = methods.get("{spec}"{budget})
 written = generate(model, policy, prompt, max_new_tokens=60)
 print(tokenizer.decode(list(written.tokens)))

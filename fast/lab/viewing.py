@@ -115,7 +115,7 @@ def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
     Raises:
         ValueError: if a number is not allowed.
     """
-    problem = jumps.held_out(number + 1, size=SIZES[240])[number]
+    problem = jumps.held_out(number + 1, size=SIZES[250])[number]
 
     def solved(text: str) -> bool:
         return jumps.grade(problem, text).solution_correct

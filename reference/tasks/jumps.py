@@ -92,7 +92,7 @@ class Size:
 
 
 SIZES = {
-    240: Size(fewest=18, most=22),
+    250: Size(fewest=18, most=22),
     600: Size(),
     1000: Size(2, 6, 80, 100),
     2000: Size(3, 6, 180, 210),

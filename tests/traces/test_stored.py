@@ -104,5 +104,5 @@ def test_no_file_and_no_archive(tmp_path):
     with pytest.raises(ValueError, match="is no trace"):
         StoredTrace(tmp_path / "text.npz")
     np.save(tmp_path / "array.npy", np.zeros(3))
-    with pytest.raises(ValueError, match="single array"):
+    with pytest.raises(ValueError, match="no complete archive of arrays"):
         StoredTrace(tmp_path / "array.npy")

@@ -184,7 +184,7 @@ def test_a_file_that_is_no_trace_is_named(tmp_path):
         load_trace(path)
     with open(path, "wb") as file:
         np.save(file, np.arange(3))
-    with pytest.raises(ValueError, match="is no trace: it holds a single array"):
+    with pytest.raises(ValueError, match="is no trace: it is no complete archive of arrays"):
         load_trace(path)
     for content in (b"", b"PK\x03\x04", b"no archive"):
         path.write_bytes(content)
