@@ -1,12 +1,16 @@
 """A method: hyper-parameters that make a policy, and everything that others must know about it."""
 
+import ast
+import inspect
 import re
 import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from itertools import pairwise
+from textwrap import dedent
 from typing import Any, ClassVar, Literal
 
 from kvlab.reference.checks import check_choice
@@ -170,3 +174,22 @@ def refuse_budget(name: str, budget: int | None) -> None:
     """Raise ValueError if a budget was given to a method that evicts nothing."""
     if budget is not None:
         raise ValueError(f"{name} evicts nothing and takes no budget, got budget = {budget}")
+
+
+def field_docstrings(kind: type) -> dict[str, str]:
+    """Return what stands below the fields of a dataclass, inherited ones included, by name.
+
+    Raises:
+        OSError: if its source is not to be had.
+    """
+    found = {}
+    for each in reversed(kind.__mro__):
+        if not is_dataclass(each):
+            continue
+        (definition,) = ast.parse(dedent(inspect.getsource(each))).body
+        assert isinstance(definition, ast.ClassDef)
+        for pair in pairwise(definition.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
+    return found

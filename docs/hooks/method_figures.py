@@ -8,18 +8,14 @@ from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.pictures.costs import entry_bytes, entry_columns, memory_held, work_per_token
 from kvlab.fast.lab.pictures.kept import kept_over_steps
 from kvlab.fast.lab.tables import Table
-from kvlab.fast.models import embedded_directory
+from kvlab.fast.lab.viewing import Source, problem_source
 from kvlab.reference import methods
 from kvlab.reference.planner.cost import Plan
 from kvlab.reference.planner.hardware import HARDWARE
 from kvlab.reference.planner.shape import SHAPES
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import jumps
-from kvlab.reference.tasks.jumps import SIZES
-from kvlab.reference.timeline import Run, record_generation
-from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.transformer import Transformer, end_of_text
+from kvlab.reference.timeline import Run
 
 Meta = Mapping[str, Any]
 
@@ -29,7 +25,6 @@ SHARE = "50%"
 BUDGET, PROMPT, GENERATED = 1024, 2048, 2304
 """Entries and tokens for which answers and costs are shown."""
 MODEL, GPU = "llama-3.1-8b", "h200"
-MOST_TOKENS = 192
 
 
 def policy(meta: Meta) -> Policy:
@@ -88,19 +83,13 @@ def half() -> int:
 @cache
 def run_problem(spec: str, budget: int | None) -> Run:
     """Let the embedded model run the program under a method."""
-    directory = embedded_directory("jumps")
-    problem = jumps.held_out(PROBLEM + 1, size=SIZES[250])[PROBLEM]
-    return record_generation(
-        Transformer.from_directory(directory),
-        load_tokenizer(directory),
-        methods.get(spec, budget),
-        problem.prompt,
-        MOST_TOKENS,
-        budget=budget,
-        stop=end_of_text(directory),
-        most_values=1,
-        solved=lambda text: jumps.grade(problem, text).solution_correct,
-    )
+    return source().record(methods.get(spec, budget), budget=budget, most_values=1)
+
+
+@cache
+def source() -> Source:
+    """Return the model with the program, as ``kvlab view`` plays them."""
+    return problem_source(PROBLEM)
 
 
 # --- state, cost ---------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ A page ``docs/methods/NAME.md`` states in its front matter what the package cann
 A function is named as ``file.py:Class.function``; in text, ``[words](file.py:function)`` links it.
 """
 
-import ast
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -42,7 +41,7 @@ from method_figures import BUDGET, Meta, policy
 from symbols import ROOT, TARGET, Target
 
 from kvlab.reference import methods
-from kvlab.reference.method import Divergence
+from kvlab.reference.method import Divergence, field_docstrings
 from kvlab.reference.policy import Policy
 
 Link = Callable[[Target], str]
@@ -141,7 +140,12 @@ def described(part: Any, link: Link) -> str:
 def first_sentence(kind: type) -> str:
     """Return the first paragraph of a docstring as Markdown."""
     paragraph = (inspect.getdoc(kind) or "").partition("\n\n")[0]
-    return re.sub(r"``([^`]+)``", r"`\1`", " ".join(paragraph.split()))
+    return as_markdown(" ".join(paragraph.split()))
+
+
+def as_markdown(text: str) -> str:
+    """Write code as Markdown does."""
+    return re.sub(r"``([^`]+)``", r"`\1`", text)
 
 
 # --- equations -----------------------------------------------------------------------------------
@@ -264,7 +268,8 @@ def options(name: str) -> str:
     said = field_docstrings(kind)
     hints = get_type_hints(kind)
     rows = [
-        f"- `{each.name} = {value(each.default)}` ({kinds(hints[each.name])}): {said[each.name]}"
+        f"- `{each.name} = {value(each.default)}` ({kinds(hints[each.name])}): "
+        f"{as_markdown(said[each.name])}"
         for each in fields(kind)  # type: ignore[arg-type]
         if each.name in methods.describe()[name]["options"]
     ]
@@ -296,19 +301,6 @@ def kinds(hint: Any) -> str:
     names = [getattr(each, "__name__", "") for each in literals] or [hint.__name__]
     words = {"int": "whole number", "float": "number", "bool": "true or false", "str": "word"}
     return " or ".join(words.get(each, "none") for each in names)
-
-
-def field_docstrings(kind: type) -> dict[str, str]:
-    """Return what stands below the fields of a dataclass, inherited ones included."""
-    found = {}
-    for each in filter(is_dataclass, reversed(kind.__mro__)):
-        tree = ast.parse(inspect.getsource(each)).body[0]
-        assert isinstance(tree, ast.ClassDef)
-        for field, after in zip(tree.body, tree.body[1:], strict=False):
-            match field, after:
-                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                    found[name] = re.sub(r"``([^`]+)``", r"`\1`", " ".join(text.split()))
-    return found
 
 
 def usage(meta: Meta) -> str:

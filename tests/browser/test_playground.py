@@ -17,7 +17,7 @@ from kvlab.reference.generate import generate
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import end_of_text
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
@@ -66,14 +66,6 @@ def address(tmp_path_factory):
     page = f'{head}{viewport}<title>Playground</title><body class="md-typeset">{inside}'
     (folder / "index.html").write_text(page, encoding="utf-8")
     return (folder / "index.html").as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from kvlab.fast.lab.viewer import write_viewer
 from kvlab.reference.timeline.run import GONE
 from kvlab.reference.timeline.synthetic import synthetic
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
@@ -19,14 +19,6 @@ pytestmark = [
 ]
 
 EVIL = '<img src=x onerror="document.title=1">&amp;'
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
 """``kvlab conformance``: test kernels against the reference. Needs the reference alone."""
 
-import ast
-import inspect
 import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from textwrap import dedent
 from typing import Annotated, Any
 
 import typer
@@ -49,12 +45,20 @@ from kvlab.reference.conformance.report import REAL_BUGS, shown, to_badge
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.whole_cache import MODEL
 from kvlab.reference.conformance.xfails import FILE, judged, read_xfails
-from kvlab.reference.method import Method, Wrapper
+from kvlab.reference.method import Method, Wrapper, field_docstrings
 from kvlab.reference.methods import parse
 
 app = typer.Typer(
     no_args_is_help=True, help="Test your own kernel against the reference, in any language."
 )
+
+PythonFile = Annotated[
+    Path | None, typer.Argument(help="Python file that defines IMPLEMENTATIONS.")
+]
+ProgramLine = Annotated[
+    str | None, typer.Option("--exec", help="Program to run as PROGRAM TARGET INPUT OUTPUT.")
+]
+JUnitFile = Annotated[Path | None, typer.Option(help="JUnit XML to write.")]
 
 MOST_NAMES = 12
 """Targets that are named although nothing of them was tested."""
@@ -62,12 +66,8 @@ MOST_NAMES = 12
 
 @app.command()
 def run(
-    file: Annotated[
-        Path | None, typer.Argument(help="Python file that defines IMPLEMENTATIONS.")
-    ] = None,
-    program: Annotated[
-        str | None, typer.Option("--exec", help="Program to run as PROGRAM TARGET INPUT OUTPUT.")
-    ] = None,
+    file: PythonFile = None,
+    program: ProgramLine = None,
     target: Annotated[
         str | None, typer.Option(help="A building block, method or step; default: all.")
     ] = None,
@@ -99,7 +99,7 @@ def run(
         Path | None, typer.Option(help=f"Known failures; default: {FILE}, if there is one.")
     ] = None,
     badge: Annotated[Path | None, typer.Option(help="JSON for a badge of shields.io.")] = None,
-    junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
+    junit: JUnitFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
@@ -130,16 +130,12 @@ def run(
 @app.command()
 def fuzz(
     target: Annotated[str, typer.Argument(help="A building block, or a step as in h2o.score.")],
-    file: Annotated[
-        Path | None, typer.Argument(help="Python file that defines IMPLEMENTATIONS.")
-    ] = None,
-    program: Annotated[
-        str | None, typer.Option("--exec", help="Program to run as PROGRAM TARGET INPUT OUTPUT.")
-    ] = None,
+    file: PythonFile = None,
+    program: ProgramLine = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same cases.")] = 0,
     count: Annotated[int, typer.Option("--cases", min=1, help="Cases to draw.")] = 100,
     timeout: Annotated[float, typer.Option(help="Seconds that one call may take.")] = 60.0,
-    junit: Annotated[Path | None, typer.Option(help="JUnit XML to write.")] = None,
+    junit: JUnitFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
@@ -248,7 +244,8 @@ def show_target(
     for case in own:
         for name, value in case.parameters.items():
             values.setdefault(name, {})[str(value)] = None
-    meanings = {**option_meanings(target), **operation.parameters}
+    options = option_meanings(parse(target.rpartition(".")[0])) if operation.of_method else {}
+    meanings = {**options, **operation.parameters}
     described = {
         "summary": operation.summary,
         "source": source_of(operation, target),
@@ -281,31 +278,10 @@ def source_of(operation: Operation, target: str) -> str:
     )
 
 
-def option_meanings(target: str) -> dict[str, str]:
-    """Return what the options of a target's method mean: the docstrings of its fields."""
-    if not operation_of(target).of_method:
-        return {}
-    method, found = parse(target.rpartition(".")[0]), {}
-    while True:
-        for each in type(method).__mro__:
-            if issubclass(each, Method):
-                found = {**field_docstrings(each), **found}
-        if not isinstance(method, Wrapper):
-            return found
-        method = method.base
-
-
-def field_docstrings(owner: type) -> dict[str, str]:
-    """Return the docstrings that follow the fields of a class, by the fields' names."""
-    (definition,) = ast.parse(dedent(inspect.getsource(owner))).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        ast.unparse(each.target): " ".join(str(after.value.value).split())
-        for each, after in pairwise(definition.body)
-        if isinstance(each, ast.AnnAssign)
-        and isinstance(after, ast.Expr)
-        and isinstance(after.value, ast.Constant)
-    }
+def option_meanings(method: Method) -> dict[str, str]:
+    """Return what the options of a method mean, and those of what it wraps."""
+    own = field_docstrings(type(method))
+    return {**option_meanings(method.base), **own} if isinstance(method, Wrapper) else own
 
 
 def field_rows(title: str, fields: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:

@@ -143,10 +143,11 @@ def run_in_memory(
         found.append((job, made))
         if report is not None:
             report(len(found), len(jobs), job.label)
-        own = rows[job.method, job.budget]
-        own += rows_of(job, made)
-        if tell is not None and len(own) == wanted:
-            tell(point_of(job.method, job.budget, own, wanted))
+        if tell is not None:
+            own = rows[job.method, job.budget]
+            own += rows_of(job, made)
+            if len(own) == wanted:
+                tell(point_of(job.method, job.budget, own, wanted))
     return ResultsInMemory(plan, found)
 
 
