@@ -11,18 +11,19 @@
 # %% [markdown]
 # ## What is stored
 #
-# kvlab has a small trained model inside. It solves chained arithmetic by writing out every step.
+# kvlab has a small trained model inside. It runs programs by writing out every step: *a=b+c* and
+# the values, until it comes to the end.
 
 # %%
 import numpy as np
 
-from kvlab.fast.models import reasoner_directory
+from kvlab.fast.models import embedded_directory
 from kvlab.reference import Transformer, advance, load_tokenizer, methods, prefill
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import jumps
 
-model = Transformer.from_directory(reasoner_directory())
-tokenizer = load_tokenizer(reasoner_directory())
-problem = reasoning.held_out(1)[0]
+directory = embedded_directory("jumps")
+model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+problem = jumps.held_out(1, size=jumps.SIZES[250])[0]
 prompt = tokenizer.encode(problem.prompt).ids
 solution = tokenizer.encode(problem.solution).ids
 print(problem.prompt.strip())
@@ -68,7 +69,7 @@ print(f"largest difference of a logit: {np.abs(at_once - np.stack(stepwise)).max
 from kvlab.fast.lab.pictures import costs
 from kvlab.reference import SHAPES, Shape
 
-shape = Shape.from_config(reasoner_directory())
+shape = Shape.from_config(directory)
 print("formula: ", shape.token_bytes, "bytes a token")
 print("measured:", session.nbytes / session.seen)
 costs.bytes_over_tokens(sessions, shape)
