@@ -7,9 +7,10 @@ definitions alone: there each definition of a problem is a needle, asked for whe
 to it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 
 import numpy as np
 
@@ -48,6 +49,12 @@ class Needle:
     answer: str
     """What has to follow directly."""
 
+    @property
+    def topic(self) -> str:
+        """What the sentence is about: the code of the blue safe."""
+        words = self.opening.rpartition(" ")[0]
+        return words[0].lower() + words[1:]
+
 
 def secret_number(rng: np.random.Generator) -> Needle:
     """Draw a city and its number of six digits."""
@@ -74,7 +81,7 @@ class Problem:
     """What follows the text: the question, and how its answer begins."""
     solution: str
     depth: float
-    """Share of the text before the needle, 0 to 1."""
+    """Share of the text before the needle, 0 to 1; of several needles, before the last one."""
 
     @property
     def prompt(self) -> str:
@@ -94,33 +101,74 @@ def haystacks(count: int, seed: int, words: int, needles: int) -> list[Problem]:
     Raises:
         ValueError: if a number is not allowed.
     """
-    if count < 0 or seed < 0:
-        raise ValueError(f"count = {count} and seed = {seed} must not be negative")
-    if not 1 <= needles <= len(KINDS):
-        raise ValueError(f"needles = {needles} must be between 1 and {len(KINDS)}")
+    _check(count, seed, needles=needles)
     problems: list[Problem] = []
     while len(problems) < count:
-        rng = np.random.default_rng([seed, words, needles, len(problems)])
-        problems += _haystack(rng, words, needles)
+        text, hidden, depths = _haystack(seed, words, needles, len(problems))
+        problems += [
+            Problem(text, f"\n\n{each.question} {each.opening}", f"{each.answer}.", depth)
+            for each, depth in zip(hidden, depths, strict=True)
+        ]
     return problems[:count]
 
 
-def _haystack(rng: np.random.Generator, words: int, needles: int) -> list[Problem]:
-    """Draw one passage with its needles, and the problem of each needle."""
+def readings(count: int, seed: int, words: int, facts: int) -> list[Problem]:
+    """Hide facts in passages of the novel, and ask for all facts of a passage at once.
+
+    An answer that begins well goes on only if the model goes back to another place of the text.
+
+    Args:
+        count: number of problems; the first problems are the same for every ``count``.
+        seed: of the draw.
+        words: of each passage.
+        facts: hidden in each passage.
+
+    Raises:
+        ValueError: if a number is not allowed.
+    """
+    _check(count, seed, facts=facts)
+    problems = []
+    for number in range(count):
+        text, hidden, depths = _haystack(seed, words, facts, number)
+        topics = " and ".join(each.topic for each in hidden)
+        question = f"\n\nWrite the sentences about {topics}.\n\n{hidden[0].opening}"
+        first, *others = hidden
+        solution = "\n".join([f"{first.answer}.", *(each.sentence for each in others)])
+        problems.append(Problem(text, question, solution, depths[-1]))
+    return problems
+
+
+def _check(count: int, seed: int, **needles: int) -> None:
+    """Refuse a draw that cannot be made."""
+    if count < 0 or seed < 0:
+        raise ValueError(f"count = {count} and seed = {seed} must not be negative")
+    for name, value in needles.items():
+        if not 1 <= value <= len(KINDS):
+            raise ValueError(f"{name} = {value} must be between 1 and {len(KINDS)}")
+
+
+def _haystack(
+    seed: int, words: int, needles: int, number: int
+) -> tuple[str, list[Needle], list[float]]:
+    """Draw one passage with its needles, and their depths."""
+    rng = np.random.default_rng([seed, words, needles, number])
     text = english.passage(rng, words)
     hidden = [_six_digits(rng, *KINDS[kind]) for kind in rng.permutation(len(KINDS))[:needles]]
-    depths = [(number + 0.5) / needles for number in range(needles)]
+    depths = [(place + 0.5) / needles for place in range(needles)]
     for needle, depth in zip(hidden, depths, strict=True):
         text = hide(text, needle.sentence, depth)
-    return [
-        Problem(text, f"\n\n{each.question} {each.opening}", f"{each.answer}.", depth)
-        for each, depth in zip(hidden, depths, strict=True)
-    ]
+    return text, hidden, depths
 
 
 def is_found(problem: Problem, text: str) -> bool:
     """Say whether the right number was written."""
     return text.strip() == problem.solution.strip()
+
+
+def numbers_found(problem: Problem, text: str) -> list[bool]:
+    """Say of each number of the solution whether it was written at its place among the numbers."""
+    wanted, written = (re.findall(r"\d+", each) for each in (problem.solution, text))
+    return [number == one for number, one in zip_longest(wanted, written[: len(wanted)])]
 
 
 def hide(hay: str, sentence: str, depth: float) -> str:

@@ -1,5 +1,7 @@
 """Needles in the novel: every one can be found, and no other text tells it."""
 
+import re
+
 import pytest
 
 from kvlab.fast.lab.evaluate.tasks import Outcome, find_task
@@ -57,6 +59,31 @@ def test_only_the_right_number_counts():
     assert not task.grade(problem, problem.solution + " 1").solved
 
 
+def test_a_reading_asks_for_all_facts_of_its_text():
+    problems = needle.readings(4, 2, 300, 2)
+    assert len({problem.context for problem in problems}) == 4
+    for problem in problems:
+        first, second = problem.solution.split("\n")
+        opening = problem.question.rpartition("\n")[2]
+        assert opening + first in problem.context
+        assert second in problem.context
+        topics = problem.question.partition("about ")[2].partition(".")[0].split(" and ")
+        assert opening.lower().startswith(topics[0].lower())
+        assert second.lower().startswith(topics[1].lower())
+    assert needle.readings(2, 2, 300, 2) == problems[:2]
+
+
+def test_a_reading_is_solved_by_its_numbers_in_order():
+    task = find_task("reading@words=100")
+    (problem,) = task.problems(1, seed=1)
+    first, second = re.findall(r"\d+", problem.solution)
+    assert task.grade(problem, problem.solution) == Outcome(True, True)
+    assert task.grade(problem, f" {first}.\n\nThe other was {second}, not 3") == Outcome(True, True)
+    assert task.grade(problem, f" {first}.") == Outcome(False, True)
+    assert task.grade(problem, f" {second}. {first}") == Outcome(False, False)
+    assert task.grade(problem, "") == Outcome(False, False)
+
+
 def test_the_question_can_be_known():
     assert find_task("needle").asks_after
     assert not find_task("needle@question=known").asks_after
@@ -66,6 +93,8 @@ def test_the_question_can_be_known():
     ("spec", "message"),
     [
         ("needle@needles=6", "needles = 6 must be between 1 and 5"),
+        ("reading@facts=0", "facts = 0 must be between 1 and 5"),
+        ("reading@question=never", "question = 'never' must be one of 'after', 'known'"),
         ("needle@words=0", "words = 0 must be between 1 and"),
         ("needle@words=80000", "words = 80000 must be between 1 and"),
         ("needle@question=never", "question = 'never' must be one of 'after', 'known'"),

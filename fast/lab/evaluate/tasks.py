@@ -168,7 +168,37 @@ class Needle(Task):
         return Outcome(found, found)
 
 
-TASKS: Mapping[str, type[Task]] = {"reasoning": Reasoning, "jumps": Jumps, "needle": Needle}
+@dataclass(frozen=True)
+class Reading(Task):
+    """Facts from several places of a novel, asked for at once (`kvlab.reference.tasks.needle`)."""
+
+    words: int = 700
+    """Of the text."""
+    facts: int = 2
+    """To be written for one answer, in the order of the question."""
+    question: str = "after"
+    """As in `Needle`."""
+
+    @property
+    def asks_after(self) -> bool:
+        return self.question == "after"
+
+    def problems(self, count: int, seed: int) -> Sequence[needle.Problem]:
+        check_choice(("after", "known"), question=self.question)
+        return needle.readings(count, seed, self.words, self.facts)
+
+    def grade(self, problem: needle.Problem, text: str) -> Outcome:
+        """Count a problem as solved if every number was written; the first one is the answer."""
+        found = needle.numbers_found(problem, text)
+        return Outcome(all(found), found[0])
+
+
+TASKS: Mapping[str, type[Task]] = {
+    "reasoning": Reasoning,
+    "jumps": Jumps,
+    "needle": Needle,
+    "reading": Reading,
+}
 """Kinds of tasks by name."""
 
 
