@@ -1,5 +1,6 @@
 """The first page: the study's tables and picture, and a generation to play."""
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -9,11 +10,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.lab import problem_source, record_methods, stored_summary, write_viewer
+from kvlab.fast.lab import needle_source, problem_source, record_methods, write_viewer
 from kvlab.fast.lab.pictures import study
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.fast.lab.viewing import Row
+from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import methods
 
 ROOT = Path(__file__).parents[2]
@@ -21,27 +23,33 @@ PAGES = ROOT / "docs" / "methods"
 
 BUDGETS = ("20%", "30%", "50%")
 
-VIEWER = "viewer.html"
-PLAYED = (
-    "h2o",
-    "caote:h2o",
-    "lazy_eviction@window=16,threshold=0.01",
-    "desirekv@interval=32,selector=8,group=32",
-    "ahakv@recent=16",
-    "kivi@key_bits=4,value_bits=4,residual=32",
-)
-PLAYED_BUDGET = "50%"
-MOST_VALUES = 2**15
+PROGRAM, ENGLISH = "viewer.html", "english.html"
+"""Pages that play a program of the embedded model, and a text that people can read."""
+REAL = "smollm2"
+"""The model that reads English; without it there is no such page."""
+PLAYED: Mapping[str, Sequence[str]] = {
+    PROGRAM: (
+        "h2o",
+        "caote:h2o",
+        "lazy_eviction@threshold=0.01",
+        "desirekv@interval=32,selector=8,group=32",
+        "ahakv@recent=16",
+        "kivi@key_bits=4,value_bits=4,residual=32",
+    ),
+    ENGLISH: ("h2o", "tova"),
+}
+BUDGETS_PLAYED: Mapping[str, str] = {PROGRAM: "50%", ENGLISH: "60%"}
+MOST_VALUES: Mapping[str, int] = {PROGRAM: 2**15, ENGLISH: 40_000}
 """Entries in the snapshots of a method: a page of this size has to be small."""
 LARGEST = 2_000_000
-"""Bytes of the page that is played."""
+"""Bytes of a page that is played."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page that plays a generation."""
-    path = ROOT / "build" / VIEWER
-    recorded(path)
-    files.append(File.generated(config, VIEWER, abs_src_path=str(path)))
+    """Add the pages that play a generation."""
+    for name in pages_played():
+        recorded(name)
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / "build" / name)))
     return files
 
 
@@ -72,7 +80,7 @@ def parts() -> dict[str, str]:
     return {
         "budgets": study.under_budgets(found, specs, BUDGETS).markdown(linked),
         "budgets explained": escape_markdown(study.explained(stored, found, specs)),
-        "own rules": study.under_own_rules(stored_summary("arithmetic")).markdown(linked),
+        "own rules": study.under_own_rules(found).markdown(linked),
         "picture": study.solved_over_memory(found, specs)._repr_html_(),
         "played": played(),
     }
@@ -98,18 +106,27 @@ def method_pages() -> dict[str, str]:
     return found
 
 
-# --- the generation ------------------------------------------------------------------------------
+# --- the generations -----------------------------------------------------------------------------
+
+
+def pages_played() -> list[str]:
+    """Return the pages that can be made here, the one of the first page first."""
+    return [ENGLISH, PROGRAM] if is_fetched(REAL) else [PROGRAM]
 
 
 @cache
-def recorded(path: Path) -> tuple[Row, ...]:
-    """Write the page that plays a generation; return what became of every method.
+def recorded(name: str) -> tuple[Row, ...]:
+    """Write a page that plays a generation; return what became of every method.
 
     Raises:
         PluginError: if a method cannot be played, or the page is too large to stand on another.
     """
+    path = ROOT / "build" / name
     path.parent.mkdir(exist_ok=True)
-    found = record_methods(problem_source(), PLAYED, PLAYED_BUDGET, most_values=MOST_VALUES)
+    source = needle_source(fetched_directory(REAL)) if name == ENGLISH else problem_source()
+    found = record_methods(
+        source, PLAYED[name], BUDGETS_PLAYED[name], most_values=MOST_VALUES[name]
+    )
     refused = [f"{row.method}: {row.refusal}" for row in found.rows if row.refusal is not None]
     if refused:
         raise PluginError(f"the first page cannot play {'; '.join(refused)}")
@@ -120,15 +137,32 @@ def recorded(path: Path) -> tuple[Row, ...]:
 
 
 def played() -> str:
-    """Say which methods are played, and which of them solve the problem."""
-    rows = recorded(ROOT / "build" / VIEWER)
+    """Show the first of the pages, say what it plays, and where the others are."""
+    first, *others = pages_played()
+    frame = (
+        f'<iframe class="kvlab-frame" src="{first}?embed&amp;left=0&amp;right=1" loading="lazy"\n'
+        '  title="What two methods keep of a generation, token by token"></iframe>'
+    )
+    parts = [f"{told(first)} [On a page of its own]({first}).", frame]
+    parts += [f"[Another page]({name}): {told(name)}" for name in others]
+    return "\n\n".join(parts)
+
+
+def told(name: str) -> str:
+    """Say what is played, and which methods lead to the right answer."""
+    rows = recorded(name)
     budget = next(row.budget for row in rows if row.budget is not None)
     right, wrong = (
         ", ".join(f"`{row.method}`" for row in rows if row.solved is solved) or "none"
         for solved in (True, False)
     )
+    text = (
+        "SmolLM2, a language model, reads a passage of *Northanger Abbey* in which two numbers are "
+        "hidden, and is asked for the first one."
+        if name == ENGLISH
+        else "The small model in the package runs a program and writes out its steps."
+    )
     return (
-        f"Budget: {budget} entries, {PLAYED_BUDGET.replace('%', ' %')} of what the full cache "
-        f"holds in the end. On this one problem these write the right solution: {right}; these a "
-        f"wrong one: {wrong}."
+        f"{text} Budget: {budget} entries, {BUDGETS_PLAYED[name].replace('%', ' %')} of what the "
+        f"full cache holds in the end. Right on this one text: {right}; wrong: {wrong}."
     )

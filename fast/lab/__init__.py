@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from kvlab.fast.lab.sweep.summary import summarise as summarise
     from kvlab.fast.lab.viewer import write_viewer as write_viewer
     from kvlab.fast.lab.viewing import Viewed as Viewed
+    from kvlab.fast.lab.viewing import needle_source as needle_source
     from kvlab.fast.lab.viewing import problem_source as problem_source
     from kvlab.fast.lab.viewing import record_methods as record_methods
     from kvlab.fast.lab.viewing import text_source as text_source
@@ -67,7 +68,14 @@ MODULES = {
     "sweep.run": ("choose_engine", "read_stored", "run_sweep"),
     "sweep.summary": ("summarise",),
     "viewer": ("write_viewer",),
-    "viewing": ("Viewed", "problem_source", "record_methods", "text_source", "trace_source"),
+    "viewing": (
+        "Viewed",
+        "needle_source",
+        "problem_source",
+        "record_methods",
+        "text_source",
+        "trace_source",
+    ),
 }
 """Where each name is defined."""
 

@@ -229,7 +229,7 @@ def test_the_first_page_plays_a_generation(reader):
         return tokens.evaluate_all("all => all.map(one => one.className)")
 
     last = int(frame.locator("#step").get_attribute("max") or 0)
-    assert last > 50 and colours(5) != colours(last)
+    assert last > 5 and colours(0) != colours(last)
     kept = frame.locator("html").evaluate("page => page.scrollHeight <= page.clientHeight")
     assert kept, "the frame has a scroll bar of its own"
     page.locator("label[title=dark]:visible").click()
@@ -255,7 +255,8 @@ class Anchors(HTMLParser):
 
 def test_pages_link_to_what_exists():
     """Links within the site, with their anchors; `mkdocs build --strict` does not see raw HTML."""
-    pages = {name: Anchors(name) for name in PAGES if name not in ("404.html", "viewer.html")}
+    others = ("404.html", "viewer.html", "english.html")
+    pages = {name: Anchors(name) for name in PAGES if name not in others}
     missing, followed = [], 0
     for name, page in pages.items():
         for link in page.links:
