@@ -9,15 +9,13 @@ import re
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvlab.fast.lab.files import write_text
 
-matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
+if TYPE_CHECKING:  # Matplotlib is a third of a command's time to start, and few commands draw
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK = "#000000"
 """Matplotlib's black; in a picture it becomes the colour of the text around it."""
@@ -67,7 +65,7 @@ class Picture:
 
 def canvas(
     columns: int = 1, rows: int = 1, width: float = 7.5, height: float = 3.6, **subplots: Any
-) -> tuple[Figure, list[Axes]]:
+) -> "tuple[Figure, list[Axes]]":
     """Return an empty drawing and its axes, row by row.
 
     Args:
@@ -77,6 +75,10 @@ def canvas(
         height: of the whole drawing, in inches.
         subplots: further arguments of `matplotlib.figure.Figure.subplots`.
     """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **subplots)
     for each in axes.flat:
@@ -87,16 +89,18 @@ def canvas(
 
 def curve_style(number: int, curves: int) -> dict[str, Any]:
     """Return colour and marker of one of several curves, as arguments of `Axes.plot`."""
+    import matplotlib
+
     palette = matplotlib.colormaps["tab10" if curves <= 10 else "tab20"]
     return {"color": palette(number % palette.N), "marker": MARKERS[number % len(MARKERS)]}
 
 
-def mark_end_of_prompt(axes: Axes, prompt: int) -> None:
+def mark_end_of_prompt(axes: "Axes", prompt: int) -> None:
     """Draw a vertical line between the prompt's last token and the first generated one."""
     axes.axvline(prompt - 0.5, color=RED, linewidth=0.8)
 
 
-def finish(figure: Figure, description: str, legend: Legend = "axes") -> Picture:
+def finish(figure: "Figure", description: str, legend: Legend = "axes") -> Picture:
     """Turn a drawing into a picture.
 
     Args:
@@ -118,7 +122,7 @@ def finish(figure: Figure, description: str, legend: Legend = "axes") -> Picture
     return Picture(follow_theme(buffer.getvalue(), width, description), description)
 
 
-def add_legend(figure: Figure, place: Legend) -> None:
+def add_legend(figure: "Figure", place: Legend) -> None:
     """Name the labelled curves of a drawing; see `finish`."""
     style = {"fontsize": 7.5, "frameon": False}
     if place == "axes":

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
-from kvlab.fast.lab.pictures.kept import lifetimes
 from kvlab.fast.lab.points import check_some_ran, points
 from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
@@ -208,6 +207,8 @@ def write_report(found: Simulation, path: Path) -> None:
 
 def report_blocks(found: Simulation) -> Iterator[Block]:
     """Yield the report from top to bottom."""
+    from kvlab.fast.lab.pictures.kept import lifetimes  # it needs Matplotlib
+
     yield Heading("kvlab simulate", 1)
     yield Text(
         f"{title(found.trace)}. The vertical line in the last picture is the end of the prompt; a "

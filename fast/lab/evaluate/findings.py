@@ -42,9 +42,9 @@ def points_at(comparison: Comparison, budget: int | None) -> list[Point]:
 
 
 def least_lost(comparison: Comparison, budget: int) -> str:
-    """Say which methods solved most under a budget, beside the full cache, and which may be equal.
+    """Say which methods solved most under a budget, beside the full cache, and which come next.
 
-    Which methods are not shown to be worse is what `summary.leaders` says.
+    Whether the next ones are shown to be worse is what `summary.leaders` says.
     """
     points, length = points_at(comparison, budget), comparison.summary.mean_length
     forgotten = f"{100 * (1 - budget / length):.0f} % of what the model had read"
@@ -53,13 +53,21 @@ def least_lost(comparison: Comparison, budget: int) -> str:
         return f"No method forgot {forgotten} and still solved a problem."
     full = [point for point in points_at(comparison, None) if point.method == FULL]
     beside = f"; the full cache, which forgets nothing, solved {solved(full[0])}" if full else ""
-    leaders = comparison.summary.leaders.get(budget, ())
-    equal = [point for point in points if point.method in leaders and point not in best]
-    doubt = f" Not shown to be worse with so few problems: {names(equal)}." if equal else ""
     return (
         f"{names(best)} lost least: with {forgotten} forgotten, the model solved {solved(best[0])} "
-        f"problems{beside}.{doubt}"
+        f"problems{beside}.{next_best(comparison, budget, points[len(best) :])}"
     )
+
+
+def next_best(comparison: Comparison, budget: int, points: Sequence[Point]) -> str:
+    """Say which of the other methods solved most, and whether they are shown to be worse."""
+    following = [p for p in points if p.solved and p.solved == points[0].solved]
+    if not following:
+        return ""
+    leaders = comparison.summary.leaders.get(budget, ())
+    level = [point for point in following if point.method in leaders]
+    doubt = f"; so few problems do not show that {names(level)} is worse" if level else ""
+    return f" Next: {names(following)}, {solved(following[0])}{doubt}."
 
 
 def beside_control(comparison: Comparison, budget: int) -> str:

@@ -1,13 +1,16 @@
 """Problems solved on the embedded models, in tables and over the memory."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
 from kvlab.fast.lab.evaluate.compare import COLUMNS, Comparison
 from kvlab.fast.lab.tables import Column, Table, tabulate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Curve = Sequence[tuple[float, float, float, float]]
 """Points of x, share solved, and the ends of its interval."""
@@ -46,7 +49,7 @@ def solved_over(curves: Mapping[str, Curve], horizontal: str) -> Picture:
     return finish(figure, description, legend="none")
 
 
-def name_at_ends(axes: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
+def name_at_ends(axes: "Axes", ends: Mapping[str, tuple[float, float]]) -> None:
     """Write names of curves to the right of the axes, beside the ends, none above another."""
     heights = spread_out([share for _, share in ends.values()], -0.02, 1.02)
     for number, ((spec, end), height) in enumerate(zip(ends.items(), heights, strict=True)):

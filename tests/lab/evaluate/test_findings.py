@@ -70,7 +70,8 @@ def test_the_sentences_by_hand():
     assert sentences(comparison()) == [
         "caote:h2o lost least: with 50 % of what the model had read forgotten, the model solved "
         "9 of 10 (95 % interval 60 to 98 %) problems; the full cache, which forgets nothing, "
-        "solved 10 of 10 (95 % interval 72 to 100 %).",
+        "solved 10 of 10 (95 % interval 72 to 100 %). Next: h2o, 1 of 10 (95 % interval 2 to "
+        "40 %).",
         "Forgetting as much at random solved 0 of 10 (95 % interval 0 to 28 %): these problems "
         "show of caote:h2o alone that it solves more (McNemar's exact test, Holm's correction "
         "over all budgets).",
@@ -82,8 +83,14 @@ def test_the_sentences_by_hand():
 def test_a_small_sample_claims_nothing():
     few = {key: text[1:4] for key, text in OUTCOMES.items()}
     first, second, _ = sentences(comparison(few))
-    assert "Not shown to be worse with so few problems: random and h2o." in first
+    assert " Next: " not in first
     assert "these problems show of no method that it solves more" in second
+
+
+def test_the_next_best_may_be_level():
+    close = {**OUTCOMES, ("h2o", 50): "0001111111"}
+    end = "(95 % interval 40 to 89 %); so few problems do not show that h2o is worse."
+    assert sentences(comparison(close))[0].endswith(f"Next: h2o, 7 of 10 {end}")
 
 
 def test_where_nothing_is_solved_nothing_is_praised():
