@@ -15,7 +15,7 @@ from symbols import ROOT
 from kvlab.reference import methods
 from kvlab.reference.conformance import blocks, published
 from kvlab.reference.conformance.cache_cases import STRESSES
-from kvlab.reference.conformance.report import REAL_BUGS
+from kvlab.reference.conformance.report import KNOWN_BUGS
 
 REPORTS = ROOT / "docs" / "examples" / "conformance" / "reports"
 PAGES = ROOT / "docs" / "methods"
@@ -81,9 +81,21 @@ def modules_of_methods() -> str:
 def groups_of_whole_caches() -> str:
     """Return a row per group of whole caches: what it stresses, and the bug that it catches."""
     return "\n".join(
-        f"| `{group}` | {STRESSES[group]} | {bug['what']} ([thread]({bug['thread']})) |"
-        for group, bug in REAL_BUGS.items()
+        f"| `{group}` | {stresses} | {bug_of(group)} |" for group, stresses in STRESSES.items()
     )
+
+
+def bugs_of_groups() -> str:
+    """Return a row per group of all other cases: a bug that it catches."""
+    others = (group for group in KNOWN_BUGS if group not in STRESSES)
+    return "\n".join(f"| `{group}` | {bug_of(group)} |" for group in others)
+
+
+def bug_of(group: str) -> str:
+    """Return what a group catches, with a link to the thread about it, or that it was planted."""
+    bug = KNOWN_BUGS[group]
+    thread = f"[thread]({bug['thread']})" if "thread" in bug else "planted"
+    return f"{bug['what']} ({thread})"
 
 
 def table_of_whole_caches() -> str:
@@ -100,6 +112,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "table of methods": table_of_methods,
     "modules of methods": modules_of_methods,
     "groups of whole caches": groups_of_whole_caches,
+    "bugs of groups": bugs_of_groups,
     "table of whole caches": table_of_whole_caches,
     "cases": lambda: f"{len(published()):,}",
     "building blocks": lambda: str(len(blocks.OPERATIONS)),

@@ -99,6 +99,9 @@ class OutsideWindow(Protect):
         if self.window.scope == "all" or self.doubt is not None:
             return None
         before, passed = self.window.events(clock)
+        undecided = clock.seen - before * self.window.interval
+        if entries < undecided:  # entries of the window may be among those that have left
+            return None
         return entries - (passed - before) * self.window.interval
 
 

@@ -8,11 +8,10 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from kvlab.reference import methods
 from kvlab.reference.conformance import strategies
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.checker import CALLS, run_case
-from kvlab.reference.conformance.groups import composition
+from kvlab.reference.conformance.groups import examples_of
 from kvlab.reference.conformance.implementation import Implementation
 from kvlab.reference.conformance.minimise import SECONDS
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
@@ -75,11 +74,7 @@ def drawn(target: str) -> st.SearchStrategy[Any]:
         return strategies.cases(target)
     if name == "whole_cache":
         raise ValueError(f"target = {target!r} must not be a whole cache: run its vectors")
-    examples = [
-        example
-        for example in methods.examples_of(method.partition(":")[0])
-        if composition(example.spec) == method
-    ]
+    examples = examples_of(method)
     if name == "run":
         return st.one_of([strategies.runs(each.spec, each.budget) for each in examples])
     return st.one_of([strategies.observations(each.spec, each.budget, name) for each in examples])

@@ -144,12 +144,15 @@ def composition(spec: str) -> str:
     return methods.variants().get(spec, spec).partition("@")[0]
 
 
+def examples_of(method: str) -> list[Example]:
+    """Return the examples of a method without options, such as ``caote:h2o``."""
+    given = methods.examples_of(method.partition(":")[0])
+    return [example for example in given if composition(example.spec) == method]
+
+
 def is_option(example: Example) -> bool:
     """Whether an earlier example is the main reading of the same composition."""
-    name = composition(example.spec)
-    given = methods.examples_of(name.partition(":")[0])
-    main = next(each for each in given if composition(each.spec) == name)
-    return main.spec != example.spec
+    return examples_of(composition(example.spec))[0].spec != example.spec
 
 
 def groups_of(example: Example) -> tuple[str, ...]:

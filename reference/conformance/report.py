@@ -17,10 +17,11 @@ IN_FULL = 3
 """Failures that are shown with their smallest inputs; of others only what is wrong."""
 
 
-REAL_BUGS: Mapping[str, Mapping[str, str]] = tomllib.loads(
+KNOWN_BUGS: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("bugs.toml").read_text(encoding="utf-8")
 )
-"""By group: ``what`` went wrong in somebody's code, and the public ``thread`` about it."""
+"""By group: ``what`` went wrong in somebody's code, and the public ``thread`` about it. Without a
+thread, the bug was planted, and the group finds it."""
 
 
 class Status(StrEnum):
@@ -114,9 +115,9 @@ def shown(failures: list[Outcome]) -> str:
 def describe(outcome: Outcome) -> str:
     """Say what failed, with the smallest inputs that still fail."""
     lines = [f"{outcome.case.name}: {outcome.reason}"]
-    if outcome.case.group in REAL_BUGS:
-        known = REAL_BUGS[outcome.case.group]
-        lines.append(f"  this group would have caught: {known['what']} ({known['thread']})")
+    if outcome.case.group in KNOWN_BUGS:
+        known = KNOWN_BUGS[outcome.case.group]
+        lines.append(f"  this group finds: {known['what']} ({known.get('thread', 'planted')})")
     if outcome.smallest is not None:
         lines.append(outcome.smallest.describe())
     return "\n".join(lines)
@@ -139,7 +140,7 @@ def group_to_plain(group: Group) -> dict[str, Any]:
         "target": group.target,
         "group": group.group,
         **{str(status).replace(" ", "_"): group.count(status) for status in Status},
-        "would_have_caught": REAL_BUGS.get(group.group),
+        "would_have_caught": KNOWN_BUGS.get(group.group),
         "reasons_not_tested": sorted(
             {each.reason for each in group.outcomes if each.status == Status.NOT_TESTED}
         ),

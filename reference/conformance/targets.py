@@ -6,7 +6,7 @@ from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.conformance import blocks, stages, whole_cache
 from kvlab.reference.conformance.case import Case
-from kvlab.reference.conformance.groups import composition
+from kvlab.reference.conformance.groups import composition, examples_of
 from kvlab.reference.conformance.operation import Operation
 
 OPERATIONS = {**blocks.OPERATIONS, **stages.STEPS, **whole_cache.OPERATIONS}
@@ -47,9 +47,8 @@ def operation_of(target: str) -> Operation:
         return found
     methods.parse(method)
     columns: dict[str, Column] = {}
-    for example in methods.examples_of(method.partition(":")[0]):
-        if composition(example.spec) == method:
-            columns |= methods.get(example.spec, example.budget).score.columns
+    for example in examples_of(method):
+        columns |= methods.get(example.spec, example.budget).score.columns
     return stages.operations(columns)[name]
 
 

@@ -159,7 +159,8 @@ def names() -> tuple[str, ...]:
 
 def variants() -> dict[str, str]:
     """Return the named ablations and variants of the papers, and their registry syntax."""
-    return {name: spec for method in METHODS.values() for name, spec in method.variants.items()}
+    found = METHODS.found().values()
+    return {name: spec for method in found for name, spec in method.variants.items()}
 
 
 def describe() -> dict[str, dict[str, Any]]:

@@ -236,7 +236,8 @@ class BitsBySensitivity(Precision):
             relative = sensitivity(seen.keys, members, self.group, self.over)
         limit = self.threshold
         if limit is None:
-            limit = np.quantile(relative[members[0]], self.quantile)
+            decided = relative[members[0]]
+            limit = np.quantile(decided, self.quantile) if decided.size else np.inf
         return np.tile(relative > limit, (len(members), 1))
 
 

@@ -820,7 +820,70 @@ BUGS = (
         "return np.tile(relative > limit,",
         "return np.tile(relative >= limit,",
     ),
+    Bug(
+        "a zero is divided by the number of outliers where there are none",
+        "outlier_score",
+        "methods/desirekv.py",
+        "total / np.maximum(count, 1)",
+        "total / count",
+    ),
+    Bug(
+        "the mean is pooled over three neighbours at least",
+        "pool",
+        WINDOWS,
+        '    check_choice(("zero", "shrink"), border=border)',
+        '    check_choice(("zero", "shrink"), border=border)\n    kernel = max(kernel, 3)',
+    ),
+    Bug(
+        "a single survivor is not moved",
+        "compact",
+        "conformance/blocks.py",
+        '    rows = inputs["keep"]',
+        '    rows = inputs["keep"] * (inputs["keep"].shape[1] > 1)',
+    ),
 )
+
+SIZED_BUGS = (
+    Bug(
+        "the second split of 256 entries is forgotten",
+        "attend",
+        ATTENTION,
+        "return attention @ values[:, None]",
+        "forgotten = np.arange(attention.shape[-1]) // 256 == 1\n"
+        "    return np.where(forgotten, 0, attention) @ values[:, None]",
+    ),
+    Bug(
+        "query heads from the ninth of a group on read the first KV head",
+        "attend",
+        ATTENTION,
+        "return attention @ values[:, None]",
+        "first, rest = attention[:, :8], attention[:, 8:]\n"
+        "    return np.hstack([first @ values[:, None], rest @ values[:1, None]])",
+    ),
+    Bug(
+        "queries from the 65th of a block on see every entry",
+        "attend",
+        ATTENTION,
+        "<= query_positions[None, None, :, None]",
+        "<= np.append(query_positions[:64], query_positions[64:] + 10**9)[None, None, :, None]",
+    ),
+    Bug(
+        "a selection looks at 1,024 entries alone",
+        "keep_set",
+        SELECTION,
+        "np.lexsort((scores, safe), axis=-1)",
+        "np.lexsort((np.where(np.arange(n) < 1024, scores, -np.inf), safe), axis=-1)",
+    ),
+    Bug(
+        "a group's minimum sees 32 elements alone",
+        "quantize",
+        CODES,
+        "low = np.minimum.reduceat(x, starts, axis=-1)",
+        "seen = np.where(np.arange(length) % group < 32, x, np.inf)\n"
+        "    low = np.minimum.reduceat(seen, starts, axis=-1)",
+    ),
+)
+"""Bugs that show at sizes of kernels alone."""
 
 
 def table() -> str:

@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from mutants import BUGS, Copy, table
+from mutants import BUGS, SIZED_BUGS, Copy, table
 
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
+from kvlab.reference.conformance.report import KNOWN_BUGS
+from kvlab.reference.conformance.sizes import LENGTHS, STREAMS, sized_cases
 
 
 def first_failure(copy: Copy, target: str) -> str | None:
@@ -36,3 +38,39 @@ def test_there_are_enough_and_no_two_are_the_same():
     assert len(BUGS) >= 40
     assert len({bug.name for bug in BUGS}) == len(BUGS)
     assert len({(bug.file, bug.right, bug.wrong, bug.also) for bug in BUGS}) == len(BUGS)
+
+
+SIZED_GROUPS = {
+    case.group: size
+    for size in LENGTHS
+    for case in sized_cases(size, 0, lambda target: "." not in target)
+} | {group: size for size in STREAMS for group in STREAMS[size]}
+PLANTED = sorted(group for group, bug in KNOWN_BUGS.items() if "thread" not in bug)
+
+
+def test_every_group_has_a_bug():
+    assert set(KNOWN_BUGS) == {case.group for case in published()} | set(SIZED_GROUPS)
+    assert all({"what"} <= set(bug) <= {"what", "thread"} for bug in KNOWN_BUGS.values())
+    assert all("thread" in bug for group, bug in KNOWN_BUGS.items() if group.startswith("cache_"))
+
+
+@pytest.mark.parametrize("group", PLANTED)
+def test_a_group_finds_its_planted_bug(group):
+    named = [bug for bug in (*BUGS, *SIZED_BUGS) if bug.name == KNOWN_BUGS[group]["what"]]
+    assert any(finds(group, bug) for bug in named)
+
+
+def finds(group, bug):
+    def wanted(target):
+        return bug.target in (target, target.rpartition(".")[0])
+
+    size = SIZED_GROUPS.get(group)
+    cases = published() if size is None else sized_cases(size, 0, wanted)
+    copy = Copy(bug)
+    asked = (run_case(copy, case) for case in cases if case.group == group)
+    return any(outcome.status == Status.FAILED for outcome in asked)
+
+
+@pytest.mark.parametrize("bug", SIZED_BUGS, ids=lambda bug: re.sub(r"\W+", "_", bug.name))
+def test_a_bug_of_large_sizes_passes_the_vectors(bug):
+    assert first_failure(Copy(bug), bug.target) is None

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,12 @@ import pytest
 from kvlab.fast.lab import conformance
 from kvlab.reference import methods
 from kvlab.reference.conformance import Status, check, load, published
+from kvlab.reference.conformance.building import event_inputs, parameters_of, recording
+from kvlab.reference.conformance.checker import run_case
+from kvlab.reference.conformance.sizes import judged
+from kvlab.reference.conformance.stages import clock_parameters
 from kvlab.reference.methods import base_name
+from kvlab.reference.streams import Source, random_stream
 
 FILE = Path(conformance.__file__)
 KERNELS = (
@@ -33,6 +39,22 @@ def test_pytorch_passes():
 @pytest.mark.parametrize("target", ["attend", "attention", "attend_coded"])
 def test_pytorch_passes_in_half_precision(target, precision):
     check(target, load(FILE, precision=precision), minimise=False).raise_for_failures()
+
+
+@pytest.mark.parametrize("scope", ["window", "all"])
+def test_desirekv_answers_where_the_window_of_an_event_has_left(scope):
+    """Only tokens from 29 on are there; the events of P = 4, R = 2 decide about earlier ones."""
+    late = replace(random_stream(Source("late", 0), 2, 1, 8, 1, 7), blocks=(1, 1, 3), first=29)
+    spec, asked = f"desirekv@interval=4,selector=2,scope={scope}", []
+    policy = methods.get(spec)
+    for event in recording(policy, late):
+        here = {**parameters_of(spec, None, late), **clock_parameters(event.seen.clock)}
+        for name, inputs, more in event_inputs(policy, event, "plain"):
+            if event.keep is not None and name != "observe":
+                asked.append(judged(name, spec, "late", "0", inputs, here | more))
+    assert {case.operation for case in asked} == {"select", "keep"}
+    outcomes = [run_case(load(FILE), case) for case in asked]
+    assert {each.status for each in outcomes} == {Status.PASSED}, outcomes[0].reason
 
 
 SCRIPT = """

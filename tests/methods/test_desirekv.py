@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from build import observation, run, stream
@@ -6,7 +8,9 @@ from hypothesis import strategies as st
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
+from kvlab.reference.conformance.building import recording
 from kvlab.reference.methods.desirekv import DecisionWindow, Doubt, outlier_score, sensitivity
+from kvlab.reference.streams import Source, random_stream
 
 BLOCK = np.array([-1, -0.5, 0, 0, 0.5, 1, 0, 10.0])
 
@@ -150,3 +154,17 @@ def test_ablations_change_what_they_ablate(variant):
     other = run(methods.get(variant, **options), queries, keys, values, 4)[-1].cache
     same = np.array_equal(plain.positions, other.positions)
     assert not (same and np.array_equal(plain.keys.bits, other.keys.bits))
+
+
+@pytest.mark.parametrize("scope", ["window", "all"])
+def test_an_event_whose_window_has_left_changes_nothing(scope):
+    """Only tokens from 29 on are there; the events of P = 4, R = 2 decide about earlier ones."""
+    late = replace(random_stream(Source("late", 0), 2, 1, 8, 1, 7), blocks=(1, 1, 3), first=29)
+    policy = methods.get(f"desirekv@interval=4,selector=2,scope={scope}")
+    events = [event for event in recording(policy, late) if event.keep is not None]
+    assert events
+    for event in events:
+        there = event.seen.positions
+        members = policy.score.window.members(event.seen)
+        assert not members.any()
+        assert np.array_equal(event.keep, np.tile(np.arange(there.shape[1]), (2, 1)))

@@ -1,7 +1,8 @@
-"""What public caches pass: ``python measure_whole_caches.py`` writes a report beside the others.
+"""What public caches pass: ``python measure_whole_caches.py [NAME ...]`` writes the reports.
 
 Each adapter is measured where its packages are installed, and the C++ example where there is a
-compiler.
+compiler. Names such as ``kvpress`` measure these alone: kvpress and the newest transformers need
+environments of their own.
 """
 
 import json
@@ -59,7 +60,10 @@ def main():
         ),
         "kvpress": (HERE / "kvpress_caches.py", versions("kvpress", "transformers")),
     }
+    wanted = sys.argv[1:] or [*adapters, "cpp"]
     for name, (file, what) in adapters.items():
+        if name not in wanted:
+            continue
         try:
             under_test = Isolated(Loading(file))
         except ValueError as error:
@@ -67,7 +71,7 @@ def main():
             continue
         measured(name, what, under_test)
         under_test.close()
-    if shutil.which("c++") is not None:
+    if "cpp" in wanted and shutil.which("c++") is not None:
         with TemporaryDirectory() as folder:
             binary, source = Path(folder, "whole_cache"), HERE / "whole_cache.cpp"
             subprocess.run(["c++", "-std=c++17", "-O2", source, "-o", binary], check=True)

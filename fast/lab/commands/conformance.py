@@ -41,7 +41,7 @@ from kvlab.reference.conformance import (
 )
 from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
-from kvlab.reference.conformance.report import REAL_BUGS, shown, to_badge
+from kvlab.reference.conformance.report import KNOWN_BUGS, shown, to_badge
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.whole_cache import MODEL
 from kvlab.reference.conformance.xfails import FILE, judged, read_xfails
@@ -224,8 +224,10 @@ def list_targets(as_json: AsJson = False) -> None:
         return
     table = [(target, ", ".join(groups)) for target, groups in rows.items()]
     print_table(Table(("target", "groups"), table, words=2))
-    known = [(group, bug["what"], bug["thread"]) for group, bug in REAL_BUGS.items()]
-    print_table(Table(("group", "would have caught", "thread"), known, words=3))
+    known = [
+        (group, bug["what"], bug.get("thread", "planted")) for group, bug in KNOWN_BUGS.items()
+    ]
+    print_table(Table(("group", "finds", "thread"), known, words=3))
 
 
 @app.command("show")
