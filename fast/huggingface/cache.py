@@ -151,10 +151,11 @@ class CompressedCache(Cache):
                 )
         if not self.compressed_layers:
             window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
+            windows = f" (sliding_window = {window})" if window else ""
             raise ValueError(
-                f"{name} with sliding_window = {window} has no full-attention layer: nothing to "
-                "compress, because sliding-window layers are left as they are; use it without "
-                "compress()"
+                f"{name} in this configuration{windows} has no full-attention layer: nothing to "
+                "compress, because sliding-window and recurrent layers are left as they are; use "
+                "it without compress()"
             )
 
     def _forget(self) -> None:
@@ -222,6 +223,7 @@ class CompressedCache(Cache):
                     "scores must not be NaN: the model's keys or values are no numbers"
                 )
 
+    @torch.inference_mode()
     def reset(self) -> None:
         """Forget all tokens; the cache can be used for another batch."""
         self._forget()
@@ -270,23 +272,22 @@ class CompressedCache(Cache):
         """Note that the block is done.
 
         Raises:
-            RuntimeError: if the model did not attend through `attention`.
+            ValueError: if the model did not attend through `attention`.
         """
         if self.closed:
             raise ValueError(CLOSED)
         idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
-        missed = idle or [
-            layer.number for layer in self.compressed_layers if not layer.entries.counts
-        ]
-        if missed:
-            raise RuntimeError(
-                f"layer {missed[0]} gave its keys to the cache and not, as they are, to the "
+        if idle:
+            raise ValueError(
+                f"layer {idle[0]} gives its keys to the cache and not, as they are, to the "
                 "attention function that the model is configured with (DeepSeek's MLA expands "
                 "them, JetMoE repeats them): kvlab cannot compress this model; use it without "
                 "compress()"
-                if idle
-                else f"layer {missed[0]} gave the cache no keys: kvlab cannot compress this model; "
-                "use it without compress()"
+            )
+        if not all(layer.entries.counts for layer in self.compressed_layers):
+            raise ValueError(
+                "a layer of full attention gives no keys to the cache: kvlab cannot compress this "
+                "model; use it without compress()"
             )
         if self.joint is not None:
             self.joint.finish()
