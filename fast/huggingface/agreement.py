@@ -22,10 +22,11 @@ PADDING = 1
 """Columns that the second of two texts is padded with, on the left."""
 BLOCK = 2
 
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 """Largest distance of two logit vectors, as a share of the length of the stock model's.
 
-In bfloat16 transformers' own implementations of attention lie up to 0.09 apart (SmolLM2).
+In bfloat16 transformers' own implementations of attention lie up to 0.09 apart (SmolLM2), so that a
+small difference shows in float32 only; the softmax of eager attention is in float32, always.
 """
 
 _differences: dict[Any, str] = {}
@@ -67,7 +68,7 @@ def _difference(model: Any) -> str | None:
             expected = _stock_logits(model, ids, real)
         except Exception:
             return None
-        if not expected.isfinite().all():
+        if not expected[real].isfinite().all():
             return None
         parts = _compared(model, ids, real, expected)
     except (ValueError, torch.OutOfMemoryError):
@@ -106,12 +107,17 @@ def _texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
 def _stock_logits(
     model: Any, ids: Int[Tensor, "2 t"], real: Bool[Tensor, "2 t"]
 ) -> Float[Tensor, "2 t vocab"]:
-    """Logits by transformers' eager attention, which alone knows softcaps and sinks."""
+    """Logits by transformers' eager attention, which alone knows softcaps and sinks.
+
+    By the model's own attention where those are no numbers: eager attention gives none in float64
+    where there is padding.
+    """
     inputs = {"input_ids": ids, "attention_mask": real.long(), "use_cache": False}
     if "position_ids" in inspect.signature(model.forward).parameters:
         inputs["position_ids"] = (real.cumsum(dim=1) - 1).clamp(min=0)
     with implementation(model, "eager"):
-        return model(**inputs).logits
+        logits = model(**inputs).logits
+    return logits if logits[real].isfinite().all() else model(**inputs).logits
 
 
 def _compared(

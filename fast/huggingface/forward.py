@@ -117,7 +117,10 @@ class Forward:
 
     def _inputs(self, given: dict[str, Any]) -> Tensor:
         if given.get("past_key_values") is not self.cache:
-            raise ValueError("inside compress(), call the model with past_key_values=cache")
+            raise ValueError(
+                "inside compress(), call the model with past_key_values=cache, and without options "
+                "that call it with a cache of their own (guidance_scale)"
+            )
         if given.get("output_attentions"):
             raise ValueError("output_attentions: attention is not kept; use compress(watch=...)")
         if given.get("return_dict") is False:
@@ -129,7 +132,9 @@ class Forward:
         if inputs is None:
             raise ValueError("input_ids or inputs_embeds must be given")
         if inputs.shape[1] == 0:
-            raise ValueError(f"inputs of shape {tuple(inputs.shape)} must hold at least one token")
+            raise ValueError(
+                f"inputs of shape {tuple(inputs.shape)} must hold at least one token{self._held()}"
+            )
         return inputs
 
     def _refuse_in_blocks(self, given: dict[str, Any]) -> None:
@@ -150,26 +155,30 @@ class Forward:
             return None
         expected = (N, self.cache.clock.columns + m)
         if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != expected:
-            fed = self.cache.clock.columns
-            raise ValueError(
-                f"attention_mask must be a tensor of shape {expected}"
-                + (
-                    f": this cache holds a text of {fed} tokens; call reset() on it before another "
-                    "text, or give the mask of all tokens to continue that one"
-                    if fed
-                    else ""
-                )
-            )
+            raise ValueError(f"attention_mask must be a tensor of shape {expected}{self._held()}")
         if m == 1 and self.cache.clock.columns:
             last = attention_mask.select(1, -1).all()
             torch._assert_async(last, "a single token must not be padding")  # type: ignore[attr-defined]
             return None
         real = attention_mask[:, -m:].bool()
         if not real.any(dim=1).all():
-            raise ValueError("attention_mask must leave at least one token in every row")
+            raise ValueError(
+                "attention_mask must leave at least one token in every row; for a padded prompt in "
+                "pieces, use compress(block_size=...) instead of prefill_chunk_size"
+            )
         if not real[:, -1].all():
             raise ValueError("attention_mask must pad on the left: the last token is real")
         return None if real.all() else real
+
+    def _held(self) -> str:
+        """Say what to do if the cache holds a text already and is perhaps given another one."""
+        fed = self.cache.clock.columns
+        if not fed:
+            return ""
+        return (
+            f": this cache holds a text of {fed} tokens; call reset() on it before another text, "
+            "or give that text and more to continue it"
+        )
 
 
 def _not_text(given: dict[str, Any]) -> list[str]:

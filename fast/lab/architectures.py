@@ -8,6 +8,7 @@ command writes the page of the results.
 """
 
 import inspect
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -143,7 +144,7 @@ def known() -> list[str]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.logging.set_verbosity(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

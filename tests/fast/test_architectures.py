@@ -290,7 +290,7 @@ def broken(model, when):
     layer = model.model.layers[1].self_attn
     own = layer.v_proj.forward
     compressed = lambda: model.config._attn_implementation == "kvlab"  # noqa: E731
-    layer.v_proj.forward = lambda x: own(x) * (0.5 if compressed() and when(x) else 1.0)
+    layer.v_proj.forward = lambda x: own(x) * (-4.0 if compressed() and when(x) else 1.0)
     return model
 
 
