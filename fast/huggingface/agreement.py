@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvlab.fast import methods
 from kvlab.fast.huggingface.attachment import attached, implementation
-from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 
 COLUMNS = 5
 PADDING = 1
@@ -30,7 +30,7 @@ small difference shows in float32 only; the softmax of eager attention is in flo
 """
 
 _differences: dict[Any, str] = {}
-"""What differed, empty if nothing did, for everything that was compared in this process."""
+"""What is wrong, empty if nothing is, for everything that was compared in this process."""
 
 
 def check_agreement(model: Any) -> None:
@@ -51,9 +51,8 @@ def check_agreement(model: Any) -> None:
         _differences[key] = difference
     if _differences.get(key):
         raise ValueError(
-            f"{type(model).__name__} does not write under compress() what it writes without it "
-            f"({_differences[key]}): use it without compress(), or, if you know why this is "
-            "right, call compress(verify=False)"
+            f"{type(model).__name__} {_differences[key]}: use it without compress(), or, if you "
+            "know why this is right, call compress(verify=False)"
         )
 
 
@@ -71,10 +70,10 @@ def _difference(model: Any) -> str | None:
         if not expected[real].isfinite().all():
             return None
         parts = _compared(model, ids, real, expected)
-    except (ValueError, torch.OutOfMemoryError):
+    except (UnsupportedModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        return f"it failed: {error}"
+        return f"fails under compress() ({' '.join(str(error).split())})"
     finally:
         for module, mode in training.items():
             module.training = mode
@@ -82,7 +81,10 @@ def _difference(model: Any) -> str | None:
     for name, (found, wanted) in parts.items():
         distance = _distance(found, wanted)
         if not distance <= allowed:
-            return f"{name}: logits are off by {distance:.2g} of their length"
+            return (
+                "does not write under compress() what it writes without it "
+                f"({name}: logits are off by {distance:.2g} of their length)"
+            )
     return ""
 
 
@@ -95,13 +97,15 @@ def _texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
         for name, value in vars(one).items()
         if name.endswith(("token_id", "token_index"))
         for number in (value if isinstance(value, list) else [value])
+        if number is not None
     ]
-    plain = torch.tensor([i for i in range(config.vocab_size) if i not in set(special)])
     generator = torch.Generator().manual_seed(0)
-    chosen = torch.randint(len(plain), (2, COLUMNS), generator=generator)
+    drawn = torch.randint(config.vocab_size, (32 * COLUMNS,), generator=generator)
+    plain = drawn[~torch.isin(drawn, torch.tensor(special, dtype=torch.long))]
+    ids = plain[: 2 * COLUMNS].view(2, COLUMNS)
     real = torch.ones((2, COLUMNS), dtype=torch.bool)
     real[1, :PADDING] = False
-    return plain[chosen].to(model.device), real.to(model.device)
+    return ids.to(model.device), real.to(model.device)
 
 
 def _stock_logits(

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvlab.fast.huggingface.attention import IMPLEMENTATION
-from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 from kvlab.fast.huggingface.forward import Forward
 
 
@@ -44,14 +44,14 @@ def attached(model: Any, cache: CompressedCache, block_size: int | None) -> Iter
     """Let every call of the model use the cache, and restore the model at the end.
 
     Raises:
-        ValueError: if the model does not use transformers' attention interface.
+        UnsupportedModelError: if the model does not use transformers' attention interface.
     """
     own_forward = model.__dict__.get("forward")
     with implementation(model, IMPLEMENTATION):
         if model.config.get_text_config(decoder=True)._attn_implementation != IMPLEMENTATION:
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"{type(model).__name__} does not use transformers' attention interface: kvlab "
-                "cannot compress it"
+                "cannot compress it; use it without compress()"
             )
         model.forward = Forward(model, cache, block_size).as_method()
         try:

@@ -17,7 +17,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from kvlab.fast.attention import compute_dtype, logits, softmax, weighted_values
 from kvlab.fast.batch import BatchClock
-from kvlab.fast.huggingface.cache import TICKET, CompressedLayer, Ticket
+from kvlab.fast.huggingface.cache import TICKET, CompressedLayer, Ticket, UnsupportedModelError
 from kvlab.fast.step import Block, step
 
 IMPLEMENTATION = "kvlab"
@@ -47,7 +47,8 @@ def attention(
     """Attend as the policy of the keys' layer says; the signature is transformers'.
 
     Raises:
-        ValueError: if the model asks for attention that kvlab does not know.
+        UnsupportedModelError: if the model asks for attention that kvlab does not know.
+        ValueError: if there is dropout.
     """
     _refuse_unknown(module, dropout, kwargs)
     ticket = getattr(key, TICKET, None)
@@ -93,7 +94,7 @@ def attention(
 def _refuse_unknown(module: torch.nn.Module, dropout: float, given: dict[str, Any]) -> None:
     for name, value in given.items():
         if value is not None and name not in WITHOUT_EFFECT:
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"{_name(module)} gives its attention the argument {name}, which kvlab does not "
                 "know: it cannot compress this model; use it without compress()"
             )
@@ -111,17 +112,17 @@ def _check_layer(
             if number is None or number == owner
             else f"of layer {number} attends to the keys of layer {owner}"
         )
-        raise ValueError(
+        raise UnsupportedModelError(
             f"{_name(module)} {what}: kvlab cannot compress layers whose entries are read more "
             "than once per token; use this model without compress()"
         )
     if sinks is not None:
-        raise ValueError(
+        raise UnsupportedModelError(
             f"{_name(module)} attends with learned sinks, which kvlab does not know in layers that "
             "it compresses: use this model without compress()"
         )
     if is_causal is False:
-        raise ValueError(
+        raise UnsupportedModelError(
             f"{_name(module)} lets tokens read later ones: kvlab compresses causal attention only; "
             "use this model without compress()"
         )
@@ -134,7 +135,7 @@ def _check_mask(module: torch.nn.Module, mask: Tensor, clock: BatchClock) -> Non
     """
     if clock.once(("causal", id(mask)), lambda: _is_causal(mask, clock.positions)):
         return
-    raise ValueError(
+    raise UnsupportedModelError(
         f"{_name(module)} uses an attention mask that is not the causal one (an image or a prefix "
         "whose tokens read later ones, or a mask of the model's own): kvlab cannot compress that; "
         "use this model, or this prompt, without compress()"

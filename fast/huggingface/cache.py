@@ -22,6 +22,11 @@ from kvlab.reference.policy import Clock
 
 TICKET = "_kvlab_ticket"
 
+
+class UnsupportedModelError(ValueError):
+    """The model computes its attention in a way that kvlab does not know."""
+
+
 CLOSED = (
     "the context of compress() ended while the model was still at work with its cache: inside the "
     "context, wait for the thread that generates"
@@ -145,14 +150,14 @@ class CompressedCache(Cache):
         name, others = type(model).__name__, self._others()
         for layer in others:
             if isinstance(layer, DynamicLayer) and not layer.is_sliding:
-                raise ValueError(
+                raise UnsupportedModelError(
                     f"{name} has attention layers of another kind ({type(layer).__name__}): kvlab "
                     "cannot compress this model; use it without compress()"
                 )
         if not self.compressed_layers:
             window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
             windows = f" (sliding_window = {window})" if window else ""
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"{name} in this configuration{windows} has no full-attention layer: nothing to "
                 "compress, because sliding-window and recurrent layers are left as they are; use "
                 "it without compress()"
@@ -272,20 +277,20 @@ class CompressedCache(Cache):
         """Note that the block is done.
 
         Raises:
-            ValueError: if the model did not attend through `attention`.
+            UnsupportedModelError: if the model did not attend through `attention`.
         """
         if self.closed:
             raise ValueError(CLOSED)
         idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
         if idle:
-            raise ValueError(
+            raise UnsupportedModelError(
                 f"layer {idle[0]} gives its keys to the cache and not, as they are, to the "
                 "attention function that the model is configured with (DeepSeek's MLA expands "
                 "them, JetMoE repeats them): kvlab cannot compress this model; use it without "
                 "compress()"
             )
         if not all(layer.entries.counts for layer in self.compressed_layers):
-            raise ValueError(
+            raise UnsupportedModelError(
                 "a layer of full attention gives no keys to the cache: kvlab cannot compress this "
                 "model; use it without compress()"
             )

@@ -59,6 +59,7 @@ SMALL: dict[str, Any] = {
 }
 """Sizes of the models, for those of these options that an architecture has."""
 
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 3}
 NO_WINDOW = {"sliding_window": None}
 MLA = {"num_key_value_heads": 4}
 SHARED_KEYS = {
@@ -67,13 +68,18 @@ SHARED_KEYS = {
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), MLA),
-    **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "longcat_flash", "youtu"), MLA),
+    **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "minicpm3", "youtu"), MLA),
+    "bamba": {"attn_layer_indices": [1, 4]},
     "doge": NO_WINDOW,
     "gpt_neo": {"attention_types": [[["global", "local"], 3]]},
     "gemma3n_text": SHARED_KEYS,
     "gemma4_text": SHARED_KEYS,
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 3},
+    **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLUTIONS),
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 3},
-    **dict.fromkeys(("mistral", "ministral3", "mixtral", "moshi", "phi3", "phimoe"), NO_WINDOW),
+    **dict.fromkeys(
+        ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "starcoder2"), NO_WINDOW
+    ),
     "ministral": {"layer_types": ["sliding_attention", "full_attention"] * 3},
     "qwen2": {"use_sliding_window": False},
 }
@@ -256,7 +262,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
+    return text if len(text) <= 240 else text[:237] + "..."
 
 
 # --- the page ---
@@ -301,7 +307,7 @@ def page(results: list[Result]) -> str:
         ]
         if rows:
             last = "distance" if verdict == "right" else "why"
-            table = Table(("architecture", "configuration", last), rows)
+            table = Table(("architecture", "configuration", last), rows, words=3)
             parts.append(f"## {verdict.capitalize()}\n\n{table.markdown()}")
     return "\n\n".join(parts) + "\n"
 

@@ -18,6 +18,7 @@ def training_with_checkpoints(model):
     return model
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")
 @pytest.mark.parametrize(
     ("made", "message"),
     [
