@@ -29,8 +29,9 @@ def page_for_index(readme: str, repository: str = "") -> str:
 
 
 setuptools.setup(
-    package_dir=ROOTS,
-    packages=[
+    package_dir={"kvlab": "package", **ROOTS},
+    packages=["kvlab"]
+    + [
         name
         for root, folder in ROOTS.items()
         for name in (root, *(f"{root}.{sub}" for sub in setuptools.find_packages(folder)))

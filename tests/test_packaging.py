@@ -37,6 +37,10 @@ def python(code: str, executable: str = sys.executable) -> str:
     return done.stdout.strip()
 
 
+def version_of_project() -> str:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
 def test_the_reference_does_not_import_torch():
     python("import kvlab.reference, sys; assert 'torch' not in sys.modules")
 
@@ -78,7 +82,7 @@ runpy.run_path("setup.py")
         for folder in ("reference", "fast")
         for path in (ROOT / folder).rglob("__init__.py")
     }
-    assert listed == found
+    assert listed == {"kvlab", *found}
 
 
 def test_constraints_pin_what_set_up_installs():
@@ -99,7 +103,7 @@ def test_no_module_is_imported_under_two_names():
 def copy_of_sources(place: Path) -> Path:
     """Copy what a build reads: a build leaves folders, and reuses them."""
     source = place / "source"
-    for folder in ("reference", "fast"):
+    for folder in ("package", "reference", "fast"):
         shutil.copytree(ROOT / folder, source / folder)
     for path in ROOT.iterdir():
         if path.is_file():
@@ -114,6 +118,8 @@ def test_a_wheel_without_torch_runs_the_commands_that_need_only_the_reference(tm
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), source)
     binaries = try_wheel.install(next(wheels.glob("*.whl")), tmp_path)
     python("import kvlab.reference", str(binaries / "python"))
+    shown = python("import kvlab; print(kvlab.__version__)", str(binaries / "python"))
+    assert shown == version_of_project()
     with pytest.raises(AssertionError, match="No module named 'torch'"):
         python("import torch", str(binaries / "python"))
     try_wheel.try_commands(binaries, tmp_path / "tried")
@@ -154,8 +160,15 @@ def test_the_readme_names_files_that_exist():
 
 
 def test_the_changelog_has_the_version():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{version_of_project()}]" in changelog
+
+
+def test_the_package_says_its_version():
+    package = runpy.run_path(str(ROOT / "package" / "__init__.py"))
+    assert package["__getattr__"]("__version__") == version_of_project()
+    with pytest.raises(AttributeError, match="no attribute 'versions'"):
+        package["__getattr__"]("versions")
 
 
 def absolute_links(root: Path) -> list[str]:

@@ -1,25 +1,34 @@
 """The attention and mask functions that compressed models call, registered with transformers.
 
 A layer's ``update`` only tags the keys with a ticket; the attention function finds the layer by it,
-and `kvlab.fast.step` does everything else.
+and `kvlab.fast.step` does everything else. What neither function knows is refused, in layers that
+are left alone, too: an argument or a mask that is dropped would give wrong text without an error.
 """
 
 from math import isclose, sqrt
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from kvlab.fast.attention import attend, compute_dtype
-from kvlab.fast.huggingface.cache import TICKET, CompressedLayer
+from kvlab.fast.attention import compute_dtype, logits, softmax, weighted_values
+from kvlab.fast.batch import BatchClock
+from kvlab.fast.huggingface.cache import TICKET, CompressedLayer, Ticket, UnsupportedModelError
 from kvlab.fast.step import Block, step
 
 IMPLEMENTATION = "kvlab"
 """Name of the two functions in the model's configuration."""
+
+WITHOUT_EFFECT = (
+    *("position_ids", "cache_position", "use_cache", "sliding_window", "deterministic"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+    *("logits_to_keep", "num_items_in_batch"),
+)
+"""Arguments that models hand through to attention and that change nothing of what it computes."""
 
 
 def attention(
@@ -31,25 +40,35 @@ def attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: Float[Tensor, " H"] | None = None,
     **kwargs: Any,
 ) -> tuple[Float[Tensor, "N m H d"], None]:
-    """Attend as the policy of the keys' layer says; the signature is transformers'."""
+    """Attend as the policy of the keys' layer says; the signature is transformers'.
+
+    Raises:
+        UnsupportedModelError: if the model asks for attention that kvlab does not know.
+        ValueError: if there is dropout.
+    """
+    _refuse_unknown(module, dropout, kwargs)
     ticket = getattr(key, TICKET, None)
     if ticket is None:
         output = _attend_uncompressed(
-            module, query, key, value, attention_mask, scaling, softcap, **kwargs
+            module, query, key, value, attention_mask, scaling, softcap, is_causal, s_aux
         )
         return output, None
-    if kwargs.get("s_aux") is not None:
-        raise ValueError("kvlab does not know attention with learned sinks")
+    _check_layer(module, ticket, is_causal, s_aux)
     layer: CompressedLayer = ticket.layer
     owner = layer.owner
     N, H, m, d = query.shape
     G = key.shape[1]
     if scaling is not None and not isclose(scaling, 1 / sqrt(d), rel_tol=1e-6):
         query = query.to(compute_dtype(query.dtype)) * (scaling * sqrt(d))
+    clock = owner.expect_step().to(query.device)
+    if attention_mask is not None and attention_mask.numel() > 1:
+        _check_mask(module, attention_mask, clock)
     block = Block(
-        owner.expect_step().to(query.device),
+        clock,
         layer.number,
         query.view(N, G, H // G, m, d),
         key,
@@ -62,11 +81,82 @@ def attention(
     layer.waiting = None
     if owner.joint is not None:
         output = owner.joint.attend(layer.place, block)
-        return output.flatten(1, 2).transpose(1, 2), None
+        return output.flatten(1, 2).transpose(1, 2).contiguous(), None
     result = step(owner.policy, layer.entries, block, watched=owner.watch is not None)
     if owner.watch is not None:
         owner.watch(block, result)
-    return result.output.flatten(1, 2).transpose(1, 2), None
+    return result.output.flatten(1, 2).transpose(1, 2).contiguous(), None
+
+
+# --- what is refused ---
+
+
+def _refuse_unknown(module: torch.nn.Module, dropout: float, given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value is not None and name not in WITHOUT_EFFECT:
+            raise UnsupportedModelError(
+                f"{_name(module)} gives its attention the argument {name}, which kvlab does not "
+                "know: it cannot compress this model; use it without compress()"
+            )
+    if dropout:
+        raise ValueError(f"dropout = {dropout} in attention: call model.eval() before compress()")
+
+
+def _check_layer(
+    module: torch.nn.Module, ticket: Ticket, is_causal: bool | None, sinks: Tensor | None
+) -> None:
+    if ticket.layer.waiting is not ticket:
+        number, owner = getattr(module, "layer_idx", None), ticket.layer.number
+        what = (
+            "attends twice to the same keys"
+            if number is None or number == owner
+            else f"of layer {number} attends to the keys of layer {owner}"
+        )
+        raise UnsupportedModelError(
+            f"{_name(module)} {what}: kvlab cannot compress layers whose entries are read more "
+            "than once per token; use this model without compress()"
+        )
+    if sinks is not None:
+        raise UnsupportedModelError(
+            f"{_name(module)} attends with learned sinks, which kvlab does not know in layers that "
+            "it compresses: use this model without compress()"
+        )
+    if is_causal is False:
+        raise UnsupportedModelError(
+            f"{_name(module)} lets tokens read later ones: kvlab compresses causal attention only; "
+            "use this model without compress()"
+        )
+
+
+def _check_mask(module: torch.nn.Module, mask: Tensor, clock: BatchClock) -> None:
+    """Refuse a mask of the model's that shows or hides what a causal one does not.
+
+    A policy masks by positions: it needs no mask, and cannot honour another one.
+    """
+    if clock.once(("causal", id(mask)), lambda: _is_causal(mask, clock.positions)):
+        return
+    raise UnsupportedModelError(
+        f"{_name(module)} uses an attention mask that is not the causal one (an image or a prefix "
+        "whose tokens read later ones, or a mask of the model's own): kvlab cannot compress that; "
+        "use this model, or this prompt, without compress()"
+    )
+
+
+def _is_causal(mask: Tensor, positions: Int[Tensor, "N m"]) -> bool:
+    """Say whether every real token sees itself and all real tokens before it, and no other."""
+    m, n = mask.shape[-2:]
+    if mask.dtype != torch.bool or m != positions.shape[1] or n < m:
+        return False
+    later = mask.triu(n - m + 1).any(dim=-1)
+    right = ~later & (mask.sum(dim=-1) == positions[:, None] + 1)
+    return bool((right | (positions < 0)[:, None]).all())
+
+
+def _name(module: torch.nn.Module) -> str:
+    return type(module).__name__
+
+
+# --- layers that are left alone ---
 
 
 def _attend_uncompressed(
@@ -77,11 +167,14 @@ def _attend_uncompressed(
     mask: Tensor | None,
     scaling: float | None,
     softcap: float | None,
-    **kwargs: Any,
+    is_causal: bool | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of a sliding-window layer, as transformers computes it."""
-    if softcap is None:
-        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **kwargs)[0]
+    """Attention of a layer whose entries no policy chooses, as transformers computes it."""
+    if softcap is None and sinks is None:
+        return sdpa_attention_forward(
+            module, query, key, value, mask, scaling=scaling, is_causal=is_causal
+        )[0]
     N, H, m, d = query.shape
     G, n, dtype = key.shape[1], key.shape[2], compute_dtype(key.dtype)
     if mask is None:
@@ -89,15 +182,36 @@ def _attend_uncompressed(
         mask = causal.expand(N, 1, m, n)
     scale = 1.0 if scaling is None else scaling * sqrt(d)
     queries = (query.to(dtype) * scale).view(N, G, H // G, m, d)
-    output, _ = attend(queries, key.to(dtype), value.to(dtype), mask[:, :, None], softcap)
-    return output.flatten(1, 2).transpose(1, 2).to(query.dtype)
+    weights = logits(queries, key.to(dtype), softcap)
+    mask = mask[:, :, None]
+    if sinks is not None:  # one more logit per head, which takes attention and has no value
+        sink = sinks.to(dtype).view(1, G, H // G, 1, 1).expand(N, -1, -1, m, 1)
+        weights = torch.cat([weights, sink], dim=-1)
+        mask = torch.cat([mask, torch.ones_like(mask[..., :1])], dim=-1)
+    weights = softmax(weights, mask)[..., :n]
+    output = weighted_values(weights, value.to(dtype))
+    return output.flatten(1, 2).transpose(1, 2).contiguous().to(query.dtype)
 
 
-def mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> Tensor | None:
-    """Masks of sliding-window layers; compressed layers make theirs from positions."""
-    if local_size is None:
+# --- masks ---
+
+
+def mask(
+    *args: Any,
+    mask_function: Any = causal_mask_function,
+    local_size: int | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """Masks of sliding-window layers; compressed layers make theirs from positions.
+
+    Any mask but the plain causal one is built, so that `attention` sees it.
+    """
+    if local_size is not None:
+        return sdpa_mask(*args, mask_function=mask_function, local_size=local_size, **kwargs)
+    if mask_function is causal_mask_function:
         return None
-    return sdpa_mask(*args, local_size=local_size, **kwargs)
+    kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, mask_function=mask_function, **kwargs)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention)

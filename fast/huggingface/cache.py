@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from kvlab.fast.batch import BatchClock
 from kvlab.fast.cache import LayerMemory
@@ -21,6 +21,16 @@ from kvlab.fast.step import Block, StepResult
 from kvlab.reference.policy import Clock
 
 TICKET = "_kvlab_ticket"
+
+
+class UnsupportedModelError(ValueError):
+    """The model computes its attention in a way that kvlab does not know."""
+
+
+CLOSED = (
+    "the context of compress() ended while the model was still at work with its cache: inside the "
+    "context, wait for the thread that generates"
+)
 
 Watch = Callable[[Block, StepResult], None]
 """Called after every step of every layer that is compressed."""
@@ -121,22 +131,43 @@ class CompressedCache(Cache):
             CompressedLayer(self, number) if type(layer) is DynamicLayer else layer
             for number, layer in enumerate(layers)
         ]
+        self.closed = False
         self._forget()
         super().__init__(layers=cast(Any, replaced))
         self.compressed_layers = [new for new in replaced if isinstance(new, CompressedLayer)]
         """The layers that the policy decides about; sliding-window layers are not changed."""
         for place, layer in enumerate(self.compressed_layers):
             layer.place = place
-        if not self.compressed_layers:
-            raise ValueError(
-                f"model {type(model).__name__} has no full-attention layer: nothing to compress"
-            )
+        self._check_layers(model)
         self.masks_nothing = all(isinstance(layer, CompressedLayer) for layer in replaced)
+        self.reads_in_pieces = all(
+            type(layer) in (CompressedLayer, DynamicSlidingWindowLayer) for layer in replaced
+        )
+        """Whether a text may come in pieces: many models' recurrent state starts anew with each."""
         self._no_mask: Tensor | None = None
+
+    def _check_layers(self, model: Any) -> None:
+        name, others = type(model).__name__, self._others()
+        for layer in others:
+            if isinstance(layer, DynamicLayer) and not layer.is_sliding:
+                raise UnsupportedModelError(
+                    f"{name} has attention layers of another kind ({type(layer).__name__}): kvlab "
+                    "cannot compress this model; use it without compress()"
+                )
+        if not self.compressed_layers:
+            window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
+            windows = f" (sliding_window = {window})" if window else ""
+            raise UnsupportedModelError(
+                f"{name} in this configuration{windows} has no full-attention layer: nothing to "
+                "compress, because sliding-window and recurrent layers are left as they are; use "
+                "it without compress()"
+            )
 
     def _forget(self) -> None:
         self.clock = StreamClock(self.watch is not None or self.policy.uses_confidence)
         self.broken = False
+        self.model_counts_positions = False
+        """Whether the prompt has images: then the model knows what their positions are."""
         self.block: BatchClock | None = None
         self.joint: JointLayers | None = None
 
@@ -197,6 +228,7 @@ class CompressedCache(Cache):
                     "scores must not be NaN: the model's keys or values are no numbers"
                 )
 
+    @torch.inference_mode()
     def reset(self) -> None:
         """Forget all tokens; the cache can be used for another batch."""
         self._forget()
@@ -218,7 +250,14 @@ class CompressedCache(Cache):
         N, m = shape
         if self.broken:
             raise ValueError("the last step failed in the middle: call reset() on this cache")
+        if self.closed:
+            raise ValueError(CLOSED)
         self.clock.check(shape)
+        if m > 1 and self.clock.columns and not self.reads_in_pieces:
+            raise ValueError(
+                f"a second text of {m} tokens: this model's recurrent layers read a text only as a "
+                "whole; call reset() on this cache, and give the model all tokens at once"
+            )
         if not self.clocks:
             prompts = [m] * N if real is None else real.sum(dim=-1).tolist()
             for prompt in prompts:
@@ -238,13 +277,22 @@ class CompressedCache(Cache):
         """Note that the block is done.
 
         Raises:
-            RuntimeError: if the model did not attend through `attention`.
+            UnsupportedModelError: if the model did not attend through `attention`.
         """
+        if self.closed:
+            raise ValueError(CLOSED)
         idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
-        if idle or not all(layer.entries.counts for layer in self.compressed_layers):
-            raise RuntimeError(
-                "the model does not call the attention function that it is configured with: "
-                "kvlab cannot compress it"
+        if idle:
+            raise UnsupportedModelError(
+                f"layer {idle[0]} gives its keys to the cache and not, as they are, to the "
+                "attention function that the model is configured with (DeepSeek's MLA expands "
+                "them, JetMoE repeats them): kvlab cannot compress this model; use it without "
+                "compress()"
+            )
+        if not all(layer.entries.counts for layer in self.compressed_layers):
+            raise UnsupportedModelError(
+                "a layer of full attention gives no keys to the cache: kvlab cannot compress this "
+                "model; use it without compress()"
             )
         if self.joint is not None:
             self.joint.finish()
@@ -255,8 +303,10 @@ class CompressedCache(Cache):
         """Return the clock of the running block.
 
         Raises:
-            ValueError: outside a call of the compressed model.
+            ValueError: outside a call of the compressed model, or after the context.
         """
+        if self.closed:
+            raise ValueError(CLOSED)
         if self.block is None:
             raise ValueError("call the model itself inside compress(), not a part of it")
         return self.block

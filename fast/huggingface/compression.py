@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvlab.fast import methods
-from kvlab.fast.huggingface.attention import IMPLEMENTATION
+from kvlab.fast.huggingface.agreement import check_agreement
+from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import CompressedCache, Watch
-from kvlab.fast.huggingface.forward import Forward
 from kvlab.fast.huggingface.sharding import check_heads, shard_of
 from kvlab.fast.policy import Policy
 from kvlab.reference import policy as reference
@@ -20,6 +20,7 @@ def compress(
     budget: int | None = None,
     block_size: int | None = None,
     watch: Watch | None = None,
+    verify: bool = True,
     **options: Any,
 ) -> Iterator[CompressedCache]:
     """Compress the KV cache of a Hugging Face model.
@@ -40,6 +41,8 @@ def compress(
         block_size: feed prompts in blocks of so many tokens, so that no layer ever holds more than
             the budget and one block; None for the whole prompt at once.
         watch: called after every step of every compressed layer.
+        verify: compare a few tokens with the stock model's first, once per class, configuration,
+            number format and device of a model in this process.
         options: hyper-parameters of the method.
 
     Raises:
@@ -50,27 +53,19 @@ def compress(
     if watch is not None and not callable(watch):
         raise TypeError(f"watch = {watch!r} must be a function, or None")
     policy = _policy_of(policy, budget, options)
-    configs = _configurations(model)
+    check_model(model)
     check_heads(policy, shard_of(model))
     cache = CompressedCache(model, policy, watch)
-    before = [config._attn_implementation for config in configs]
-    own_forward = model.__dict__.get("forward")
-    try:
-        model.set_attn_implementation(IMPLEMENTATION)
-        if model.config.get_text_config(decoder=True)._attn_implementation != IMPLEMENTATION:
-            raise ValueError(
-                f"{type(model).__name__} does not use transformers' attention interface"
-            )
-        model.forward = Forward(model.forward, cache, block_size).as_method()
+    if block_size is not None and not cache.reads_in_pieces:
+        raise ValueError(
+            f"block_size = {block_size}: the recurrent layers of {type(model).__name__} read a "
+            "text only as a whole; call compress() without block_size"
+        )
+    if verify:
+        check_agreement(model)
+    with attached(model, cache, block_size):
         yield cache
         cache.check()
-    finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation_internal = implementation
-        if own_forward is not None:
-            model.forward = own_forward
-        else:
-            model.__dict__.pop("forward", None)
 
 
 def _check_block_size(block_size: int | None) -> None:
@@ -92,24 +87,3 @@ def _policy_of(
     if budget is not None or options:
         raise ValueError("budget and options belong to a method's name, not to a finished policy")
     return methods.port(policy) if isinstance(policy, reference.Policy) else policy
-
-
-def _configurations(model: Any) -> list[Any]:
-    """Return every configuration whose attention implementation may be changed.
-
-    Raises:
-        ValueError: if the model is no decoder of transformers, or is compressed already.
-    """
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(model, "set_attn_implementation"):
-        raise ValueError(f"model of type {type(model).__name__} must be a transformers model")
-    if config.is_encoder_decoder:
-        raise ValueError(f"{type(model).__name__} is no decoder-only model")
-    if config._attn_implementation == IMPLEMENTATION:
-        raise ValueError("the model is compressed already: leave the other compress() first")
-    found = {id(config): config}
-    for module in model.modules():
-        inner = getattr(module, "config", None)
-        if hasattr(inner, "_attn_implementation_internal"):
-            found[id(inner)] = inner
-    return list(found.values())

@@ -11,15 +11,25 @@ from torch import Tensor
 
 from kvlab.fast.huggingface.cache import CompressedCache
 
+BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
+"""Arguments that have something for every token of the call."""
+
+TEXT = (
+    *BY_TOKEN,
+    *("attention_mask", "past_key_values", "use_cache", "logits_to_keep", "return_dict"),
+    *("cache_position", "labels", "output_hidden_states", "output_attentions"),
+)
+"""Arguments of a call that only has text; all others belong to images, sounds, or the like."""
+
 
 class Forward:
     """Replaces the ``forward`` of a model inside `compress`."""
 
-    def __init__(
-        self, forward: Callable[..., Any], cache: CompressedCache, block_size: int | None
-    ) -> None:
-        self.forward, self.cache, self.block_size = forward, cache, block_size
-        self.signature = inspect.signature(forward)
+    def __init__(self, model: Any, cache: CompressedCache, block_size: int | None) -> None:
+        self.forward, self.cache, self.block_size = model.forward, cache, block_size
+        self.signature = inspect.signature(self.forward)
+        self.places_images = hasattr(model.base_model, "get_rope_index")
+        """Whether the model gives the tokens of an image positions of their own (Qwen2.5-VL)."""
 
     def as_method(self) -> Callable[..., Any]:
         """Return what replaces the model's ``forward``, with its signature."""
@@ -38,8 +48,11 @@ class Forward:
         N, m = inputs.shape[:2]
         real = self._real(given.get("attention_mask"), N, m)
         size = self.block_size or m
-        self._refuse_in_blocks(given, m > size)
+        if m > size:
+            self._refuse_in_blocks(given)
         self.cache.begin(real, (N, m), inputs.device)
+        if self.places_images and _not_text(given):
+            self.cache.model_counts_positions = True
         outputs, logits = None, []
         try:
             for first in range(0, m, size):
@@ -64,18 +77,15 @@ class Forward:
             positions = cache.begin_block(part, last - first)
         block = dict(given)
         if last - first < m:
-            for name in ("input_ids", "inputs_embeds", "position_ids"):
+            for name in BY_TOKEN:
                 if block.get(name) is not None:
                     block[name] = _columns(block[name], first, last, m)
             if block.get("attention_mask") is not None:
                 block["attention_mask"] = block["attention_mask"][:, : columns + last - first]
-        if block.get("position_ids") is None and "position_ids" in self.signature.parameters:
-            block["position_ids"] = positions.clamp(min=0).long()
+        self._place(block, positions, first_tokens=columns == 0)
         wanted = self._logits_wanted(given, first, last, m)
         if wanted is not None:
             block["logits_to_keep"] = max(1, wanted)
-        if cache.masks_nothing and "attention_mask" in self.signature.parameters:
-            block["attention_mask"] = cache.no_mask(positions.device)
         block["use_cache"] = True
         block.pop("cache_position", None)  # until transformers 5.5: of the whole prompt
         with torch.inference_mode():
@@ -84,6 +94,19 @@ class Forward:
         if wanted == 0 and last < m:
             outputs.logits = None
         return _ordinary(outputs)
+
+    def _place(self, block: dict[str, Any], positions: Tensor, first_tokens: bool) -> None:
+        """Give a block the positions of its tokens, and no mask where none is read.
+
+        A prompt's mask is always built: only so it is seen that it is not the causal one.
+        """
+        if self.cache.model_counts_positions:
+            return
+        if block.get("position_ids") is None and "position_ids" in self.signature.parameters:
+            block["position_ids"] = positions.clamp(min=0).long()
+        single = positions.shape[1] == 1 and not first_tokens
+        if self.cache.masks_nothing and single and "attention_mask" in self.signature.parameters:
+            block["attention_mask"] = self.cache.no_mask(positions.device)
 
     def _logits_wanted(self, given: dict[str, Any], first: int, last: int, m: int) -> int | None:
         """Say how many logits at the end of a block are asked for; None to leave it as it is."""
@@ -94,7 +117,10 @@ class Forward:
 
     def _inputs(self, given: dict[str, Any]) -> Tensor:
         if given.get("past_key_values") is not self.cache:
-            raise ValueError("inside compress(), call the model with past_key_values=cache")
+            raise ValueError(
+                "inside compress(), call the model with past_key_values=cache, and without options "
+                "that call it with a cache of their own (guidance_scale)"
+            )
         if given.get("output_attentions"):
             raise ValueError("output_attentions: attention is not kept; use compress(watch=...)")
         if given.get("return_dict") is False:
@@ -106,12 +132,17 @@ class Forward:
         if inputs is None:
             raise ValueError("input_ids or inputs_embeds must be given")
         if inputs.shape[1] == 0:
-            raise ValueError(f"inputs of shape {tuple(inputs.shape)} must hold at least one token")
+            raise ValueError(
+                f"inputs of shape {tuple(inputs.shape)} must hold at least one token{self._held()}"
+            )
         return inputs
 
-    def _refuse_in_blocks(self, given: dict[str, Any], in_blocks: bool) -> None:
-        if not in_blocks:
-            return
+    def _refuse_in_blocks(self, given: dict[str, Any]) -> None:
+        for name in _not_text(given):
+            raise ValueError(
+                f"{name} cannot be used with a prompt longer than block_size: call compress() "
+                "without block_size for prompts with more than text"
+            )
         for name in ("labels", "output_hidden_states"):
             if given.get(name) is not None and given[name] is not False:
                 raise ValueError(f"{name} cannot be used with a prompt longer than block_size")
@@ -124,17 +155,35 @@ class Forward:
             return None
         expected = (N, self.cache.clock.columns + m)
         if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != expected:
-            raise ValueError(f"attention_mask must be a tensor of shape {expected}")
+            raise ValueError(f"attention_mask must be a tensor of shape {expected}{self._held()}")
         if m == 1 and self.cache.clock.columns:
             last = attention_mask.select(1, -1).all()
             torch._assert_async(last, "a single token must not be padding")  # type: ignore[attr-defined]
             return None
         real = attention_mask[:, -m:].bool()
         if not real.any(dim=1).all():
-            raise ValueError("attention_mask must leave at least one token in every row")
+            raise ValueError(
+                "attention_mask must leave at least one token in every row; for a padded prompt in "
+                "pieces, use compress(block_size=...) instead of prefill_chunk_size"
+            )
         if not real[:, -1].all():
             raise ValueError("attention_mask must pad on the left: the last token is real")
         return None if real.all() else real
+
+    def _held(self) -> str:
+        """Say what to do if the cache holds a text already and is perhaps given another one."""
+        fed = self.cache.clock.columns
+        if not fed:
+            return ""
+        return (
+            f": this cache holds a text of {fed} tokens; call reset() on it before another text, "
+            "or give that text and more to continue it"
+        )
+
+
+def _not_text(given: dict[str, Any]) -> list[str]:
+    """Name the arguments of a call that are not about text."""
+    return [name for name, value in given.items() if value is not None and name not in TEXT]
 
 
 def _ordinary(outputs: Any) -> Any:

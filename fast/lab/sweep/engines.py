@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from traceback import format_exc
 
 from kvlab.fast.lab.sweep.jobs import Job
@@ -59,11 +59,16 @@ class ProcessEngine(Engine):
     def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
         for variable in THREADS:
             os.environ.setdefault(variable, "1")
+        others = set(active_children())
         with ProcessPoolExecutor(self.workers, get_context("spawn"), _start) as pool:
             futures = {pool.submit(_run, job): job for job in jobs}
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
+            except BaseException:  # Ctrl-C, or nobody wants the other results: jobs take minutes
+                for process in set(active_children()) - others:
+                    process.terminate()
+                raise
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 

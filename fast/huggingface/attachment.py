@@ -1,0 +1,87 @@
+"""Puts a cache into a model, and takes it away again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvlab.fast.huggingface.attention import IMPLEMENTATION
+from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
+from kvlab.fast.huggingface.forward import Forward
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no decoder of transformers that a cache can be put into.
+
+    Raises:
+        ValueError: which says what to give instead.
+    """
+    name = type(model).__name__
+    if hasattr(model, "_orig_mod"):
+        raise ValueError(
+            "model is compiled: give compress() the model that torch.compile() was given"
+        )
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(model, "set_attn_implementation"):
+        raise ValueError(f"model of type {name} must be a transformers model")
+    if config.is_encoder_decoder:
+        raise ValueError(f"{name} is no decoder-only model: kvlab compresses decoders only")
+    if not model.can_generate():
+        raise ValueError(
+            f"{name} has no head that gives logits: give compress() the whole model, as "
+            "AutoModelForCausalLM loads it"
+        )
+    if config._attn_implementation == IMPLEMENTATION:
+        raise ValueError("the model is compressed already: leave the other compress() first")
+    if model.training and model.is_gradient_checkpointing:
+        raise ValueError(
+            f"{name} trains with gradient checkpointing, which drops the cache: call model.eval() "
+            "before compress()"
+        )
+
+
+@contextmanager
+def attached(model: Any, cache: CompressedCache, block_size: int | None) -> Iterator[None]:
+    """Let every call of the model use the cache, and restore the model at the end.
+
+    Raises:
+        UnsupportedModelError: if the model does not use transformers' attention interface.
+    """
+    own_forward = model.__dict__.get("forward")
+    with implementation(model, IMPLEMENTATION):
+        if model.config.get_text_config(decoder=True)._attn_implementation != IMPLEMENTATION:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} does not use transformers' attention interface: kvlab "
+                "cannot compress it; use it without compress()"
+            )
+        model.forward = Forward(model, cache, block_size).as_method()
+        try:
+            yield
+        finally:
+            cache.closed = True
+            if own_forward is not None:
+                model.forward = own_forward
+            else:
+                model.__dict__.pop("forward", None)
+
+
+@contextmanager
+def implementation(model: Any, name: str) -> Iterator[None]:
+    """Let a model attend by the functions that are registered under a name, and restore it."""
+    configs = _configurations(model)
+    before = [config._attn_implementation for config in configs]
+    try:
+        model.set_attn_implementation(name)
+        yield
+    finally:
+        for config, attention in zip(configs, before, strict=True):
+            config._attn_implementation_internal = attention
+
+
+def _configurations(model: Any) -> list[Any]:
+    """Return every configuration whose attention implementation may be changed."""
+    found = {id(model.config): model.config}
+    for module in model.modules():
+        inner = getattr(module, "config", None)
+        if hasattr(inner, "_attn_implementation_internal"):
+            found[id(inner)] = inner
+    return list(found.values())

@@ -1,0 +1,363 @@
+"""Models that were once silently wrong under `compress` are right now, or refused."""
+
+import copy
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from models import SHAPE, SHARPER, prompts, tiny
+from tolerances import FLOAT32_LOGITS
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from kvlab.fast import compress
+from kvlab.fast.huggingface import agreement
+from kvlab.fast.huggingface.attachment import implementation
+from kvlab.fast.lab import architectures
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+TEXT = {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
+ALTERNATING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+SHARED = {**ALTERNATING, "num_kv_shared_layers": 2}
+SPARSE = {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2, "index_block_size": 4}
+SMALL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "patch_size": 4}
+
+
+def built(kind, module: str, name: str, **options):
+    """Return a small random model of a configuration class of transformers."""
+    config = getattr(importlib.import_module(f"transformers.models.{module}"), name)(**options)
+    torch.manual_seed(0)
+    model = kind.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter *= SHARPER
+    return model
+
+
+def text_model(module: str, name: str, **options):
+    return built(AutoModelForCausalLM, module, name, **{**TEXT, **options})
+
+
+def gemma3_with_vision():
+    return built(
+        AutoModelForImageTextToText,
+        "gemma3",
+        "Gemma3Config",
+        text_config={**TEXT, **ALTERNATING},
+        vision_config={**VISION, "image_size": 8, "num_attention_heads": 2},
+        mm_tokens_per_image=4,
+        image_token_index=90,
+    )
+
+
+def qwen_with_vision():
+    return built(
+        AutoModelForImageTextToText,
+        "qwen2_5_vl",
+        "Qwen2_5_VLConfig",
+        text_config={**TEXT, "rope_parameters": ROPE_IN_THREE},
+        vision_config=QWEN_VISION,
+        image_token_id=90,
+        video_token_id=91,
+        vision_start_token_id=92,
+        vision_end_token_id=93,
+    )
+
+
+ROPE_IN_THREE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+QWEN_VISION = {
+    **{"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2},
+    **{"out_hidden_size": 64, "patch_size": 4, "window_size": 16, "fullatt_block_indexes": [0]},
+}
+
+
+def eager(model, **inputs):
+    with torch.no_grad(), implementation(model, "eager"):
+        return model(**inputs, use_cache=False).logits
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_LOGITS * expected.std())
+
+
+# --- mended ---
+
+
+@pytest.mark.parametrize("block_size", [None, 5])
+def test_text_of_gemma3_with_token_types_keeps_its_window(block_size):
+    model, ids = gemma3_with_vision(), prompts([21])["input_ids"]
+    types = torch.zeros_like(ids)
+    expected = eager(model, input_ids=ids, token_type_ids=types)
+    without_window = copy.deepcopy(model)
+    for layer in without_window.model.language_model.layers:
+        layer.self_attn.sliding_window = None
+    without_window.config.text_config.sliding_window = 99
+    assert (eager(without_window, input_ids=ids, token_type_ids=types) - expected).abs().max() > 0.1
+    with compress(model, "full", block_size=block_size) as cache, torch.no_grad():
+        found = model(input_ids=ids, token_type_ids=types, past_key_values=cache).logits
+    close(found, expected)
+
+
+def test_sinks_of_layers_that_are_left_alone_take_attention():
+    model = text_model(
+        "mimo_v2_flash",
+        "MiMoV2FlashConfig",
+        **ALTERNATING,
+        **{"v_head_dim": 16, "n_routed_experts": 4, "moe_intermediate_size": 32, **SMALL_EXPERTS},
+    )
+    sinks = [layer.self_attn.sinks for layer in model.model.layers]
+    assert [one is None for one in sinks] == [False, True] * 2
+    with torch.no_grad():
+        for one in sinks[::2]:
+            one.fill_(2.0)
+    inputs = prompts([21, 13])
+    positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    expected = eager(model, **inputs, position_ids=positions)
+    with compress(model, "full") as cache:
+        found = model(**inputs, past_key_values=cache).logits
+    real = inputs["attention_mask"].bool()
+    close(found[real], expected[real])
+
+
+def test_an_image_has_the_positions_that_the_model_gives_it():
+    """In a plain call; `generate` hands the positions over."""
+    model = qwen_with_vision()
+    ids = prompts([20])["input_ids"] % 80 + 3
+    ids[0, 4:6] = torch.tensor([92, 90])
+    types = (ids == 90).int()
+    image = {
+        "pixel_values": torch.randn(4, 96, generator=torch.Generator().manual_seed(0)),
+        "image_grid_thw": torch.tensor([[1, 2, 2]]),
+        "mm_token_type_ids": types,
+    }
+    ids = torch.cat([ids[:, :6], torch.full((1, 0), 90), ids[:, 6:]], dim=1)
+    expected = eager(model, input_ids=ids, **image)
+    step = torch.tensor([[7]])
+    with torch.no_grad():
+        model.model.rope_deltas = None
+        stock = model(input_ids=ids, **image, use_cache=True)
+        expected_step = model(input_ids=step, past_key_values=stock.past_key_values).logits
+    model.model.rope_deltas = None
+    with compress(model, "full") as cache, torch.no_grad():
+        found = model(input_ids=ids, **image, past_key_values=cache).logits
+        found_step = model(input_ids=step, past_key_values=cache).logits
+    close(found, expected)
+    close(found_step, expected_step)
+    with (
+        compress(model, "full", block_size=5) as cache,
+        pytest.raises(ValueError, match="without block_size"),
+    ):
+        model(input_ids=ids, **image, past_key_values=cache)
+
+
+# --- refused ---
+
+
+REFUSED = {
+    "Gemma 3n": ("gemma3n", "Gemma3nTextConfig", SHARED | {"hidden_size_per_layer_input": 8}),
+    "Gemma 4": ("gemma4", "Gemma4TextConfig", SHARED | {"hidden_size_per_layer_input": 8}),
+    "DiffLlama": ("diffllama", "DiffLlamaConfig", {}),
+    "MiniMax-M3": ("minimax_m3_vl", "MiniMaxM3VLTextConfig", SPARSE | SMALL_EXPERTS),
+    "Doge": ("doge", "DogeConfig", {"keep_window_size": 4}),
+    "Gemma 3, bidirectional": (
+        "gemma3",
+        "Gemma3TextConfig",
+        ALTERNATING | {"use_bidirectional_attention": True},
+    ),
+    "gpt-oss": ("gpt_oss", "GptOssConfig", ALTERNATING | SMALL_EXPERTS),
+}
+MESSAGES = {
+    "Gemma 3n": "attends to the keys of layer",
+    "Gemma 4": "attends to the keys of layer",
+    "DiffLlama": "attends twice to the same keys",
+    "MiniMax-M3": "layers of another kind",
+    "Doge": "mask that is not the causal one",
+    "Gemma 3, bidirectional": "mask that is not the causal one|lets tokens read later ones",
+    "gpt-oss": "learned sinks",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("verify", [True, False])
+def test_what_kvlab_does_not_know_is_refused(name, verify):
+    module, config, options = REFUSED[name]
+    model = text_model(module, config, **options)
+    with (
+        pytest.raises(ValueError, match=rf"({MESSAGES[name]}).*without compress\(\)"),
+        compress(model, "full", verify=verify) as cache,
+    ):
+        model(**prompts([21, 13]), past_key_values=cache)
+    assert model.config._attn_implementation != "kvlab"
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_prefix_whose_tokens_read_each_other_is_refused(verify):
+    """As PaliGemma's prompts and Gemma 3's images: the mask is known with the prompt only."""
+    model, ids = gemma3_with_vision(), prompts([21])["input_ids"]
+    types = torch.zeros_like(ids)
+    types[0, 3:7] = 1
+    assert (
+        eager(model, input_ids=ids, token_type_ids=types)
+        - eager(model, input_ids=ids, token_type_ids=torch.zeros_like(ids))
+    ).abs().max() > 0.1
+    with (
+        compress(model, "full", verify=verify) as cache,
+        pytest.raises(ValueError, match="mask that is not the causal one"),
+    ):
+        model(input_ids=ids, token_type_ids=types, past_key_values=cache)
+
+
+def jamba():
+    return text_model(
+        "jamba",
+        "JambaConfig",
+        **{"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4},
+        use_mamba_kernels=False,
+    )
+
+
+def test_recurrent_layers_read_a_text_as_a_whole():
+    model, ids = jamba(), prompts([12])["input_ids"]
+    with pytest.raises(ValueError, match="without block_size"), compress(model, "full", None, 5):
+        pass
+    expected = eager(model, input_ids=ids)
+    with compress(model, "full") as cache, torch.no_grad():
+        found = [model(ids[:, :10], past_key_values=cache).logits]
+        found += [model(ids[:, i : i + 1], past_key_values=cache).logits for i in (10, 11)]
+        close(torch.cat(found, dim=1), expected)
+        with pytest.raises(ValueError, match=r"second text of 12 tokens.*reset\(\)"):
+            model(ids, past_key_values=cache)
+        cache.reset()
+        close(model(ids, past_key_values=cache).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("position_bias", torch.zeros(1)), ("block_indices", torch.zeros(1))]
+)
+@pytest.mark.parametrize("number", [0, 5], ids=["left alone", "compressed"])
+def test_an_argument_that_attention_does_not_know_is_refused(argument, value, number):
+    model = copy.deepcopy(tiny("gemma3", torch.float32))
+    layer = model.model.layers[number].self_attn
+    own = layer.forward
+    layer.forward = lambda *args, **kwargs: own(*args, **kwargs, **{argument: value})
+    with (
+        compress(model, "full", verify=False) as cache,
+        pytest.raises(ValueError, match=f"argument {argument}, which kvlab does not know"),
+    ):
+        model(**prompts([12]), past_key_values=cache)
+
+
+# --- the probe ---
+
+
+@pytest.fixture
+def unproven(monkeypatch):
+    """Let nothing have been compared yet; return how often the stock model is asked."""
+    asked = []
+    stock = agreement._stock_logits
+    monkeypatch.setattr(agreement, "_differences", {})
+    monkeypatch.setattr(
+        agreement, "_stock_logits", lambda *given: asked.append(given) or stock(*given)
+    )
+    return asked
+
+
+def test_a_model_proves_itself_once_per_class_configuration_and_number_format(unproven):
+    for _ in range(2):
+        with compress(tiny("llama"), "h2o", 12):
+            pass
+    with compress(copy.deepcopy(tiny("llama")), "full"):
+        pass
+    assert len(unproven) == 1
+    with compress(tiny("llama", torch.float32), "full"), compress(tiny("qwen2"), "full"):
+        pass
+    assert len(unproven) == 3
+    changed = copy.deepcopy(tiny("llama"))
+    changed.config.rms_norm_eps = 1e-3
+    with compress(changed, "full", verify=False):
+        pass
+    assert len(unproven) == 3
+    with compress(changed, "full"):
+        pass
+    assert len(unproven) == 4
+
+
+def broken(model, when):
+    """Return a copy of a model whose values are wrong in calls that ``when`` picks."""
+    model = copy.deepcopy(model)
+    layer = model.model.layers[1].self_attn
+    own = layer.v_proj.forward
+    compressed = lambda: model.config._attn_implementation == "kvlab"  # noqa: E731
+    layer.v_proj.forward = lambda x: own(x) * (-4.0 if compressed() and when(x) else 1.0)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("what", "when"),
+    [
+        ("a text read at once", lambda x: x.shape[1] == agreement.COLUMNS),
+        ("the second block of a text|padded on the left", lambda x: x.shape[1] == agreement.BLOCK),
+        ("one token after a text", lambda x: x.shape[1] == 1),
+    ],
+)
+def test_a_model_that_writes_something_else_is_refused_with_what_differs(
+    unproven, what, when, dtype
+):
+    model = broken(tiny("llama", dtype), when)
+    for _ in range(2):
+        with (
+            pytest.raises(ValueError, match=rf"({what}).*off by.*verify=False"),
+            compress(model, "h2o", 12),
+        ):
+            pass
+    assert len(unproven) == 1
+    assert model.config._attn_implementation != "kvlab"
+    with compress(model, "h2o", 12, verify=False) as cache, torch.no_grad():
+        model(**prompts([9]), past_key_values=cache)
+
+
+def test_the_probe_changes_no_model_and_no_random_numbers(unproven):
+    model = copy.deepcopy(tiny("gemma2", torch.float32)).train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with compress(model, "full"):
+        assert len(unproven) == 1
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.config._attn_implementation == "eager"
+
+
+# --- every architecture of transformers ---
+
+
+def test_the_page_has_no_architecture_that_is_wrong():
+    text = PAGE.read_text(encoding="utf-8")
+    assert "## Right" in text and "## Refused" in text and "## Wrong" not in text
+
+
+@pytest.mark.parametrize(
+    ("architecture", "verdict"),
+    [("llama", "right"), ("diffllama", "refused"), ("gemma3", "not compared")],
+)
+def test_the_sweep_tells_right_from_refused(architecture, verdict):
+    assert architectures.compare(architecture).verdict == verdict
+
+
+def test_the_sweep_notices_what_is_wrong(monkeypatch):
+    real = architectures._compressed
+    monkeypatch.setattr(architectures, "_compressed", lambda *given: real(*given).roll(1, dims=-1))
+    result = architectures.compare("llama")
+    assert result.verdict == "wrong"
+    assert "## Wrong" in architectures.page([result])
+
+
+@pytest.mark.slow
+def test_no_architecture_of_transformers_is_silently_wrong():
+    results = list(architectures.sweep(architectures.known()))
+    assert not [one for one in results if one.verdict == "wrong"]
+    assert sum(one.verdict == "right" for one in results) > 70
