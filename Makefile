@@ -1,7 +1,7 @@
 # Everything works on a fresh clone with Python 3.11 or newer; set-up happens in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 NO_INDEX := "kvlab: set-up needs PyPI; behind a mirror, set PIP_INDEX_URL to its address"
 SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
@@ -12,7 +12,7 @@ export NO_MKDOCS_2_WARNING = 1
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-DEMO := --backend reference --task jumps@fewest=18,most=22 --budgets 50%,70%
+DEMO := --backend reference --task jumps@fewest=14,most=16 --budgets 50%,70%
 METHODS := full random@recent=16 streaming_llm h2o tova caote:h2o lazy_eviction@threshold=0.01 \
   ahakv@recent=16 desirekv@interval=32,selector=8,group=32
 
