@@ -73,6 +73,7 @@ pages: .venv/dev  ## open every page of the built site in Chromium
 PORT ?= 8000
 
 serve:  ## show the built site at http://localhost:8000, or at PORT=...
+	@test -d site || { echo "kvlab: there is no site/ yet: make docs"; exit 1; }
 	@$(PYTHON) -c 'import socket; socket.create_server(("", $(PORT)))' 2> /dev/null || \
 	  { echo "kvlab: port $(PORT) is taken: make serve PORT=8001"; exit 1; }
 	$(PYTHON) -m http.server -d site $(PORT)

@@ -107,7 +107,17 @@ from kvlab.fast.lab.pictures import solved
 
 specs = ("random", "h2o", "h2o@every=16", "caote:h2o", shown[3])
 short = "jumps@fewest=18,most=22"
-comparison = compare(Sweep(specs, ("70%",), problems=4, tasks=(short,), backend="reference"))
+comparison = compare(
+    Sweep(
+        specs,
+        ("70%",),
+        problems=4,
+        tasks=(short,),
+        backend="reference",
+        measured=1,
+        to_first_error=True,
+    )
+)
 solved.results(comparison)
 
 # %% [markdown]

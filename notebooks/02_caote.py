@@ -114,6 +114,8 @@ solved.results(
             specs,
             ("50%",),
             problems=4,
+            measured=2,
+            to_first_error=True,
             tasks=("jumps@fewest=18,most=22",),
             backend="reference",
         )

@@ -134,7 +134,17 @@ halves = (
     f"desirekv@{parameters},low_bits=16,high_bits=16",
 )
 solved.results(
-    compare(Sweep(halves, (), problems=6, tasks=("jumps@fewest=18,most=22",), backend="reference"))
+    compare(
+        Sweep(
+            halves,
+            (),
+            problems=6,
+            measured=1,
+            to_first_error=True,
+            tasks=("jumps@fewest=18,most=22",),
+            backend="reference",
+        )
+    )
 )
 
 # %% [markdown]

@@ -148,7 +148,8 @@ from kvlab.fast.lab.pictures import solved
 
 ranked = ("random", "h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")
 short = "jumps@fewest=18,most=22"
-solved.results(compare(Sweep(ranked, ("70%",), problems=6, tasks=(short,), backend="reference")))
+asked = {"problems": 6, "measured": 1, "to_first_error": True}
+solved.results(compare(Sweep(ranked, ("70%",), tasks=(short,), backend="reference", **asked)))
 
 # %% [markdown]
 # No. In this task a look at the current token alone is a poor guide, weighted by values or not, and

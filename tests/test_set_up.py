@@ -57,8 +57,8 @@ def test_every_command_line_of_the_readme_runs(clone):
     with_environment(clone)
     short = {
         "make demo": f"make demo ARGS='{QUICK}'",
-        ".venv/bin/kvlab view run.html": ".venv/bin/kvlab view run.html --methods full "
-        "--max-new-tokens 2",
+        ".venv/bin/kvlab view run.html --budget 50%": ".venv/bin/kvlab view run.html "
+        "--budget 50% --methods full --max-new-tokens 2",
     }
     assert set(commands()) == set(short)
     for line in commands():
@@ -111,6 +111,8 @@ def test_a_place_that_cannot_be_written_is_named(clone):
 
 @needs_make
 def test_a_taken_port_is_named(clone):
+    assert complaint(clone, "make serve") == "kvlab: there is no site/ yet: make docs"
+    (clone / "site").mkdir()
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         said = complaint(clone, f"make serve PORT={port} PYTHON={sys.executable}")

@@ -21,14 +21,18 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def telling_budget(comparison: Comparison) -> int | None:
-    """Return the budget at which methods differ most, the smallest of several."""
-    budgets = sorted(set(comparison.summary.budgets.values()))
+    """Return the budget at which methods differ most, the smallest of several.
+
+    Budgets at which nothing has to be forgotten tell nothing, nor do those with a single method.
+    """
+    length = comparison.summary.mean_length
+    budgets = sorted(each for each in set(comparison.summary.budgets.values()) if each < length)
 
     def spread(budget: int) -> float:
         shares = [point.solved or 0.0 for point in points_at(comparison, budget)]
         return max(shares) - min(shares)
 
-    return max((each for each in budgets if points_at(comparison, each)), key=spread, default=None)
+    return max((b for b in budgets if len(points_at(comparison, b)) > 1), key=spread, default=None)
 
 
 def points_at(comparison: Comparison, budget: int | None) -> list[Point]:
@@ -66,7 +70,10 @@ def next_best(comparison: Comparison, budget: int, points: Sequence[Point]) -> s
         return ""
     leaders = comparison.summary.leaders.get(budget, ())
     level = [point for point in following if point.method in leaders]
-    doubt = f"; so few problems do not show that {names(level)} is worse" if level else ""
+    few = f"{following[0].problems} problems are too few to say"
+    doubt = (
+        f"; {few} that {names(level)} {'is' if len(level) == 1 else 'are'} worse" if level else ""
+    )
     return f" Next: {names(following)}, {solved(following[0])}{doubt}."
 
 
@@ -78,10 +85,11 @@ def beside_control(comparison: Comparison, budget: int) -> str:
         return ""
     rest = [point for point in points if point not in controls]
     above = [p for p in rest if p.method not in comparison.summary.chance[budget]]
-    shown = f"{names(above)} alone" if above else "no method"
+    shown = f"Only {names(above)}" if above else "No method"
     return (
-        f"Forgetting as much at random solved {solved(controls[0])}: these problems show of "
-        f"{shown} that it solves more (McNemar's exact test, Holm's correction over all budgets)."
+        f"With as much forgotten at random, the model solved {solved(controls[0])}. {shown} "
+        f"{'are' if len(above) > 1 else 'is'} shown to solve more than that (McNemar's exact test, "
+        "Holm's correction over all budgets)."
     )
 
 

@@ -72,8 +72,8 @@ def test_the_sentences_by_hand():
         "9 of 10 (95 % interval 60 to 98 %) problems; the full cache, which forgets nothing, "
         "solved 10 of 10 (95 % interval 72 to 100 %). Next: h2o, 1 of 10 (95 % interval 2 to "
         "40 %).",
-        "Forgetting as much at random solved 0 of 10 (95 % interval 0 to 28 %): these problems "
-        "show of caote:h2o alone that it solves more (McNemar's exact test, Holm's correction "
+        "With as much forgotten at random, the model solved 0 of 10 (95 % interval 0 to 28 %). "
+        "Only caote:h2o is shown to solve more than that (McNemar's exact test, Holm's correction "
         "over all budgets).",
         "By a rule of their own: kivi solved 9 of 10 (95 % interval 60 to 98 %) with 25 % of the "
         "memory.",
@@ -84,12 +84,12 @@ def test_a_small_sample_claims_nothing():
     few = {key: text[1:4] for key, text in OUTCOMES.items()}
     first, second, _ = sentences(comparison(few))
     assert " Next: " not in first
-    assert "these problems show of no method that it solves more" in second
+    assert "No method is shown to solve more than that" in second
 
 
 def test_the_next_best_may_be_level():
     close = {**OUTCOMES, ("h2o", 50): "0001111111"}
-    end = "(95 % interval 40 to 89 %); so few problems do not show that h2o is worse."
+    end = "(95 % interval 40 to 89 %); 10 problems are too few to say that h2o is worse."
     assert sentences(comparison(close))[0].endswith(f"Next: h2o, 7 of 10 {end}")
 
 
@@ -101,6 +101,14 @@ def test_where_nothing_is_solved_nothing_is_praised():
 def test_equal_methods_are_named_together():
     equal = {**OUTCOMES, ("h2o", 50): OUTCOMES["caote:h2o", 50]}
     assert sentences(comparison(equal))[0].startswith("h2o and caote:h2o lost least: ")
+
+
+def test_a_budget_for_everything_tells_nothing_nor_does_a_single_method():
+    roomy = {(method, budget and 2 * budget): text for (method, budget), text in OUTCOMES.items()}
+    found = comparison(roomy)
+    assert telling_budget(found) is None
+    alone = {key: text for key, text in OUTCOMES.items() if key[0] in ("full", "h2o")}
+    assert telling_budget(comparison(alone)) is None
 
 
 def test_without_budgets_there_is_no_telling_one():
