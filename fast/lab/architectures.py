@@ -261,7 +261,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).replace("\\", "").split()) or type(error).__name__
     return text if len(text) <= 240 else text[:237] + "..."
 
 
