@@ -1,7 +1,7 @@
 # Everything works on a fresh clone with Python 3.11 or newer; set-up happens in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 NO_INDEX := "kvlab: set-up needs PyPI; behind a mirror, set PIP_INDEX_URL to its address"
 SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
@@ -99,7 +99,7 @@ clean:  ## remove the environment and everything built
 
 .venv/demo: $(SETUP) | .venv/bin/python
 	@echo "setting up .venv: once, and about a minute"
-	@$(INSTALL) -e . || { echo $(NO_INDEX); exit 1; }
+	@$(INSTALL) --no-compile -e . || { echo $(NO_INDEX); exit 1; }
 	@touch $@
 
 .venv/fast: $(SETUP) | .venv/bin/python
