@@ -14,7 +14,7 @@ from typing import TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.batch import KeepSet
+from kvlab.fast.batch import BatchClock, KeepSet
 from kvlab.fast.cache import LayerCache, State
 from kvlab.fast.notation import Candidates, Marks, Room, Scores
 from kvlab.fast.observation import Needs, Observation
@@ -125,8 +125,15 @@ class Precision(ABC):
     quantises = True
     uses_confidence = False
     """Whether the confidence of the model at each token has to be recorded."""
-    couples_heads = False
-    """Whether the precision of an entry depends on other KV heads of its layer."""
+
+    @property
+    def couples_heads(self) -> bool:
+        """Whether the precision of an entry depends on other KV heads of its layer."""
+        return False
+
+    def encode(self, cache: LayerCache, clock: BatchClock) -> None:
+        """Code new entries; called when a block has been attended, due or not, before any leave."""
+        return
 
     @abstractmethod
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
@@ -231,9 +238,12 @@ class Edges(Protect):
             safe = safe | (seen.positions < self.sinks)
         return safe | (seen.positions < seen.clock.prompt) if self.prompt else safe
 
+    def first(self, clock: Clock) -> int:
+        """Return how many of the first tokens are safe."""
+        return max(self.sinks, clock.prompt) if self.prompt else self.sinks
+
     def count(self, clock: Clock, entries: int) -> int:
-        first = max(self.sinks, clock.prompt) if self.prompt else self.sinks
-        return min(clock.seen, first + self.recent)
+        return min(clock.seen, self.first(clock) + self.recent)
 
 
 @twin_of(reference.Both)

@@ -1,7 +1,7 @@
 """Translates a policy of the reference part by part: by its twins, or with parts on the host.
 
-The twins of a method's parts stand in the module of `kvlab.fast.methods` that has the name of the
-method's module in `kvlab.reference.methods`; it is imported when a part is first asked for.
+The twins of a method's parts stand in the module of `kvlab.fast` that has the name of the parts'
+module in `kvlab.reference`; it is imported when a part is first asked for.
 Whoever writes a method in another package declares its twins with `kvlab.fast.policy.twin_of`.
 """
 
@@ -14,7 +14,7 @@ from kvlab.fast.host import HostBudget, HostProtect, HostScore
 from kvlab.fast.policy import TWINS, Policy
 from kvlab.reference import policy as reference
 
-METHODS = "kvlab.reference.methods."
+REFERENCE, FAST = "kvlab.reference.", "kvlab.fast."
 
 
 def port(policy: reference.Policy) -> Policy:
@@ -64,8 +64,8 @@ def port_part(part: Any) -> Any:
 
 def find_twin(part: type) -> type | None:
     """Return the twin of a part of the reference; None if it has none."""
-    if part not in TWINS and part.__module__.startswith(METHODS):
-        module = part.__module__.replace("reference", "fast", 1)
+    if part not in TWINS and part.__module__.startswith(REFERENCE):
+        module = part.__module__.replace(REFERENCE, FAST, 1)
         if find_spec(module) is not None:
             import_module(module)
     return TWINS.get(part)

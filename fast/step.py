@@ -1,4 +1,4 @@
-"""One step of one layer: append, attend, observe and, if due, decide, store and compact.
+"""One step of one layer: append, attend, observe, encode and, if due, decide, store and compact.
 
 Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many
 leave, follows from the clock alone. Where a method's rule depends on data (DesireKV spares doubtful
@@ -69,7 +69,7 @@ class Decision:
 
 
 def step(policy: Policy, cache: LayerCache, block: Block, watched: bool = False) -> StepResult:
-    """Append a block, attend, observe and, if due, decide, store and compact: all in place."""
+    """Append a block, attend, observe, encode and, if due, decide, store and compact: in place."""
     clock = block.clock
     cache.append(block.keys, block.values, clock.positions, clock.present)
     output, seen = observe(policy, cache, block)
@@ -77,7 +77,7 @@ def step(policy: Policy, cache: LayerCache, block: Block, watched: bool = False)
     if watched:
         result.positions = seen.positions.clone()
     due = clock.once("due", lambda: [policy.schedule.due(row) for row in clock.rows])
-    decision = decide(policy, seen, due) if any(due) else None
+    decision, keep = decide(policy, seen, due) if any(due) else None, None
     if decision is not None:
         result.scores, result.safe = decision.scores, decision.safe
         if watched and decision.scores is not None:
@@ -88,7 +88,9 @@ def step(policy: Policy, cache: LayerCache, block: Block, watched: bool = False)
             keep = policy.precision.store(cache, seen, decision.keep)
             if policy.specification.evict_before_attend:
                 result.output = attend_survivors(seen, keep).to(output.dtype)
-            cache.compact(keep)
+    policy.precision.encode(cache, clock)
+    if keep is not None:
+        cache.compact(keep)
     if watched:
         cache.settle()
     return result

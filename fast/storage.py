@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.batch import last_in_use
+from kvlab.fast.batch import last_in_use, to_device
+from kvlab.fast.codes import Code, Coded, Scale
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
 from kvlab.fast.quantization import take
@@ -21,6 +22,7 @@ class Storage:
     """The vectors ``[N, G, n, d]`` of one layer, each slot in one of several tables.
 
     ``balance`` multiplies a key before it is quantised and divides it after it is read (MiKV).
+    ``scale`` divides a vector before a code stores it and multiplies it after it is read.
     """
 
     def __init__(self, like: Float[Tensor, "N G m d"]) -> None:
@@ -28,6 +30,7 @@ class Storage:
         self.tables = [VectorTable(nowhere, like[:, :, :0], counts=(0,) * len(like))]
         """The first holds what is at full precision."""
         self.balance: Float[Tensor, "N G d"] | None = None
+        self.scale: Scale | None = None
         self.count = 0
         self.changes = 0
         """How often rows have moved; rows that are added at the end do not count."""
@@ -39,9 +42,9 @@ class Storage:
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes of scales, zero points, balance factors and slot numbers."""
-        balance = 0 if self.balance is None else self.balance.nbytes
-        return balance + sum(t.overhead_bytes + t.slots.nbytes for t in self.tables)
+        """Bytes of scales, zero points, norms, balance factors and slot numbers."""
+        factors = sum(each.nbytes for each in (self.balance, self.scale) if each is not None)
+        return factors + sum(t.overhead_bytes + t.slots.nbytes for t in self.tables)
 
     def bits(self) -> Int[Tensor, "N G n"]:
         """Bits per element of each slot, without scales and zero points."""
@@ -60,6 +63,8 @@ class Storage:
             rows = table.read(dtype)
             if self.balance is not None and table.bits < FULL_BITS:
                 rows = rows / self.balance[:, :, None].to(dtype)
+            if self.scale is not None and table.bits < FULL_BITS:
+                rows = rows * self.scale.to(dtype)
             vectors.scatter_(2, table.targets(self.count)[..., None].expand_as(rows), rows)
         return vectors[:, :, : self.count]
 
@@ -90,6 +95,33 @@ class Storage:
             for table in self.tables
         ]
         self.count = kept
+        self.changes += 1
+
+    def encode(self, code: Code, first: Sequence[bool]) -> None:
+        """Store everything that is at full precision in a code.
+
+        Args:
+            code: how to store it.
+            first: the sequences whose first vectors these are; they fix the scale.
+        """
+        full = self.tables[0]
+        if full.rows == 0:
+            return
+        vectors = self._full_precision.double()
+        vectors = vectors.masked_fill((full.slots < 0)[..., None], 0.0)
+        if any(first) and (scale := code.scale(vectors)) is not None:
+            now = to_device([int(each) for each in first], vectors.device)[:, None, None, None]
+            self.scale = scale if self.scale is None else torch.where(now > 0, scale, self.scale)
+        if self.scale is not None:
+            vectors = vectors / self.scale.double()
+        rows = replace(full, vectors=Coded(code, code.encode(vectors), self.dimension))
+        self.tables[0] = replace(
+            full,
+            slots=full.slots[:, :, :0].clone(),  # a view would keep the vectors in memory
+            vectors=self._full_precision[:, :, :0].clone(),
+            counts=tuple(0 for _ in full.counts),
+        )
+        self._add(_compressed(rows, full.counts))
         self.changes += 1
 
     def quantize_tokens(
@@ -133,6 +165,7 @@ class Storage:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         self.tables = [table.map_rows(change, order) for table in self.tables]
         self.balance = None if self.balance is None else change(self.balance)
+        self.scale = None if self.scale is None else change(self.scale)
         self.changes += 1
 
     @property

@@ -11,8 +11,8 @@
 # %% [markdown]
 # ## What is stored
 #
-# kvlab has a small trained model inside. It runs programs by writing out every step: *a=b+c* and
-# the values, until it comes to the end.
+# kvlab has a small trained model inside. It runs programs by writing out every step, such as
+# *a = a + b = 3 + 4 = 7*, until it comes to the end.
 
 # %%
 import numpy as np

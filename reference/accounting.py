@@ -78,13 +78,15 @@ class Held:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def append(self, positions: Int[Array, " m"]) -> "Held":
-        """Add tokens at 16 bits."""
-        wide = np.full(len(positions), float(FULL_BITS))
+    def append(
+        self, positions: Int[Array, " m"], keys: float = FULL_BITS, values: float = FULL_BITS
+    ) -> "Held":
+        """Add tokens whose keys and values have so many bits per element."""
+        m = len(positions)
         return Held(
             np.concatenate([self.positions, positions]),
-            np.concatenate([self.keys, wide]),
-            np.concatenate([self.values, wide]),
+            np.concatenate([self.keys, np.full(m, float(keys))]),
+            np.concatenate([self.values, np.full(m, float(values))]),
             self.drawn,
         )
 

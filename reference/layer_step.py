@@ -1,4 +1,4 @@
-"""The step of one layer: append, attend, observe and, if due, select, store and compact."""
+"""The step of one layer: append, attend, observe, encode and, if due, select, store and compact."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ def empty_cache(policy: Policy, kv_heads: int, head_dim: int) -> LayerCache:
 
 
 def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
-    """Append a block, attend, observe and, if due, select, store and compact.
+    """Append a block, attend, observe, encode and, if due, select, store and compact.
 
     Nothing is changed in place: if the step fails, ``cache`` is as it was.
 
@@ -59,7 +59,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     cache = cache.append(block.keys, block.values, clock.positions, policy.score.columns)
     output, seen = observe_attention(policy, cache, block)
     state = policy.score.observe(cache.state, seen)
-    cache = replace(cache, state=state)
+    cache = policy.precision.encode(replace(cache, state=state))
     if not policy.schedule.due(clock):
         return StepResult(output, cache, seen)
     candidates, keep = select(policy, state, seen)

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import re
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -13,31 +12,18 @@ from itertools import pairwise
 from textwrap import dedent
 from typing import Any, ClassVar, Literal
 
-from kvlab.reference.checks import check_choice
-from kvlab.reference.policy import Edges, Policy
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """One point on which the paper, its authors' code and popular re-implementations differ."""
-
-    topic: str
-    paper: str
-    default: str
-    """What kvlab does."""
-    elsewhere: str = "no code"
-    """What the authors' code and re-implementations do."""
-    option: str = "none"
-    """The options, in registry syntax, that give the other readings; or words."""
-
-    @property
-    def specifications(self) -> tuple[str, ...]:
-        """The options that can be typed as they stand."""
-        return tuple(SPECIFICATION.findall(self.option))
-
-
-SPECIFICATION = re.compile(r"\w+(?::\w+)?@\w+=[\w.]+(?:,\w+=[\w.]+)*|\w+:\w+")
-"""``name@option=value,...``, or a wrapper and its base."""
+from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.granularity import (
+    KVHeads,
+    OfPages,
+    OneForAllHeads,
+    Pages,
+    PageScore,
+    WholePages,
+)
+from kvlab.reference.policy import Edges, Entries, Full, Policy
+from kvlab.reference.precisions import precisions
 
 
 @dataclass(frozen=True)
@@ -113,8 +99,8 @@ class Wrapper(Method):
 
 
 @dataclass(frozen=True)
-class WithSafe(Wrapper):
-    """A method under which further entries are safe: options of every method."""
+class Everywhere(Wrapper):
+    """A method with what fits every method: who is safe besides, and what leaves together."""
 
     name = "every method"
 
@@ -124,11 +110,62 @@ class WithSafe(Wrapper):
     """Newest entries that are safe."""
     pin_prompt: bool = False
     """Whether all tokens of the prompt are safe."""
+    page: int = 1
+    """Consecutive positions that leave together, as from an engine's block table."""
+    page_score: PageScore = "mean"
+    """How the scores of a page's entries are joined; sums order complete pages as means do."""
+    kv_heads: KVHeads = "head"
+    """Who decides: each KV head; all heads of a ``layer`` by their mean score; or the ``union`` of
+    what the heads like best, which all of them keep."""
+    precision: str = "full"
+    """The code in which every entry is stored once its block has been attended: a name of
+    `kvlab.reference.precisions`; ``full``: as the method says."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, page=self.page)
+        check_choice(precisions(), precision=self.precision)
 
     def policy(self, budget: int | None) -> Policy:
         policy = self.base.policy(budget)
         edges = Edges(self.sinks, self.recent, self.pin_prompt)
-        return replace(policy, protect=policy.protect.also(edges))
+        policy = replace(policy, protect=policy.protect.also(edges))
+        if self.kv_heads != "head":
+            policy = replace(policy, score=OneForAllHeads(policy.score, self.kv_heads))
+        if self.page != 1:
+            policy = self.in_pages(policy)
+        return policy if self.precision == "full" else self.in_codes(policy)
+
+    def in_codes(self, policy: Policy) -> Policy:
+        """Return the policy under which every entry is coded when its block has been attended.
+
+        Raises:
+            ValueError: if the method has a precision of its own.
+        """
+        if not isinstance(policy.precision, Full):
+            raise ValueError(
+                f"precision = {self.precision!r} must be 'full' for {self.innermost.name}, which "
+                "has a precision of its own"
+            )
+        return replace(policy, precision=precisions()[self.precision])
+
+    def in_pages(self, policy: Policy) -> Policy:
+        """Return the policy under which whole pages leave.
+
+        Raises:
+            ValueError: if the method has no budget of entries, or quantises what it keeps.
+        """
+        if not isinstance(policy.budget, Entries) or not isinstance(policy.precision, Full):
+            raise ValueError(
+                f"page = {self.page} must be 1 for {self.base.name}, which is no eviction down to "
+                "a number of entries"
+            )
+        return replace(
+            policy,
+            score=OfPages(policy.score, self.page, self.page_score),
+            protect=WholePages(policy.protect, self.page),
+            budget=Pages(policy.budget.budget, self.page),
+        )
 
 
 def check_option(method: type[Method], option: str, value: Any) -> None:

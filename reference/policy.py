@@ -21,6 +21,7 @@ from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.checks import check_at_least, check_protected
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
 from kvlab.reference.observation import Clock, Observation
+from kvlab.reference.quantization import FULL_BITS
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,14 @@ Stored = tuple[LayerCache, Int[Array, "G stays"]]
 
 class Precision(ABC):
     """How precisely is it kept?"""
+
+    def encode(self, cache: LayerCache) -> LayerCache:
+        """Code new entries; called when a block has been attended, due or not, before any leave."""
+        return cache
+
+    def bits_on_arrival(self, head_dim: int) -> tuple[float, float]:
+        """Return the bits per element that `encode` leaves of a key and of a value."""
+        return FULL_BITS, FULL_BITS
 
     @abstractmethod
     def store(
@@ -289,11 +298,15 @@ class Edges(Protect):
 
     def safe(self, seen: Observation) -> Marks:
         n = seen.positions.shape[1]
-        first = max(self.sinks, seen.clock.prompt) if self.prompt else self.sinks
+        first = self.first(seen.clock.prompt)
         return (seen.positions < first) | (np.arange(n) >= n - self.recent)
 
+    def first(self, prompt: int) -> int:
+        """Return how many of the first tokens are safe, for a prompt of this length."""
+        return max(self.sinks, prompt) if self.prompt else self.sinks
+
     def count(self, prompt: int) -> int:
-        return (max(self.sinks, prompt) if self.prompt else self.sinks) + self.recent
+        return self.first(prompt) + self.recent
 
     def also(self, edges: "Edges") -> "Edges":
         return Edges(

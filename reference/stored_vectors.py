@@ -3,10 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from kvlab.reference.codes import Code, Parts, Scale
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import FULL_BITS, Quantized, quantize
 
@@ -14,21 +16,33 @@ FULL = -1
 """In place of a table's number: the vector is stored at full precision."""
 
 
-@dataclass(frozen=True)
 class CodedRows(ABC):
     """A table of vectors that are stored as packed codes of one format."""
 
-    quantized: Quantized
-
     @property
-    def format(self) -> tuple[type, int, int]:
-        """Kind, bits and group size: tables of equal format can be joined."""
-        return type(self), self.quantized.bits, self.quantized.group
+    @abstractmethod
+    def format(self) -> tuple[Any, ...]:
+        """Kind and parameters: tables of equal format can be joined."""
 
     @property
     @abstractmethod
     def count(self) -> int:
         """Number of vectors."""
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Bits per element, without scales and zero points."""
+
+    @property
+    @abstractmethod
+    def code_bytes(self) -> int:
+        """Bytes of the packed codes."""
+
+    @property
+    @abstractmethod
+    def overhead_bytes(self) -> int:
+        """Bytes of scales, zero points and norms."""
 
     @abstractmethod
     def read(self) -> Float[Array, "rows d"]:
@@ -38,17 +52,77 @@ class CodedRows(ABC):
     def take(self, rows: Int[Array, " kept"]) -> "CodedRows":
         """Return the table of these rows alone, in this order, their codes untouched."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes, scales and zero points."""
-        return self.quantized.code_bytes + self.quantized.overhead_bytes
-
-    def extend(self, other: "CodedRows") -> "CodedRows":
+    @abstractmethod
+    def extend(self, other: Any) -> "CodedRows":
         """Return this table followed by another of the same format."""
+
+
+@dataclass(frozen=True)
+class VectorRows(CodedRows):
+    """Vectors that a code stores one by one."""
+
+    code: Code
+    d: int
+    parts: Parts
+
+    @property
+    def format(self) -> tuple[Any, ...]:
+        return type(self), self.code
+
+    @property
+    def count(self) -> int:
+        return len(self.parts[0])
+
+    @property
+    def bits(self) -> int:
+        return self.code.bits
+
+    @property
+    def code_bytes(self) -> int:
+        return self.parts[0].nbytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts[1:])
+
+    def read(self) -> Float[Array, "rows d"]:
+        return self.code.decode(self.parts, self.d)
+
+    def take(self, rows: Int[Array, " kept"]) -> "VectorRows":
+        return replace(self, parts=tuple(part[rows] for part in self.parts))
+
+    def extend(self, other: "VectorRows") -> "VectorRows":
+        both = zip(self.parts, other.parts, strict=True)
+        return replace(self, parts=tuple(np.concatenate(parts) for parts in both))
+
+
+@dataclass(frozen=True)
+class QuantizedRows(CodedRows):
+    """Vectors that are stored as packed codes with scales and zero points."""
+
+    quantized: Quantized
+
+    @property
+    def format(self) -> tuple[Any, ...]:
+        return type(self), self.quantized.bits, self.quantized.group
+
+    @property
+    def bits(self) -> int:
+        return self.quantized.bits
+
+    @property
+    def code_bytes(self) -> int:
+        return self.quantized.code_bytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        return self.quantized.overhead_bytes
+
+    def extend(self, other: "QuantizedRows") -> "QuantizedRows":
         return type(self)(self.quantized.extend(other.quantized))
 
 
-class TokenRows(CodedRows):
+class TokenRows(QuantizedRows):
     """Vectors quantised one by one, in groups of consecutive channels."""
 
     @property
@@ -62,7 +136,7 @@ class TokenRows(CodedRows):
         return TokenRows(self.quantized.take(rows))
 
 
-class ChannelRows(CodedRows):
+class ChannelRows(QuantizedRows):
     """Vectors quantised in blocks of consecutive tokens, one scale per channel of a block.
 
     Codes are ``[blocks, d, bytes]``, along the last axis the tokens of one block. A block holds its
@@ -96,7 +170,8 @@ class StoredVectors:
     """The vectors ``[G, n, d]`` of one layer; entry (g, j) is row ``row[g, j]`` of its table.
 
     ``balance`` multiplies a key before it is quantised and divides it after it is read (MiKV); the
-    product with a query is unchanged in exact arithmetic.
+    product with a query is unchanged in exact arithmetic. ``scale`` divides a vector before a code
+    stores it and multiplies it after it is read.
     """
 
     vectors: Float[Array, "G n d"]
@@ -106,6 +181,7 @@ class StoredVectors:
     row: Int[Array, "G n"]
     tables: tuple[CodedRows, ...] = ()
     balance: Float[Array, "G d"] | None = None
+    scale: Scale | None = None
 
     @classmethod
     def empty(cls, kv_heads: int, d: int) -> "StoredVectors":
@@ -116,44 +192,61 @@ class StoredVectors:
     @property
     def bits(self) -> Int[Array, "G n"]:
         """Bits per element of each entry, without scales and zero points."""
-        return self._of_table([table.quantized.bits for table in self.tables])
+        return self._of_table([table.bits for table in self.tables])
 
     @property
     def bits_with_scales(self) -> Float[Array, "G n"]:
         """Bits per element of each entry, its share of scales and zero points included."""
         d = self.vectors.shape[-1]
-        per_table = [8 * table.nbytes / (table.count * d) for table in self.tables]
+        per_table = [
+            8 * (table.code_bytes + table.overhead_bytes) / (table.count * d)
+            for table in self.tables
+        ]
         return self._of_table(per_table).astype(float)
 
     @property
     def payload_bytes(self) -> int:
         """Bytes of all elements; an element at full precision counts 16 bits."""
         elements = int((self.table == FULL).sum()) * self.vectors.shape[-1]
-        coded = sum(table.quantized.code_bytes for table in self.tables)
+        coded = sum(table.code_bytes for table in self.tables)
         return coded + elements * FULL_BITS // 8
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes of scales, zero points and balance factors."""
+        """Bytes of scales, zero points, norms and balance factors."""
         balance = 0 if self.balance is None else self.balance.size * FULL_BITS // 8
-        return balance + sum(table.quantized.overhead_bytes for table in self.tables)
+        scale = 0 if self.scale is None else self.scale.nbytes
+        return balance + scale + sum(table.overhead_bytes for table in self.tables)
 
     def append(self, vectors: Float[Array, "G m d"]) -> "StoredVectors":
         """Add entries at full precision at the end of every head."""
         nowhere = np.full(vectors.shape[:2], FULL)
-        return StoredVectors(
-            np.concatenate([self.vectors, vectors], axis=1),
-            np.concatenate([self.table, nowhere], axis=1),
-            np.concatenate([self.row, nowhere], axis=1),
-            self.tables,
-            self.balance,
+        return replace(
+            self,
+            vectors=np.concatenate([self.vectors, vectors], axis=1),
+            table=np.concatenate([self.table, nowhere], axis=1),
+            row=np.concatenate([self.row, nowhere], axis=1),
         )
 
     def take(self, keep: Int[Array, "G kept"]) -> "StoredVectors":
         """Return the storage of these entries alone; the others leave memory."""
         kept = np.arange(len(keep))[:, None], keep
         vectors, table, row = self.vectors[kept], self.table[kept], self.row[kept]
-        return StoredVectors(vectors, table, row, self.tables, self.balance)._without_unused_rows()
+        return replace(self, vectors=vectors, table=table, row=row)._without_unused_rows()
+
+    def encode(self, code: Code) -> "StoredVectors":
+        """Store everything that is at full precision in a code; the first vectors fix its scale.
+
+        Raises:
+            ValueError: if a vector cannot be stored.
+        """
+        new = self.table == FULL
+        if not new.any():
+            return self
+        scale = code.scale(self.vectors) if self.scale is None else self.scale
+        scaled = self.vectors if scale is None else self.vectors / scale
+        rows = VectorRows(code, self.vectors.shape[2], code.encode(scaled[new]))
+        return replace(self, scale=scale)._move(new, rows)
 
     def quantize_tokens(
         self, entries: Bool[Array, "G n"], bits: int, group: int
@@ -194,6 +287,8 @@ class StoredVectors:
         vectors[entries] = rows.read()
         if self.balance is not None:
             vectors = np.where(entries[..., None], vectors / self.balance[:, None], vectors)
+        if self.scale is not None:
+            vectors = np.where(entries[..., None], vectors * self.scale, vectors)
         table[entries] = number
         row[entries] = joined.count - rows.count + np.arange(rows.count)
         tables = (*self.tables[:number], joined, *self.tables[number + 1 :])

@@ -12,6 +12,30 @@ EXAMPLES = tuple(example for example in methods.examples() if example.shared)
 BUDGETED = tuple(example.spec for example in EXAMPLES if example.budget is not None)
 """Methods that evict down to a budget."""
 
+GRANULAR = (
+    "h2o@recent=3,page=4",
+    "h2o@recent=3,kv_heads=union",
+    "tova@per_head=true,sinks=3,recent=6,page=4,page_score=max",
+    "caote:h2o@recent=0,kv_heads=layer,page=4",
+    "lazy_eviction@window=4,threshold=0.05,page=4",
+    "nacl@proxy_share=0.2,sinks=2,recent=3,page=4",
+    "rkv@every=5,kv_heads=union",
+    "random@page=4,kv_heads=layer",
+    "snapkv@window=4,kv_heads=layer,page=4,page_score=max",
+)
+"""Methods whose entries leave page by page, or in all heads at once."""
+
+CODED = (
+    "full@precision=fp8",
+    "h2o@precision=fp8_e5m2_head",
+    "caote:h2o@recent=3,page=4,precision=turboquant",
+    "tova@kv_heads=union,precision=nvfp4",
+    "rkv@every=5,window=3,precision=turboquant_prod_3bit",
+    "lazy_eviction@window=4,threshold=0.05,precision=fp8_head",
+    "streaming_llm@sinks=2,precision=turboquant_2bit",
+)
+"""Methods whose entries are coded on arrival."""
+
 HOLDS_BUDGET_ALWAYS = tuple(
     spec for spec in BUDGETED if methods.get(spec, 12).schedule == EveryBlock()
 )
@@ -42,6 +66,9 @@ with shapes_checked(False):
         if example.budget is None and example.spec not in QUANTIZING
     )
     """Methods that evict by their own rule, or not at all, at full precision."""
+
+    OWN_SIZE = (*SELF_SIZED, *QUANTIZING, *(spec for spec in CODED if spec.startswith("full")))
+    """Methods that take no budget."""
 
     RANDOM = tuple(example.spec for example in EXAMPLES if draws(example))
     """Methods that draw noise per head, which a permutation of the heads does not permute."""

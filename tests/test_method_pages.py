@@ -69,9 +69,11 @@ def test_every_method_has_a_page_and_the_site_lists_it():
     registry_pages.on_config(SimpleNamespace(nav=config["nav"]))
     (listed,) = [section["Methods"] for section in config["nav"] if "Methods" in section]
     files = [path for each in listed for path in each.values()]
-    assert sorted(files) == sorted(["methods.md", *(f"methods/{page.name}" for page in PAGES)])
-    assert files[:4] == [
+    pages = ("methods.md", "precisions.md", *(f"methods/{page.name}" for page in PAGES))
+    assert sorted(files) == sorted(pages)
+    assert files[:5] == [
         "methods.md",
+        "precisions.md",
         "methods/full.md",
         "methods/random.md",
         "methods/h2o.md",
@@ -90,8 +92,9 @@ def test_the_overview_has_a_row_for_every_page():
     shown = registry_pages.on_page_markdown(overview, None)
     assert all(f"(methods/{page.name})" in shown for page in PAGES)
     assert "| [`h2o`](methods/h2o.md) | accumulated attention | every step | last B/2 |" in shown
-    columns = {line.count(" | ") for line in shown.splitlines() if line.startswith("| ")}
-    assert columns == {len(registry_pages.COLUMNS)}
+    table = shown.partition("## All methods")[2].partition("\n## ")[0].splitlines()
+    columns = {line.count(" | ") for line in table if line.startswith("| ")}
+    assert columns == {len(registry_pages.COLUMNS) + 1}
 
 
 def test_the_reference_documents_the_module_of_every_method():

@@ -17,6 +17,7 @@ from kvlab.reference.accounting import Sizes
 from kvlab.reference.methods import METHODS, WRAPPERS, lookup
 from kvlab.reference.methods.caote import Caote
 from kvlab.reference.methods.h2o import H2O
+from kvlab.reference.precisions import families
 
 REFERENCE = Path(methods.__file__).parents[1]
 TAG = re.compile(r"# \[([A-Za-z0-9-]+ \d+)\]$", re.MULTILINE)
@@ -34,9 +35,9 @@ def test_every_equation_is_implemented_once(method):
     )
 
 
-def test_every_tag_is_listed_by_a_method():
-    listed = {equation for name in methods.names() for equation in lookup(name).equations}
-    assert set(all_tags()) == listed
+def test_every_tag_is_listed_by_a_method_or_a_precision():
+    stated = [*map(lookup, methods.names()), *families().values()]
+    assert set(all_tags()) == {equation for each in stated for equation in each.equations}
 
 
 def test_a_tag_that_is_missing_would_be_noticed():

@@ -52,6 +52,13 @@ def with_environment(clone: Path) -> Path:
     return clone
 
 
+def stub(path: Path, code: int) -> Path:
+    """Write a program that does nothing and exits with a code."""
+    path.write_text(f"#!/bin/sh\nexit {code}\n")
+    path.chmod(0o755)
+    return path
+
+
 @needs_make
 def test_every_command_line_of_the_readme_runs(clone):
     with_environment(clone)
@@ -82,9 +89,7 @@ def complaint(clone: Path, command: str, **variables: str) -> str:
 
 @needs_make
 def test_an_old_python_is_refused(clone):
-    old = clone / "python3.10"
-    old.write_text("#!/bin/sh\nexit 1\n")
-    old.chmod(0o755)
+    old = stub(clone / "python3.10", 1)
     said = complaint(clone, "make demo", PYTHON=str(old))
     assert said == "kvlab: needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"
 
@@ -95,9 +100,7 @@ def test_without_network_the_line_names_the_index(clone):
     (clone / ".venv" / "demo").unlink()
     (clone / ".venv" / "bin").unlink()
     (clone / ".venv" / "bin").mkdir()
-    broken = clone / ".venv" / "bin" / "python"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
+    stub(clone / ".venv" / "bin" / "python", 1)
     assert "set-up needs PyPI" in complaint(clone, "make demo")
     assert not (clone / ".venv" / "demo").exists()
 
@@ -125,9 +128,7 @@ def test_without_chromium_the_pages_are_not_checked(clone):
     commands.mkdir()
     (commands / "sh").symlink_to("/bin/sh")
     (clone / ".venv" / "bin").mkdir(parents=True)
-    python = clone / ".venv" / "bin" / "python"
-    python.write_text("#!/bin/sh\nexit 0\n")
-    python.chmod(0o755)
+    stub(clone / ".venv" / "bin" / "python", 0)
     (clone / ".venv" / "dev").touch()
     done = in_shell(f"{shutil.which('make')} pages", clone, PATH=str(commands))
     assert done.returncode == 0, done.stderr

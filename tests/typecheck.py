@@ -15,9 +15,9 @@ from beartype import BeartypeConf, beartype
 
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
-FIRST = 100
+FIRST = 30
 """Calls of a function that are all checked, in one process."""
-EVERY = 20
+EVERY = 100
 """Of the later calls, one in so many is checked."""
 
 

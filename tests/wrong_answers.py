@@ -160,4 +160,22 @@ WRONG: Mapping[str, Mapping[int, tuple[str, ...]]] = {
             "    return zero + step * np.round((x - zero) / np.where(step > 0, step, 1))",
         ),
     },
+    "10_paged_engine": {
+        1: (
+            "def blocks_for(tokens, budget): return min(tokens // PAGE, budget // PAGE)",
+            "def blocks_for(tokens, budget): return min(-(-tokens // PAGE), -(-budget // PAGE))",
+            "def blocks_for(tokens, budget): return budget // PAGE",
+        ),
+        2: (
+            "def shared_free(positions):\n"
+            "    return needed(positions) - max(needed(head[None]) for head in positions)",
+            "def shared_free(positions): return needed(positions) - positions.shape[1] / PAGE",
+        ),
+        3: (
+            "def bytes_moved(places, heads, channels, width):\n"
+            "    return len(moves(places)) * 2 * heads * channels * width",
+            "def bytes_moved(places, heads, channels, width):\n"
+            "    return len(places) * 4 * heads * channels * width",
+        ),
+    },
 }

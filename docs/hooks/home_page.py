@@ -1,6 +1,7 @@
 """The first page: the study's tables and picture, and a generation to play."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from kvlab.fast.lab import needle_source, problem_source, record_methods, write_
 from kvlab.fast.lab.pictures import study
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
-from kvlab.fast.lab.viewing import Row
+from kvlab.fast.lab.viewing import Row, Source
 from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import methods
 
@@ -23,33 +24,18 @@ PAGES = ROOT / "docs" / "methods"
 
 BUDGETS = ("20%", "30%", "50%")
 
-PROGRAM, ENGLISH = "viewer.html", "english.html"
-"""Pages that play a program of the embedded model, and a text that people can read."""
 REAL = "smollm2"
 """The model that reads English; without it there is no such page."""
-PLAYED: Mapping[str, Sequence[str]] = {
-    PROGRAM: (
-        "h2o",
-        "caote:h2o",
-        "lazy_eviction@threshold=0.01",
-        "desirekv@interval=32,selector=8,group=32",
-        "ahakv@recent=16",
-        "kivi@key_bits=4,value_bits=4,residual=32",
-    ),
-    ENGLISH: ("h2o", "tova"),
-}
-BUDGETS_PLAYED: Mapping[str, str] = {PROGRAM: "50%", ENGLISH: "60%"}
-MOST_VALUES: Mapping[str, int] = {PROGRAM: 2**15, ENGLISH: 40_000}
-"""Entries in the snapshots of a method: a page of this size has to be small."""
 LARGEST = 2_000_000
 """Bytes of a page that is played."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that play a generation."""
-    for name in pages_played():
-        recorded(name)
-        files.append(File.generated(config, name, abs_src_path=str(ROOT / "build" / name)))
+    for page in pages_played():
+        recorded(page)
+        source = str(ROOT / "build" / page.name)
+        files.append(File.generated(config, page.name, abs_src_path=source))
     return files
 
 
@@ -109,24 +95,62 @@ def method_pages() -> dict[str, str]:
 # --- the generations -----------------------------------------------------------------------------
 
 
-def pages_played() -> list[str]:
+@dataclass(frozen=True)
+class Played:
+    """A page that plays a generation."""
+
+    name: str
+    """Of the file."""
+    text: str
+    """What is played, in a sentence."""
+    source: Callable[[], Source]
+    methods: Sequence[str]
+    budget: str
+    most_values: int
+    """Entries in the snapshots of a method: a page of this size has to be small."""
+
+
+PROGRAM = Played(
+    name="viewer.html",
+    text="The small model in the package runs a program and writes out its steps.",
+    source=problem_source,
+    methods=(
+        "h2o",
+        "caote:h2o",
+        "lazy_eviction@threshold=0.01",
+        "desirekv@interval=32,selector=8,group=32",
+        "ahakv@recent=16",
+        "kivi@key_bits=4,value_bits=4,residual=32",
+    ),
+    budget="50%",
+    most_values=2**15,
+)
+ENGLISH = Played(
+    name="english.html",
+    text="SmolLM2, a language model, reads a passage of *Northanger Abbey* in which two numbers "
+    "are hidden, and is asked for the first one.",
+    source=lambda: needle_source(fetched_directory(REAL)),
+    methods=("h2o", "tova"),
+    budget="60%",
+    most_values=40_000,
+)
+
+
+def pages_played() -> list[Played]:
     """Return the pages that can be made here, the one of the first page first."""
     return [ENGLISH, PROGRAM] if is_fetched(REAL) else [PROGRAM]
 
 
 @cache
-def recorded(name: str) -> tuple[Row, ...]:
+def recorded(page: Played) -> tuple[Row, ...]:
     """Write a page that plays a generation; return what became of every method.
 
     Raises:
         PluginError: if a method cannot be played, or the page is too large to stand on another.
     """
-    path = ROOT / "build" / name
+    path = ROOT / "build" / page.name
     path.parent.mkdir(exist_ok=True)
-    source = needle_source(fetched_directory(REAL)) if name == ENGLISH else problem_source()
-    found = record_methods(
-        source, PLAYED[name], BUDGETS_PLAYED[name], most_values=MOST_VALUES[name]
-    )
+    found = record_methods(page.source(), page.methods, page.budget, most_values=page.most_values)
     refused = [f"{row.method}: {row.refusal}" for row in found.rows if row.refusal is not None]
     if refused:
         raise PluginError(f"the first page cannot play {'; '.join(refused)}")
@@ -140,29 +164,24 @@ def played() -> str:
     """Show the first of the pages, say what it plays, and where the others are."""
     first, *others = pages_played()
     frame = (
-        f'<iframe class="kvlab-frame" src="{first}?embed&amp;left=0&amp;right=1" loading="lazy"\n'
+        f'<iframe class="kvlab-frame" src="{first.name}?embed&amp;left=0&amp;right=1" '
+        'loading="lazy"\n'
         '  title="What two methods keep of a generation, token by token"></iframe>'
     )
-    parts = [f"{told(first)} [On a page of its own]({first}).", frame]
-    parts += [f"[Another page]({name}): {told(name)}" for name in others]
+    parts = [f"{told(first)} [On a page of its own]({first.name}).", frame]
+    parts += [f"[Another page]({page.name}): {told(page)}" for page in others]
     return "\n\n".join(parts)
 
 
-def told(name: str) -> str:
+def told(page: Played) -> str:
     """Say what is played, and which methods lead to the right answer."""
-    rows = recorded(name)
+    rows = recorded(page)
     budget = next(row.budget for row in rows if row.budget is not None)
     right, wrong = (
         ", ".join(f"`{row.method}`" for row in rows if row.solved is solved) or "none"
         for solved in (True, False)
     )
-    text = (
-        "SmolLM2, a language model, reads a passage of *Northanger Abbey* in which two numbers are "
-        "hidden, and is asked for the first one."
-        if name == ENGLISH
-        else "The small model in the package runs a program and writes out its steps."
-    )
     return (
-        f"{text} Budget: {budget} entries, {BUDGETS_PLAYED[name].replace('%', ' %')} of what the "
+        f"{page.text} Budget: {budget} entries, {page.budget.replace('%', ' %')} of what the "
         f"full cache holds in the end. Right on this one text: {right}; wrong: {wrong}."
     )

@@ -14,11 +14,15 @@ from symbols import ROOT
 
 from kvlab.reference import methods
 from kvlab.reference.conformance import blocks, published
-from kvlab.reference.conformance.cache_cases import STRESSES
-from kvlab.reference.conformance.report import KNOWN_BUGS
+from kvlab.reference.conformance.report import ABOUT_GROUPS
+from kvlab.reference.policy import Needs, Policy
+from kvlab.reference.precisions import families
+from kvlab.reference.quantization import FULL_BITS
 
 REPORTS = ROOT / "docs" / "examples" / "conformance" / "reports"
 PAGES = ROOT / "docs" / "methods"
+HEAD_DIM = 128
+"""Channels for which bits per element are given."""
 COLUMNS = ("score", "schedule", "protected", "shared over heads", "bits")
 """Of the table of methods, besides the name; a page's front matter holds them under ``row``."""
 
@@ -58,14 +62,62 @@ def title(path: Path) -> str:
 
 
 def table_of_methods() -> str:
-    """Return a row per page: the names of its methods, and their answers in a few words."""
-    lines = [("method", *COLUMNS), ("---",) * (1 + len(COLUMNS))]
+    """Return a row per page: its methods, their answers, and what they read, in a few words."""
+    lines = [("method", *COLUMNS, "reads of attention"), ("---",) * (2 + len(COLUMNS))]
     for path in method_pages():
         meta = front_matter(path)
         wrapping = ":…" if meta["method"] in methods.WRAPPERS else ""
         names = ", ".join(f"{name}{wrapping}" for name in (meta["method"], *meta.get("also", ())))
-        lines.append((f"[`{names}`](methods/{path.name})", *(meta["row"][c] for c in COLUMNS)))
+        answers = (meta["row"][column] for column in COLUMNS)
+        read = evidence(example_policy(meta["method"]).score.needs)
+        lines.append((f"[`{names}`](methods/{path.name})", *answers, read))
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def example_policy(name: str) -> Policy:
+    """Return the policy of a method's first example."""
+    example = methods.examples_of(name)[0]
+    return methods.get(example.spec, example.budget)
+
+
+def evidence(needs: Needs) -> str:
+    """Say what an attention kernel has to hand out besides its output."""
+    if needs.rows == "none":
+        return "–"
+    rows = "newest row" if needs.rows == "last" else "sums of rows" if needs.sums_rows else "rows"
+    when = "" if needs.prompt else ", of written tokens"
+    joined = "per query head" if needs.heads == "apart" else f"{needs.heads} per KV head"
+    return f"{rows}{when}; {joined}"
+
+
+def table_of_precisions() -> str:
+    """Return a row per precision: bits per element at 128 channels, scales included; source."""
+    lines = [
+        "| precision | keys | values | keys and values against 16 bits | source |",
+        "|---|---|---|---|---|",
+    ]
+    for family in families().values():
+        for name, precision in family.precisions.items():
+            keys, values = precision.bits_on_arrival(HEAD_DIM)
+            share = 100 * (keys + values) / (2 * FULL_BITS)
+            lines.append(f"| `{name}` | {keys:g} | {values:g} | {share:.1f} % | {family.source} |")
+    return "\n".join(lines)
+
+
+def divergences_of_precisions() -> str:
+    """Return a table per file of precisions: where its source and engines differ."""
+    parts = []
+    for name, family in families().items():
+        parts += [f"### {name}", ""]
+        parts += [
+            "| topic | source | elsewhere | kvlab | other readings |",
+            "|---|---|---|---|---|",
+        ]
+        for each in family.divergences:
+            cells = (each.topic, each.paper, each.elsewhere, each.default, each.option)
+            parts.append(f"| {' | '.join(cells)} |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def modules_of_methods() -> str:
@@ -78,24 +130,17 @@ def modules_of_methods() -> str:
     return "\n\n".join(f"::: {module}" for module in modules)
 
 
-def groups_of_whole_caches() -> str:
-    """Return a row per group of whole caches: what it stresses, and the bug that it catches."""
-    return "\n".join(
-        f"| `{group}` | {stresses} | {bug_of(group)} |" for group, stresses in STRESSES.items()
-    )
+def rows_of_groups(of_caches: bool) -> str:
+    """Return a row per group, of whole caches or all others: what it stresses, and a bug it finds.
 
-
-def bugs_of_groups() -> str:
-    """Return a row per group of all other cases: a bug that it catches."""
-    others = (group for group in KNOWN_BUGS if group not in STRESSES)
-    return "\n".join(f"| `{group}` | {bug_of(group)} |" for group in others)
-
-
-def bug_of(group: str) -> str:
-    """Return what a group catches, with a link to the thread about it, or that it was planted."""
-    bug = KNOWN_BUGS[group]
-    thread = f"[thread]({bug['thread']})" if "thread" in bug else "planted"
-    return f"{bug['what']} ({thread})"
+    The bug has a link to its public thread, or the note that it was planted.
+    """
+    lines = ["| group | stresses | finds, among others |", "|---|---|---|"]
+    for group, about in ABOUT_GROUPS.items():
+        if group.startswith("cache_") == of_caches:
+            thread = f"[thread]({about['thread']})" if "thread" in about else "planted"
+            lines.append(f"| `{group}` | {about['stresses']} | {about['what']} ({thread}) |")
+    return "\n".join(lines)
 
 
 def table_of_whole_caches() -> str:
@@ -110,9 +155,11 @@ def table_of_whole_caches() -> str:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "table of methods": table_of_methods,
+    "table of precisions": table_of_precisions,
+    "divergences of precisions": divergences_of_precisions,
     "modules of methods": modules_of_methods,
-    "groups of whole caches": groups_of_whole_caches,
-    "bugs of groups": bugs_of_groups,
+    "groups of whole caches": lambda: rows_of_groups(of_caches=True),
+    "groups": lambda: rows_of_groups(of_caches=False),
     "table of whole caches": table_of_whole_caches,
     "cases": lambda: f"{len(published()):,}",
     "building blocks": lambda: str(len(blocks.OPERATIONS)),

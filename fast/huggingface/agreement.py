@@ -79,7 +79,7 @@ def _difference(model: Any) -> str | None:
             module.training = mode
     allowed = TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16])
     for name, (found, wanted) in parts.items():
-        distance = _distance(found, wanted)
+        distance = logit_distance(found, wanted)
         if not distance <= allowed:
             return (
                 "does not write under compress() what it writes without it "
@@ -149,8 +149,11 @@ def _compared(
     }
 
 
-def _distance(found: Float[Tensor, "t vocab"], expected: Float[Tensor, "t vocab"]) -> float:
-    """Return the largest distance of the logits of a token, as a share of their length."""
+def logit_distance(found: Float[Tensor, "t vocab"], expected: Float[Tensor, "t vocab"]) -> float:
+    """Return the largest distance of a token's logits, over the length of the expected ones.
+
+    The length is measured from the mean: a constant that is added to all logits means nothing.
+    """
     found, expected = found.double(), expected.double()
     length = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
     return float(((found - expected).norm(dim=-1) / length).max())

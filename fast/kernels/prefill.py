@@ -90,8 +90,17 @@ def received_attention(
             queries, keys, query_positions, positions, gains, softcap, lse
         )
     dtype = attention.compute_dtype(keys.dtype)
-    logits = attention.logits(queries.to(dtype), keys.to(dtype), softcap)
-    if gains is not None:
-        logits = logits * gains.to(dtype)[:, None, None, :, None]
-    weights = attention.softmax(logits, attention.visible(query_positions, positions))
-    return torch.sum(weights, dim=(2, 3))
+    queries, keys = queries.to(dtype), keys.to(dtype)
+    factors = None if gains is None else gains.to(dtype)[:, None, None, :, None]
+    if factors is not None and softcap is None:
+        queries, factors = queries * factors, None  # fewer numbers than there are logits
+    logits = attention.logits(queries, keys, softcap)
+    if factors is not None:
+        logits = logits * factors
+    hidden = ~attention.visible(query_positions, positions)
+    weights = logits.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
+    beyond = torch.iinfo(positions.dtype).max
+    oldest = positions.masked_fill(positions < 0, beyond).amin(dim=-1)
+    reads = query_positions[:, None] >= oldest[:, :, None]  # the others got arbitrary weights
+    counted = reads[:, :, None].to(dtype).expand(weights.shape[:-1])
+    return torch.matmul(counted.flatten(2)[:, :, None], weights.flatten(2, 3))[:, :, 0]

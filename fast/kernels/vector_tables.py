@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from kvlab.fast.codes import Code, Coded
 from kvlab.fast.quantization import Quantized, take
 from kvlab.reference.quantization import FULL_BITS
 
@@ -20,8 +21,8 @@ class VectorTable:
 
     slots: Int[Tensor, "N G rows"]
     """−1 for rows that belong to no entry: sequences of a batch may fill tables unequally."""
-    vectors: Float[Tensor, "N G rows d"] | Quantized
-    """As they are, or codes in groups of consecutive channels."""
+    vectors: Float[Tensor, "N G rows d"] | Quantized | Coded
+    """As they are, or codes in groups of consecutive channels, or in a code of their own."""
     by_channel: bool = False
     """Whether codes are in groups of consecutive rows instead: ``[N, G, blocks, d, bytes]``."""
     counts: tuple[int, ...] = ()
@@ -30,7 +31,7 @@ class VectorTable:
     @property
     def bits(self) -> int:
         """Bits per element, without scales and zero points."""
-        return self.vectors.bits if isinstance(self.vectors, Quantized) else FULL_BITS
+        return FULL_BITS if isinstance(self.vectors, Tensor) else self.vectors.bits
 
     @property
     def rows(self) -> int:
@@ -38,16 +39,19 @@ class VectorTable:
         return self.slots.shape[2]
 
     @property
-    def format(self) -> tuple[int, int, bool]:
-        """Bits, group size and direction of groups: tables of equal format can be joined."""
-        group = self.vectors.group if isinstance(self.vectors, Quantized) else 0
-        return self.bits, group, self.by_channel
+    def format(self) -> tuple[int, int, bool, Code | None]:
+        """Bits, group size, direction of groups, code: tables of equal format can be joined."""
+        group = 0 if isinstance(self.vectors, Tensor) else self.vectors.group
+        code = self.vectors.code if isinstance(self.vectors, Coded) else None
+        return self.bits, group, self.by_channel, code
 
     @property
     def readable(self) -> bool:
         """Whether attention kernels can read the codes: rows, or groups of rows, fill bytes."""
         if isinstance(self.vectors, Tensor):
             return True
+        if isinstance(self.vectors, Coded):
+            return False
         whole = not self.by_channel or self.vectors.group * self.bits % 8 == 0
         return FULL_BITS % self.bits == 0 and whole
 
@@ -55,19 +59,19 @@ class VectorTable:
     def payload_bytes(self) -> int:
         """Bytes of the elements."""
         vectors = self.vectors
-        return vectors.code_bytes if isinstance(vectors, Quantized) else vectors.nbytes
+        return vectors.nbytes if isinstance(vectors, Tensor) else vectors.code_bytes
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes of scales and zero points."""
-        return self.vectors.overhead_bytes if isinstance(self.vectors, Quantized) else 0
+        """Bytes of scales, zero points and norms."""
+        return 0 if isinstance(self.vectors, Tensor) else self.vectors.overhead_bytes
 
     def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
         """Return the vectors, dequantised."""
-        if isinstance(self.vectors, Quantized):
-            read = self.vectors.dequantize(dtype)
-            return read.transpose(-1, -2).flatten(2, 3) if self.by_channel else read
-        return self.vectors.to(dtype)
+        if isinstance(self.vectors, Tensor):
+            return self.vectors.to(dtype)
+        read = self.vectors.dequantize(dtype)
+        return read.transpose(-1, -2).flatten(2, 3) if self.by_channel else read
 
     def targets(self, entries: int) -> Int[Tensor, "N G rows"]:
         """Return the slots, with ``entries`` for rows that belong to no entry."""
@@ -90,12 +94,15 @@ class VectorTable:
 
     def extend(self, other: "VectorTable") -> "VectorTable":
         """Return this table followed by another of the same format."""
-        if isinstance(self.vectors, Quantized):
-            assert isinstance(other.vectors, Quantized)
-            vectors = self.vectors.extend(other.vectors)
-        else:
-            assert isinstance(other.vectors, Tensor)
-            vectors = torch.cat([self.vectors, other.vectors], dim=2)
+        match self.vectors, other.vectors:
+            case (Quantized() as ours, Quantized() as theirs):
+                vectors = ours.extend(theirs)
+            case (Coded() as ours, Coded() as theirs):
+                vectors = ours.extend(theirs)
+            case (Tensor() as ours, Tensor() as theirs):
+                vectors = torch.cat([ours, theirs], dim=2)
+            case _:
+                raise TypeError(f"tables of {self.format} and {other.format} cannot be joined")
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         slots = torch.cat([self.slots, other.slots], dim=2)
         return replace(self, slots=slots, vectors=vectors, counts=counts)
@@ -104,7 +111,7 @@ class VectorTable:
         self, change: Callable[[Tensor], Tensor], slots: Tensor, counts: tuple[int, ...]
     ) -> "VectorTable":
         vectors = self.vectors
-        changed = vectors.map(change) if isinstance(vectors, Quantized) else change(vectors)
+        changed = change(vectors) if isinstance(vectors, Tensor) else vectors.map(change)
         return replace(self, slots=slots, vectors=changed, counts=counts)
 
 

@@ -26,6 +26,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvlab.fast import compress
+from kvlab.fast.huggingface.agreement import logit_distance
 from kvlab.fast.huggingface.attachment import implementation
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import reporting
@@ -87,7 +88,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 MOST_PARAMETERS = 30_000_000
 SHARPER = 3.0
-"""Factor on the weights: fresh ones give nearly uniform attention, which hides mistakes."""
+"""Factor on the weights: nearly uniform attention would hide mistakes."""
 LENGTH, WRITTEN, PADDING, BLOCK = 21, 6, 8, 5
 """Tokens of a text and tokens after it; columns that the second text is padded with; block."""
 TOLERANCE = 1e-4
@@ -181,11 +182,16 @@ def _build(architecture: str) -> Any:
         raise ValueError(f"{parameters:,} parameters at the smallest sizes that are known here")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter *= SHARPER
+    sharpen(model, SHARPER)
     return model
+
+
+@torch.no_grad()
+def sharpen(model: torch.nn.Module, factor: float) -> None:
+    """Multiply the matrices of a model: fresh ones give nearly uniform attention."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter *= factor
 
 
 def _described(config: Any) -> str:
@@ -236,7 +242,7 @@ def _distances(model: Any, plain: Tensor, padded: Tensor) -> dict[str, float]:
             continue
         real = _text(padding)[1].bool()
         expected = padded if padding else plain
-        found[name] = _distance(logits[real], expected[real])
+        found[name] = logit_distance(logits[real], expected[real])
     return found
 
 
@@ -253,11 +259,6 @@ def _compressed(
             inputs = {"input_ids": ids[:, first:last], "attention_mask": mask}
             parts.append(model(**inputs, past_key_values=cache).logits)
     return torch.cat(parts, dim=1)
-
-
-def _distance(found: Tensor, expected: Tensor) -> float:
-    length = (expected - expected.mean(dim=-1, keepdim=True)).norm(dim=-1)
-    return float(((found - expected).norm(dim=-1) / length).max())
 
 
 def _one_line(error: Exception) -> str:

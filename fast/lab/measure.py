@@ -86,7 +86,7 @@ def teacher_forced(
             if step:
                 ids = next_tokens(continuations, step, device)
                 real = torch.cat([real, torch.ones_like(ids, dtype=torch.bool)], dim=1)
-            output = model(ids, attention_mask=real.long(), past_key_values=cache)
+            output = model(ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1)
             logits.append(output.logits[:, -1].double().cpu().numpy())
             columns.append(memory_columns(cache, shadow.mean_error()))
     table, rows = np.array(columns), np.stack(logits, axis=1)
@@ -155,12 +155,14 @@ def payload_bytes(cache: LayerCache) -> list[float]:
 
 
 def overhead_bytes(cache: LayerCache) -> list[float]:
-    """Bytes of scales, zero points and balance factors of each sequence."""
+    """Bytes of scales, zero points, norms and balance factors of each sequence."""
     total = np.zeros(len(cache.counts))
     heads = cache.positions.shape[1]
     for storage in cache.mixed or ():
         if storage.balance is not None:
             total += heads * storage.dimension * FULL_BITS / 8
+        if storage.scale is not None:
+            total += storage.scale.nbytes / len(total)
         for table in storage.tables:
             rows = max(1, table.slots.shape[2])
             total += np.array(table.counts) * table.overhead_bytes / len(total) / rows

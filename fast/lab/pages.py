@@ -16,8 +16,8 @@ ERRATA = """\
 What the four papers print that does not hold, what they leave open and how kvlab reads it, and what
 we found beside. `kvlab prove --pages docs` writes this page from the verdicts of the
 [executable checks](proofs.md), the divergences that `kvlab methods METHOD --divergences` lists, and
-a measurement on the embedded reasoner (`python -m kvlab.fast.lab.evaluate.readings`). Do not edit
-it by hand. The [ledger](ledger.md) has everything that the papers contain, what holds included.
+a measurement on jump programs (the sweep `fast/lab/evaluate/results/readings`). Do not edit it by
+hand. The [ledger](ledger.md) has everything that the papers contain, what holds included.
 """
 
 LEDGER = """\

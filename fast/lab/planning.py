@@ -95,6 +95,9 @@ class Row:
     """For all users."""
     users_per_device: int | None = None
     limit: str | None = None
+    pays_from: int | None = None
+    """Tokens of a text from which on its generation has taken less time than with the full cache at
+    the same batch; None if that is never so, or the method is the full cache."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +124,11 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
     """
     entries = budget_entries(budget, serving.prompt + serving.length)
     rows, plans = [], []
+    full = plan_of(serving, "full", None)
     for spec in specs:
         own = entries if takes_budget(spec) else None
         try:
-            row, plan = plan_method(serving, spec, own)
+            row, plan = plan_method(serving, spec, own, full)
         except ValueError as error:
             rows.append(Row(spec, own, str(error)))
         else:
@@ -134,13 +138,13 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
     return Planned(serving, tuple(rows), tuple(plans))
 
 
-def plan_method(serving: Serving, spec: str, budget: int | None) -> tuple[Row, Plan]:
-    """Plan for one method.
+def plan_of(serving: Serving, spec: str, budget: int | None) -> Plan:
+    """Return the cost model of a method, at the batch that is asked for or one sequence.
 
     Raises:
-        ValueError: if the method cannot be built or cannot serve.
+        ValueError: if the method cannot be built.
     """
-    plan = Plan(
+    return Plan(
         serving.shape,
         serving.hardware,
         methods.get(spec, budget),
@@ -151,6 +155,15 @@ def plan_method(serving: Serving, spec: str, budget: int | None) -> tuple[Row, P
         serving.runtime,
         serving.spread,
     )
+
+
+def plan_method(serving: Serving, spec: str, budget: int | None, full: Plan) -> tuple[Row, Plan]:
+    """Plan for one method; ``full`` is the plan of the full cache.
+
+    Raises:
+        ValueError: if the method cannot be built or cannot serve.
+    """
+    plan = plan_of(serving, spec, budget)
     servers = fleet(plan, serving.users, serving.speed, serving.batch)
     plan = plan.with_batch(servers.batch)
     row = Row(
@@ -169,8 +182,19 @@ def plan_method(serving: Serving, spec: str, budget: int | None) -> tuple[Row, P
         devices=servers.devices,
         users_per_device=servers.batch,
         limit=servers.limit,
+        pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
     )
     return row, plan
+
+
+def pays_from(plan: Plan, full: Plan) -> int | None:
+    """Return after how many tokens, prompt included, ``plan`` has taken less time than ``full``.
+
+    The time is that of all written tokens so far. None if it is longer at the end.
+    """
+    longer = np.flatnonzero(plan.step_seconds.cumsum() >= full.step_seconds.cumsum())
+    written = int(longer[-1]) + 2 if len(longer) else 1
+    return plan.prompt + written if written <= plan.generated else None
 
 
 # --- printing ------------------------------------------------------------------------------------
@@ -186,13 +210,15 @@ COLUMNS = (
     Column("ms", "step_milliseconds", ".2f"),
     Column("tokens/s", "tokens_per_second", ",.0f"),
     Column("policy", "policy_share", lambda share: percent(share, 1)),
+    Column("pays", "pays_from", ","),
     Column("devices", format=","),
 )
 CAPTION = (
     "A roofline, not a measurement (docs/plan.md). entries: most per KV head · bits: per stored "
     "element at the end · GB/seq: cache and state at their fullest · fits: sequences on one device "
     "· ms: mean step of decoding at that batch · tokens/s: of the device, prompts included · "
-    "policy: its share of the decoding time · devices: for all users"
+    "policy: its share of the decoding time · pays: tokens of a text from which on it has taken "
+    "less time than with the full cache at that batch; – never · devices: for all users"
 )
 
 

@@ -9,10 +9,9 @@ from torch import Tensor
 from kvlab.fast.cache import State
 from kvlab.fast.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
 from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Budget, Protect, Score, twin_of
+from kvlab.fast.policy import Score, twin_of
 from kvlab.fast.selection import in_ascending_position, rank
 from kvlab.reference.methods import raas as reference
-from kvlab.reference.policy import Clock
 
 
 @twin_of(reference.LastUse)
@@ -109,37 +108,3 @@ class PageUse(Score):
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return state.entries["stamp"].to(seen.queries.dtype)
-
-
-@twin_of(reference.OpenPage)
-@dataclass(frozen=True)
-class OpenPage(Protect):
-    """The page that is being written, and the prompt if it is pinned."""
-
-    page: int
-    pin_prompt: bool
-
-    def safe(self, seen: Observation) -> Marks:
-        pages = seen.positions // self.page
-        newest = pages == (seen.clock.seen - 1) // self.page
-        if not self.pin_prompt:
-            return newest
-        pinned = (seen.clock.prompt + self.page - 1) // self.page
-        return newest | (pages < pinned)
-
-    def count(self, clock: Clock, entries: int) -> int:
-        pinned = -(-clock.prompt // self.page) * self.page if self.pin_prompt else 0
-        newest = (clock.seen - 1) // self.page * self.page
-        return min(clock.seen, pinned) if newest < pinned else pinned + clock.seen - newest
-
-
-@twin_of(reference.Pages)
-@dataclass(frozen=True)
-class Pages(Budget):
-    """Whole pages only."""
-
-    budget: int
-    page: int
-
-    def room(self, clock: Clock, entries: int, safe: int) -> int:
-        return max(0, self.budget // self.page - -(-safe // self.page)) * self.page

@@ -1,4 +1,4 @@
-"""Makes the test vectors of whole caches: token streams, and what each group of them stresses."""
+"""Makes the test vectors of whole caches: groups of token streams."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -81,7 +81,7 @@ H2O, TOVA, LLM = "h2o@recent=4", "tova", "streaming_llm@sinks=2"
 SNAPKV = "snapkv@window=4,kernel=3"
 LAZY = "lazy_eviction@window=4,threshold=0.05"
 
-GROUPS: Mapping[str, tuple[Stream, ...]] = {
+FIRST: Mapping[str, tuple[Stream, ...]] = {
     "cache_plain": (Stream("full"), Stream(LLM, 12), Stream(H2O, 12), Stream(TOVA, 12)),
     "cache_budget_ge_length": (Stream(H2O, 36), Stream(LLM, 36), Stream(SNAPKV, 40)),
     "cache_prefix_evicted": (
@@ -140,43 +140,58 @@ GROUPS: Mapping[str, tuple[Stream, ...]] = {
         Stream("kivi@key_bits=4,value_bits=4,group=8,residual=8", calls=(17, 1, 1), padding=(0, 5)),
     ),
 }
-"""By the name of the group."""
+"""Groups of the specification 1.0, by name."""
 
-STRESSES: Mapping[str, str] = {
-    "cache_plain": "a prompt, then single tokens",
-    "cache_budget_ge_length": "a budget that nothing exceeds: the full cache",
-    "cache_prefix_evicted": "old entries leave: dense attention over the rest, at true positions",
-    "cache_chunks": "one prompt in blocks of every size",
-    "cache_second_turn": "several tokens at once, after others were generated",
-    "cache_left_padding": "a batch of unequal lengths",
-    "cache_unequal_turns": "unequal lengths, and a second turn",
-    "cache_beams": "rows that go on with what other rows held",
-    "cache_in_place": "many more tokens than the budget: every slot is used again",
-    "cache_long": "positions beyond 255, blocks of 64 and 130",
-    "cache_budgets": "the same tokens under three budgets",
-    "cache_sliding_layers": "every second layer sees a window",
-    "cache_learned_sinks": "learned logits in every softmax",
-    "cache_softcap": "logits squeezed in every layer",
-    "cache_quantised": "keys and values as codes: groups, residuals, packing",
+PADDED: Mapping[str, Any] = {
+    "calls": (18, 1, 1, 6, 1, 1),
+    "padding": (0, 11, 8),
+    "block_size": 4,
 }
-"""What each group stresses."""
+"""Two rows begin with blocks of padding alone; in one, the padding ends inside a block."""
+
+SECOND: Mapping[str, tuple[Stream, ...]] = {
+    "cache_intervals": (
+        Stream("h2o@recent=4,every=5", 12, calls=(16, 1, 1, 1, 9, 1, 1, 6, 1, 1, 1)),
+        Stream("streaming_llm@sinks=2,every=16", 12, calls=(16, 1, 1, 9, *[1] * 7)),
+        Stream("tova@every=4", 12, calls=(14, 1, 1, 10, 1, 1, 1, 1), block_size=3),
+        Stream("h2o@recent=4,every=6", 10, **{**PADDED, "calls": (18, 1, 1, 7, 1, 1, 5, 1, 1)}),
+    ),
+    "cache_padded_blocks": (
+        Stream("full", **PADDED),
+        *(Stream(method, 6, **PADDED) for method in (H2O, LLM, TOVA, SNAPKV, LAZY)),
+    ),
+    "cache_budget_in_block": (
+        *(Stream(each, 12, calls=(8, 1, 1, 9, 1, 1, 1)) for each in (H2O, LLM, TOVA, LAZY)),
+        *(Stream(each, 12, calls=(14, 1, 1), block_size=5) for each in (H2O, LLM, TOVA)),
+        Stream("streaming_llm@sinks=2,every=3", 12, calls=(8, 1, 1, 20, 1, 1), block_size=7),
+    ),
+    "cache_softcap_sinks": (
+        Stream("full", softcap=3.0, learned_sinks=True, calls=(16, 1, 1, 5, 1)),
+        Stream("full", softcap=1.5, learned_sinks=True, sliding_window=6, **PADDED),
+    ),
+}
+"""Groups that the specification 1.1 added."""
+
+GROUPS: Mapping[str, Mapping[str, tuple[Stream, ...]]] = {"1.0": FIRST, "1.1": SECOND}
+"""By the specification that added them."""
 
 
-def cache_cases() -> Iterator[Case]:
-    """Build all cases of whole caches.
+def cache_cases(specification: str) -> Iterator[Case]:
+    """Build the cases of whole caches that a version of the specification added.
 
     Raises:
         RuntimeError: if no stream of a group is steady.
         UncertainError: if a logit could be stored in two ways.
     """
-    for group, streams in GROUPS.items():
-        for number, stream in enumerate(streams):
-            yield first_steady(group, number, stream)
+    for group, streams in GROUPS[specification].items():
+        for number in range(len(streams)):
+            yield first_steady(group, number, streams)
 
 
-def first_steady(group: str, number: int, stream: Stream) -> Case:
-    """Return the case of the first draw that leaves no doubt."""
-    attempt = steady_attempt(group, stream.tokens or number)
+def first_steady(group: str, number: int, streams: tuple[Stream, ...]) -> Case:
+    """Return the case of the first draw that leaves no doubt, of one stream of a group."""
+    stream = streams[number]
+    attempt = steady_attempt(group, stream.tokens or number, streams)
     inputs = stream.inputs(Source(f"{group} {stream.tokens or number}", attempt))
     expected = whole_cache.expect_whole_cache(inputs, stream.parameters(), stream.method)
     exact = expected["logits"].value * GRID
@@ -196,13 +211,12 @@ def first_steady(group: str, number: int, stream: Stream) -> Case:
 
 
 @lru_cache
-def steady_attempt(group: str, which: str | int) -> int:
+def steady_attempt(group: str, which: str | int, streams: tuple[Stream, ...]) -> int:
     """Return the first draw that leaves no doubt in a stream, or in all that share its tokens.
 
     Raises:
         RuntimeError: if there is none.
     """
-    streams = GROUPS[group]
     alike = [each for each in streams if each.tokens == which] or [streams[int(which)]]
     for attempt in range(ATTEMPTS):
         inputs = alike[0].inputs(Source(f"{group} {which}", attempt))

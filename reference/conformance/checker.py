@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -23,6 +24,7 @@ from kvlab.reference.conformance.minimise import SECONDS, minimised
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
 from kvlab.reference.conformance.sizes import SHAPES, sized_cases
 from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
+from kvlab.reference.notation import Array
 
 ALL_SECONDS = 40.0
 """Time that is spent on making the failures of one check small."""
@@ -247,30 +249,45 @@ def run_case(
         calls: how often it is asked; every answer has to be right.
     """
     try:
-        reason = wrong_in_calls(under_test, case, calls)
-        if reason is None:
+        mistake = wrong_in_calls(under_test, case, calls)
+        if mistake is None:
             return Outcome(case, Status.PASSED)
+        failed = Outcome(case, Status.FAILED, mistake.reason, compared=mistake.compared)
         if not seconds:
-            return Outcome(case, Status.FAILED, reason)
+            return failed
         times = wrong_times(under_test, case)
         if times < CALLS - 1:
-            often = f"intermittent, wrong in {times + 1} of {CALLS} calls: {reason}"
-            return Outcome(case, Status.FAILED, often)
-        limit = min(seconds, SECONDS)
-        smallest = minimised(case, lambda smaller: wrong(under_test, smaller), limit)
-        return Outcome(case, Status.FAILED, reason, smallest)
+            often = f"intermittent, wrong in {times + 1} of {CALLS} calls: {mistake.reason}"
+            return replace(failed, reason=often)
+
+        def reason(smaller: Case) -> str | None:
+            found = wrong(under_test, smaller)
+            return None if found is None else found.reason
+
+        return replace(failed, smallest=minimised(case, reason, min(seconds, SECONDS)))
     except NotTestedError as why:
         return Outcome(case, Status.NOT_TESTED, str(why))
     except LostError as how:
         return Outcome(case, Status.FAILED, str(how))
 
 
-def wrong_in_calls(under_test: Implementation, case: Case, calls: int) -> str | None:
+@dataclass(frozen=True)
+class Mistake:
+    """One wrong answer."""
+
+    reason: str
+    """What is wrong, in words."""
+    compared: bool = False
+    """Whether the numbers are wrong: the function ended, and returned arrays of the right shape."""
+
+
+def wrong_in_calls(under_test: Implementation, case: Case, calls: int) -> Mistake | None:
     """Return what is wrong with the first wrong answer to a case that is asked several times."""
     for number in range(1, calls + 1):
-        reason = wrong(under_test, case)
-        if reason is not None:
-            return reason if number == 1 else f"in call {number} of the same case: {reason}"
+        mistake = wrong(under_test, case)
+        if mistake is not None:
+            late = f"in call {number} of the same case: " if number > 1 else ""
+            return replace(mistake, reason=f"{late}{mistake.reason}")
     return None
 
 
@@ -279,7 +296,7 @@ def wrong_times(under_test: Implementation, case: Case) -> int:
     return sum(wrong(under_test, case) is not None for _ in range(CALLS - 1))
 
 
-def wrong(under_test: Implementation, case: Case) -> str | None:
+def wrong(under_test: Implementation, case: Case) -> Mistake | None:
     """Return what is wrong with an implementation's answer, None if it is right.
 
     Raises:
@@ -294,18 +311,35 @@ def wrong(under_test: Implementation, case: Case) -> str | None:
     except (NotTestedError, LostError):
         raise
     except RaisedError as error:
-        return str(error)
+        return Mistake(str(error))
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
-        return f"{type(error).__name__}: {error}"
+        return Mistake(f"{type(error).__name__}: {error}")
+    return misshapen(case, found) or first_difference(case, found, under_test.precision)
+
+
+def misshapen(case: Case, found: Mapping[str, Array]) -> Mistake | None:
+    """Return which output is missing, or has another shape than the expected one."""
     outputs = described(case).outputs
     for name, expected in case.expected.items():
-        if name not in found:
-            if outputs[name].optional:
-                continue
-            return f"{name} was not returned"
-        reason = difference(expected, found[name], under_test.precision)
-        if reason is not None:
-            return f"{name} {reason}"
-    judge = described(case).judge
-    reason = judge(found, case.parameters) if judge is not None else None
-    return None if reason is None else f"{next(iter(case.expected))} {reason}"
+        if name in found and found[name].shape != expected.value.shape:
+            shapes = f"{found[name].shape}, expected {expected.value.shape}"
+            return Mistake(f"{name} has the shape {shapes}")
+        if name not in found and not outputs[name].optional:
+            return Mistake(f"{name} was not returned")
+    return None
+
+
+def first_difference(case: Case, found: Mapping[str, Array], precision: str) -> Mistake | None:
+    """Return what is wrong with the first wrong output: survivors first, numbers follow from them.
+
+    A judge speaks last: it looks at all outputs together.
+    """
+    operation = described(case)
+    for name in sorted(case.expected, key=lambda name: case.expected[name].kind == "numbers"):
+        if name in found:
+            axes = operation.outputs[name].axes
+            reason = difference(case.expected[name], found[name], precision, axes)
+            if reason is not None:
+                return Mistake(f"{name} {reason}", compared=True)
+    reason = operation.judge(found, case.parameters) if operation.judge is not None else None
+    return None if reason is None else Mistake(f"{next(iter(case.expected))} {reason}", True)

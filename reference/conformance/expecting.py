@@ -3,6 +3,7 @@
 Tolerances follow from the size of what an implementation adds up.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -148,31 +149,69 @@ HUGE = 1e30
 """What counts as infinite: kernels return the largest number there is."""
 
 
-def difference(expected: Expected, found: Array, precision: str) -> str | None:
+def difference(
+    expected: Expected, found: Array, precision: str, axes: Sequence[str] = ()
+) -> str | None:
     """Return what is wrong with an output, None if nothing is.
 
     Args:
         expected: what the reference says.
         found: the output.
         precision: number format in which the implementation works.
+        axes: names of the output's axes; marks of positions are told by them.
     """
     if found.shape != expected.value.shape:
         return f"has the shape {found.shape}, expected {expected.value.shape}"
     if expected.kind == "keep":
         return keep_difference(expected, found, precision)
     if expected.kind == "exact":
-        return exact_difference(expected, found)
+        return exact_difference(expected, found, axes)
     if expected.kind == "at_most":
-        return located((found <= 0) | (found > expected.value), found, expected.value)
+        return bound_difference(expected.value, found)
     return number_difference(expected, found, precision)
 
 
-def exact_difference(expected: Expected, found: Array) -> str | None:
+def exact_difference(expected: Expected, found: Array, axes: Sequence[str]) -> str | None:
     """Compare bit by bit; number formats may differ."""
     wrong = found != expected.value
     if expected.where is not None:
         wrong &= expected.where
+    if wrong.any() and [*axes][-1:] == ["t"]:
+        return wrong_positions(wrong, found, expected.value, axes)
     return located(wrong, found, expected.value)
+
+
+ONE_OF = {"calls": "call", "N": "row", "layers": "layer", "G": "KV head", "blocks": "block"}
+"""What one place along an axis is called."""
+
+
+def wrong_positions(wrong: Array, found: Array, expected: Array, axes: Sequence[str]) -> str:
+    """Say where marks of positions first differ, and which positions stay or are missing there."""
+    heads = wrong.any(axis=-1)
+    first = tuple(int(i) for i in np.argwhere(heads)[0])
+    place = ", ".join(f"{ONE_OF[axis]} {i}" for axis, i in zip(axes, first, strict=False))
+    extra, missing = (
+        np.flatnonzero(wrong[first] & marks[first].astype(bool)).tolist()
+        for marks in (found, expected)
+    )
+    told = [f"holds {extra} wrongly"] if extra else []
+    told += [f"lacks {missing}"] if missing else []
+    return (
+        f"differs first in {place} (counted from 0), which {', and '.join(told)};"
+        f" {int(heads.sum())} of {heads.size} such sets are wrong"
+    )
+
+
+def bound_difference(bound: Array, found: Array) -> str | None:
+    """Compare with the largest number that is allowed; 0 and less are no measurements."""
+    wrong = ~((found > 0) & (found <= bound))
+    if not wrong.any():
+        return None
+    first = tuple(int(i) for i in np.argwhere(wrong)[0])
+    limit = f"more than the allowed {bound[first]:,.0f}"
+    if not found[first] > bound[first]:
+        limit = f"must be above 0 and at most {bound[first]:,.0f}"
+    return f"is {found[first]:,.0f} at {[*first]}, {limit}"
 
 
 def number_difference(expected: Expected, found: Array, precision: str) -> str | None:

@@ -17,11 +17,11 @@ IN_FULL = 3
 """Failures that are shown with their smallest inputs; of others only what is wrong."""
 
 
-KNOWN_BUGS: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    Path(__file__).with_name("bugs.toml").read_text(encoding="utf-8")
+ABOUT_GROUPS: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    Path(__file__).with_name("groups.toml").read_text(encoding="utf-8")
 )
-"""By group: ``what`` went wrong in somebody's code, and the public ``thread`` about it. Without a
-thread, the bug was planted, and the group finds it."""
+"""By group: what it ``stresses``, ``what`` went wrong in somebody's code, and the public ``thread``
+about it. Without a thread, the bug was planted, and the group finds it."""
 
 
 class Status(StrEnum):
@@ -43,6 +43,8 @@ class Outcome:
     """What is wrong, or why it was not tested."""
     smallest: Found | None = None
     """The same failure with the smallest inputs; of the first failure of a group alone."""
+    compared: bool = False
+    """Whether numbers are wrong, and not a shape, a name, or the call itself."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,10 @@ def shown(failures: list[Outcome]) -> str:
 def describe(outcome: Outcome) -> str:
     """Say what failed, with the smallest inputs that still fail."""
     lines = [f"{outcome.case.name}: {outcome.reason}"]
-    if outcome.case.group in KNOWN_BUGS:
-        known = KNOWN_BUGS[outcome.case.group]
-        lines.append(f"  this group finds: {known['what']} ({known.get('thread', 'planted')})")
+    if outcome.compared and outcome.case.group in ABOUT_GROUPS:
+        known = ABOUT_GROUPS[outcome.case.group]
+        bug = f"{known['what']} ({known.get('thread', 'planted')})"
+        lines.append(f"  one bug that this group is known to find: {bug}")
     if outcome.smallest is not None:
         lines.append(outcome.smallest.describe())
     return "\n".join(lines)
@@ -140,7 +143,7 @@ def group_to_plain(group: Group) -> dict[str, Any]:
         "target": group.target,
         "group": group.group,
         **{str(status).replace(" ", "_"): group.count(status) for status in Status},
-        "would_have_caught": KNOWN_BUGS.get(group.group),
+        "about": ABOUT_GROUPS.get(group.group),
         "reasons_not_tested": sorted(
             {each.reason for each in group.outcomes if each.status == Status.NOT_TESTED}
         ),

@@ -23,10 +23,14 @@ import numpy as np
 from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent
-DIRECTORIES = {"0.9": ("vectors",), "1.0": ("vectors", "caches")}
+DIRECTORIES = {
+    "0.9": ("vectors",),
+    "1.0": ("vectors", "caches"),
+    "1.1": ("vectors", "caches", "caches_1.1"),
+}
 """Specification → where its cases lie."""
 
-LATEST = "1.0"
+LATEST = "1.1"
 HUGE = 1e30
 """From here on a number counts as infinite."""
 

@@ -30,9 +30,12 @@ FORMAT = 1
 """Version of the files' layout; a reader refuses others."""
 
 DIRECTORY = Path(__file__).with_name("vectors")
-CACHES = Path(__file__).with_name("caches")
 
-SPECIFICATIONS: Mapping[str, Path] = {"0.9": DIRECTORY, "1.0": CACHES}
+SPECIFICATIONS: Mapping[str, Path] = {
+    "0.9": DIRECTORY,
+    "1.0": Path(__file__).with_name("caches"),
+    "1.1": Path(__file__).with_name("caches_1.1"),
+}
 """Versions of the specification, oldest first, and where the cases lie that each of them added."""
 
 LATEST = [*SPECIFICATIONS][-1]
@@ -72,7 +75,7 @@ def published_cases() -> list[Case]:
 
 def added_cases(specification: str) -> list[Case]:
     """Build the cases anew that a version of the specification added."""
-    return published_cases() if specification == "0.9" else [*cache_cases()]
+    return published_cases() if specification == "0.9" else [*cache_cases(specification)]
 
 
 def directories(specification: str) -> list[Path]:

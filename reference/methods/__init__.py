@@ -3,7 +3,7 @@
 ``name``, ``wrapper:name``, ``name@option=value,option=value``: ``"lazy_eviction"``,
 ``"caote:snapkv"``, ``"h2o@every=25"``, ``"caote:h2o@every=25,recent=8"``. Options of a wrapped
 method are written behind the same ``@``. An option is a field of the method's dataclass, or one of
-`SAFE`, which fit every method: ``"tova@recent=16"``, ``"caote:h2o@pin_prompt=true"``.
+`OF_EVERY_METHOD`, which fit every method: ``"tova@recent=16"``, ``"caote:h2o@pin_prompt=true"``.
 
 A method is found by itself: the registry looks through the modules of this package, and through
 the modules and Python files that the environment variable ``KVLAB_METHODS`` names, separated as in
@@ -23,14 +23,16 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from kvlab.reference.importing import import_file
-from kvlab.reference.method import Divergence, Example, Method, WithSafe, Wrapper, check_option
+from kvlab.reference.method import Divergence, Everywhere, Example, Method, Wrapper, check_option
 from kvlab.reference.policy import Policy
 
 OUTSIDE = "KVLAB_METHODS"
 """Environment variable that names modules and files with further methods."""
 
-SAFE = {field.name: field.default for field in fields(WithSafe) if field.name != "base"}
-"""Options of every method, with their defaults: who is safe besides those whom it protects."""
+OF_EVERY_METHOD = {
+    field.name: field.default for field in fields(Everywhere) if field.name != "base"
+}
+"""Options of every method, with their defaults."""
 
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 
@@ -274,18 +276,18 @@ def parse(spec: str, **options: Any) -> Method:
     if name in WRAPPERS and (not base or base in WRAPPERS):
         raise ValueError(f"{name} wraps another method, as in '{_with_defaults(name)}'")
     parts = [lookup(name), *([lookup(base)] if base else [])]
-    taken = [_take(options, part) for part in (*parts, WithSafe)]
+    taken = [_take(options, part) for part in (*parts, Everywhere)]
     if options:
         allowed = sorted({option for part in parts for option in _options(part)})
         raise ValueError(
             f"unknown option {min(options)!r} of {composition}; allowed are "
-            f"{', '.join(allowed) or 'none'}, and of every method {', '.join(SAFE)}"
+            f"{', '.join(allowed) or 'none'}, and of every method {', '.join(OF_EVERY_METHOD)}"
         )
     safe = taken.pop()
     method = _build(parts.pop(), taken.pop())
     for wrapper, own in zip(parts, taken, strict=True):
         method = _build(wrapper, own, base=method)
-    return _build(WithSafe, safe, base=method) if safe else method
+    return _build(Everywhere, safe, base=method) if safe else method
 
 
 def with_seed(spec: str, seed: int) -> str:

@@ -14,18 +14,17 @@ from jaxtyping import Bool, Float
 
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.granularity import Pages, WholePages
 from kvlab.reference.method import Divergence, Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.policy import (
     NO_ATTENTION,
-    Budget,
     Edges,
     Entries,
     EveryDecode,
     Needs,
     Observation,
     Policy,
-    Protect,
     Score,
 )
 from kvlab.reference.selection import rank
@@ -113,47 +112,6 @@ class PageUse(Score):
 
 
 @dataclass(frozen=True)
-class OpenPage(Protect):
-    """The page that is being written, and the prompt if it is pinned."""
-
-    page: int
-    pin_prompt: bool
-
-    def safe(self, seen: Observation) -> Marks:
-        """Mark the newest page; with ``pin_prompt`` also every page that the prompt touches."""
-        pages = seen.positions // self.page
-        newest = pages == (seen.clock.seen - 1) // self.page
-        if not self.pin_prompt:
-            return newest
-        return newest | (pages < -(-seen.clock.prompt // self.page))
-
-    def count(self, prompt: int) -> int:
-        pinned = -(-prompt // self.page) if self.pin_prompt else 0
-        return (pinned + 1) * self.page
-
-
-@dataclass(frozen=True)
-class Pages(Budget):
-    """Whole pages only."""
-
-    budget: int
-    page: int
-
-    def room(self, seen: Observation, safe: Marks) -> int:
-        safe_pages = len(np.unique(seen.positions[0][safe[0]] // self.page))
-        return max(0, self.budget // self.page - safe_pages) * self.page
-
-    def check(self, protect: Protect, prompt: int) -> None:
-        """Raise ValueError if the budget holds fewer than two pages or less than is protected."""
-        pages = self.budget // self.page
-        if pages < 2 or pages * self.page < protect.count(prompt):
-            raise ValueError(
-                f"budget = {self.budget} must hold at least 2 pages of {self.page} and the "
-                f"{protect.count(prompt)} entries that are protected"
-            )
-
-
-@dataclass(frozen=True)
 class RaaS(Method):
     """Keep what was used recently; the prompt is pinned."""
 
@@ -230,7 +188,7 @@ class RaaS(Method):
                 self.name,
                 PageUse(self.page, stamped),
                 schedule,
-                OpenPage(self.page, self.pin_prompt),
+                WholePages(Edges(prompt=self.pin_prompt), self.page),
                 Pages(budget, self.page),
             )
         return Policy(

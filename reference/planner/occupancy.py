@@ -82,19 +82,22 @@ def occupancy(
         quantised=np.zeros(t, dtype=np.int64),
     )
     held, count, held_bits = Held.nothing(), 0, 0.0
+    new_bits = policy.precision.bits_on_arrival(head_dim)
     for first, last in _blocks(prompt, t, block_size):
         clock = Clock(last, last - first, prompt)
         count += clock.block
         found.attended[first:last] = count
         if policy.schedule.due(clock):
-            before = held.append(np.arange(last - (count - len(held)), last))
+            before = held.append(np.arange(last - (count - len(held)), last), *new_bits)
             held, found.ranked[last - 1] = decide(policy, clock, before, head_dim)
             found.moved[last - 1] = len(held) < count - 1
             found.quantised[last - 1] = lowered(before, held)
             count, held_bits = len(held), float((held.keys.sum() + held.values.sum()) / 2)
+        if min(new_bits) < FULL_BITS:
+            found.quantised[last - 1] += clock.block
         found.entries[first:last] = count
         if count:
-            found.bits[first:last] = (held_bits + FULL_BITS * (count - len(held))) / count
+            found.bits[first:last] = (held_bits + sum(new_bits) / 2 * (count - len(held))) / count
     return found
 
 

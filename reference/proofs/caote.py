@@ -269,6 +269,67 @@ def grouped_heads_add_in_squares(
     return measured(worst <= ROUNDING, f"200 random groups: off by {worst:.1e} at most")
 
 
+# --- relatives -----------------------------------------------------------------------------------
+
+
+@PAPER.ours("CA-17", "Eq. 8, and DropKV (kvpress issue 284)", Verdict.VERIFIED)
+@false("the factor is α_j", factor=lambda alpha: alpha)
+@false("it is the sum of the errors", join=lambda scores: float(scores.sum()))
+def dropkv_is_caote_over_a_window(
+    *,
+    factor: Callable[[Array], Array] = lambda alpha: alpha / (1 - alpha),
+    join: Callable[[Array], float] = lambda scores: float(np.linalg.norm(scores)),
+) -> Finding:
+    """DropKV's score Σ_i (p_ij/(1 − p_ij))²‖v_j − o_i‖² over the queries i of a window is the
+    square of the L2 norm of CAOTE's scores, one per query; for one query both order alike.
+
+    As its authors print it in the request to add it to kvpress; its paper was not at hand. CAOTE's
+    paper rates an entry by one row of retention scores and not by several rows of attention.
+    """
+    rng, worst = np.random.default_rng(17), 0.0
+    for _ in range(200):
+        queries, n, d = (int(rng.integers(2, most)) for most in (5, 10, 6))
+        logits, values = 2 * rng.normal(size=(queries, n)), rng.normal(size=(n, d))
+        alpha, j = softmax(logits), int(rng.integers(n))
+        distance = np.linalg.norm(alpha @ values - values[j], axis=1)
+        dropkv = float((factor(alpha[:, j]) ** 2 * distance**2).sum())
+        without = np.array([output_without(row, values, [j]) for row in logits])
+        errors = np.linalg.norm(alpha @ values - without, axis=1)
+        worst = max(worst, abs(np.sqrt(dropkv) - join(errors)) / join(errors))
+    return measured(worst <= ROUNDING, f"200 random windows: off by {worst:.1e} at most")
+
+
+@PAPER.ours(
+    "CA-18", "Eq. 8, and CriticalKV (arXiv 2502.03805, as kvpress has it)", Verdict.VERIFIED
+)
+@false(
+    "distance from the output counts there, too",
+    score=lambda alpha, away, size: equation_8(alpha, away),
+)
+def criticalkv_looks_at_no_output(
+    *, score: Callable[[Fraction, Fraction, Fraction], Any] = lambda alpha, away, size: alpha * size
+) -> Finding:
+    """CriticalKV's second stage rates an entry by attention times ‖W_o·v_j‖₁ and not by how far the
+    value lies from the output: it can evict an entry whose loss costs more than that of another.
+
+    The smallest example in whole numbers with W_o = 1: three entries of one channel.
+    """
+    for weights, values in product(permutations(range(1, 5), 3), product(range(4), repeat=3)):
+        alpha = [Fraction(w, sum(weights)) for w in weights]
+        output = exact_output(weights, values, range(3))
+        scores = [
+            score(a, abs(output - v), Fraction(abs(v))) for a, v in zip(alpha, values, strict=True)
+        ]
+        errors = [exact_error(weights, values, [j]) for j in range(3)]
+        chosen, least = scores.index(min(scores)), errors.index(min(errors))
+        if errors[chosen] > errors[least]:
+            return verified(
+                f"weights {weights}, values {values}: CriticalKV evicts entry {chosen + 1} (error "
+                f"{errors[chosen]}), CAOTE entry {least + 1} (error {errors[least]})"
+            )
+    return refuted("none among weights up to 4 and values up to 3")
+
+
 # --- several entries at once ---------------------------------------------------------------------
 
 

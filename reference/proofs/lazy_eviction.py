@@ -574,26 +574,37 @@ def later_important_tokens_were_unimportant(
     up to then, as H2O has it. In noise, half of them are missing in either. So the sum also has to
     miss at least a tenth less than that; else importance would be no property of a token.
     """
-    latest, summed = _missing_before(model, 16, attention)
+    rng = np.random.default_rng(0)
+    heads = (
+        (attention(observed, rng), prompt_tokens(problem))
+        for problem in range(3)
+        for observed in received(model, problem)
+    )
+    latest, summed = missing_before(heads, gap=16)
     evidence = f"missing 16 steps before by one step's attention: {latest:.0%}, by the sum: "
     evidence += f"{summed:.0%}; by chance 50 %"
     return measured(min(latest, summed) >= often and summed <= 0.9 * 0.5, evidence)
 
 
-def _missing_before(model: Path, gap: int, attention: Attention) -> tuple[float, float]:
-    """Share of the activated entries that were in the worse half ``gap`` steps before: by the
-    attention of that step, and by the sum up to then.
+def missing_before(
+    heads: Iterable[tuple[Float[Array, "t t"], int]], gap: int
+) -> tuple[float, float]:
+    """Return which share of the activated entries was in the worse half ``gap`` steps before: by
+    the attention of that step, and by the sum up to then.
+
+    Args:
+        heads: attention of each KV head, and the tokens of its prompt; every eighth step after
+            these is looked at.
+        gap: steps.
     """
-    rng, activated, missing = np.random.default_rng(0), 0, np.zeros(2)
-    for problem in range(3):
-        for observed in received(model, problem):
-            rows = attention(observed, rng)
-            sums = np.cumsum(rows, axis=0)
-            for t in range(prompt_tokens(problem), len(rows) - gap, 8):
-                late = set(np.flatnonzero(rows[t + gap, : t + 1] >= 0.01).tolist())
-                early = (_better_half(each[t, : t + 1].tolist()) for each in (rows, sums))
-                missing += [len(late - half) for half in early]
-                activated += len(late)
+    activated, missing = 0, np.zeros(2)
+    for rows, prompt in heads:
+        sums = np.cumsum(rows, axis=0)
+        for t in range(prompt, len(rows) - gap, 8):
+            late = set(np.flatnonzero(rows[t + gap, : t + 1] >= 0.01).tolist())
+            early = (_better_half(each[t, : t + 1].tolist()) for each in (rows, sums))
+            missing += [len(late - half) for half in early]
+            activated += len(late)
     latest, summed = missing / activated
     return float(latest), float(summed)
 

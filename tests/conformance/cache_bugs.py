@@ -44,6 +44,10 @@ FREE = "free = np.flatnonzero(self.positions[n, g] == EMPTY)[: real.sum()]"
 LEAVE = 'leave = len(held) - self.given["budget"]'
 SUMS = "slots.sums += weights.mean(axis=2).sum(axis=2)"
 SCALE = "scale = ((high - low) / (2**bits - 1)).astype(np.float16)"
+DUE = "return generated // self.every > before // self.every"
+PROMPT = "if self.columns <= self.prompt:\n            return True"
+REAL = "real = positions[n] >= 0"
+SUBTRACTED = "weights = np.exp(logits - largest)"
 READ = """keys, values = self.keys.copy(), self.values.copy()
         for n, g in np.ndindex(*keys.shape[:2]):
             place = n * keys.shape[1] + g"""
@@ -257,6 +261,19 @@ BUGS = (
     CacheBug("softcap is ignored", "softcap", CAP, "if False:"),
     CacheBug("softcap in blocks alone", "softcap", CAP, CAP.replace(":", " and m > 1:")),
     CacheBug(
+        "softcap squeezes the learned sinks, too",
+        "softcap_sinks",
+        "sink = sinks[layer]",
+        "cap = self.given['softcap'] or 1e9\n"
+        "            sinks = cap * np.tanh(sinks / cap)\n            sink = sinks[layer]",
+    ),
+    CacheBug(
+        "learned sinks are left out where there is a softcap",
+        "softcap_sinks",
+        SINKS,
+        SINKS.replace("sinks is not None", "sinks is not None and not self.given['softcap']"),
+    ),
+    CacheBug(
         "softcap without the division",
         "softcap",
         'np.tanh(logits / self.given["softcap"])',
@@ -276,7 +293,7 @@ BUGS = (
     CacheBug(
         "evicted entries keep their memory",
         "in_place",
-        "min(t, budget + longest)",
+        "min(t, budget + longest + self.every)",
         "2 * t",
     ),
     CacheBug(
@@ -355,6 +372,162 @@ BUGS = (
         "left_padding",
         "mask = (there != EMPTY) & (there <= query)",
         "mask = (there != EMPTY) & ((there <= query) | (query < 0))",
+    ),
+    # decisions every N tokens
+    CacheBug(
+        "no decision where a block of several tokens skips the N-th",
+        "intervals",
+        DUE,
+        "return generated % self.every == 0",
+    ),
+    CacheBug(
+        "every N blocks count, not every N tokens",
+        "intervals",
+        DUE,
+        "self.blocks = getattr(self, 'blocks', 0) + (m > 0)\n"
+        "        return self.blocks // 4 % self.every == 0",
+    ),
+    CacheBug(
+        "every block of several tokens decides, as those of the prompt do",
+        "intervals",
+        PROMPT,
+        PROMPT.replace(":", " or m > 1:"),
+    ),
+    CacheBug(
+        "the blocks of the prompt wait for the N-th token, too",
+        "intervals",
+        PROMPT,
+        "if self.columns < self.prompt and self.columns % self.every:\n            return False",
+    ),
+    CacheBug(
+        "the tokens of a second turn do not count as generated",
+        "intervals",
+        "generated = self.columns - self.prompt\n        before = generated - m",
+        "given = sum(c for c in self.given['calls'][1:] if c > 1)\n"
+        "        generated = self.columns - self.prompt - given\n        before = generated - 1",
+    ),
+    CacheBug(
+        "a second turn begins the count anew",
+        "intervals",
+        PROMPT,
+        f"{PROMPT}\n        if m > 1:\n            self.prompt = self.columns",
+    ),
+    CacheBug(
+        "the tokens of the prompt count, too",
+        "intervals",
+        "generated = self.columns - self.prompt",
+        "generated = self.columns",
+    ),
+    CacheBug(
+        "a decision comes one token late",
+        "intervals",
+        "generated = self.columns - self.prompt",
+        "generated = self.columns - self.prompt - 1",
+    ),
+    CacheBug("every token decides, whatever N is", "intervals", DUE, "return True"),
+    CacheBug(
+        "the longest padding is taken off the generated tokens of all rows",
+        "intervals",
+        "generated = self.columns - self.prompt",
+        "generated = max(0, self.columns - self.prompt - self.padding.max())",
+    ),
+    # blocks of padding
+    CacheBug(
+        "a row whose block is padding alone becomes NaN, which a weight of 0 does not hide",
+        "padded_blocks",
+        SUBTRACTED,
+        f"{SUBTRACTED}\n        weights[np.isneginf(logits).all(axis=(1, 2, 3, 4))] = np.nan",
+        (
+            (
+                "self.values[n, g, free] = values[n, g, real]",
+                "self.values[n, g, free if real.any() else slice(None)] = "
+                "values[n, g, real if real.any() else -1]",
+            ),
+            ("weights, np.nan_to_num(values))", "weights, values)"),
+        ),
+    ),
+    CacheBug(
+        "a block of padding alone counts as tokens",
+        "padded_blocks",
+        POSITIONS,
+        f"alone = (self.padding >= self.columns + m) * m\n        self.padding = "
+        f"self.padding - alone\n        {POSITIONS} - alone[:, None]",
+    ),
+    CacheBug(
+        "the last column of a block of padding alone is kept",
+        "padded_blocks",
+        REAL,
+        f"{REAL}\n            real[-1] |= ~real.any()",
+        (
+            (
+                "self.positions[n, g, free] = positions[n, real]",
+                "self.positions[n, g, free] = np.maximum(positions[n, real], 0)",
+            ),
+        ),
+    ),
+    CacheBug(
+        "a block in which the padding ends is taken for padding",
+        "padded_blocks",
+        REAL,
+        "real = np.full(positions.shape[1], positions[n, 0] >= 0)",
+    ),
+    CacheBug(
+        "padding ends with the first block at the latest",
+        "padded_blocks",
+        POSITIONS,
+        "start = self.columns - self.padding[:, None]\n"
+        "        positions = np.maximum(start, 0 if self.columns else start) + np.arange(m)",
+    ),
+    CacheBug(
+        "in a later block in which the padding ends, tokens are rotated by their column",
+        "padded_blocks",
+        PLACES,
+        "later = self.columns > positions.shape[1]\n"
+        "        column = later * np.maximum(-positions[:, :1], 0)\n"
+        "        places = (np.maximum(positions, 0) + column).astype(np.float32)",
+    ),
+    # blocks in which the budget is reached
+    CacheBug(
+        "a later block is cut where it reaches the budget, and its rest evicts token by token",
+        "budget_in_block",
+        "logits = self.block(tokens[:, first : first + size])",
+        "part = tokens[:, first : first + size]\n"
+        "            room = (self.given['budget'] or 999) - self.columns\n"
+        "            later = 0 < room < part.shape[1] and self.columns >= self.prompt\n"
+        "            cut = room if later else part.shape[1]\n"
+        "            for piece in [part[:, :cut], *np.split(part[:, cut:], part.shape[1] - cut, 1)]"
+        " if later else [part]:\n"
+        "                logits = self.block(piece)",
+    ),
+    CacheBug(
+        "whether to evict is asked before the block is written",
+        "budget_in_block",
+        "if leave <= 0:",
+        "if leave <= 0 or len(held) - positions.shape[1] < self.given['budget']:",
+    ),
+    CacheBug(
+        "a block of a later turn evicts as many as it has tokens",
+        "budget_in_block",
+        LEAVE,
+        f"{LEAVE}\n            m = positions.shape[1]\n"
+        "            leave = min(m, leave) if self.columns <= self.prompt or m == 1 else m",
+    ),
+    CacheBug(
+        "old entries leave before a later block attends",
+        "budget_in_block",
+        "keys, values = slots.read()\n        N, H, m, d = queries.shape",
+        "keys, values = slots.read()\n        N, H, m, d = queries.shape\n"
+        "        if self.given['budget'] and m > 1 and self.columns > self.prompt:\n"
+        "            there = slots.positions\n"
+        "            there[there < self.columns - self.given['budget']] = EMPTY",
+    ),
+    CacheBug(
+        "what a block received before the budget was reached is forgotten",
+        "budget_in_block",
+        SUMS,
+        "rows = weights.mean(axis=2)\n"
+        "        over = max(0, (slots.positions[0, 0] >= 0).sum() - self.given['budget'])\n"
+        "        slots.sums += rows[:, :, -over:].sum(axis=2)",
     ),
     # slots and rings
     CacheBug(

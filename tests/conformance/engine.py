@@ -155,6 +155,7 @@ class Engine:
     def __init__(self, given):
         self.config, self.weights = checkpoint(given["model"])
         self.given, self.name = given, given["method"].partition("@")[0]
+        self.every = given.get("every", 1)
         self.padding, self.columns, self.prompt = given["padding"], 0, given["calls"][0]
         config = self.config
         N, t = given["tokens"].shape
@@ -163,7 +164,7 @@ class Engine:
         longest = min(int(max(given["calls"])), most)
         self.layers = []
         for layer in range(config["num_hidden_layers"]):
-            capacity = t if self.slides(layer) else min(t, budget + longest)
+            capacity = t if self.slides(layer) else min(t, budget + longest + self.every)
             sizes = (N, config["num_key_value_heads"], config["head_dim"], capacity)
             options = ("key_bits", "value_bits", "group", "residual")
             if self.name == "kivi":
@@ -249,6 +250,8 @@ class Engine:
         if self.given["budget"] is None:
             return
         slots.sums += weights.mean(axis=2).sum(axis=2)
+        if not self.due(positions.shape[1]):
+            return
         last = weights[:, :, :, -1].mean(axis=2)
         for n, g in np.ndindex(*slots.positions.shape[:2]):
             there = slots.positions[n, g]
@@ -261,6 +264,14 @@ class Engine:
             score = {"h2o": slots.sums[n, g], "tova": last.mean(axis=1)[n]}.get(self.name, there)
             order = np.lexsort((there[candidates], score[candidates]))
             slots.evict(n, g, candidates[order[:leave]])
+
+    def due(self, m):
+        """After every block of the prompt; then whenever N more tokens were generated."""
+        if self.columns <= self.prompt:
+            return True
+        generated = self.columns - self.prompt
+        before = generated - m
+        return generated // self.every > before // self.every
 
     def candidates(self, positions):
         """Mark who may leave, of positions that ascend."""

@@ -18,7 +18,7 @@ import numpy as np
 from cache_bugs import BUGS as CACHE_BUGS
 
 import kvlab.reference
-from kvlab.reference.conformance.cache_cases import STRESSES
+from kvlab.reference.conformance.report import ABOUT_GROUPS
 
 PACKAGE = "kvlab.reference"
 ROOT = Path(kvlab.reference.__file__).parent
@@ -244,15 +244,15 @@ BUGS = (
         "a sink is evicted",
         "streaming_llm",
         POLICY,
-        "else self.sinks\n        return",
-        "else self.sinks - 1\n        return",
+        "if self.prompt else self.sinks\n",
+        "if self.prompt else self.sinks - 1\n",
     ),
     Bug(
         "prompt pinned one token too far",
         "rpc",
         POLICY,
-        "max(self.sinks, seen.clock.prompt)",
-        "max(self.sinks, seen.clock.prompt + 1)",
+        "first = self.first(seen.clock.prompt)",
+        "first = self.first(seen.clock.prompt + 1)",
     ),
     Bug(
         "budget one too large",
@@ -911,8 +911,9 @@ def table() -> str:
         "| bug | group that notices | what the group stresses |",
         "|---|---|---|",
         *(
-            f"| {bug.name} | `cache_{bug.group}` | {STRESSES[f'cache_{bug.group}']} |"
+            f"| {bug.name} | `{group}` | {ABOUT_GROUPS[group]['stresses']} |"
             for bug in CACHE_BUGS
+            for group in [f"cache_{bug.group}"]
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -269,6 +269,34 @@ def test_exact_outputs_may_have_other_number_formats():
     assert difference(expected, np.array([1, 3]), "float32") is not None
 
 
+def test_wrong_marks_are_told_by_call_row_layer_and_head():
+    value = np.zeros((3, 1, 2, 2, 5), dtype=bool)
+    value[..., 1:3] = True
+    found = value.copy()
+    found[1, 0, 1, 0] = [True, False, True, False, True]
+    axes = ("calls", "N", "layers", "G", "t")
+    said = difference(Expected("exact", value), found, "float32", axes)
+    assert said is not None and said.startswith(
+        "differs first in call 1, row 0, layer 1, KV head 0"
+    )
+    assert "which holds [0, 4] wrongly, and lacks [1]; 1 of 12 such sets" in said
+    assert difference(Expected("exact", value, where=value), found | value, "float32", axes) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (1500, "is 1,500 at [1], more than the allowed 1,000"),
+        (0, "is 0 at [1], must be above 0 and at most 1,000"),
+        (np.nan, "is nan at [1], must be above 0 and at most 1,000"),
+        (1000, None),
+    ],
+)
+def test_a_bound_says_what_is_allowed(number, said):
+    expected = Expected("at_most", np.array([1000, 1000]))
+    assert difference(expected, np.array([500, number]), "float32") == said
+
+
 # --- making small --------------------------------------------------------------------------------
 
 
@@ -350,6 +378,30 @@ def test_a_stream_is_made_short():
 
 
 # --- reports -------------------------------------------------------------------------------------
+
+
+def test_survivors_are_compared_before_numbers():
+    case = next(case for case in published() if case.target == "tova.run")
+    right = {name: each.value for name, each in case.expected.items()}
+
+    def answer(**given):
+        return {**right, "output": right["output"] + 1, "present": ~right["present"]}
+
+    report = check("tova.run", answer, groups=[case.group], minimise=False)
+    assert report.failures()[0].reason.startswith("present differs first in block 0, KV head 0")
+
+
+def test_a_known_bug_is_named_where_numbers_are_wrong():
+    known = "one bug that this group is known to find: top-k picks any of equal scores"
+
+    def told(function):
+        with pytest.raises(AssertionError) as failed:
+            check("keep_set", function, groups=["ties"], minimise=False).raise_for_failures()
+        return str(failed.value)
+
+    assert known in told(wrong_side)
+    for broken in (lambda scores: scores[:1], lambda scores: 1 / 0, lambda scores: {}):
+        assert "is known to find" not in told(broken)
 
 
 def test_reports_as_json_and_junit():

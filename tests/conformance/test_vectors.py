@@ -9,11 +9,12 @@ from tempfile import TemporaryDirectory
 import jsonschema
 import numpy as np
 import pytest
+from registry_pages import PARTS
 from shapes import shapes_checked
 
 from kvlab.reference import methods
 from kvlab.reference.conformance import cases, published, vectors
-from kvlab.reference.conformance.cache_cases import STRESSES
+from kvlab.reference.conformance.cache_cases import GROUPS
 from kvlab.reference.conformance.case import PRECISIONS
 from kvlab.reference.conformance.groups import PRECISE, composition
 from kvlab.reference.conformance.implementation import exact_in_16_bits, is_vector
@@ -114,8 +115,9 @@ def test_the_reference_has_not_moved():
 def test_the_page_names_every_group_and_leaves_the_counts_to_the_package():
     page = Path("docs/conformance.md").read_text(encoding="utf-8")
     groups = {case.group for case in published()}
-    of_caches = {group for group in groups if group.startswith("cache_")}
-    assert of_caches == set(STRESSES) and "{{ groups of whole caches }}" in page
-    assert not {group for group in groups - of_caches if f"`{group}`" not in page}
+    of_caches = {group for own in GROUPS.values() for group in own}
+    for mark, own in (("groups of whole caches", of_caches), ("groups", groups - of_caches)):
+        assert f"{{{{ {mark} }}}}" in page
+        assert not {group for group in own if f"`{group}`" not in PARTS[mark]()}
     assert " {{ cases }} test" in page.replace("\n", " ")
     assert "for {{ building blocks }} building blocks" in page

@@ -14,6 +14,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from kvlab.fast.lab.architectures import sharpen
+
 SHAPE = {
     "vocab_size": 97,
     "hidden_size": 64,
@@ -48,10 +50,7 @@ def tiny(family: str, dtype: torch.dtype = torch.float64):
     model = AutoModelForCausalLM.from_config(
         CONFIGS[family], attn_implementation=implementation
     ).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter *= SHARPER
+    sharpen(model, SHARPER)
     model.generation_config.eos_token_id = None
     return model.to(dtype)
 

@@ -22,6 +22,7 @@ from kvlab.reference import layer_step as stepping
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
 from kvlab.reference.policy import Clock, Policy
+from kvlab.reference.precisions import OnArrival
 
 
 @dataclass
@@ -58,6 +59,7 @@ class ReferenceRow:
         cache = self.cache.append(block.keys, block.values, clock.positions, policy.score.columns)
         output, seen = stepping.observe_attention(policy, cache, block)
         cache = replace(cache, state=policy.score.observe(cache.state, seen))
+        cache = policy.precision.encode(cache)
         scores, margin = None, False
         if policy.schedule.due(clock):
             candidates, keep = stepping.select(policy, cache.state, seen)
@@ -67,7 +69,7 @@ class ReferenceRow:
                 ours = [
                     np.flatnonzero(np.isin(p, k)) for p, k in zip(seen.positions, kept, strict=True)
                 ]
-                if isinstance(policy.precision, reference.Full):
+                if isinstance(policy.precision, reference.Full | OnArrival):
                     margin = differ_by_margin(scores, candidates, keep, ours, tolerance.score)
                     keep = np.array(ours)
             cache, keep = policy.precision.store(cache, seen, candidates, keep)

@@ -29,10 +29,7 @@ def built(kind, module: str, name: str, **options):
     config = getattr(importlib.import_module(f"transformers.models.{module}"), name)(**options)
     torch.manual_seed(0)
     model = kind.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter *= SHARPER
+    architectures.sharpen(model, SHARPER)
     return model
 
 

@@ -38,7 +38,7 @@ BUDGET = 12
 
 
 def budget_of(spec: str) -> int | None:
-    return None if spec in SELF_SIZED + QUANTIZING else BUDGET
+    return None if spec in SELF_SIZED + QUANTIZING or spec.startswith("full@") else BUDGET
 
 
 def policy_of(spec: str):
@@ -245,7 +245,13 @@ def test_evicted_entries_leave_memory(spec):
 
 def test_memory_is_what_the_tensors_of_a_layer_allocate():
     model = tiny("llama", torch.float32)
-    for spec in ("h2o", "kivi@group=4,residual=8", "desirekv@interval=6,selector=3,group=4"):
+    for spec in (
+        "h2o",
+        "kivi@group=4,residual=8",
+        "desirekv@interval=6,selector=3,group=4",
+        "full@precision=fp8",
+        "full@precision=turboquant_prod",
+    ):
         with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
             written(model, cache, prompts([40]), 30)
             for layer, memory in zip(cache.compressed_layers, cache.memory().layers, strict=True):
@@ -257,11 +263,12 @@ def tensors(layer):
     entries, found = layer.entries, {}
     pools = [*entries.columns.buffers.values(), *entries.state.stream.values()]
     for storage in entries.mixed or ():
-        pools += [storage.balance] if storage.balance is not None else []
+        pools += [storage.balance, storage.scale]
         for table in storage.tables:
             pools.append(table.slots)
             plain = isinstance(table.vectors, torch.Tensor)
             pools += [table.vectors] if plain else list(vars(table.vectors).values())
+            pools += getattr(table.vectors, "parts", ())
     for tensor in pools:
         if isinstance(tensor, torch.Tensor):
             found[tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()] = tensor

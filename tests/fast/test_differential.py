@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 import torch
-from cases import BUDGETED, QUANTIZING, SELF_SIZED
+from cases import BUDGETED, CODED, GRANULAR, OWN_SIZE, QUANTIZING, SELF_SIZED
 from replay import Comparison, Tolerance, random_blocks
 from shapes import shapes_checked
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
@@ -34,6 +34,8 @@ SPECS = (
     "raas@page=4,pin_prompt=false,every=3",
     "random@draw=once,seed=3",
     "tova@sinks=2,recent=3",
+    *GRANULAR,
+    *CODED,
     "nacl@proxy_share=0.2,sinks=2,recent=9",
     "ddks@reading=mikv,group=4",
     "caote:h2o@evict_before_attend=true",
@@ -55,8 +57,7 @@ def compare(spec: str, heads: str, dtype: str, flow: str, batch: str) -> Compari
     number_format, tolerance = DTYPES[dtype]
     longest, steps, block_size = FLOWS[flow]
     prompts = [max(1, longest - shorter) for shorter in BATCHES[batch]]
-    takes_budget = spec not in SELF_SIZED + QUANTIZING
-    policy = methods.get(spec, BUDGET if takes_budget else None)
+    policy = methods.get(spec, None if spec in OWN_SIZE else BUDGET)
     G, _, d = HEADS[heads]
     comparison = Comparison(policy, len(prompts), G, d, tolerance)
     blocks = random_blocks(7, HEADS[heads], prompts, steps, block_size, number_format)

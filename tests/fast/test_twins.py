@@ -8,20 +8,24 @@ from pkgutil import iter_modules
 import pytest
 
 from kvlab.fast import methods as fast
+from kvlab.fast import precisions
 from kvlab.fast.policy import TWINS
 
 ROOT = Path(__file__).parents[2]
 
 
-for module in iter_modules(fast.__path__):
-    import_module(f"{fast.__name__}.{module.name}")
+for package in (fast, precisions):
+    for module in iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
 
 
-def test_every_file_of_twins_has_the_name_of_a_method():
-    files = [
-        {p.name for p in (ROOT / side / "methods").glob("*.py")} for side in ("reference", "fast")
-    ]
-    assert files[1] < files[0]
+def files_of(side: str, folder: str) -> set[str]:
+    return {path.name for path in (ROOT / side / folder).glob("*.py")}
+
+
+def test_every_file_of_twins_has_the_name_of_a_method_or_precision():
+    assert files_of("fast", "methods") < files_of("reference", "methods")
+    assert files_of("fast", "precisions") == files_of("reference", "precisions")
 
 
 @pytest.mark.parametrize("part", TWINS, ids=lambda part: part.__name__)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import shlex
 import tomllib
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from kvlab.fast.lab import repeat
 from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.evaluate.contrasts import JUMP_ABLATIONS, STUDY, stored_summary
 from kvlab.fast.lab.pages import ledger_page
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, claims
@@ -42,6 +44,27 @@ def test_no_row_is_empty(row):
 def test_every_claim_has_a_row():
     named = [(row.paper, tag) for row in ROWS for tag in row.claims]
     assert set(named) == {(claim.paper, claim.tag) for claim in claims()}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [(STUDY, "300 problems of the study (seeds 0, 1, 2), "), (JUMP_ABLATIONS, "200 problems, ")],
+)
+def test_figures_of_jump_programs_are_those_of_the_stored_sweeps(name, said):
+    found = stored_summary(name)
+    rows = [
+        each
+        for row in ROWS
+        for each in row.measured
+        if each.where.startswith(f"model jumps, {said}")
+    ]
+    assert len(rows) > 10
+    for each in rows:
+        budget = re.search(r"(\d+) entries$", each.where)
+        for spec, figures in each.figures.items():
+            interval = found.point(spec, int(budget[1]) if budget else None).interval
+            known = (interval.mean, max(0, interval.low), min(1, interval.high))
+            assert list(figures) == [float(f"{figure:.3g}") for figure in known], (spec, each.where)
 
 
 def test_every_measurement_belongs_to_a_row():

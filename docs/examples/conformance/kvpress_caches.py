@@ -75,16 +75,24 @@ def snapkv(model, budget, window, kernel, pooling, block_size, **stream):
     return fed(model, press_of, block_size=None, **stream)
 
 
-def streaming_llm(model, budget, sinks, **stream):
+def streaming_llm(model, budget, sinks, every, **stream):
     """Prune after every block."""
+    refuse_pauses(every)
     return fed(model, always(budget, StreamingLLMPress, n_sink=sinks), **stream)
 
 
-def tova(model, budget, per_head, **stream):
+def tova(model, budget, per_head, every, **stream):
     """Prune after every block; the press shares one score among the heads of a layer."""
+    refuse_pauses(every)
     if per_head:
         raise NotImplementedError("TOVAPress decides per layer")
     return fed(model, always(budget, TOVAPress), **stream)
+
+
+def refuse_pauses(every):
+    """Raise NotImplementedError unless every token decides: a press counts calls, not tokens."""
+    if every != 1:
+        raise NotImplementedError("DecodingPress counts calls between two decisions, not tokens")
 
 
 def always(budget, kind, **options):

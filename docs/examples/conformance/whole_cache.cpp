@@ -65,7 +65,7 @@ struct Entry {
 using Layer = std::vector<std::vector<Entry>>;  // one list of entries per KV head
 struct Sequence {
   std::vector<Layer> layers;
-  int64_t seen = 0;
+  int64_t seen = 0, prompt = 0;
 };
 
 struct Model {
@@ -109,7 +109,7 @@ struct Model {
 
 struct Case {
   std::string method;
-  int budget, recent, sinks, window;
+  int budget, recent, sinks, every, window;
   float softcap;
   const float *learned_sinks;
 };
@@ -150,6 +150,12 @@ void evict(const Case &given, std::vector<Entry> &entries) {
   }
 }
 
+// Every block of the prompt decides; of later ones those that reach or pass a multiple of `every`.
+bool due(const Case &given, const Sequence &sequence, int m) {
+  int64_t before = sequence.seen - sequence.prompt, after = before + m;
+  return after <= 0 || after / given.every > before / given.every;
+}
+
 // Feed a block to one sequence; return the logits after its last token.
 Vector feed(const Model &model, const Case &given, Sequence &sequence, const int64_t *tokens, int m) {
   std::vector<Vector> hidden(m);
@@ -185,7 +191,7 @@ Vector feed(const Model &model, const Case &given, Sequence &sequence, const int
           std::copy(output.begin(), output.end(), joined[i].begin() + h * d);
         }
       for (size_t j = 0; j < entries.size(); j++) entries[j].sum += received[j];
-      if (!slides) evict(given, entries);
+      if (!slides && due(given, sequence, m)) evict(given, entries);
     }
     for (int i = 0; i < m; i++) {
       Vector more = model.times(prefix + "self_attn.o_proj.weight", joined[i], model.width);
@@ -212,7 +218,7 @@ int main(int count, char **words) {
   Model model(in.word("model"));
   auto option = [&](const char *name) { return in.has(name) ? in.number(name) : 0; };
   Case given{method, int(option("budget")), int(option("recent")), int(option("sinks")),
-             int(option("sliding_window")), float(option("softcap")),
+             std::max(1, int(option("every"))), int(option("sliding_window")), float(option("softcap")),
              in.has("learned_sinks") ? in.array<float>("learned_sinks") : nullptr};
   int64_t N = in.length("padding"), k = in.length("calls"), t = 0, first = 0;
   const int64_t *tokens = in.array<int64_t>("tokens"), *padding = in.array<int64_t>("padding");
@@ -220,7 +226,10 @@ int main(int count, char **words) {
   for (int64_t c = 0; c < k; c++) t += calls[c];
 
   std::vector<Sequence> rows(N);
-  for (Sequence &row : rows) row.layers.assign(model.layers, Layer(model.kv_heads));
+  for (int64_t n = 0; n < N; n++) {
+    rows[n].layers.assign(model.layers, Layer(model.kv_heads));
+    rows[n].prompt = calls[0] - padding[n];
+  }
   Vector logits;
   std::vector<uint8_t> kept;
   for (int64_t c = 0; c < k; first += calls[c++]) {

@@ -337,6 +337,7 @@ def parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
         if coded.bits < 8 and not table.by_channel:
             codes = codes.view(torch.int32)
         return codes, scale, zero, coded.group
+    assert isinstance(table.vectors, Tensor)  # codes of another kind are not readable
     vectors = table.vectors.contiguous()
     return vectors, vectors, vectors, 0
 

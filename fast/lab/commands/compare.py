@@ -20,6 +20,7 @@ from kvlab.fast.lab.evaluate import compare as comparing
 from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.example import record_example
 from kvlab.fast.lab.evaluate.findings import sentences
+from kvlab.fast.lab.evaluate.report import write_report
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.configuration import MODEL, TASK, Sweep
 from kvlab.fast.lab.tables import Column, Lines
@@ -97,8 +98,6 @@ def compare(
         to_first_error=find_task(task).one_answer,
     )
     comparison, example = run(sweep, workers, quiet=as_json)
-    from kvlab.fast.lab.evaluate.report import write_report  # draws: needs time to import
-
     page = write_report(comparison, report, example)
     if as_json:
         print_json(comparison.to_json())

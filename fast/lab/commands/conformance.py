@@ -41,7 +41,7 @@ from kvlab.reference.conformance import (
 )
 from kvlab.reference.conformance.checker import targets
 from kvlab.reference.conformance.operation import Operation
-from kvlab.reference.conformance.report import KNOWN_BUGS, shown, to_badge
+from kvlab.reference.conformance.report import ABOUT_GROUPS, shown, to_badge
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.whole_cache import MODEL
 from kvlab.reference.conformance.xfails import FILE, judged, read_xfails
@@ -224,10 +224,11 @@ def list_targets(as_json: AsJson = False) -> None:
         return
     table = [(target, ", ".join(groups)) for target, groups in rows.items()]
     print_table(Table(("target", "groups"), table, words=2))
-    known = [
-        (group, bug["what"], bug.get("thread", "planted")) for group, bug in KNOWN_BUGS.items()
+    told = [
+        (group, about["stresses"], about["what"], about.get("thread", "planted"))
+        for group, about in ABOUT_GROUPS.items()
     ]
-    print_table(Table(("group", "finds", "thread"), known, words=3))
+    print_table(Table(("group", "stresses", "finds, among others", "thread"), told, words=4))
 
 
 @app.command("show")
@@ -328,7 +329,7 @@ build-backend = "setuptools.build_meta"
 packages = ["kvlab_vectors"]
 
 [tool.setuptools.package-data]
-kvlab_vectors = ["vectors/*", "caches/*", "model/*"]
+kvlab_vectors = [{directories}, "model/*"]
 """
 
 
@@ -345,7 +346,8 @@ def export(
     for name in ("config.json", "model.safetensors"):
         shutil.copy(MODEL / name, package / "model")
     shutil.copy(standalone.__file__, package / "__init__.py")
-    write_text(out / "pyproject.toml", PROJECT.format(spec=vectors.LATEST))
+    listed = ", ".join(f'"{each.name}/*"' for each in vectors.SPECIFICATIONS.values())
+    write_text(out / "pyproject.toml", PROJECT.format(spec=vectors.LATEST, directories=listed))
     print_line(f"{out}: python -m pip install {out}")
 
 

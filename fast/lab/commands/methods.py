@@ -41,8 +41,8 @@ def methods(
         for each, entry in described.items()
     ]
     print_table(Table(("method", "source", "options"), rows, words=3))
-    safe = ", ".join(f"{option}={default}" for option, default in registry.SAFE.items())
-    print_caption(f"options of every method: {safe} (who is safe besides)")
+    shared = ", ".join(f"{name}={default}" for name, default in registry.OF_EVERY_METHOD.items())
+    print_caption(f"options of every method: {shared}")
     if name is None:
         print_table(Table(("variant", "is"), list(registry.variants().items()), words=2))
 

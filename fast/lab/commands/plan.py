@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvlab.fast.lab import planning
 from kvlab.fast.lab.commands.options import (
     AsJson,
     BlockSize,
@@ -73,8 +74,6 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Plan memory, time and devices for a model under a method; nothing is run."""
-    from kvlab.fast.lab import planning  # it loads matplotlib, which no other command waits for
-
     prepare_output("report", report)
     if papers:
         show_papers(as_json, report)
@@ -109,8 +108,6 @@ def plan(
 
 def show_papers(as_json: bool, report: Path | None) -> None:
     """Print the papers' figures beside the model's."""
-    from kvlab.fast.lab import planning
-
     with working("planning what the papers measured"):
         found = planning.all_figures()
     table = planning.figures_table(found)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvlab.fast.lab import simulation
 from kvlab.fast.lab.commands.options import (
     CORES,
     AsJson,
@@ -56,8 +57,6 @@ def simulate(
 
     A budget in percent is that share of the trace's tokens.
     """
-    from kvlab.fast.lab import simulation  # it loads matplotlib, which no other command waits for
-
     prepare_output("report", report)
     with reporting() as told:
         found = simulation.simulate(

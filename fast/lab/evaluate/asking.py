@@ -18,7 +18,7 @@ def answer_after(
     text: Sequence[int],
     questions: Sequence[Sequence[int]],
     limit: int,
-    stop: int,
+    stop: int | None,
     block_size: int | None = None,
     solutions: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
@@ -32,7 +32,7 @@ def answer_after(
         text: token ids, at least two.
         questions: token ids of each.
         limit: tokens to write at most.
-        stop: token that ends an answer.
+        stop: token that ends an answer; None: only the limit does.
         block_size: tokens per block of the text; None reads the text at once.
         solutions: right answers; an answer ends with its first token that differs from them.
 
@@ -58,7 +58,7 @@ def _write(
     cache: CompressedCache,
     tokens: Int[Tensor, "N 1"],
     limit: int,
-    stop: int,
+    stop: int | None,
     solutions: Sequence[Sequence[int]] | None,
 ) -> list[list[int]]:
     """Write on from the first token of every answer until all answers have ended."""

@@ -79,7 +79,7 @@ class Backend(ABC):
         budget: int | None,
         prompts: Texts,
         limit: int,
-        stop: int,
+        stop: int | None,
         solutions: Texts | None = None,
         block_size: int | None = None,
     ) -> tuple[list[list[int]], float]:
@@ -90,7 +90,7 @@ class Backend(ABC):
             budget: entries, where the method takes one and is no policy.
             prompts: token ids.
             limit: tokens to write at most.
-            stop: token that ends an answer.
+            stop: token that ends an answer; None: only the limit does.
             solutions: right answers; an answer ends with its first token that differs from them.
             block_size: tokens per block of a prompt; None reads a prompt at once.
 
@@ -105,7 +105,7 @@ class Backend(ABC):
         text: Sequence[int],
         questions: Texts,
         limit: int,
-        stop: int,
+        stop: int | None,
         solutions: Texts | None = None,
         block_size: int | None = None,
     ) -> tuple[list[list[int]], float]:
@@ -149,7 +149,7 @@ class ReferenceBackend(Backend):
         budget: int | None,
         prompts: Texts,
         limit: int,
-        stop: int,
+        stop: int | None,
         solutions: Texts | None = None,
         block_size: int | None = None,
     ) -> tuple[list[list[int]], float]:
@@ -207,7 +207,7 @@ class FastBackend(Backend):
         budget: int | None,
         prompts: Texts,
         limit: int,
-        stop: int,
+        stop: int | None,
         solutions: Texts | None = None,
         block_size: int | None = None,
     ) -> tuple[list[list[int]], float]:
@@ -236,7 +236,7 @@ class FastBackend(Backend):
         text: Sequence[int],
         questions: Texts,
         limit: int,
-        stop: int,
+        stop: int | None,
         solutions: Texts | None = None,
         block_size: int | None = None,
     ) -> tuple[list[list[int]], float]:
@@ -303,6 +303,6 @@ def right_tokens(tokens: Sequence[int], solution: Sequence[int]) -> int:
     return next((i for i, (one, other) in enumerate(pairs) if one != other), len(solution))
 
 
-def until(tokens: list[int], stop: int) -> list[int]:
+def until(tokens: list[int], stop: int | None) -> list[int]:
     """Return the tokens up to the first ``stop``, with it."""
     return tokens[: tokens.index(stop) + 1] if stop in tokens else tokens

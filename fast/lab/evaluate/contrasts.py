@@ -48,8 +48,11 @@ STUDY, ARITHMETIC, ABLATIONS, JUMP_ABLATIONS = SWEEPS = (
     "ablations",
     "jump_ablations",
 )
-"""The sweeps whose results lie in the package: the first and the last on jump programs, the others
-on chained arithmetic."""
+"""The sweeps that decide contrasts: the first and the last on jump programs, the others on chained
+arithmetic."""
+LONGER, OTHER_READINGS, GRANULARITY = OTHER_SWEEPS = ("longer", "readings", "granularity")
+"""Sweeps of jump programs longer than those that the model was trained on, of what papers leave
+open, and of what leaves together."""
 READINGS = {"perplexity": "losses", "needle": "missed"}
 """The commands whose results lie in the package, and the figure that they measure."""
 STORED = (*SWEEPS, *READINGS)
@@ -163,14 +166,14 @@ def read_tables(kind: type[Any], name: str) -> Iterator[Any]:
 
 
 def stored_directory(name: str) -> Path:
-    """Return the directory of a sweep in the package: one of `SWEEPS`."""
-    check_choice(SWEEPS, name=name)
+    """Return the directory of a sweep in the package."""
+    check_choice((*SWEEPS, *OTHER_SWEEPS), name=name)
     return Path(str(files("kvlab.fast.lab.evaluate") / "results" / name))
 
 
+@cache
 def stored_summary(name: str) -> TaskSummary:
-    """Return what a sweep or a command found whose results lie in the package: one of `STORED`."""
-    check_choice(STORED, name=name)
+    """Return what a sweep or a command found whose results lie in the package."""
     if name in READINGS:
         return stored_reading(name)
     from kvlab.fast.lab.sweep.run import read_stored  # needs pyarrow

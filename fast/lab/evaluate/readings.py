@@ -1,40 +1,28 @@
-"""What another reading of a paper changes on the embedded reasoner.
+"""What another reading of a paper changes on jump programs.
 
-    python -m kvlab.fast.lab.evaluate.readings --problems 64 --out readings.json
-
-Every option that a paper's divergences name runs on the same problems as the default reading.
+Every option that a paper's divergences name runs on the same problems as the default reading: the
+sweep ``results/readings``.
 """
 
-import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from importlib.resources import files
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import dataclass
 
 import numpy as np
-import typer
 
-from kvlab.fast.lab.benchmarks.machine import versions
-from kvlab.fast.lab.evaluate.backends import default_backend
-from kvlab.fast.lab.evaluate.compare import DEFAULT_BUDGETS, run_in_memory
+from kvlab.fast.lab.evaluate.contrasts import OTHER_READINGS, stored_summary
 from kvlab.fast.lab.evaluate.statistics import Interval, paired_difference
-from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.sweep.configuration import Sweep
-from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
-from kvlab.fast.lab.terminal import print_line, reporting
+from kvlab.fast.lab.sweep.summary import Point, TaskSummary
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
 
 CONDITIONS = {
-    "lazy_eviction": "window=16,threshold=0.01",
+    "lazy_eviction": "threshold=0.01",
     "caote:snapkv": "window=16",
     "desirekv": "interval=32,selector=8,group=32",
     "ahakv": "recent=16",
 }
-"""Periods and windows that fit traces of about 200 tokens, the same for both readings."""
+"""Periods and windows that fit texts of 400 to 700 tokens, the same for both readings."""
 
 MANY_AT_ONCE = {"several": "every=16"}
 """Options that only matter when several entries leave at once."""
@@ -55,7 +43,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Difference:
-    """What another reading changes on the embedded reasoner: its figure minus the default's."""
+    """What another reading changes: its figure minus the default's."""
 
     option: str
     """The other reading, in registry syntax, as its divergence lists it."""
@@ -140,57 +128,14 @@ FIGURES: tuple[Callable[[Point], Sequence[float]], ...] = (
 
 
 def stored_differences() -> Differences:
-    """Return the measurement that lies in the package."""
-    path = files("kvlab.fast.lab.evaluate") / "results" / "readings.json"
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    rows = tuple(map(_read_difference, stored["rows"]))
-    return Differences(stored["problems"], stored["conditions"], rows)
-
-
-def _read_difference(row: dict[str, Any]) -> Difference:
-    intervals = ("solved", "output_error", "kl")
-    fields: dict[str, Any] = {
-        name: Interval(**value) if name in intervals else value for name, value in row.items()
-    }
-    return Difference(**fields)
-
-
-def main(
-    out: Annotated[Path, typer.Option(help="JSON file to write.")],
-    problems: Annotated[int, typer.Option(min=2, help="Held-out problems.")] = 64,
-    seed: Annotated[int, typer.Option(help="Seed of the held-out problems.")] = 0,
-    budget: Annotated[
-        list[str] | None, typer.Option(help="Entries, or percent of the mean length.")
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
-) -> None:
-    """Measure what the other readings change."""
-    compared = list(pairs())
-    specs = dict.fromkeys(spec for each in compared for spec in (each.default_run, each.option_run))
-    sweep = Sweep(
-        methods=tuple(specs),
-        budgets=tuple(budget or DEFAULT_BUDGETS),
-        problems=problems,
-        models=("reasoner",),
-        tasks=("reasoning",),
-        seeds=(seed,),
-        measured=problems,
-        backend=default_backend(),
-    )
-    with reporting() as report:
-        (summary,) = summarise(run_in_memory(sweep, workers, report))
+    """Return what the sweep in the package says of every reading."""
+    summary = stored_summary(OTHER_READINGS)
+    (measured,) = {len(point.figures["kl"]) for point in summary.points}
     stated = ", ".join(f"{text} = {entries}" for text, entries in summary.budgets.items())
-    rows = [asdict(row) for row in differences(summary, compared)]
-    result = {
-        "problems": problems,
-        "conditions": f"seed {seed}, budgets {stated} entries per KV head and layer",
-        "backend": sweep.backend,
-        "versions": versions(),
-        "rows": rows,
-    }
-    write_text(out, json.dumps(result, indent=1) + "\n")
-    print_line(f"{len(rows)} differences: {out}")
-
-
-if __name__ == "__main__":
-    typer.run(main)
+    seeds = ", ".join(map(str, summary.seeds))
+    conditions = (
+        f"model {summary.model}, seed {seeds}, budgets {stated} entries per KV head and layer; "
+        f"error and KL over the first {measured}"
+    )
+    problems = len(summary.points[0].outcomes)
+    return Differences(problems, conditions, tuple(differences(summary, list(pairs()))))

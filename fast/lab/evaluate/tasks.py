@@ -141,15 +141,11 @@ class Jumps(Task):
 
 
 @dataclass(frozen=True)
-class Needle(Task):
-    """Numbers hidden in a novel, for models that read English (`kvlab.reference.tasks.needle`)."""
-
-    one_answer = True
+class InNovel(Task):
+    """What is hidden in a novel, for models that read English (`kvlab.reference.tasks.needle`)."""
 
     words: int = 700
     """Of the text."""
-    needles: int = 5
-    """Hidden in each text, each asked for in a problem of its own."""
     question: str = "after"
     """``after``: a text is compressed before its questions are known. ``known``: text and question
     are one prompt."""
@@ -160,6 +156,23 @@ class Needle(Task):
 
     def problems(self, count: int, seed: int) -> Sequence[needle.Problem]:
         check_choice(("after", "known"), question=self.question)
+        return self.hidden(count, seed)
+
+    @abstractmethod
+    def hidden(self, count: int, seed: int) -> Sequence[needle.Problem]:
+        """Hide something in passages of the novel, and ask for it."""
+
+
+@dataclass(frozen=True)
+class Needle(InNovel):
+    """Numbers hidden in a novel, each asked for in a problem of its own."""
+
+    one_answer = True
+
+    needles: int = 5
+    """Hidden in each text."""
+
+    def hidden(self, count: int, seed: int) -> Sequence[needle.Problem]:
         return needle.haystacks(count, seed, self.words, self.needles)
 
     def grade(self, problem: needle.Problem, text: str) -> Outcome:
@@ -169,22 +182,13 @@ class Needle(Task):
 
 
 @dataclass(frozen=True)
-class Reading(Task):
-    """Facts from several places of a novel, asked for at once (`kvlab.reference.tasks.needle`)."""
+class Reading(InNovel):
+    """Facts from several places of a novel, asked for at once."""
 
-    words: int = 700
-    """Of the text."""
     facts: int = 2
     """To be written for one answer, in the order of the question."""
-    question: str = "after"
-    """As in `Needle`."""
 
-    @property
-    def asks_after(self) -> bool:
-        return self.question == "after"
-
-    def problems(self, count: int, seed: int) -> Sequence[needle.Problem]:
-        check_choice(("after", "known"), question=self.question)
+    def hidden(self, count: int, seed: int) -> Sequence[needle.Problem]:
         return needle.readings(count, seed, self.words, self.facts)
 
     def grade(self, problem: needle.Problem, text: str) -> Outcome:

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 
 from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.evaluate.contrasts import STUDY, stored_directory
-from kvlab.fast.lab.pictures.solved import solved_over
-from kvlab.fast.lab.sweep.configuration import ORACLE
+from kvlab.fast.lab.pictures.solved import is_of_the_papers, solved_over
 from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
 from kvlab.fast.lab.sweep.summary import LEVEL, TaskSummary, summarise
 from kvlab.fast.lab.tables import Table
-from kvlab.reference import methods
-from kvlab.reference.proofs import PAPERS
 from kvlab.reference.quantization import FULL_BITS
 
 
@@ -29,14 +26,6 @@ def read_study() -> tuple[Stored, TaskSummary]:
 def families(stored: Stored) -> list[str]:
     """Return the methods that the study draws, one per family; those of the four papers last."""
     return sorted(stored.plan.sweep.curves, key=is_of_the_papers)
-
-
-def is_of_the_papers(spec: str) -> bool:
-    """Say whether a method, or the method wrapped around it, comes from one of the four papers."""
-    if spec == ORACLE:
-        return False
-    sources = {name: facts["source"] for name, facts in methods.describe().items()}
-    return sources[methods.base_name(spec)] in {sources[paper] for paper in PAPERS}
 
 
 def under_budgets(found: TaskSummary, specs: Sequence[str], budgets: Sequence[str]) -> Table:

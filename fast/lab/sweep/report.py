@@ -276,7 +276,8 @@ def over_budget(each: TaskSummary, methods: Sequence[str]) -> Picture:
         return None if point.budget is None else 100 * point.budget / each.mean_length
 
     found = curves_over(each, methods, share)
-    return solved_over(found, "budget, % of the mean length of prompt and solution")
+    full = next((point.solved for point in each.points if point.method == "full"), None)
+    return solved_over(found, "budget, % of the mean length of prompt and solution", full)
 
 
 def over_memory(each: TaskSummary, methods: Sequence[str]) -> Picture:

@@ -69,9 +69,10 @@ class Question:
         return self.prompt[: self.shared]
 
     @property
-    def stop(self) -> int:
-        """Token that ends an answer."""
-        return self.solution[-1]
+    def stop(self) -> int | None:
+        """Token that ends an answer; None if the last of the solution stands elsewhere in it."""
+        *others, last = self.solution
+        return None if last in others else last
 
     @property
     def limit(self) -> int:

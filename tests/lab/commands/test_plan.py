@@ -1,15 +1,19 @@
 """``kvlab plan``, as it is typed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from shapes import shapes_checked
 from typer.testing import CliRunner
 
+from kvlab.fast.lab import planning
 from kvlab.fast.lab.cli import app, main
-from kvlab.fast.lab.planning import measured_figures
+from kvlab.fast.lab.planning import measured_figures, pays_from
 from kvlab.reference import methods
-from kvlab.reference.planner.cost import Plan, fleet
+from kvlab.reference.planner.cost import Plan, Runtime, fleet
 from kvlab.reference.planner.hardware import HARDWARE
 from kvlab.reference.planner.shape import SHAPES
 
@@ -34,6 +38,25 @@ def test_figures_are_those_of_the_cost_model():
         1e3 * plan.with_batch(servers.batch).decode_seconds / 256
     )
     assert found["asked"]["hardware"]["source"] == HARDWARE["a100"].source
+
+
+def test_a_method_pays_once_its_steps_have_made_up_for_its_work():
+    def seconds(each: Plan) -> np.ndarray:
+        return np.cumsum(each.step_seconds)
+
+    full, h2o = (
+        Plan(SHAPES["llama-3.1-8b"], HARDWARE["h20"], methods.get(*spec), 64, 2048, batch=64)
+        for spec in (("full",), ("h2o", 128))
+    )
+    found = pays_from(h2o, full)
+    assert found is not None and 128 < found < 2048
+    written = found - 64
+    assert seconds(h2o)[written - 1] < seconds(full)[written - 1]
+    assert seconds(h2o)[written - 2] >= seconds(full)[written - 2]
+    assert pays_from(full, full) is None
+    alone = [replace(each, batch=1, generated=200) for each in (h2o, full)]
+    assert pays_from(*alone) is None
+    assert pays_from(replace(full, runtime=Runtime(bandwidth_share=1.0)), full) == 65
 
 
 def test_the_table_names_methods_and_refusals():
@@ -69,12 +92,21 @@ def test_the_report_needs_no_network(tmp_path):
     ).replace("http://creativecommons.org", "").replace("https://matplotlib.org", "")
 
 
+@pytest.fixture(scope="module")
+def figures_planned():
+    """Plan them once, before any test asks for them: 30,000 decisions."""
+    with shapes_checked(False):
+        planning.all_figures()
+
+
+@pytest.mark.usefixtures("figures_planned")
 def test_the_papers_figures():
     found = json.loads(run("--papers", "--json"))
     assert {each["paper"] for each in found} == {"DesireKV", "LazyEviction", "kvlab"}
     assert all(each["ratio"] == each["modelled"] / each["printed"] for each in found)
 
 
+@pytest.mark.usefixtures("figures_planned")
 def test_the_docs_show_them(tmp_path):
     run("--papers", "--report", tmp_path / "figures.md")
     stored = Path(__file__).parents[3] / "docs" / "paper_figures.md"

@@ -6,6 +6,7 @@ from shapes import shapes_checked
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend, ReferenceBackend, load_backend, until
+from kvlab.fast.lab.sweep.worker import Question
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 
@@ -51,6 +52,21 @@ def test_whole_problems_give_the_same_text(spec, backends, problems):
     prompts, _, stop = problems
     written = [backend.write(spec, SPECS[spec], prompts, 160, stop)[0] for backend in backends]
     assert written[0] == written[1]
+
+
+def test_without_a_token_that_ends_it_an_answer_ends_at_the_limit(backends, problems):
+    prompts, (answer, *_), _ = problems
+    limit = len(answer) + 3
+    written = [backend.write("full", None, prompts[:1], limit, None)[0] for backend in backends]
+    assert written[0] == written[1]
+    assert [len(tokens) for tokens in written[0]] == [limit]
+    assert written[0][0][: len(answer)] == answer
+
+
+def test_only_a_token_that_stands_nowhere_else_ends_an_answer():
+    problem = reasoning.held_out(1, seed=5)[0]
+    assert Question(0, problem, [1], [5, 6, 9]).stop == 9
+    assert Question(0, problem, [1], [9, 6, 9]).stop is None
 
 
 @pytest.mark.parametrize("spec", SPECS)

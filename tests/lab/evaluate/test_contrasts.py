@@ -125,6 +125,12 @@ def ablations():
     return stored_summary(ABLATIONS)
 
 
+@pytest.fixture(scope="module")
+def judgements():
+    """Judge every contrast once: some hundred bootstraps."""
+    return judge([stored_summary(name) for name in STORED])
+
+
 def test_every_contrast_compares_two_methods_that_can_be_built():
     for each in contrasts():
         assert each.paper in PAPERS and each.ours != each.other
@@ -144,11 +150,10 @@ def test_the_ablations_are_of_methods_that_a_contrast_names(name):
     assert stored.missing() == []
 
 
-def test_the_committed_results_hold_everything_that_is_wanted(ablations):
+def test_the_committed_results_hold_everything_that_is_wanted(ablations, judgements):
     (problems,) = {len(each.outcomes) for each in ablations.points}
     assert problems == 200
     assert all(ablations.point_at("full", None).outcomes)
-    judgements = judge([stored_summary(name) for name in STORED])
     assert len(judgements) == len(contrasts())
     assert sum(counts(judgements).values()) == len(judgements)
     assert [len(each) for each in judgements] == [len(c.budgets) for c in contrasts()]
@@ -180,11 +185,11 @@ def test_without_protection_neither_h2o_nor_caote_solves_a_program():
     assert not any(any(each.outcomes) for each in points)
 
 
-def test_both_studies_decide_what_they_know(ablations):
+def test_both_studies_decide_what_they_know(ablations, judgements):
     first = stored_summary(ARITHMETIC)
     problems = len(first.point_at("full", None).outcomes)
     assert problems > len(ablations.point_at("full", None).outcomes)
-    contrasted = [each for several in judge(list(map(stored_summary, STORED))) for each in several]
+    contrasted = [each for several in judgements for each in several]
     from_first = [each for each in contrasted if each.problems == problems]
     assert len(from_first) >= len(contrasted) / 6
     assert {each.contrast.paper for each in from_first} == set(PAPERS)

@@ -15,7 +15,13 @@ from tolerances import DECIMALS, EXACT
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.evaluate.contrasts import STUDY, stored_directory
+from kvlab.fast.lab.evaluate.contrasts import (
+    GRANULARITY,
+    LONGER,
+    STUDY,
+    stored_directory,
+    stored_summary,
+)
 from kvlab.fast.lab.evaluate.statistics import (
     holm,
     mcnemar,
@@ -405,3 +411,62 @@ def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
         assert (tmp_path / name).read_text() == (page / name).read_text()
     assert (summary.point("full", None).solved or 0.0) > 0.96
     assert summary.point("streaming_llm", min(summary.budgets.values())).solved == 0.0
+
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+def shown(share, mark: str = "") -> str:
+    return f"{100 * share.mean:.1f} ({100 * share.low:.1f}–{100 * share.high:.1f}){mark}"
+
+
+def section(page: str, heading: str) -> str:
+    text = (DOCS / page).read_text("utf-8").partition(heading)[2]
+    return text.partition("\n## ")[0]
+
+
+def test_the_table_of_longer_programs_is_what_its_data_say():
+    found = stored_summary(LONGER)
+    written = section("evaluate.md", "### Longer programs")
+    rows = dict(re.findall(r"^\| (\S+) \| (.*) \|$", written, re.MULTILINE))
+    del rows["method"]
+    assert set(rows) == {each.method for each in found.points if each.budget}
+    for name, cells in rows.items():
+        expected = [
+            shown(found.point(name, budget).interval, " ≈" if name in found.chance[budget] else "")
+            for budget in sorted(found.budgets.values())
+        ]
+        assert cells == " | ".join(expected), name
+    for name in ("full", "desirekv"):
+        assert found.point(name, None).solved == 0.94
+
+
+def test_the_table_of_pages_and_heads_is_what_its_data_say():
+    found = stored_summary(GRANULARITY)
+    written = section("methods.md", "### What it costs")
+    heading, *lines = [line[2:-2].split(" | ") for line in re.findall(r"^\| .*\|$", written, re.M)]
+    shares = {}
+    for options, *cells in lines:
+        for base, cell in zip(heading[1:], cells, strict=True):
+            if cell != "–":
+                base, options = base.strip("`"), options.strip("`")
+                own = "" if " " in options else ("," if "@" in base else "@") + options
+                shares[base + own] = cell
+    assert set(shares) == {each.method for each in found.points} - {"full"}
+    for method, cell in shares.items():
+        assert cell == shown(found.point(method, found.budgets["50%"]).interval), method
+    assert shown(found.point("full", None).interval) in written
+
+
+def test_the_table_of_needles_on_the_real_model_is_what_its_data_say():
+    (found,) = summarise(read_stored(stored_directory(STUDY).parent / "needle_smollm2"))
+    written = section("evaluate.md", "#### Needles, asked for after the text is compressed")
+    rows = dict(re.findall(r"^\| (\S+) \| (.*[)≈]) \|$", written.partition("###")[0], re.MULTILINE))
+    assert set(rows) == {each.method for each in found.points if each.budget}
+    for name, cells in rows.items():
+        expected = [
+            shown(found.point(name, budget).interval, " ≈" if name in found.chance[budget] else "")
+            for budget in (512, 768)
+        ]
+        assert cells == " | ".join(expected), name
+    assert shown(found.point("full", None).interval) in written

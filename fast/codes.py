@@ -1,0 +1,133 @@
+"""Codes: how a vector is stored in few bits per element. Mirrors `kvlab.reference.codes`.
+
+Codes are computed in float64, as the reference does: a vector is coded once, and its code must not
+depend on the precision in which it was computed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from jaxtyping import Float, Shaped, UInt8
+from torch import Tensor
+
+from kvlab.reference.notation import Array
+from kvlab.reference.small_floats import SmallFloat
+
+Parts = tuple[Shaped[Tensor, "*rows _"], ...]
+"""What is stored of some vectors: packed codes first, then scales or norms."""
+
+Scale = Float[Tensor, "N #G 1 1"]
+"""What vectors are divided by before they are coded, in float32; per sequence, or also per head."""
+
+
+class Code(ABC):
+    """A way to store a vector, whatever the others are."""
+
+    @property
+    def couples_heads(self) -> bool:
+        """Whether the code of an entry depends on other KV heads of its layer."""
+        return False
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Bits per element, without scales and norms."""
+
+    def scale(self, vectors: Float[Tensor, "N G n d"]) -> Scale | None:
+        """Return the scale that the first block of a layer fixes; None if the code has none."""
+        return None
+
+    @abstractmethod
+    def encode(self, x: Float[Tensor, "*rows d"]) -> Parts:
+        """Return what is stored of vectors, which were divided by the scale."""
+
+    @abstractmethod
+    def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
+        """Return what attention reads, up to the scale."""
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Vectors of ``length`` elements in a code."""
+
+    code: Code
+    parts: Parts
+    length: int
+
+    group = 0
+    """No groups of elements: all that the code stores of a vector belongs to that vector."""
+
+    @property
+    def bits(self) -> int:
+        """Bits per element, without scales and norms."""
+        return self.code.bits
+
+    def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "*rows length"]:
+        """Return what the codes say, up to the scale."""
+        return self.code.decode(self.parts, self.length, dtype)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Coded":
+        """Apply one change of the leading axes to codes, scales and norms."""
+        return replace(self, parts=tuple(map(change, self.parts)))
+
+    def extend(self, other: "Coded") -> "Coded":
+        """Append vectors of the same code along the third axis."""
+        both = zip(self.parts, other.parts, strict=True)
+        return replace(self, parts=tuple(torch.cat(parts, dim=2) for parts in both))
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the packed codes."""
+        return self.parts[0].nbytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes of scales and norms."""
+        return sum(part.nbytes for part in self.parts[1:])
+
+
+def scale_to(
+    largest: float, vectors: Float[Tensor, "N G n d"], per_head: bool = False
+) -> Float[Tensor, "N _ 1 1"]:
+    """Return the scale by which no element is larger than ``largest``; 1 where all are zero."""
+    size = vectors.abs().amax(dim=(2, 3) if per_head else (1, 2, 3), keepdim=True)
+    scale = (size.double() / largest).float()
+    return torch.where(scale > 0, scale, 1)
+
+
+# --- small floats --------------------------------------------------------------------------------
+
+
+def encode_small(format: SmallFloat, x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
+    """Round to the nearest number of a format, halves to even; too large becomes the largest."""
+    size = x.abs().clamp(max=format.largest)
+    exponent = torch.where(size > 0, torch.frexp(size).exponent - 1, format.least_exponent)
+    exponent = exponent.clamp(min=format.least_exponent)
+    steps = torch.ldexp(size, format.mantissa_bits - exponent).round().int()
+    codes = ((exponent - format.least_exponent) << format.mantissa_bits) + steps
+    sign = torch.signbit(x).int() << (format.exponent_bits + format.mantissa_bits)
+    return (codes | sign).to(torch.uint8)
+
+
+def decode_small(
+    format: SmallFloat, codes: UInt8[Tensor, "*shape"], dtype: torch.dtype
+) -> Float[Tensor, "*shape"]:
+    """Return the numbers that codes stand for."""
+    return constant(numbers_of, (format,), codes.device, dtype)[codes.long()]
+
+
+def numbers_of(format: SmallFloat) -> Array:
+    """Return the number of every code."""
+    count = 2 ** (1 + format.exponent_bits + format.mantissa_bits)
+    return format.decode(torch.arange(count, dtype=torch.uint8).numpy())
+
+
+@cache
+def constant(
+    make: Callable[..., Array], arguments: tuple, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Return what a function of the reference computes, as a tensor; it is made only once."""
+    return torch.from_numpy(make(*arguments)).to(device, dtype)

@@ -1,0 +1,32 @@
+"""Precisions in which every entry is stored on arrival. Mirrors `kvlab.reference.precisions`."""
+
+from dataclasses import dataclass
+
+from kvlab.fast.batch import BatchClock, KeepSet
+from kvlab.fast.cache import LayerCache
+from kvlab.fast.codes import Code
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Precision, twin_of
+from kvlab.reference import precisions as reference
+
+
+@twin_of(reference.OnArrival)
+@dataclass(frozen=True)
+class OnArrival(Precision):
+    """Every entry is coded once, right after the block in which it came has been attended."""
+
+    keys: Code
+    values: Code
+
+    @property
+    def couples_heads(self) -> bool:
+        return self.keys.couples_heads or self.values.couples_heads
+
+    def encode(self, cache: LayerCache, clock: BatchClock) -> None:
+        assert cache.mixed is not None
+        first = [row.seen == row.block > 0 for row in clock.rows]
+        for storage, code in zip(cache.mixed, (self.keys, self.values), strict=True):
+            storage.encode(code, first)
+
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
+        return keep

@@ -1,0 +1,50 @@
+"""NVFP4: floats of 4 bits in blocks of 16 channels, with scales on two levels."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kvlab.fast.codes import Code, Parts, Scale, decode_small, encode_small, scale_to
+from kvlab.fast.policy import twin_of
+from kvlab.fast.quantization import pack, unpack
+from kvlab.reference.precisions import nvfp4 as reference
+from kvlab.reference.precisions.nvfp4 import BLOCK
+from kvlab.reference.small_floats import E2M1, E4M3
+
+
+@twin_of(reference.NVFP4)
+@dataclass(frozen=True)
+class NVFP4(Code):
+    """Half a byte per element, and a byte per block of channels."""
+
+    @property
+    def bits(self) -> int:
+        return 4
+
+    @property
+    def couples_heads(self) -> bool:
+        return True
+
+    def scale(self, vectors: Float[Tensor, "N G n d"]) -> Scale:
+        return scale_to(E4M3.largest * E2M1.largest, vectors)
+
+    def encode(self, x: Float[Tensor, "*rows d"]) -> Parts:
+        d = x.shape[-1]
+        padded = torch.nn.functional.pad(x.abs(), (0, -d % BLOCK))
+        largest = padded.unflatten(-1, (-1, BLOCK)).amax(dim=-1)
+        scales = encode_small(E4M3, largest / E2M1.largest)
+        divisor = per_channel(decode_small(E4M3, scales, x.dtype), d)
+        scaled = torch.where(divisor > 0, x / divisor, 0.0)
+        return pack(encode_small(E2M1, scaled), self.bits), scales
+
+    def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
+        codes, scales = parts
+        numbers = decode_small(E2M1, unpack(codes, self.bits, d), dtype)
+        return per_channel(decode_small(E4M3, scales, dtype), d) * numbers
+
+
+def per_channel(scales: Float[Tensor, "*rows blocks"], d: int) -> Float[Tensor, "*rows {d}"]:
+    """Repeat the scale of each block for its channels."""
+    return scales.repeat_interleave(BLOCK, dim=-1)[..., :d]

@@ -1,0 +1,168 @@
+"""What leaves together: the entries of a page, or an entry in all KV heads of a layer.
+
+Engines keep the cache in pages of some 16 tokens and can only free a page that no head reads any
+more. Here a page is a run of consecutive positions, p·page to (p + 1)·page − 1, and the rules of a
+method are asked as before; its answers are joined over the page, or over the heads.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from kvlab.reference.accounting import NUMBER, Sizes, Work
+from kvlab.reference.cache import State
+from kvlab.reference.checks import check_protected
+from kvlab.reference.notation import Array, Marks, Scores
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Budget, Edges, Needs, Protect, Score
+from kvlab.reference.selection import rank
+
+PageScore = Literal["mean", "max"]
+KVHeads = Literal["head", "layer", "union"]
+
+
+@dataclass(frozen=True)
+class Joined(Score):
+    """A score whose answers are joined; it observes and remembers what the inner score does."""
+
+    inner: Score
+
+    @property
+    def columns(self):
+        return self.inner.columns
+
+    @property
+    def needs(self) -> Needs:
+        """What the inner score reads of attention."""
+        return self.inner.needs
+
+    @property
+    def ordinal(self) -> bool:
+        return self.inner.ordinal
+
+    @property
+    def signed(self) -> bool:
+        return self.inner.signed
+
+    def drawn(self, seen: Observation):
+        return self.inner.drawn(seen)
+
+    def observe(self, state: State, seen: Observation) -> State:
+        return self.inner.observe(state, seen)
+
+    def work(self, sizes: Sizes) -> Work:
+        """Add one pass over the scores."""
+        return self.inner.work(sizes) + Work(2 * NUMBER * sizes.n, sizes.n)
+
+
+# --- heads ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OneForAllHeads(Joined):
+    """One worth of an entry for all KV heads of a layer, so that all of them keep the same."""
+
+    join: Literal["layer", "union"]
+    """``layer``: the mean of the heads' scores. ``union``: the best place that any head gives the
+    entry, 0 for its favourite and then -1, -2, ...: the heads' favourites are kept in turns until
+    the room is full."""
+
+    @property
+    def ordinal(self) -> bool:
+        return self.inner.ordinal or self.join == "union"
+
+    @property
+    def signed(self) -> bool:
+        return self.inner.signed or self.join == "union"
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        scores = self.inner.score(state, seen, candidates, room)
+        if self.join == "layer":
+            joined = scores.mean(axis=0)
+        else:
+            places = rank(np.where(candidates, scores, -np.inf)) - (scores.shape[1] - 1)
+            joined = places.max(axis=0).astype(float)
+        return np.tile(joined, (len(scores), 1))
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OfPages(Joined):
+    """The worth of a page, given to each of its entries."""
+
+    page: int
+    join: PageScore
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        scores = self.inner.score(state, seen, candidates, room)
+        pages = seen.positions // self.page
+        return np.stack([self.joined(*head) for head in zip(scores, pages, strict=True)])
+
+    def joined(self, scores: Float[Array, " n"], pages: Int[Array, " n"]) -> Float[Array, " n"]:
+        """Return each entry's share in the mean, or the maximum, of its page."""
+        if self.join == "max":
+            worth = np.full(pages.max() + 1, -np.inf)
+            np.maximum.at(worth, pages, scores)
+        else:
+            members = np.maximum(np.bincount(pages), 1)
+            worth = np.bincount(pages, weights=scores) / members
+        return worth[pages]
+
+
+@dataclass(frozen=True)
+class WholePages(Protect):
+    """The page that is being written, and every page that holds an entry that is safe."""
+
+    inner: Protect
+    page: int
+
+    def safe(self, seen: Observation) -> Marks:
+        pages = seen.positions // self.page
+        newest = pages == (seen.clock.seen - 1) // self.page
+        return newest | page_has(self.inner.safe(seen), pages)
+
+    def count(self, prompt: int) -> int:
+        """Return the entries of as many pages as the safe entries can touch.
+
+        Where the inner protection is not `Edges`, it is as many as they fill at least.
+        """
+        if not isinstance(self.inner, Edges):
+            return -(-self.inner.count(prompt) // self.page) * self.page
+        first = -(-self.inner.first(prompt) // self.page)
+        newest = -(-max(0, self.inner.recent - 1) // self.page) + 1
+        return (first + newest) * self.page
+
+
+def page_has(marks: Marks, pages: Int[Array, "G n"]) -> Bool[Array, "G n"]:
+    """Mark every entry of the pages that hold a marked entry."""
+    return np.stack(
+        [np.isin(of_head, of_head[marked]) for of_head, marked in zip(pages, marks, strict=True)]
+    )
+
+
+@dataclass(frozen=True)
+class Pages(Budget):
+    """As many whole pages as ``budget`` entries fill; a page that is being written counts whole."""
+
+    budget: int
+    page: int
+
+    def room(self, seen: Observation, safe: Marks) -> int:
+        pages = seen.positions // self.page
+        safe_pages = max(len(np.unique(row[safe[g]])) for g, row in enumerate(pages))
+        places = self.budget // self.page * self.page
+        check_protected(places, safe_pages * self.page)
+        return places - safe_pages * self.page
+
+    def check(self, protect: Protect, prompt: int) -> None:
+        """Raise ValueError if the budget holds fewer than two pages or less than is protected."""
+        pages = self.budget // self.page
+        if pages < 2 or pages * self.page < protect.count(prompt):
+            raise ValueError(
+                f"budget = {self.budget} must hold at least 2 pages of {self.page} and the "
+                f"{protect.count(prompt)} entries that are protected"
+            )

@@ -1,0 +1,70 @@
+"""The registry of precisions: names that the option ``precision`` of every method takes.
+
+A precision is found by itself: the registry looks through the modules of this package. Each says in
+``FAMILY`` where its codes come from, and what they are called.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from kvlab.reference.accounting import Held
+from kvlab.reference.cache import LayerCache
+from kvlab.reference.codes import Code
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.notation import KeepSet, Marks
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Full, Precision, Stored
+
+
+@dataclass(frozen=True)
+class OnArrival(Precision):
+    """Every entry is coded once, right after the block in which it came has been attended."""
+
+    keys: Code
+    values: Code
+
+    def encode(self, cache: LayerCache) -> LayerCache:
+        return replace(
+            cache, keys=cache.keys.encode(self.keys), values=cache.values.encode(self.values)
+        )
+
+    def store(
+        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> Stored:
+        return cache, keep
+
+    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+        return held.take(keep[0])
+
+    def bits_on_arrival(self, head_dim: int) -> tuple[float, float]:
+        return self.keys.bits_with_scales(head_dim), self.values.bits_with_scales(head_dim)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one file says of its precisions."""
+
+    source: str
+    equations: tuple[str, ...]
+    """Tags of the equations that the file implements, each tagged once in its code."""
+    precisions: Mapping[str, OnArrival]
+    """By name."""
+    divergences: tuple[Divergence, ...]
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Return what each module of this package says of its precisions."""
+    found = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}").FAMILY for name in found}
+
+
+def precisions() -> Mapping[str, Precision]:
+    """Return all precisions by name; ``full`` comes first."""
+    named: dict[str, Precision] = {"full": Full()}
+    for family in families().values():
+        named |= family.precisions
+    return named

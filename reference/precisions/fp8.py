@@ -1,0 +1,92 @@
+"""Floats of 8 bits with a scale that the first block fixes, as engines with static scales have.
+
+Equations (numbered here):
+
+1. s = max |x| / largest, in float32: over the first block of a layer, keys and values apart, over
+   all KV heads or in each of them
+2. code = x/s, rounded to the nearest number of the format, halves to even, at most the largest
+3. x̂ = s·code
+
+Later vectors keep the scale of the first block: what is larger than anything in it saturates.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float
+
+from kvlab.reference.codes import Code, Parts, Scale, scale_to
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.notation import Array
+from kvlab.reference.precisions import Family, OnArrival
+from kvlab.reference.small_floats import E4M3, E5M2
+
+FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
+
+
+@dataclass(frozen=True)
+class FP8(Code):
+    """One byte per element."""
+
+    format: Literal["e4m3", "e5m2"]
+    per_head: bool
+    """Whether each KV head has a scale of its own."""
+
+    @property
+    def bits(self) -> int:
+        return 8
+
+    def scale(self, vectors: Float[Array, "G n d"]) -> Scale:
+        return scale_to(FORMATS[self.format].largest, vectors, self.per_head)  # [FP8 1]
+
+    def encode(self, x: Float[Array, "rows d"]) -> Parts:
+        return (FORMATS[self.format].encode(x),)  # [FP8 2]
+
+    def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
+        return FORMATS[self.format].decode(parts[0])  # [FP8 3]
+
+
+def both(format: Literal["e4m3", "e5m2"], per_head: bool) -> OnArrival:
+    """Store keys and values alike."""
+    return OnArrival(FP8(format, per_head), FP8(format, per_head))
+
+
+FAMILY = Family(
+    source="OCP 8-bit Floating Point Specification; vLLM's documentation of its FP8 KV cache",
+    equations=("FP8 1", "FP8 2", "FP8 3"),
+    precisions={
+        "fp8": both("e4m3", per_head=False),
+        "fp8_head": both("e4m3", per_head=True),
+        "fp8_e5m2": both("e5m2", per_head=False),
+        "fp8_e5m2_head": both("e5m2", per_head=True),
+    },
+    divergences=(
+        Divergence(
+            topic="where the scale comes from",
+            paper="the formats have none",
+            elsewhere="vLLM: 1.0, or calibrated on a data set; older versions could also take it "
+            "from the first forward pass, which used random tokens",
+            default="the largest element of the sequence's first block, then fixed",
+        ),
+        Divergence(
+            topic="how many scales",
+            paper="the formats have none",
+            elsewhere="vLLM: one per layer and kind, or with one attention backend one per head",
+            default="one per layer and kind",
+            option="full@precision=fp8_head",
+        ),
+        Divergence(
+            topic="too large for the format",
+            paper="e4m3 has no infinity; a conversion may saturate or give NaN",
+            elsewhere="PyTorch 2.13 converts to e4m3 with saturation and to e5m2 with infinity",
+            default="saturates, in both formats",
+        ),
+        Divergence(
+            topic="what a block reads of itself",
+            paper="the formats say nothing",
+            elsewhere="differs by engine and phase: LoRAX's prefill attends in 16 bit and codes "
+            "afterwards; FlashAttention 3 in vLLM also codes the queries",
+            default="its own keys and values as they came; codes from the next block on",
+        ),
+    ),
+)

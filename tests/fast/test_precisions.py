@@ -1,0 +1,129 @@
+"""Precisions on arrival in tensors: the bits of PyTorch's floats and of the reference's codes."""
+
+import numpy as np
+import pytest
+import torch
+from models import prompts, tiny, written
+from replay import Tolerance, follow_with_reference
+from tolerances import FLOAT64
+
+from kvlab.fast import compress
+from kvlab.fast.codes import Coded, decode_small, encode_small
+from kvlab.fast.port import port_part
+from kvlab.fast.storage import Storage
+from kvlab.reference import methods
+from kvlab.reference.precisions import OnArrival, precisions
+from kvlab.reference.small_floats import E4M3, E5M2
+from kvlab.reference.stored_vectors import StoredVectors, VectorRows
+
+ON_ARRIVAL = [name for name in precisions() if name != "full"]
+FORMATS = [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]
+
+
+def read_by_torch(codes: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
+    return codes.view(dtype).double().numpy()
+
+
+@pytest.mark.parametrize(("format", "dtype"), FORMATS)
+def test_all_codes_read_as_pytorch_reads_them(format, dtype):
+    codes = torch.arange(256, dtype=torch.uint8)
+    theirs = read_by_torch(codes, dtype)
+    finite = np.isfinite(theirs)
+    assert finite.sum() == 2 * (1 + format.encode(np.array([format.largest]))[0])
+    for ours in (format.decode(codes.numpy()), decode_small(format, codes, torch.float64).numpy()):
+        np.testing.assert_array_equal(ours[finite], theirs[finite])
+        assert np.isnan(ours[~finite]).all()
+
+
+@pytest.mark.parametrize(("format", "dtype"), FORMATS)
+def test_numbers_and_ties_are_rounded_as_pytorch_rounds_them(format, dtype):
+    """Every number, the middle between neighbours, what lies next to the middle; random ones."""
+    numbers = read_by_torch(torch.arange(256, dtype=torch.uint8), dtype)
+    numbers = np.unique(numbers[np.isfinite(numbers)])
+    middles = ((numbers[1:] + numbers[:-1]) / 2).astype(np.float32)
+    beside = [np.nextafter(middles, np.float32(to)) for to in (-np.inf, np.inf)]
+    drawn = np.random.default_rng(0).normal(size=4000) * 10.0 ** np.arange(-8, 0).repeat(500)
+    drawn *= format.largest
+    x = np.concatenate([numbers, middles, *beside, drawn, [0.0, -0.0]]).astype(np.float32)
+    x = x[np.abs(x) <= format.largest]
+    expected = torch.from_numpy(x).to(dtype).view(torch.uint8).numpy()
+    np.testing.assert_array_equal(format.encode(x.astype(np.float64)), expected)
+    found = encode_small(format, torch.from_numpy(x).double())
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def vectors(seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Vectors ``[1, 2, 50, 48]`` of many sizes; one is zero, one has a single element."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.normal(size=(1, 2, 50, 48)) * 2.0 ** rng.integers(-12, 4, size=(1, 2, 50, 1))
+    drawn[0, 0, 3], drawn[0, 1, 7, 1:] = 0, 0
+    return torch.from_numpy(drawn).to(dtype)
+
+
+@pytest.mark.parametrize("name", ON_ARRIVAL)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_codes_scales_and_bytes_are_the_references(name, dtype):
+    """In two blocks, of which the first fixes the scale; the second is larger."""
+    precision = precisions()[name]
+    assert isinstance(precision, OnArrival)
+    x = vectors(1, dtype) * torch.tensor([1.0] * 30 + [3.0] * 20, dtype=dtype)[:, None]
+    for code in (precision.keys, precision.values):
+        ours, theirs = Storage(x), StoredVectors.empty(2, 48)
+        for number, part in enumerate((slice(0, 30), slice(30, 50))):
+            ours.append(x[:, :, part], [part.stop - part.start])
+            ours.encode(port_part(code), [number == 0])
+            theirs = theirs.append(x[0, :, part].double().numpy()).encode(code)
+        (expected,) = theirs.tables
+        assert isinstance(expected, VectorRows)
+        full, table = ours.tables
+        assert full.rows == 0 and isinstance(table.vectors, Coded)
+        for found, part in zip(table.vectors.parts, expected.parts, strict=True):
+            by_head = part[theirs.row]  # the reference's rows are in order of arrival
+            np.testing.assert_array_equal(found[0].numpy(), by_head)
+        if theirs.scale is not None:
+            assert ours.scale is not None
+            np.testing.assert_array_equal(ours.scale[0].numpy(), theirs.scale)
+        assert ours.payload_bytes == theirs.payload_bytes
+        assert ours.overhead_bytes - table.slots.nbytes == theirs.overhead_bytes
+        read = ours.read(torch.float64)[0].numpy()
+        np.testing.assert_allclose(read, theirs.vectors, rtol=0, atol=FLOAT64)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["full@precision=fp8", "h2o@precision=nvfp4", "caote:tova@precision=turboquant_prod"],
+)
+def test_layers_agree_with_the_reference(spec):
+    policy = methods.get(spec, 12 if methods.takes_budget(spec) else None)
+    follow_with_reference(tiny("llama"), policy, Tolerance(FLOAT64, FLOAT64))
+
+
+def test_the_cache_of_a_model_is_really_smaller():
+    """Of 64 bytes of a float32 vector remain those of the code and 8 for the number of its slot."""
+    model, found = tiny("llama", torch.float32), {}
+    for name in precisions():
+        with compress(model, f"full@precision={name}") as cache:
+            written(model, cache, prompts([100]), 8)
+            layer = cache.memory().layers[0]
+            found[name] = (layer.keys + layer.values) / (2 * 4 * 107), layer.scales
+    assert found["fp8"][0] == found["fp8_e5m2_head"][0]
+    assert [found[name][0] for name in ("fp8", "nvfp4", "turboquant", "turboquant_2bit")] == [
+        *(16, 8, 8, 4)
+    ]
+    slots = 2 * 4 * 107 * 8
+    assert found["fp8"][1] == slots + 2 * 4
+    assert found["fp8_head"][1] == slots + 2 * 4 * 4
+    assert found["nvfp4"][1] == slots + 2 * 4 * 107 + 2 * 4
+    assert found["turboquant"][1] == slots + 2 * 4 * 107 * 2
+    assert found["turboquant_prod"][1] == slots + 4 * 107 * (4 + 2)
+
+
+def test_a_sequence_of_a_batch_has_the_scale_of_its_own_first_block():
+    model = tiny("llama")
+    with compress(model, "full@precision=fp8") as cache:
+        _, together = written(model, cache, prompts([21, 13]), 6)
+    short = prompts([21, 13])["input_ids"][1:, -13:]
+    alone = {"input_ids": short, "attention_mask": torch.ones_like(short)}
+    with compress(model, "full@precision=fp8") as cache:
+        _, single = written(model, cache, alone, 6)
+    torch.testing.assert_close(together[1:], single, rtol=0, atol=1e-9)

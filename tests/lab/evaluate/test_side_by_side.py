@@ -1,0 +1,61 @@
+"""What lies in the package is what the documentation and the ledger say."""
+
+from pathlib import Path
+
+import pytest
+
+from kvlab.fast.lab.evaluate.side_by_side import (
+    EMBEDDED,
+    REAL,
+    errors_table,
+    intervals,
+    observations_table,
+    stored_errors,
+    stored_observations,
+    with_interval,
+)
+from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.reference.proofs.ledger import ledger
+
+PAGE = (Path(__file__).parents[3] / "docs" / "evaluate.md").read_text(encoding="utf-8")
+MEASURED = [(row.place, each) for row in ledger() for each in row.measured]
+
+
+def rounded(interval):
+    return [float(f"{x:.3g}") for x in (interval.mean, interval.low, interval.high)]
+
+
+@pytest.mark.parametrize("table", [observations_table, errors_table])
+def test_the_page_has_the_table(table):
+    assert table().markdown() in PAGE
+
+
+def test_cells_are_means_of_what_is_stored():
+    table = observations_table()
+    row = next(row for row in table.rows if row[1] == "MRI > 1, α = 0.0005")
+    shares = [text.figures["MRI > 1, α = 0.0005"] for text in stored_observations(EMBEDDED)]
+    assert str(row[3]).startswith(f"{sum(shares) / len(shares):.3g} (")
+    kl = {each.method: each.interval("kl") for each in stored_errors(REAL)}
+    shown = {row[0]: row[-1] for row in errors_table().rows}
+    assert shown == {method: with_interval(interval) for method, interval in kl.items()}
+    assert with_interval(Interval(0.12345, 0.1, 1234.5)) == "0.123 (0.1 to 1.23e+03)"
+
+
+def test_the_ledger_has_the_stored_observations():
+    rows = [each for _, each in MEASURED if "evaluate.observations" in each.command]
+    found = stored_observations(REAL)
+    for each in rows:
+        assert f"--model {REAL}" in each.command and REAL in each.where
+        for name, figures in each.figures.items():
+            kind, _, figure = name.partition(": ")
+            assert list(figures) == rounded(intervals(found, kind)[figure])
+    assert len(rows) >= 4
+
+
+def test_the_ledger_has_the_stored_errors():
+    rows = [each for _, each in MEASURED if "evaluate.output_errors" in each.command]
+    found = {row.method: row for row in stored_errors(REAL)}
+    for each in rows:
+        for method, figures in each.figures.items():
+            assert list(figures) == rounded(found[method].interval("output_error"))
+    assert rows

@@ -1,0 +1,168 @@
+"""What leaves together: pages and heads, by hand and on random streams."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from build import observation
+from cases import GRANULAR
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.reference import invariants as promised
+from kvlab.reference import methods
+from kvlab.reference.cache import State
+from kvlab.reference.granularity import OfPages, OneForAllHeads, Pages, WholePages
+from kvlab.reference.policy import NO_ATTENTION, Edges, Score
+from kvlab.reference.streams import Source, random_stream, run_stream
+
+BUDGET = 16
+
+
+class Given(Score):
+    """Scores that a test hands over."""
+
+    needs = NO_ATTENTION
+
+    def __init__(self, scores) -> None:
+        self.scores = np.array(scores, dtype=float)
+
+    def score(self, state, seen, candidates, room):
+        return self.scores
+
+
+def scored(score: Score, candidates=None, heads: int = 1) -> list[list[float]]:
+    """Rate eight entries, those at positions 0, 1, 4, 5, 6, 7, 8, 9 of ten tokens."""
+    seen = eight_entries(heads)
+    if candidates is None:
+        candidates = np.ones(seen.positions.shape, dtype=bool)
+    return score.score(State({}), seen, np.array(candidates), 4).tolist()
+
+
+def eight_entries(heads: int = 1):
+    positions = np.tile([0, 1, 4, 5, 6, 7, 8, 9], (heads, 1))
+    return observation(np.full((heads, 1, 1, 8), 1 / 8), positions=positions, seen=10)
+
+
+# --- by hand -------------------------------------------------------------------------------------
+
+
+def test_a_page_is_worth_the_mean_or_the_maximum_of_its_entries():
+    given_scores = Given([[4, 2, 1, 1, 1, 5, 0, 6]])
+    assert scored(OfPages(given_scores, 4, "mean")) == [[3, 3, 2, 2, 2, 2, 3, 3]]
+    assert scored(OfPages(given_scores, 4, "max")) == [[4, 4, 5, 5, 5, 5, 6, 6]]
+
+
+def test_heads_decide_together_by_mean_or_in_turns():
+    one, other = [8, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 8, 7, 6, 5]
+    mean = scored(OneForAllHeads(Given([one, other]), "layer"), heads=2)
+    assert mean == 2 * [[4.5, 4.5, 4.5, 4.5, 6, 5, 4, 3]]
+    union = scored(OneForAllHeads(Given([one, other]), "union"), heads=2)
+    assert union == 2 * [[0, -1, -2, -3, 0, -1, -2, -3]]
+
+
+def test_entries_that_are_safe_take_nobodys_turn():
+    candidates = [[False, True, True, True, True, True, True, True]]
+    (places,) = scored(OneForAllHeads(Given([[9, 7, 8, 1, 2, 3, 4, 5]]), "union"), candidates)
+    assert places[1:] == [-1, 0, -6, -5, -4, -3, -2]
+
+
+def test_a_page_with_a_safe_entry_is_safe_and_so_is_the_newest():
+    def marked(inner):
+        return np.flatnonzero(WholePages(inner, 4).safe(eight_entries())[0]).tolist()
+
+    assert marked(Edges()) == [6, 7]
+    assert marked(Edges(sinks=1)) == [0, 1, 6, 7]
+    assert marked(Edges(recent=3)) == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("edges", "pages"),
+    [
+        (Edges(), 1),
+        (Edges(recent=1), 1),
+        (Edges(recent=2), 2),
+        (Edges(recent=5), 2),
+        (Edges(recent=6), 3),
+        (Edges(sinks=4, recent=1), 2),
+        (Edges(sinks=5), 3),
+    ],
+)
+def test_as_many_pages_as_safe_entries_can_touch(edges, pages):
+    """The newest token and recent - 1 before it; of all places in a page the worst."""
+    assert WholePages(edges, 4).count(prompt=0) == 4 * pages
+    touched = []
+    for seen in range(100, 104):
+        positions = np.arange(seen)[None]
+        safe = WholePages(edges, 4).safe(observation(np.ones((1, 1, 1, seen)), positions=positions))
+        touched.append(len(np.unique(positions[safe] // 4)))
+    assert max(touched) == pages
+
+
+def test_the_open_page_counts_whole():
+    seen = eight_entries()
+    safe = WholePages(Edges(), 4).safe(seen)
+    assert [Pages(budget, 4).room(seen, safe) for budget in (8, 11, 12)] == [4, 4, 8]
+    with pytest.raises(ValueError, match="budget = 4 must be at least the 8 entries"):
+        Pages(7, 4).room(seen, WholePages(Edges(sinks=1), 4).safe(seen))
+
+
+# --- on random streams ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", GRANULAR)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), prompt=st.integers(0, 30), block=st.sampled_from([None, 5]))
+def test_whole_pages_leave_and_heads_that_decide_together_keep_the_same(spec, seed, prompt, block):
+    everywhere = methods.parse(spec)
+    policy = methods.get(spec, BUDGET)
+    stream = random_stream(Source("pages", seed), 2, 2, 4, prompt, 30, block)
+    for result in run_stream(policy, stream):
+        positions, seen = result.cache.positions, result.seen.clock.seen
+        if everywhere.kv_heads != "head":
+            assert (positions == positions[0]).all()
+        for head in positions:
+            pages, members = np.unique(head // everywhere.page, return_counts=True)
+            whole = np.minimum((pages + 1) * everywhere.page, seen) - pages * everywhere.page
+            assert (members == whole).all()
+        if result.keep is not None:
+            assert positions.shape[1] <= BUDGET
+
+
+@pytest.mark.parametrize("spec", GRANULAR)
+def test_promises_hold_for_pages_and_joined_heads(spec):
+    """But for the budget, which pages round: the test above has it."""
+
+    def make(budget):
+        return methods.get(spec, max(BUDGET, -(-budget // 4) * 4))
+
+    objections = {each.promise: each.objection for each in promised.check_promises(make)}
+    del objections["due steps leave at most the budget"]
+    assert not any(objections.values()), objections
+
+
+def test_a_page_of_one_and_a_head_of_its_own_are_the_method_itself():
+    assert replace(methods.get("h2o@page=1,kv_heads=head", 12), name="h2o") == methods.get(
+        "h2o", 12
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "budget", "reason"),
+    [
+        ("h2o@page=0", 12, "page = 0 must be at least 1"),
+        ("h2o@kv_heads=all", 12, "kv_heads = 'all' must be one of 'head', 'layer', 'union'"),
+        ("h2o@page_score=sum", 12, "page_score = 'sum' must be one of 'mean', 'max'"),
+        ("h2o@page=16,recent=0", 31, "budget = 31 must hold at least 2 pages of 16"),
+        ("h2o@page=16,recent=16", 32, None),
+        ("h2o@page=16,recent=18", 32, "the 48 entries that are protected"),
+        ("kivi@page=16", None, "page = 16 must be 1 for kivi"),
+        ("desirekv@page=16", None, "page = 16 must be 1 for desirekv"),
+    ],
+)
+def test_what_cannot_be_is_refused(spec, budget, reason):
+    if reason is None:
+        methods.get(spec, budget)
+        return
+    with pytest.raises(ValueError, match=reason):
+        methods.get(spec, budget)
