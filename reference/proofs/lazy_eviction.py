@@ -1043,3 +1043,50 @@ def other_accuracies_fit_no_number_of_problems(
     gpqa = _off_grid("GPQA 50 %", 198, 0.05)
     text = f"{len(gsm8k)} of 24 figures for GSM8K, {len(gpqa)} of 12 for 198 questions of GPQA"
     return measured(bool(gsm8k) and bool(whole) == fits, f"no whole number: {text}")
+
+
+# --- a relative ----------------------------------------------------------------------------------
+
+OFFSETS = 2.0 ** np.arange(17)
+"""Distances to future queries at which TriAttention's authors average: 1, 2, 4, … 65,536."""
+
+
+@PAPER.ours(
+    "LE-21",
+    "Eq. 2, and TriAttention (arXiv 2604.04921, as its authors' code has it)",
+    Verdict.VERIFIED,
+)
+@false("phases are added", phase=lambda query, key: np.angle(query * key))
+@false("the second term is the mean length alone", spread=lambda length, center: length)
+def triattention_is_a_mean_of_future_logits(
+    *,
+    phase: Callable[[Any, Any], Any] = lambda query, key: np.angle(query * np.conj(key)),
+    spread: Callable[[Any, Any], Any] = lambda length, center: length - center,
+) -> Finding:
+    """TriAttention's score has two terms. The first is the logit (times √d) of the key, averaged
+    over sample queries and over the distances Δ + 1, Δ + 2, Δ + 4, …; the second,
+    Σ (E|q| − |E q|)|k|, is never negative, and zero for queries that are all alike.
+
+    Two channels that turn together are one complex number, before RoPE. So the score asks for no
+    attention: what LazyEviction counts while the model writes is computed from samples beforehand.
+    """
+    rng, worst = np.random.default_rng(21), 0.0
+    for _ in range(100):
+        pairs, count, gap = (int(rng.integers(1, most)) for most in (5, 9, 400))
+        omega = 10_000.0 ** -(np.arange(pairs) / pairs)
+        key, *queries = rng.normal(size=(count + 1, pairs)) + 1j * rng.normal(
+            size=(count + 1, pairs)
+        )
+        center = np.mean(queries, axis=0)
+        turned = omega * (gap + OFFSETS[:, None]) + phase(center, key)
+        first = (np.abs(center) * np.abs(key) * np.cos(turned)).sum(axis=1).mean()
+        logits = [
+            (query * np.exp(1j * omega * (gap + offset)) * np.conj(key)).real.sum()
+            for query in queries
+            for offset in OFFSETS
+        ]
+        worst = max(worst, abs(first - np.mean(logits)))
+        second = spread(np.abs(queries).mean(axis=0), np.abs(center)) @ np.abs(key)
+        alike = spread(np.abs(queries[0]), np.abs(queries[0])) @ np.abs(key)
+        worst = max(worst, -second, abs(alike))
+    return measured(worst < 1e-12 * len(OFFSETS), f"100 random samples: off by {worst:.1e} at most")
