@@ -10,13 +10,13 @@ from typing import Any
 
 from kvlab.fast import compress
 from kvlab.fast.lab.benchmarks.workload import (
-    ENTRIES,
     Footprint,
     Run,
+    Timing,
     footprint_of,
     full_cache,
     peak_footprint,
-    tokens_per_second,
+    timed,
 )
 
 
@@ -28,10 +28,21 @@ class Contender:
     """Its name in the result."""
     compresses: bool
     """Whether it evicts anything."""
-    speed: Callable[[Run, bool], float]
-    """Returns tokens per second of one generation; the flag includes the prompt's time."""
+    timing: Callable[[Run], Timing]
+    """Generates once and says how long it took."""
     footprint: Callable[[Run], Footprint]
     """Returns the most that its cache held between two tokens of one generation."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all contenders share."""
+
+    model: Any
+    entries: int
+    """Which every compressed contender keeps, per head."""
+    cpu_time: bool = False
+    """Whether seconds are those of the process, not of the clock."""
 
 
 Opened = tuple[Any, Callable[[], Footprint]]
@@ -39,39 +50,43 @@ Opened = tuple[Any, Callable[[], Footprint]]
 
 
 def in_this_process(
-    name: str, compresses: bool, model: Any, opened: Callable[[], AbstractContextManager[Opened]]
+    name: str,
+    compresses: bool,
+    setting: Setting,
+    opened: Callable[[], AbstractContextManager[Opened]],
 ) -> Contender:
     """Return a contender that generates here; ``opened`` makes a cache for one generation."""
 
-    def speed(run: Run, with_prompt: bool) -> float:
+    def timing(run: Run) -> Timing:
         with opened() as (cache, _):
-            return tokens_per_second(model, run, cache, with_prompt)
+            return timed(setting.model, run, cache, setting.cpu_time)
 
     def footprint(run: Run) -> Footprint:
         with opened() as (cache, read):
-            return peak_footprint(model, run, cache, read)
+            return peak_footprint(setting.model, run, cache, read)
 
-    return Contender(name, compresses, speed, footprint)
+    return Contender(name, compresses, timing, footprint)
 
 
-def stock(model: Any) -> Contender:
+def stock(setting: Setting) -> Contender:
     """Return the full cache of transformers."""
 
     @contextmanager
     def opened() -> Iterator[Opened]:
-        cache = full_cache(model)
+        cache = full_cache(setting.model)
         yield cache, lambda: footprint_of(cache)
 
-    return in_this_process("transformers full cache", False, model, opened)
+    return in_this_process("transformers full cache", False, setting, opened)
 
 
-def kvlab(model: Any, method: str) -> Contender:
+def kvlab(setting: Setting, method: str) -> Contender:
     """Return a method of this repository."""
     compresses = method != "full"
 
     @contextmanager
     def opened() -> Iterator[Opened]:
-        with compress(model, method, ENTRIES if compresses else None) as cache:
+        budget = setting.entries if compresses else None
+        with compress(setting.model, method, budget) as cache:
 
             def read() -> Footprint:
                 entries = max((max(counts) for counts in cache.kept() if counts), default=0)
@@ -79,7 +94,7 @@ def kvlab(model: Any, method: str) -> Contender:
 
             yield cache, read
 
-    return in_this_process(f"kvlab {method}", compresses, model, opened)
+    return in_this_process(f"kvlab {method}", compresses, setting, opened)
 
 
 class KvpressWorker:
@@ -89,15 +104,16 @@ class KvpressWorker:
         python: interpreter of an environment with kvpress.
         device: as PyTorch names it.
         threads: of PyTorch.
+        directory: of the model; by default the small one with random weights.
 
     Raises:
         RuntimeError: if the process does not start.
     """
 
-    def __init__(self, python: Path, device: str, threads: int) -> None:
+    def __init__(self, python: Path, device: str, threads: int, directory: str = "") -> None:
         script = Path(__file__).with_name("kvpress_contender.py")
         self.process = subprocess.Popen(
-            [python, script, device, str(threads)],
+            [python, script, device, str(threads), directory],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -128,17 +144,17 @@ class KvpressWorker:
 
 
 def kvpress(
-    worker: KvpressWorker, press: str | None = None, interval: int | None = None
+    worker: KvpressWorker, setting: Setting, press: str | None = None, interval: int | None = None
 ) -> Contender:
     """Return a press of kvpress under its DecodingPress; without one, the full cache beside it."""
+    about = {"press": press, "interval": interval, "entries": setting.entries}
 
-    def ask(what: str, run: Run, with_prompt: bool) -> dict[str, Any]:
-        about = {"press": press, "interval": interval, "with_prompt": with_prompt}
-        return worker.ask(ask=what, run=asdict(run), **about)
+    def ask(what: str, run: Run) -> dict[str, Any]:
+        return worker.ask(ask=what, run=asdict(run), cpu_time=setting.cpu_time, **about)
 
     return Contender(
         f"kvpress {press} every {interval}" if press else "kvpress's transformers full cache",
         press is not None,
-        lambda run, with_prompt: ask("speed", run, with_prompt)["speed"],
-        lambda run: Footprint(**ask("footprint", run, True)),
+        lambda run: Timing(**ask("timing", run)),
+        lambda run: Footprint(**ask("footprint", run)),
     )

@@ -3,7 +3,10 @@
     python -m kvlab.fast.lab.benchmarks.decode --kvpress VENV/bin/python --out result.json
 
 Two questions. ``whole``: how fast is one long generation, prompt included, whose full cache keeps
-growing? ``constant``: what does a step cost at `ENTRIES` entries, whatever the method?
+growing? ``constant``: what does a step cost at `ENTRIES` entries, whatever the method? With
+``--model`` there is a third instead, ``real``: how soon a language model writes its first token
+after a long prompt, and how fast it goes on with a quarter of the entries. The limit is then what
+the full cache of transformers reaches that never holds more than these.
 
 All contenders are measured in turn, in an order drawn anew for every round, so that a change of
 the machine's speed meets all of them. A contender's share of the full cache's speed is taken
@@ -14,7 +17,7 @@ within each round. The first round is not timed: it warms up and notes what the 
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,11 +25,19 @@ import torch
 import typer
 from rich.progress import Progress
 
-from kvlab.fast.lab.benchmarks.contenders import Contender, KvpressWorker, kvlab, kvpress, stock
+from kvlab.fast.lab.benchmarks.contenders import (
+    Contender,
+    KvpressWorker,
+    Setting,
+    kvlab,
+    kvpress,
+    stock,
+)
 from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
-from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, tiny_llama
+from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, fetched, tiny_llama
 from kvlab.fast.lab.terminal import console, progress
+from kvlab.fast.models import model_location
 
 SCHEMA = 2
 LAGGED = "lazy_eviction@window=32"
@@ -67,6 +78,10 @@ class Part:
     methods: tuple[str, ...]
     presses: tuple[tuple[str, int], ...]
     repeats: int
+    entries: int = ENTRIES
+    """Which every compressed contender keeps, per head."""
+    warm_up: Run | None = None
+    """The generation that is not timed, where it is not the timed one."""
 
     def run(self, contender: Contender) -> Run:
         """Return the generation of a contender."""
@@ -95,15 +110,35 @@ def whole(tokens: int, repeats: int) -> Part:
     return Part("whole", True, run, run, (LAGGED,), LAGGED_PRESSES, repeats)
 
 
-def contenders(part: Part, model: Any, worker: KvpressWorker | None) -> Iterator[Contender]:
+def real(length: int, tokens: int, repeats: int) -> Part:
+    """Return what a language model writes after a long prompt, with a quarter of the entries."""
+    run, short = Run(length, tokens), Run(length, 2)
+    methods, presses = (*PER_STEP, LAGGED), (*PER_STEP_PRESSES, ("snapkv", 32))
+    return Part("real", False, run, run, methods, presses, repeats, length // 4, short)
+
+
+def limit(setting: Setting, entries: int) -> Contender:
+    """Return the full cache of transformers with a prompt of no more than ``entries`` tokens."""
+    contender = stock(setting)
+    return replace(
+        contender,
+        name=f"transformers full cache of {entries}",
+        timing=lambda run: contender.timing(Run(entries, run.tokens)),
+        footprint=lambda run: contender.footprint(Run(entries, run.tokens)),
+    )
+
+
+def contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> Iterator[Contender]:
     """Yield the contenders, the full cache of transformers first."""
-    yield stock(model)
+    yield stock(setting)
+    if part.warm_up is not None:
+        yield limit(setting, part.entries)
     for method in ("full", *part.methods):
-        yield kvlab(model, method)
+        yield kvlab(setting, method)
     if worker is not None:
-        yield kvpress(worker)
+        yield kvpress(worker, setting)
         for press, interval in part.presses:
-            yield kvpress(worker, press, interval)
+            yield kvpress(worker, setting, press, interval)
 
 
 def measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dict[str, Any]]:
@@ -112,14 +147,15 @@ def measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dic
     outcomes = []
     for contender in several:
         run = part.run(contender)
-        peak = asdict(contender.footprint(run))
+        peak = asdict(contender.footprint(part.warm_up or run))
         about = {"name": contender.name, "run": asdict(run), "peak": peak}
-        outcomes.append({**about, "tokens_per_second": []})
+        outcomes.append({**about, "tokens_per_second": [], "first_seconds": []})
         bar.advance(task)
     for turn in range(part.repeats):
         for contender, outcome in shuffled(zip(several, outcomes, strict=True), turn):
-            speed = contender.speed(part.run(contender), part.with_prompt)
-            outcome["tokens_per_second"].append(speed)
+            timing = contender.timing(part.run(contender))
+            outcome["tokens_per_second"].append(timing.speed(part.with_prompt))
+            outcome["first_seconds"].append(timing.first)
             bar.advance(task)
     full = outcomes[0]["tokens_per_second"]
     for outcome in outcomes:
@@ -134,14 +170,14 @@ def share_of(speeds: Sequence[float], full: Sequence[float]) -> float:
 
 
 def kvpress_worker(
-    python: Path | None, device: str, threads: int
+    python: Path | None, device: str, threads: int, directory: str = ""
 ) -> tuple[KvpressWorker | None, dict[str, Any]]:
     """Start kvpress if there is one, and return what the result says about it."""
     if python is None:
         return None, {"measured": False, "reason": "no environment given"}
     if not python.exists():
         return None, {"measured": False, "reason": f"{python} does not exist"}
-    worker = KvpressWorker(python, device, threads)
+    worker = KvpressWorker(python, device, threads, directory)
     return worker, {"measured": True, "versions": worker.versions}
 
 
@@ -158,34 +194,47 @@ def main(
     ] = 128,
     threads: Annotated[int, typer.Option(min=1, help="Threads of PyTorch.")] = 1,
     device: Annotated[str, typer.Option(help="As PyTorch names it.")] = "cpu",
+    model: Annotated[
+        str | None, typer.Option(help="Short name or directory of a language model, on the CPU.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=8, help="With --model: tokens to read.")] = 2048,
+    cpu_time: Annotated[
+        bool, typer.Option(help="Count CPU time, on a machine that others use.")
+    ] = False,
 ) -> None:
     """Measure decoding speed."""
     torch.set_num_threads(threads)
-    model = tiny_llama(device)
-    worker, about_kvpress = kvpress_worker(kvpress, device, threads)
+    directory = str(model_location(model)) if model else ""
+    worker, about_kvpress = kvpress_worker(kvpress, device, threads, directory)
     if worker is None:
         console.print(f"kvpress is not measured: {about_kvpress['reason']}")
-    parameters = {
-        "entries": ENTRIES,
-        "repeats": repeats,
-        "whole_repeats": whole_repeats,
-        "tokens": tokens,
-        "stretch": stretch,
-        "device": device,
-    }
+    if model is not None:
+        parts = [real(prompt, tokens, whole_repeats)]
+        asked = {"model": model, "prompt": prompt, "tokens": tokens, "whole_repeats": whole_repeats}
+    else:
+        parts = [constant(stretch, repeats), whole(tokens, whole_repeats)]
+        asked = {"repeats": repeats, "whole_repeats": whole_repeats, "tokens": tokens}
+        asked |= {"stretch": stretch, "device": device}
+    network = fetched(directory) if model else tiny_llama(device)
     try:
         with progress() as bar:
-            parts = {
-                part.name: measure(part, list(contenders(part, model, worker)), bar)
-                for part in (constant(stretch, repeats), whole(tokens, whole_repeats))
-            }
+            found = {part.name: measured(part, network, cpu_time, worker, bar) for part in parts}
     finally:
         if worker is not None:
             worker.close()
-    found = {"kvpress": about_kvpress, "parameters": parameters, "parts": parts}
-    result = result_of(SCHEMA, device, found)
+    parameters = {"entries": parts[0].entries, "cpu_time": cpu_time, **asked}
+    about = {"kvpress": about_kvpress, "parameters": parameters, "parts": found}
+    result = result_of(SCHEMA, device, about)
     show(result)
     write(result, out)
+
+
+def measured(
+    part: Part, network: Any, cpu_time: bool, worker: KvpressWorker | None, bar: Progress
+) -> list[dict[str, Any]]:
+    """Measure a part with all contenders that it has."""
+    setting = Setting(network, part.entries, cpu_time)
+    return measure(part, list(contenders(part, setting, worker)), bar)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from kvlab.fast.lab.benchmarks.workload import (
     Run,
     full_cache,
     random_llama,
+    timed,
     tiny_llama,
-    tokens_per_second,
 )
 from kvlab.fast.lab.terminal import progress
 from kvlab.reference.planner.figures import printed_milliseconds
@@ -93,9 +93,9 @@ def llama_8b(device: str) -> Any:
 def speed(model: Any, method: str, budget: int | None, run: Run) -> tuple[float, int | None]:
     """Return tokens per second of one sequence, prompt included, and the bytes of the cache."""
     if method == FULL:
-        return tokens_per_second(model, run, full_cache(model), with_prompt=True), None
+        return timed(model, run, full_cache(model)).speed(with_prompt=True), None
     with compress(model, method, budget) as cache:
-        rate = tokens_per_second(model, run, cache, with_prompt=True)
+        rate = timed(model, run, cache).speed(with_prompt=True)
         return rate, cache.memory().total
 
 

@@ -28,13 +28,13 @@ from kvpress import (  # type: ignore[import-not-found]
 
 sys.path.insert(0, str(Path(__file__).parent))
 from workload import (  # type: ignore[import-not-found]
-    ENTRIES,
     Run,
+    fetched,
     footprint_of,
     full_cache,
     peak_footprint,
+    timed,
     tiny_llama,
-    tokens_per_second,
 )
 
 PRESSES: dict[str, Callable[[], Any]] = {
@@ -57,20 +57,20 @@ def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
         press = DecodingPress(
             base_press=PRESSES[name](),
             compression_interval=request["interval"],
-            target_size=ENTRIES,
+            target_size=request["entries"],
         )(model)
     cache = full_cache(model)
     with press:
         if request["ask"] == "footprint":
             return asdict(peak_footprint(model, run, cache, lambda: footprint_of(cache)))
-        return {"speed": tokens_per_second(model, run, cache, request["with_prompt"])}
+        return asdict(timed(model, run, cache, request["cpu_time"]))
 
 
 def main() -> None:
-    """Say the versions, then answer every request; takes device and threads as arguments."""
-    device, threads = sys.argv[1:]
+    """Say the versions, then answer requests; arguments: device, threads, model's directory."""
+    device, threads, directory = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    model = tiny_llama(device)
+    model = fetched(directory) if directory else tiny_llama(device)
     names = ("kvpress", "transformers", "torch")
     print(json.dumps({name: version(name) for name in names}), flush=True)
     for line in sys.stdin:

@@ -1,5 +1,6 @@
 """What was measured, as a report: tables, commands, machines and versions of each result."""
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ class Layout:
     def command(self, result: Result) -> str:
         """Write the command that makes a result again."""
         options = self.options(result).items()
-        given = [f"--{name.replace('_', '-')} {value}" for name, value in options]
+        given = [f"--{name.replace('_', '-')} {value}".rstrip() for name, value in options]
         called = f"python -m kvlab.fast.lab.benchmarks.{self.module}"
         return " ".join([called, *given, "--out result.json"])
 
@@ -103,23 +104,38 @@ DECODING = (
 )
 
 
-PARTS = {"constant": "Steps at constant size", "whole": "One long generation"}
+FIRST_TOKEN = Column("first token, s", lambda each: statistics.median(each["first_seconds"]), ".1f")
+PARTS = {
+    "constant": "Steps at constant size",
+    "whole": "One long generation",
+    "real": "A language model after a long prompt",
+}
 
 
 def decoding(result: Result) -> Iterator[Block]:
     """Yield tokens per second of the generations that were compared."""
     if not result["kvpress"]["measured"]:
         yield Text(f"kvpress was not measured: {result['kvpress']['reason']}.")
+    asked = result["parameters"]
+    if asked.get("cpu_time"):
+        yield Text("Seconds are CPU time: others used the machine.")
     for name, outcomes in result["parts"].items():
         yield Heading(PARTS[name], 3)
-        yield tabulate(outcomes, DECODING)
+        if name == "real":
+            yield Text(
+                f"{asked['model']} reads {asked['prompt']:,} tokens in one block and writes "
+                f"{asked['tokens']:,}; {asked['entries']} entries may stay."
+            )
+        columns = (*DECODING, FIRST_TOKEN) if name == "real" else DECODING
+        yield tabulate(outcomes, columns)
 
 
 def decode_options(result: Result) -> Mapping[str, Any]:
     """Return the options of the benchmark of decoding."""
-    asked = {k: v for k, v in result["parameters"].items() if k != "entries"}
+    asked = {k: v for k, v in result["parameters"].items() if k not in ("entries", "cpu_time")}
     kvpress = {"kvpress": "PYTHON"} if result["kvpress"]["measured"] else {}
-    return {**kvpress, **asked, "threads": result["machine"]["threads"]}
+    clock = {"cpu-time": ""} if result["parameters"].get("cpu_time") else {}
+    return {**kvpress, **asked, **clock, "threads": result["machine"]["threads"]}
 
 
 # --- memory ---------------------------------------------------------------------------------------

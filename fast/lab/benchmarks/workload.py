@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 ENTRIES = 256
-"""Entries per head that every compressed contender keeps."""
+"""Entries per head that every compressed contender keeps of the small model's text."""
 
 VOCABULARY = 512
 
@@ -67,15 +73,22 @@ def tiny_llama(device: str = "cpu") -> Any:
     return model.to(device)
 
 
-def prompt(length: int, device: Any = "cpu", batch: int = 1) -> torch.Tensor:
-    """Return random token ids; none is the padding token."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(1, VOCABULARY, (batch, length), generator=generator).to(device)
+def fetched(directory: str) -> Any:
+    """Return a language model that lies in a directory, in float32; it never ends a text."""
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    return model
+
+
+def prompt(model: Any, length: int, batch: int = 1) -> torch.Tensor:
+    """Return random token ids that the model knows; none is the padding token."""
+    generator, known = torch.Generator().manual_seed(1), min(VOCABULARY, model.config.vocab_size)
+    return torch.randint(1, known, (batch, length), generator=generator).to(model.device)
 
 
 def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
     """Write exactly ``run.tokens`` tokens, greedily; ``streamer`` is told of each."""
-    ids = prompt(run.prompt, model.device, run.batch)
+    ids = prompt(model, run.prompt, run.batch)
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -116,25 +129,43 @@ class Watcher:
         """Take in the end of the text; nothing is noticed."""
 
 
-def tokens_per_second(model: Any, run: Run, cache: Any, with_prompt: bool) -> float:
-    """Measure one generation, per sequence.
+@dataclass(frozen=True)
+class Timing:
+    """How long one generation took."""
+
+    first: float
+    """Seconds until the first token, in which the prompt is read."""
+    rest: float
+    """Seconds from the first token to the last."""
+    tokens: int
+    """Tokens that were written, of each sequence."""
+
+    def speed(self, with_prompt: bool) -> float:
+        """Return tokens per second, from the first token on unless the prompt counts, too."""
+        if with_prompt:
+            return self.tokens / (self.first + self.rest)
+        return (self.tokens - 1) / self.rest
+
+
+def timed(model: Any, run: Run, cache: Any, cpu_time: bool = False) -> Timing:
+    """Time one generation.
 
     Args:
         model: which writes.
         run: how much to read and write.
         cache: an empty cache for it.
-        with_prompt: count the prompt's time, too; otherwise from the first token to the last.
+        cpu_time: count what this process computes, not what passes: others may use the machine.
     """
+    clock = time.process_time if cpu_time else time.perf_counter
     times: list[float] = []
 
     def note() -> None:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
-        times.append(time.perf_counter())
+        times.append(clock())
 
     generate(model, run, cache, Watcher(note))
-    first = 0 if with_prompt else 1
-    return (len(times) - first - 1) / (times[-1] - times[first])
+    return Timing(times[1] - times[0], times[-1] - times[1], len(times) - 1)
 
 
 def peak_footprint(model: Any, run: Run, cache: Any, read: Callable[[], Footprint]) -> Footprint:

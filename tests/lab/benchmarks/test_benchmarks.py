@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvlab.fast.lab.benchmarks import contenders, decode, memory
+from kvlab.fast.lab.benchmarks.contenders import Setting
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
+from kvlab.fast.models import reasoner_directory
 
 ENTRY = 4 * 8 * 2 * 32 * 4
 """Bytes of one cached token: layers, heads, key and value, channels, float32."""
@@ -33,12 +35,30 @@ def test_decoding_speed_is_written_with_machine_and_versions(tmp_path):
 
 
 def test_all_keep_as_many_entries_as_they_should():
-    model, part = tiny_llama(), decode.constant(stretch=40, repeats=1)
-    kept = {c.name: c.footprint(part.run(c)).entries for c in decode.contenders(part, model, None)}
+    setting, part = Setting(tiny_llama(), 256), decode.constant(stretch=40, repeats=1)
+    kept = {
+        c.name: c.footprint(part.run(c)).entries for c in decode.contenders(part, setting, None)
+    }
     per_step = {f"kvlab {method}" for method in decode.PER_STEP}
     assert {kept[name] for name in per_step} == {256}
     assert kept["kvlab lazy_eviction@window=32"] == 256 + 31
     assert kept["transformers full cache"] == kept["kvlab full"] == 256 + 20 - 1
+
+
+def test_a_language_model_is_measured_with_a_quarter_of_the_entries(tmp_path, capsys):
+    out = tmp_path / "real.json"
+    model = str(reasoner_directory())
+    decode.main(out=out, whole_repeats=1, tokens=3, model=model, prompt=160, cpu_time=True)
+    found = json.loads(out.read_text())
+    parameters = {"entries": 40, "cpu_time": True, "model": model, "prompt": 160, "tokens": 3}
+    assert found["parameters"] == {**parameters, "whole_repeats": 1}
+    real = {outcome["name"]: outcome for outcome in found["parts"]["real"]}
+    assert real["transformers full cache of 40"]["peak"]["entries"] == 40 + 1
+    assert real["transformers full cache"]["peak"]["entries"] == 160 + 1
+    for outcome in real.values():
+        assert len(outcome["first_seconds"]) == 1 and outcome["first_seconds"][0] > 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Seconds are CPU time" in shown and "reads 160 tokens in one block" in shown
 
 
 def test_shares_are_taken_within_a_round():
@@ -51,13 +71,16 @@ def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
         "import json, sys\n"
         "print(json.dumps({'kvpress': '0'}), flush=True)\n"
         "asked = json.loads(input())\n"
-        "print(json.dumps({'speed': asked['run']['tokens']}), flush=True)\n"
+        "tokens = asked['run']['tokens']\n"
+        "print(json.dumps({'first': asked['entries'], 'rest': 2, 'tokens': tokens}), flush=True)\n"
     )
     monkeypatch.setattr(contenders, "__file__", str(tmp_path / "contenders.py"))
     worker = contenders.KvpressWorker(Path(sys.executable), "cpu", 1)
-    press = contenders.kvpress(worker, "tova", 1)
+    press = contenders.kvpress(worker, Setting(None, entries=5), "tova", 1)
     assert worker.versions == {"kvpress": "0"}
-    assert press.speed(Run(3, 7), True) == 7
+    timing = press.timing(Run(3, 7))
+    assert timing.speed(with_prompt=True) == 7 / (5 + 2)
+    assert timing.speed(with_prompt=False) == (7 - 1) / 2
     worker.process.wait()
     with pytest.raises(RuntimeError, match="kvpress ended with code 0"):
         worker._receive()
