@@ -71,11 +71,12 @@ def test_every_method_has_a_page_and_the_site_lists_it():
     files = [path for each in listed for path in each.values()]
     pages = ("methods.md", "precisions.md", *(f"methods/{page.name}" for page in PAGES))
     assert sorted(files) == sorted(pages)
-    assert files[:5] == [
+    assert files[:6] == [
         "methods.md",
         "precisions.md",
         "methods/full.md",
         "methods/random.md",
+        "methods/value_norm.md",
         "methods/h2o.md",
     ]
     assert {"Full cache": "methods/full.md"} in listed

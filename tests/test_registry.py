@@ -73,7 +73,7 @@ def test_keyword_options_and_text_are_the_same():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("h3o", "unknown method 'h3o'; known are full, random, h2o"),
+        ("h3o", "unknown method 'h3o'; known are full, random, value_norm"),
         ("", "unknown method ''"),
         ("h2o:tova", "method 'h2o' wraps nothing"),
         ("fast_caote", "fast_caote wraps another method"),
@@ -228,9 +228,10 @@ def test_tables_follow_the_dates_of_publication():
     listed = [METHODS[name].published for name in METHODS]
     assert listed == sorted(listed)
     form = rf"20\d\d-[01]\d|{Method.published}"
-    assert list(METHODS)[:2] == ["full", "random"], "what others are compared with comes first"
-    assert listed[:2] == ["", ""]
-    assert all(re.fullmatch(form, date) for date in listed[2:])
+    first = ["full", "random", "value_norm"]
+    assert list(METHODS)[:3] == first, "what others are compared with comes first"
+    assert listed[:3] == ["", "", ""]
+    assert all(re.fullmatch(form, date) for date in listed[3:])
     assert methods.names()[-2:] == ("caote", "fast_caote")
     assert max([*listed, Method.published]) == Method.published, "unpublished ones come last"
 

@@ -1,0 +1,18 @@
+"""Value norm: kvlab's control for scores that protect long values."""
+
+from dataclasses import dataclass
+
+from kvlab.fast.cache import State
+from kvlab.fast.notation import Candidates, Room, Scores
+from kvlab.fast.observation import Observation
+from kvlab.fast.policy import Score, twin_of
+from kvlab.reference.methods import value_norm as reference
+
+
+@twin_of(reference.ValueLength)
+@dataclass(frozen=True)
+class ValueLength(Score):
+    """The length of the value."""
+
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        return seen.values.norm(dim=-1)

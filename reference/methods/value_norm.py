@@ -1,0 +1,69 @@
+"""Value norm: kvlab's control for scores that protect long values; no paper defines it.
+
+It answers VaSE, Value-Aware Stochastic KV Cache Eviction (arXiv 2606.03928): its abstract says that
+a small fraction of value states are abnormally large, that a model fails when they are evicted, and
+that VaSE protects them and evicts with randomness. This control has the first part alone.
+
+Equations (numbered here):
+
+1. s_j = ‖v_j‖₂
+2. keep the B entries with the largest s, those with the longest values
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlab.reference.accounting import Sizes, Work, vector_work
+from kvlab.reference.cache import State
+from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.notation import Marks, Scores
+from kvlab.reference.policy import (
+    NO_ATTENTION,
+    Edges,
+    Entries,
+    EveryBlock,
+    Observation,
+    Policy,
+    Score,
+)
+
+
+@dataclass(frozen=True)
+class ValueLength(Score):
+    """The length of the value."""
+
+    needs = NO_ATTENTION
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        return np.linalg.norm(seen.values, axis=-1)  # [ValueNorm 1]
+
+    def work(self, sizes: Sizes) -> Work:
+        """Every value is read once."""
+        return vector_work(sizes, 2 * sizes.n * sizes.d)
+
+
+@dataclass(frozen=True)
+class ValueNorm(Method):
+    """Keep the entries with the longest values; attention is not asked. kvlab's own control."""
+
+    recent: int = 0
+    """Newest entries that are safe."""
+    every: int = 1
+    """Generated tokens between two evictions."""
+
+    name = "value_norm"
+    source = "a control; no paper"
+    published = ""
+    equations = ("ValueNorm 1", "ValueNorm 2")
+    examples = (Example("value_norm"), Example("value_norm@recent=3,every=4"))
+    compared = ("value_norm", "value_norm@recent=16")
+
+    def policy(self, budget: int | None) -> Policy:
+        return Policy(
+            self.name,
+            ValueLength(),
+            EveryBlock(self.every),
+            Edges(recent=self.recent),
+            Entries(require_budget(self.name, budget)),  # [ValueNorm 2]
+        )
