@@ -66,7 +66,8 @@ class Method(ABC):
     """Names of the papers' ablations and variants, and what they are in registry syntax."""
     divergences: ClassVar[tuple[Divergence, ...]] = ()
     budgeted: ClassVar[bool] = True
-    """Whether a budget has to be given; the others state their memory by their own parameters."""
+    """Whether a budget has to be given; the others state their memory by their own parameters.
+    Where an option decides, `needs_budget` is overridden."""
     examples: ClassVar[tuple[Example, ...]] = ()
     """For tests and test vectors, the main reading first; empty: the method with its defaults."""
     compared: ClassVar[tuple[str, ...]] = ()
@@ -76,6 +77,11 @@ class Method(ABC):
     def __post_init__(self) -> None:
         for option, value in vars(self).items():
             check_option(type(self), option, value)
+
+    @property
+    def needs_budget(self) -> bool:
+        """Whether a budget has to be given under these options."""
+        return self.budgeted
 
     @abstractmethod
     def policy(self, budget: int | None) -> Policy:

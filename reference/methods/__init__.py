@@ -218,7 +218,7 @@ def takes_budget(spec: str) -> bool:
     Raises:
         ValueError: if the method, an option or a value is not allowed.
     """
-    return innermost(spec).budgeted
+    return innermost(spec).needs_budget
 
 
 def innermost(spec: str) -> Method:

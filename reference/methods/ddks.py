@@ -155,6 +155,10 @@ class DDKS(Method):
         check_choice(WIDTHS, bits=self.bits)
         check_at_least(1, group=self.group)
 
+    @property
+    def needs_budget(self) -> bool:
+        return self.reading == "mikv"
+
     def policy(self, budget: int | None = None) -> Policy:
         score: Score
         if self.reading == "mikv":
