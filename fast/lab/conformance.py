@@ -155,6 +155,50 @@ def attend_coded(
     return attend_to_tables(queries[None], keys, values, n, softcap)[0][0]
 
 
+def attend_pages(queries, key_pages, value_pages, table, query_positions, softcap):
+    """Attention to the pages of a sequence, gathered: kvlab's own cache has slots and no pages."""
+    keys, values = (in_order(pages, table[table >= 0]) for pages in (key_pages, value_pages))
+    places = torch.arange(key_pages.shape[1])
+    positions = (torch.nonzero(table >= 0) * key_pages.shape[1] + places).flatten()
+    there = positions <= query_positions.max()
+    keys, values = keys[:, there], values[:, there]
+    positions = positions[there].expand(len(keys), -1)
+    return attend(queries, keys, values, positions, query_positions, softcap)
+
+
+def compact_pages(key_pages, value_pages, table, keep):
+    """Survivors, moved together in the pages of their sequence."""
+    page, kept = key_pages.shape[1], keep.shape[1]
+    both = [in_order(pages, table) for pages in (key_pages, value_pages)]
+    columns = {"vectors": torch.stack(both)[:, None].contiguous()}
+    move_survivors(columns, keep[None], ascending=True)
+    for pages, moved in zip((key_pages, value_pages), columns["vectors"][:, 0], strict=True):
+        pages[table] = moved.transpose(0, 1).reshape(len(table), page, *pages.shape[2:])
+    return key_pages, value_pages, table[: -(-kept // page)]
+
+
+def in_order(pages, table):
+    """Return ``[G, n, d]``: the entries of some pages, one page after the other."""
+    return pages[table].flatten(0, 1).transpose(0, 1)
+
+
+def encode(precision, x, first):
+    """Codes, scales and bytes of a precision, and what is read back."""
+    code = get(f"full@precision={precision}").precision.keys
+    scale, d = code.scale(first[None].double()), x.shape[-1]
+    divided = x[None].double() if scale is None else x[None].double() / scale.double()
+    parts = code.encode(divided)
+    read = code.decode(parts, d, torch.float32) * (1 if scale is None else scale)
+    size = sum(part[0, 0, 0].nbytes for part in parts)
+    found = {"x": read[0], "bytes": torch.full(x.shape[:2], size)}
+    found["codes"] = quantization.unpack(parts[0], code.bits, d)[0]
+    if scale is not None:
+        found["scale"] = scale.flatten()
+    for part in parts[1:]:
+        found["block_scales" if part.dtype == torch.uint8 else "norms"] = part[0]
+    return found
+
+
 def errors_of_rows(h, values, fast, norm):
     """CAOTE's error of every row of retention."""
     if norm != 2:
@@ -431,6 +475,9 @@ IMPLEMENTATIONS = {
     "quantize_dequantize": quantize_dequantize,
     "pack": pack,
     "attend_coded": attend_coded,
+    "attend_pages": attend_pages,
+    "compact_pages": compact_pages,
+    "encode": encode,
     "eviction_error": errors_of_rows,
     "pool": pool,
     "outlier_score": outlier_score,

@@ -18,6 +18,7 @@ from kvlab.reference.conformance.code_cases import (
     Drawn,
     later,
 )
+from kvlab.reference.conformance.engine_cases import ENGINES
 from kvlab.reference.conformance.storing import UncertainError, finished
 from kvlab.reference.notation import Array
 from kvlab.reference.streams import Source
@@ -25,9 +26,9 @@ from kvlab.reference.streams import Source
 ATTEMPTS = 100
 
 
-def block_cases() -> Iterator[Case]:
-    """Build all cases of all building blocks."""
-    for operation, groups in GROUPS.items():
+def block_cases(specification: str) -> Iterator[Case]:
+    """Build the cases of building blocks that a version of the specification added."""
+    for operation, groups in ADDED[specification].items():
         for group, makers in groups.items():
             for number, make in enumerate(makers):
                 yield first_certain(operation, group, number, make)
@@ -40,8 +41,8 @@ def first_certain(operation: str, group: str, number: int, make: Draw) -> Case:
         RuntimeError: if there is none.
     """
     for attempt in range(ATTEMPTS):
-        inputs, parameters = make(Source(f"{operation} {group} {number}", attempt))
         try:
+            inputs, parameters = make(Source(f"{operation} {group} {number}", attempt))
             return finished(operation, None, group, str(number), parameters, inputs)
         except UncertainError:
             continue
@@ -295,7 +296,7 @@ def valueless(makers: Mapping[str, Draw]):
     }
 
 
-GROUPS: Mapping[str, Mapping[str, tuple[Draw, ...]]] = {
+FIRST: Mapping[str, Mapping[str, tuple[Draw, ...]]] = {
     "attend": each(ATTENTION),
     "attention": valueless(ATTENTION),
     "received_attention": valueless(ATTENTION),
@@ -311,4 +312,9 @@ GROUPS: Mapping[str, Mapping[str, tuple[Draw, ...]]] = {
     "pool": POOLING,
     "outlier_score": OUTLIERS,
 }
+
+ADDED: Mapping[str, Mapping[str, Mapping[str, tuple[Draw, ...]]]] = {"0.9": FIRST, "1.1": ENGINES}
+"""By the specification that added them."""
+
+GROUPS = {operation: groups for own in ADDED.values() for operation, groups in own.items()}
 """Building block → group → cases."""

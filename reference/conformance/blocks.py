@@ -6,12 +6,21 @@ import numpy as np
 from jaxtyping import Float
 
 from kvlab.reference.attention import attend, visible
+from kvlab.reference.codes import Code
 from kvlab.reference.conformance.case import Inputs, Parameters
-from kvlab.reference.conformance.expecting import exact, keep, numbers
+from kvlab.reference.conformance.expecting import at_most, exact, keep, numbers
 from kvlab.reference.conformance.operation import Operation, described_operation
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.notation import Array
+from kvlab.reference.precisions import OnArrival, precisions
+from kvlab.reference.precisions.turboquant import (
+    TurboQuantMSE,
+    TurboQuantProd,
+    codebook,
+    projection,
+    rotation,
+)
 from kvlab.reference.quantization import Quantized, pack, quantize, unpack
 from kvlab.reference.selection import keep_set
 from kvlab.reference.windows import max_pool, mean_pool
@@ -147,6 +156,100 @@ def expect_coded_output(inputs: Inputs, parameters: Parameters, method: str | No
     return {"output": numbers(output, logit_size(queries, keys), float(np.abs(values).max()))}
 
 
+def sequence_of(pages: Array, table: Array) -> Array:
+    """Return ``[G, n, d]``: what the pages hold that a block table names, in its order."""
+    named = pages[table[table >= 0]]
+    return named.reshape(-1, *named.shape[2:]).swapaxes(0, 1)
+
+
+def expect_paged_output(inputs: Inputs, parameters: Parameters, method: str | None):
+    """Expect the attention output over the pages of one sequence."""
+    table, page = inputs["table"], inputs["key_pages"].shape[1]
+    keys, values = (sequence_of(inputs[f"{name}_pages"], table) for name in ("key", "value"))
+    there = np.flatnonzero(table >= 0)
+    positions = (there[:, None] * page + np.arange(page)).ravel()
+    written = positions <= inputs["query_positions"].max()
+    keys, values, positions = keys[:, written], values[:, written], positions[written]
+    mask = visible(inputs["query_positions"], np.tile(positions, (len(keys), 1)))
+    output, _ = attend(inputs["queries"], keys, values, mask, parameters.get("softcap"))
+    size = logit_size(inputs["queries"], keys)
+    return {"output": numbers(output, size, float(np.abs(values).max()))}
+
+
+def expect_moved(inputs: Inputs, parameters: Parameters, method: str | None):
+    """Expect the survivors at the front of the pages, and the table without those left over."""
+    table, keep = inputs["table"], inputs["keep"]
+    G, kept = keep.shape
+    expected = {}
+    for name in ("key_pages", "value_pages"):
+        pages = inputs[name].copy()
+        count, page = len(table), pages.shape[1]
+        rows = pages[table].reshape(count * page, G, -1)
+        moved = np.stack([rows[keep[g], g] for g in range(G)], axis=1)
+        rows[:kept] = moved
+        pages[table] = rows.reshape(count, page, G, -1)
+        matters = np.ones(pages.shape, dtype=bool)
+        matters[table] = (np.arange(count * page) < kept).reshape(count, page, 1, 1)
+        expected[name] = exact(pages, matters)
+    return {**expected, "table": exact(table[: -(-kept // inputs["key_pages"].shape[1])])}
+
+
+def code_of(parameters: Parameters) -> Code:
+    """Return the code in which a precision stores keys."""
+    precision = precisions()[parameters["precision"]]
+    assert isinstance(precision, OnArrival)
+    return precision.keys
+
+
+def encoded(code: Code, x: Array, first: Array) -> tuple[Array, tuple[Array, ...], Array | None]:
+    """Return codes one by one, scales and norms of each vector, and the scale of the layer."""
+    scale = code.scale(first)
+    divided = x if scale is None else x / scale.astype(np.float64)
+    packed, *further = code.encode(divided.reshape(-1, x.shape[-1]))
+    codes = unpack(packed, code.bits, x.shape[-1])
+    return codes, (packed, *further), scale
+
+
+def expect_encoded(inputs: Inputs, parameters: Parameters, method: str | None):
+    """Expect codes and block scales bit by bit, bytes, and the vectors read back."""
+    code, x = code_of(parameters), inputs["x"]
+    G, n, d = x.shape
+    codes, parts, scale = encoded(code, x, inputs["first"])
+    vectors = code.decode(parts, d).reshape(x.shape) * (1.0 if scale is None else scale)
+    expected = {"codes": exact(codes.reshape(x.shape))}
+    if scale is not None:
+        expected["scale"] = numbers(scale.ravel().astype(np.float64))
+    for part in parts[1:]:
+        each = part.reshape(G, n, -1)
+        if part.dtype == np.uint8:
+            expected["block_scales"] = exact(each)
+        else:
+            slack = np.spacing(each).astype(np.float64)
+            expected["norms"] = numbers(each.astype(np.float64), slack=slack)
+            directed = np.broadcast_to(each[..., :1] > 0, x.shape)
+            expected["codes"] = exact(codes.reshape(x.shape), directed)
+    size = sum(part[0].nbytes for part in parts)
+    far = float(np.abs(vectors).max())
+    slack = None if scale is not None else np.full(x.shape, SHARP * far)
+    return {
+        **expected,
+        "bytes": at_most(np.full((G, n), size)),
+        "x": numbers(vectors, scale=far, slack=slack),
+    }
+
+
+def with_matrices(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
+    """Return the inputs with the matrices and centroids that belong to their channels."""
+    code, d = code_of(parameters), inputs["x"].shape[-1]
+    found = {name: inputs[name] for name in ("x", "first")}
+    if isinstance(code, TurboQuantMSE | TurboQuantProd):
+        bits = code.width - isinstance(code, TurboQuantProd)
+        found |= {"rotation": rotation(d, code.seed), "centroids": codebook(bits, d)}
+    if isinstance(code, TurboQuantProd):
+        found["projection"] = projection(d, code.seed)
+    return found
+
+
 def normalised(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
     """Make every row of retention add up to 1 again.
 
@@ -195,6 +298,9 @@ OPERATIONS: Mapping[str, Operation] = {
         described_operation("quantize_dequantize", expect_faithful, judge=few_levels),
         described_operation("pack", expect_packed),
         described_operation("attend_coded", expect_coded_output),
+        described_operation("attend_pages", expect_paged_output),
+        described_operation("compact_pages", expect_moved),
+        described_operation("encode", expect_encoded, with_matrices),
         described_operation("eviction_error", expect_errors, normalised),
         described_operation("pool", expect_pooled),
         described_operation("outlier_score", expect_outlier_scores),

@@ -72,8 +72,16 @@ def cases_on_the_spot(name: str) -> Iterator[Case]:
                     continue
 
 
-def example_cases(example: Example, group: str, attempts: int) -> tuple[Case, ...]:
+def example_cases(
+    example: Example, group: str, attempts: int, steps: Iterable[str] = tuple(stages.STEPS)
+) -> tuple[Case, ...]:
     """Return the cases of an example in one group, from the first stream that is clear.
+
+    Args:
+        example: method and budget.
+        group: whose stream is drawn.
+        attempts: streams that are drawn at most.
+        steps: of which cases are made.
 
     Raises:
         RuntimeError: if no stream is.
@@ -88,7 +96,7 @@ def example_cases(example: Example, group: str, attempts: int) -> tuple[Case, ..
         if events is None:
             continue
         try:
-            cases = tuple(from_events(example, budget, policy, stream, events, group))
+            cases = tuple(from_events(example, budget, policy, stream, events, group, steps))
         except UncertainError:
             continue
         runs = [case for case in cases if case.operation == "run"]
@@ -210,6 +218,7 @@ def from_events(
     stream: Stream,
     events: list[Event],
     group: str,
+    steps: Iterable[str],
 ) -> Iterator[Case]:
     """Take the whole stream as a case, and the steps of the blocks that decide."""
     spec, prefix = example.spec, ""
@@ -219,6 +228,8 @@ def from_events(
     for number, event in enumerate(chosen(events, group)):
         here = parameters | stages.clock_parameters(event.seen.clock)
         for operation, inputs, more in event_inputs(policy, event, group):
+            if operation not in steps:
+                continue
             name = f"{prefix}{number}"
             yield finished(operation, spec, group, name, {**here, **more}, inputs)
     if stream.first == 0:

@@ -169,6 +169,27 @@ SECOND: Mapping[str, tuple[Stream, ...]] = {
         Stream("full", softcap=3.0, learned_sinks=True, calls=(16, 1, 1, 5, 1)),
         Stream("full", softcap=1.5, learned_sinks=True, sliding_window=6, **PADDED),
     ),
+    "cache_pages": (
+        Stream("h2o@recent=4,page=4", 16),
+        Stream("h2o@recent=4,page=4,page_score=max", 16, block_size=5),
+        Stream("tova@page=4", 12, calls=LONG),
+        Stream("h2o@recent=4,page=4", 16, calls=TURNS, padding=UNEQUAL),
+    ),
+    "cache_shared_heads": (
+        Stream("h2o@recent=4,kv_heads=layer", 12),
+        Stream("h2o@recent=4,kv_heads=union", 12, padding=UNEQUAL),
+        Stream("h2o@recent=4,kv_heads=union,page=4", 16, calls=LONG),
+    ),
+    "cache_codes": (
+        Stream("full@precision=fp8", block_size=8),
+        Stream("full@precision=fp8_head", calls=(14, 1, 1, 5, 1), padding=(0, 3)),
+        Stream("full@precision=fp8_e5m2", block_size=6),
+        Stream("full@precision=nvfp4", block_size=8, padding=(0, 0, 0), beams=True),
+        Stream("h2o@recent=4,precision=fp8", 12),
+        Stream("full@precision=turboquant", block_size=8),
+        Stream("full@precision=turboquant_prod_3bit", calls=(20, *[1] * 4)),
+        Stream("h2o@recent=4,page=4,precision=turboquant_2bit", 16),
+    ),
 }
 """Groups that the specification 1.1 added."""
 

@@ -110,6 +110,9 @@ SAME_STREAM = {
     "equal_scores": "plain",
     "mri_zero": "plain",
     "at_threshold": "ties",
+    "whole_pages": "plain",
+    "shared_heads": "gqa",
+    "stored_codes": "gqa",
 }
 """Groups whose stream is another's: what they stress lies in the method's parameters."""
 

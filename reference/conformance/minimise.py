@@ -23,7 +23,10 @@ TRIALS = 400
 FORMAT: Any = {"precision": 6, "suppress_small": True, "threshold": 64, "max_line_width": 100}
 """How the smallest inputs are printed."""
 
-NOT_CUT = ("kept", "groups", "bytes", "blocks", "calls", "N", "H", "layers", "vocab")
+NOT_CUT = (
+    *("kept", "groups", "bytes", "blocks", "calls", "N", "H", "layers", "vocab"),
+    *("pages", "page", "places", "levels"),
+)
 """Axes that follow others, or that a model has once and for all."""
 
 CODED = ("length", "d")

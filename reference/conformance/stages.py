@@ -17,7 +17,7 @@ from kvlab.reference.conformance.case import Expected, Inputs, Parameters
 from kvlab.reference.conformance.expecting import exact, keep, numbers, scores
 from kvlab.reference.conformance.operation import Field, Operation, described_operation
 from kvlab.reference.layer_step import empty_cache, select
-from kvlab.reference.method import Wrapper
+from kvlab.reference.method import Everywhere, Wrapper
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy
@@ -37,12 +37,16 @@ def policy_of(method: str | None, parameters: Parameters) -> Policy:
 
 
 def options_of(method: str) -> dict[str, Any]:
-    """Return all hyper-parameters of a method in registry syntax, those of a wrapper first."""
+    """Return all hyper-parameters of a method in registry syntax, those of a wrapper first.
+
+    An option that a method has itself hides the one of the same name that every method has.
+    """
     parsed = methods.parse(method)
     options = plain_fields(parsed)
     while isinstance(parsed, Wrapper):
-        parsed = parsed.base
-        options = {**plain_fields(parsed), **options}
+        everywhere, parsed = isinstance(parsed, Everywhere), parsed.base
+        own = plain_fields(parsed)
+        options = {**options, **own} if everywhere else {**own, **options}
     return options
 
 

@@ -20,6 +20,7 @@ from kvlab.reference.conformance.block_cases import block_cases
 from kvlab.reference.conformance.building import cases_on_the_spot, method_cases
 from kvlab.reference.conformance.cache_cases import cache_cases
 from kvlab.reference.conformance.case import Case, Expected, Tolerance
+from kvlab.reference.conformance.engine_cases import engine_cases
 from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.operation import Field, Kind
 from kvlab.reference.conformance.targets import described
@@ -70,12 +71,17 @@ def published_methods() -> tuple[str, ...]:
 
 def published_cases() -> list[Case]:
     """Build every published case anew from the reference."""
-    return [*block_cases(), *method_cases(published_methods())]
+    return [*block_cases("0.9"), *method_cases(published_methods())]
 
 
 def added_cases(specification: str) -> list[Case]:
     """Build the cases anew that a version of the specification added."""
-    return published_cases() if specification == "0.9" else [*cache_cases(specification)]
+    if specification == "0.9":
+        return published_cases()
+    found = [*cache_cases(specification)]
+    if specification == "1.1":
+        found += [*block_cases(specification), *engine_cases()]
+    return found
 
 
 def directories(specification: str) -> list[Path]:

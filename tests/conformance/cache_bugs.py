@@ -698,4 +698,77 @@ BUGS = (
         "return int(live * (raw.sum() + raw_values.sum()) + coded)",
         "return int(4 * live * raw.size + coded)",
     ),
+    # pages, shared heads, codes
+    CacheBug(
+        "the page that is being written is counted with the padding",
+        "pages",
+        "safe = {(self.columns - self.padding[n] - 1) // self.page}",
+        "safe = {(self.columns - 1) // self.page}",
+    ),
+    CacheBug(
+        "a page is always worth its best entry",
+        "pages",
+        'np.max if self.given["page_score"] == "max" else np.mean',
+        "np.max",
+    ),
+    CacheBug(
+        "a page with a safe entry may leave",
+        "pages",
+        "safe |= {*pages[~self.candidates(there[held])]}",
+        "safe |= set()",
+    ),
+    CacheBug(
+        "the budget is counted in entries where pages leave",
+        "pages",
+        'room = self.given["budget"] // self.page - len(safe)',
+        'room = self.given["budget"] - len(safe)',
+    ),
+    CacheBug(
+        "each head decides alone where the layer should",
+        "shared_heads",
+        'if self.shared == "head":',
+        "if True:",
+    ),
+    CacheBug(
+        "the first head decides for its layer",
+        "shared_heads",
+        "return slots.sums[n].mean(axis=0)",
+        "return slots.sums[n][0]",
+    ),
+    CacheBug(
+        "the union is the entry's worst place in a head",
+        "shared_heads",
+        "best[order] = np.maximum(best[order], np.arange(len(order)))",
+        "best[order] = np.minimum(np.abs(best[order]), np.arange(len(order)))",
+    ),
+    CacheBug(
+        "every block gives the layer another scale",
+        "codes",
+        "if not self.scales[kind, n].any():",
+        "if True:",
+    ),
+    CacheBug(
+        "block scales are written in one order and read in another",
+        "codes",
+        "self.blocks[kind, n][new] = blocks[new]",
+        "self.blocks[kind, n][new] = blocks[new][:, ::-1]",
+    ),
+    CacheBug(
+        "all heads share the scale where each should have its own",
+        "codes",
+        'self.axes = (1, 2) if precision.endswith("_head") else (0, 1, 2)',
+        "self.axes = (0, 1, 2)",
+    ),
+    CacheBug(
+        "codes stay where they are while sequences change places",
+        "codes",
+        "self.codes, self.blocks = self.codes[:, order], self.blocks[:, order]",
+        "self.raw = self.raw",
+    ),
+    CacheBug(
+        "the vectors stay in memory beside their codes",
+        "codes",
+        "(there & ~self.raw).sum() * stored",
+        "(there & ~self.raw).sum() * (stored + 4 * d)",
+    ),
 )

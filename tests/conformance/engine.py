@@ -149,6 +149,92 @@ class Coded(Slots):
         return int(live * (raw.sum() + raw_values.sum()) + coded)
 
 
+def small_floats(exponent_bits, mantissa_bits, largest):
+    """All numbers of a format that are not negative, ascending: the place of each is its code."""
+    steps, bias = 2**mantissa_bits, 2 ** (exponent_bits - 1) - 1
+    codes = np.arange(2 ** (exponent_bits + mantissa_bits))
+    exponents, fractions = codes // steps, codes % steps / steps
+    normal = np.where(exponents > 0, 1 + fractions, 2 * fractions) * 2.0 ** (exponents - bias)
+    return normal[normal <= largest]
+
+
+E4M3, E5M2, E2M1 = small_floats(4, 3, 448), small_floats(5, 2, 57344), small_floats(2, 1, 6)
+
+
+def coded(x, numbers):
+    """Codes of the nearest numbers, of two equally near ones the even code; the sign in bit 7."""
+    size = np.minimum(np.abs(x), numbers[-1])
+    upper = np.searchsorted(numbers, size).clip(1)
+    below, above = size - numbers[upper - 1], numbers[upper] - size
+    up = (above < below) | ((above == below) & (upper % 2 == 0))
+    return np.where(up, upper, upper - 1).astype(np.uint8) | (np.signbit(x) << 7).astype(np.uint8)
+
+
+def number(codes, numbers):
+    return np.where(codes & 128, -1, 1) * numbers[codes & 127]
+
+
+class Floats(Slots):
+    """Entries as floats of 8 or 4 bits once their block has been attended."""
+
+    def __init__(self, N, G, d, capacity, precision):
+        super().__init__(N, G, d, capacity)
+        self.four = precision == "nvfp4"
+        self.numbers = E2M1 if self.four else E5M2 if "e5m2" in precision else E4M3
+        self.largest = 448 * 6 if self.four else self.numbers[-1]
+        self.axes = (1, 2) if precision.endswith("_head") else (0, 1, 2)
+        self.raw = np.zeros((N, G, capacity), bool)
+        self.codes = np.zeros((2, N, G, capacity, d), np.uint8)
+        self.blocks = np.zeros((2, N, G, capacity, -(-d // 16)), np.uint8)
+        self.scales = np.zeros((2, N, G, 1, 1), np.float32)
+
+    def write(self, keys, values, positions):
+        before = self.positions.copy()
+        super().write(keys, values, positions)
+        self.raw = (self.positions != before) | self.raw
+
+    def flush(self, n):
+        """Store what came as codes; the first block of a sequence fixes its scales."""
+        new = self.raw[n]
+        for kind, vectors in enumerate((self.keys, self.values)):
+            x = np.where(new[..., None], vectors[n], 0)
+            if not self.scales[kind, n].any():
+                size = np.abs(x).max(axis=self.axes, keepdims=True)
+                self.scales[kind, n] = size / self.largest
+            x = x.astype(float) / np.where(self.scales[kind, n] > 0, self.scales[kind, n], 1)
+            if self.four:
+                sizes = np.abs(x).reshape(*new.shape, -1, 16).max(axis=-1)
+                blocks = coded(sizes / 6, E4M3)
+                self.blocks[kind, n][new] = blocks[new]
+                step = np.repeat(number(blocks, E4M3), 16, axis=-1)
+                x = np.divide(x, step, out=np.zeros_like(x), where=step > 0)
+            self.codes[kind, n][new] = coded(x, self.numbers)[new]
+            vectors[n][new] = np.nan
+        self.raw[n] = False
+
+    def read(self):
+        found = []
+        for kind, vectors in enumerate((self.keys, self.values)):
+            x = number(self.codes[kind], self.numbers) * self.scales[kind]
+            if self.four:
+                x = x * np.repeat(number(self.blocks[kind], E4M3), 16, axis=-1)
+            found.append(np.where(self.raw[..., None], vectors, x).astype(np.float32))
+        return found
+
+    def reorder(self, order):
+        super().reorder(order)
+        self.raw = self.raw[order]
+        self.codes, self.blocks = self.codes[:, order], self.blocks[:, order]
+        self.scales = self.scales[:, order]
+
+    @property
+    def nbytes(self):
+        """Of entries that are there; a code of four bits takes half a byte in an engine."""
+        there, d = self.positions != EMPTY, self.codes.shape[-1]
+        stored = d // 2 + self.blocks.shape[-1] if self.four else d
+        return int(2 * ((there & self.raw).sum() * 4 * d + (there & ~self.raw).sum() * stored))
+
+
 class Engine:
     """A batch of sequences on its way through the model."""
 
@@ -156,6 +242,7 @@ class Engine:
         self.config, self.weights = checkpoint(given["model"])
         self.given, self.name = given, given["method"].partition("@")[0]
         self.every = given.get("every", 1)
+        self.page, self.shared = given.get("page", 1), given.get("kv_heads", "head")
         self.padding, self.columns, self.prompt = given["padding"], 0, given["calls"][0]
         config = self.config
         N, t = given["tokens"].shape
@@ -169,6 +256,8 @@ class Engine:
             options = ("key_bits", "value_bits", "group", "residual")
             if self.name == "kivi":
                 self.layers.append(Coded(*sizes, *(given[name] for name in options)))
+            elif given.get("precision", "full") != "full":
+                self.layers.append(Floats(*sizes, given["precision"]))
             else:
                 self.layers.append(Slots(*sizes))
 
@@ -247,6 +336,9 @@ class Engine:
         if self.name == "kivi":
             for n, g in np.ndindex(*slots.positions.shape[:2]):
                 slots.flush(n, g)
+        if isinstance(slots, Floats):
+            for n in range(len(slots.positions)):
+                slots.flush(n)
         if self.given["budget"] is None:
             return
         slots.sums += weights.mean(axis=2).sum(axis=2)
@@ -257,13 +349,45 @@ class Engine:
             there = slots.positions[n, g]
             held = np.flatnonzero(there != EMPTY)
             held = held[np.argsort(there[held])]
+            if self.page > 1:
+                slots.evict(n, g, self.pages_to_leave(slots, last, n, g, held))
+                continue
             leave = len(held) - self.given["budget"]
             if leave <= 0:
                 continue
             candidates = held[self.candidates(there[held])]
             score = {"h2o": slots.sums[n, g], "tova": last.mean(axis=1)[n]}.get(self.name, there)
+            score = self.over_heads(slots, n, candidates, score)
             order = np.lexsort((there[candidates], score[candidates]))
             slots.evict(n, g, candidates[order[:leave]])
+
+    def over_heads(self, slots, n, candidates, score):
+        """Return one score for all heads of a layer, where they have to agree."""
+        if self.shared == "head":
+            return score
+        if self.shared == "layer":
+            return slots.sums[n].mean(axis=0)
+        best = np.full(score.shape, -np.inf)
+        for own, there in zip(slots.sums[n], slots.positions[n], strict=True):
+            order = candidates[np.lexsort((there[candidates], own[candidates]))]
+            best[order] = np.maximum(best[order], np.arange(len(order)))
+        return best
+
+    def pages_to_leave(self, slots, last, n, g, held):
+        """Return the slots of the pages that leave: neither the newest nor one that is safe."""
+        there = slots.positions[n, g]
+        pages = there[held] // self.page
+        safe = {(self.columns - self.padding[n] - 1) // self.page}
+        safe |= {*pages[~self.candidates(there[held])]}
+        room = self.given["budget"] // self.page - len(safe)
+        candidates = held[~np.isin(pages, [*safe])]
+        score = slots.sums[n, g] if self.name == "h2o" else last.mean(axis=1)[n]
+        score = self.over_heads(slots, n, candidates, score)
+        joined = np.max if self.given["page_score"] == "max" else np.mean
+        worth = {page: joined(score[held[pages == page]]) for page in {*pages} - safe}
+        order = sorted(worth, key=lambda page: (worth[page], page))
+        leave = order[: max(0, len(order) - room)]
+        return held[np.isin(pages, leave)]
 
     def due(self, m):
         """After every block of the prompt; then whenever N more tokens were generated."""
@@ -305,6 +429,8 @@ def whole_cache(**given):
     """Answer a case."""
     if given["method"].partition("@")[0] not in ("full", "streaming_llm", "h2o", "tova", "kivi"):
         raise NotImplementedError(given["method"])
+    if given.get("precision", "full").startswith("turboquant"):
+        raise NotImplementedError(given["precision"])
     engine, tokens = Engine(given), given["tokens"]
     logits, kept, nbytes = [], [], []
     for length, order in zip(given["calls"], given["continues"], strict=True):

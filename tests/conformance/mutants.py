@@ -41,6 +41,7 @@ class Bug:
 
 
 ATTENTION, SELECTION, CACHE = "attention.py", "selection.py", "cache.py"
+BLOCKS, TURBOQUANT = "conformance/blocks.py", "precisions/turboquant.py"
 POLICY, STEP, WINDOWS, CODES = "policy.py", "layer_step.py", "windows.py", "quantization.py"
 
 BUGS = (
@@ -833,6 +834,127 @@ BUGS = (
         WINDOWS,
         '    check_choice(("zero", "shrink"), border=border)',
         '    check_choice(("zero", "shrink"), border=border)\n    kernel = max(kernel, 3)',
+    ),
+    # pages, shared heads, precisions
+    Bug(
+        "pages are read in the order in which they lie in the memory",
+        "attend_pages",
+        BLOCKS,
+        "named = pages[table[table >= 0]]",
+        "named = pages[np.sort(table[table >= 0])]",
+    ),
+    Bug(
+        "pages that were freed are still read",
+        "attend_pages",
+        BLOCKS,
+        "named = pages[table[table >= 0]]",
+        "named = pages[table]",
+        (("there = np.flatnonzero(table >= 0)", "there = np.arange(len(table))"),),
+    ),
+    Bug(
+        "after pages have left, positions go by the place in the table",
+        "attend_pages",
+        BLOCKS,
+        "positions = (there[:, None] * page",
+        "positions = (np.arange(len(there))[:, None] * page",
+    ),
+    Bug(
+        "survivors are moved in place from the last on, over entries that still have to move",
+        "compact_pages",
+        BLOCKS,
+        "rows[:kept] = moved",
+        "for i in range(kept - 1, -1, -1):\n            rows[i] = rows[keep[:, i], range(G)]",
+    ),
+    Bug(
+        "all heads move the entries of the first one",
+        "compact_pages",
+        BLOCKS,
+        "rows[keep[g], g]",
+        "rows[keep[0], g]",
+    ),
+    Bug(
+        "pages that are left over stay in the table",
+        "compact_pages",
+        BLOCKS,
+        "exact(table[: -(-kept // ",
+        "exact(table[: 1 - (-kept // ",
+    ),
+    Bug(
+        "every scale of the cache is 1",
+        "encode",
+        "codes.py",
+        "scale = (size / largest).astype(np.float32)",
+        "scale = np.ones_like(size, dtype=np.float32)",
+    ),
+    Bug(
+        "one scale is read for all heads",
+        "encode",
+        "codes.py",
+        "axis=(1, 2) if per_head else (0, 1, 2)",
+        "axis=(0, 1, 2)",
+    ),
+    Bug(
+        "block scales are read in the wrong order",
+        "encode",
+        "precisions/nvfp4.py",
+        "np.repeat(scales, BLOCK, axis=1)",
+        "np.repeat(scales[:, ::-1], BLOCK, axis=1)",
+    ),
+    Bug(
+        "a block of zeros is divided by its scale",
+        "encode",
+        "precisions/nvfp4.py",
+        "np.divide(x, divisor, out=np.zeros_like(x), where=divisor > 0)",
+        "x / divisor",
+    ),
+    Bug(
+        "later vectors change the scale of the layer",
+        "encode",
+        BLOCKS,
+        "scale = code.scale(first)",
+        "scale = code.scale(x)",
+    ),
+    Bug(
+        "vectors are coded without dividing them by their length",
+        "encode",
+        TURBOQUANT,
+        "np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)",
+        "x",
+    ),
+    Bug(
+        "vectors are not rotated back when they are read",
+        "encode",
+        TURBOQUANT,
+        "[indices] @ rotation(d, self.seed)",
+        "[indices]",
+    ),
+    Bug(
+        "the norm of the residual is left out when a vector is read",
+        "encode",
+        TURBOQUANT,
+        "correction = np.sqrt(np.pi / 2) / d * gamma * (",
+        "correction = np.sqrt(np.pi / 2) / d * (",
+    ),
+    Bug(
+        "the page that is being written may be evicted",
+        "tova",
+        "granularity.py",
+        "return newest | page_has(",
+        "return page_has(",
+    ),
+    Bug(
+        "the first KV head decides for its layer",
+        "h2o",
+        "granularity.py",
+        "joined = scores.mean(axis=0)",
+        "joined = scores[0]",
+    ),
+    Bug(
+        "every block gives the layer another scale",
+        "full",
+        "stored_vectors.py",
+        "scale = code.scale(self.vectors) if self.scale is None else self.scale",
+        "scale = code.scale(self.vectors)",
     ),
     Bug(
         "a single survivor is not moved",

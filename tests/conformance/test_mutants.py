@@ -8,6 +8,7 @@ from mutants import BUGS, SIZED_BUGS, Copy, table
 
 from kvlab.reference.conformance import Status, published
 from kvlab.reference.conformance.checker import belongs, run_case
+from kvlab.reference.conformance.engine_cases import ENGINES, STEPS
 from kvlab.reference.conformance.report import ABOUT_GROUPS
 from kvlab.reference.conformance.sizes import LENGTHS, STREAMS, sized_cases
 
@@ -59,6 +60,13 @@ def test_every_group_has_a_bug():
 def test_a_group_finds_its_planted_bug(group):
     named = [bug for bug in (*BUGS, *SIZED_BUGS) if bug.name == ABOUT_GROUPS[group]["what"]]
     assert any(finds(group, bug) for bug in named)
+
+
+@pytest.mark.parametrize("group", sorted({*STEPS, *(g for own in ENGINES.values() for g in own)}))
+def test_a_group_of_engines_finds_one_of_its_bugs(group):
+    """Those with a public thread, too: each has a planted bug that it finds."""
+    own = {*ENGINES, "h2o", "tova", "full"}
+    assert any(finds(group, bug) for bug in reversed(BUGS) if bug.target in own)
 
 
 def finds(group, bug):
