@@ -25,6 +25,9 @@ import { maxPool, meanPool, reduceRows } from "./windows.mjs";
 const SKIPPED = 77;
 const REMEMBERED = "remembered_";
 
+/** Options of every method that these files do not have. */
+const FOREIGN = ["page", "kv_heads", "precision"];
+
 // --- tensors and nested arrays ---------------------------------------------------------------------
 
 /** Turn a tensor into nested arrays; the innermost are typed where the tensor holds floats. */
@@ -180,6 +183,8 @@ function answer(target, x, metadata) {
   if (Object.hasOwn(BLOCKS, target)) return BLOCKS[target](x, p);
   const name = target.split(".").at(-1);
   if (!Object.hasOwn(STEPS, name)) throw new NotImplemented(`unknown target ${target}`);
+  const foreign = FOREIGN.find((option) => metadata.method.includes(`${option}=`));
+  if (foreign !== undefined) throw new NotImplemented(`no option ${foreign}`);
   return STEPS[name](x, p, get(metadata.method, p.budget));
 }
 

@@ -30,6 +30,7 @@ from kvlab.fast.methods import get
 from kvlab.fast.models.loading import load
 from kvlab.fast.observation import Attended, Observation
 from kvlab.fast.policy import Elapsed, Policy
+from kvlab.fast.precisions import OnArrival
 from kvlab.fast.quantization import Quantized
 from kvlab.fast.step import Block, decide, step, view_of
 from kvlab.fast.windows import max_pool, mean_pool
@@ -184,7 +185,9 @@ def in_order(pages, table):
 
 def encode(precision, x, first):
     """Codes, scales and bytes of a precision, and what is read back."""
-    code = get(f"full@precision={precision}").precision.keys
+    stored = get(f"full@precision={precision}").precision
+    assert isinstance(stored, OnArrival)
+    code = stored.keys
     scale, d = code.scale(first[None].double()), x.shape[-1]
     divided = x[None].double() if scale is None else x[None].double() / scale.double()
     parts = code.encode(divided)

@@ -219,7 +219,7 @@ class Floats(Slots):
             if self.four:
                 x = x * np.repeat(number(self.blocks[kind], E4M3), 16, axis=-1)
             found.append(np.where(self.raw[..., None], vectors, x).astype(np.float32))
-        return found
+        return found[0], found[1]
 
     def reorder(self, order):
         super().reorder(order)

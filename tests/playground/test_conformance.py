@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 PROGRAM = Path("docs/playground/conformance.mjs").resolve()
 MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")
-OTHER_METHODS = ("nacl", "rpc", "ddks")
+OTHER_METHODS = ("value_norm", "nacl", "rpc", "ddks")
 """Methods of the reference that the playground does not have."""
 
 

@@ -81,11 +81,11 @@ def streaming_llm(model, budget, sinks, every, **stream):
     return fed(model, always(budget, StreamingLLMPress, n_sink=sinks), **stream)
 
 
-def tova(model, budget, per_head, every, **stream):
+def tova(model, budget, per_head, every, page=1, **stream):
     """Prune after every block; the press shares one score among the heads of a layer."""
     refuse_pauses(every)
-    if per_head:
-        raise NotImplementedError("TOVAPress decides per layer")
+    if per_head or page != 1:
+        raise NotImplementedError("TOVAPress decides per layer and about single entries")
     return fed(model, always(budget, TOVAPress), **stream)
 
 

@@ -59,9 +59,20 @@ def tensors_of(cache):
 
 
 def full(
-    model, softcap, sliding_window, learned_sinks, tokens, padding, calls, continues, block_size
+    model,
+    softcap,
+    sliding_window,
+    learned_sinks,
+    tokens,
+    padding,
+    calls,
+    continues,
+    block_size,
+    precision="full",
 ):
     """Dynamic cache, with sliding layers where the model has them."""
+    if precision != "full":
+        raise NotImplementedError("the dynamic cache stores vectors as they are")
     if softcap is not None or learned_sinks is not None:
         raise NotImplementedError("Llama's attention in transformers has no softcap and no sinks")
     whole = decoder(model, sliding_window)

@@ -216,6 +216,10 @@ int main(int count, char **words) {
   if (!known || target != method + ".whole_cache") return not_implemented;
   File in(words[2]);
   Model model(in.word("model"));
+  bool paged = in.has("page") && in.number("page") != 1;
+  bool shared = in.has("kv_heads") && in.word("kv_heads") != "head";
+  bool coded = in.has("precision") && in.word("precision") != "full";
+  if (paged || shared || coded) return not_implemented;
   auto option = [&](const char *name) { return in.has(name) ? in.number(name) : 0; };
   Case given{method, int(option("budget")), int(option("recent")), int(option("sinks")),
              std::max(1, int(option("every"))), int(option("sliding_window")), float(option("softcap")),
