@@ -67,6 +67,7 @@ def parts() -> dict[str, str]:
         "budgets": study.under_budgets(found, specs, BUDGETS).markdown(linked),
         "budgets explained": escape_markdown(study.explained(stored, found, specs)),
         "own rules": study.under_own_rules(found).markdown(linked),
+        "both models": study.on_both_models().markdown(linked),
         "picture": study.solved_over_memory(found, specs)._repr_html_(),
         "played": played(),
     }

@@ -40,6 +40,7 @@ from markdown.extensions.toc import slugify
 from method_figures import BUDGET, Meta, policy
 from symbols import ROOT, TARGET, Target
 
+from kvlab.fast.lab.pictures import study
 from kvlab.reference import methods
 from kvlab.reference.method import Divergence, field_docstrings
 from kvlab.reference.policy import Policy
@@ -83,6 +84,7 @@ def page(meta: Meta, body: str, link: Link, picture: str, cost: str) -> str:
         *([] if meta["equations"] else ["None: nothing is chosen."]),
         "## State and cost",
         cost,
+        *on_both_models([meta["method"], *meta.get("also", ())]),
         "## Edge cases",
         edge_cases.strip(),
         "## Errata and divergences",
@@ -105,6 +107,20 @@ def anchor(text: str, target: Target, link: Link) -> str:
     """Return a link to a line, as HTML: addresses of lines are no anchors that MkDocs knows."""
     shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
     return f'<a href="{link(target)}" title="{target.path}, line {target.line}">{shown}</a>'
+
+
+def on_both_models(names: Sequence[str]) -> list[str]:
+    """Return the section with what both models say of methods, if it was measured."""
+    if not {*names} & {methods.base_name(each.real) for each in study.BOTH}:
+        return []
+    table = study.on_both_models(names).markdown()
+    where = "[the measurements](../evaluate.md#jump-programs-the-task-in-the-package)"
+    return [
+        "## On two models",
+        f"The embedded model on jump programs, and SmolLM2 on a novel, with 95 % intervals; "
+        f"{study.CHANCE}: not shown to beat `random`, the control. What the columns are: {where}.",
+        table,
+    ]
 
 
 # --- answers -------------------------------------------------------------------------------------

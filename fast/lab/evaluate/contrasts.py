@@ -4,6 +4,7 @@
 the budgets that it has; the first study, on chained arithmetic; and for methods that are in neither
 the ablations, on fewer problems (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats each). For
 likelihoods and needles it is what ``kvlab perplexity --json`` and ``kvlab needle --json`` wrote.
+Contrasts of the task ``smollm2`` are judged on SmolLM2, a real language model, and on nothing else.
 """
 
 import json
@@ -29,11 +30,17 @@ from kvlab.reference.proofs import PAPERS
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.windows import check_choice
 
-FIGURES = {"smaller error": "output_error", "smaller loss": "losses", "fewer missed": "missed"}
+FIGURES = {
+    "smaller error": "output_error",
+    "smaller loss": "losses",
+    "fewer missed": "missed",
+}
 """Kinds of contrast about a figure of every problem, and the figure."""
 KINDS = ("more solved", "as many solved", *FIGURES)
 
-BUDGETS = {"reasoning": ("70%", "85%"), "jumps": ("30%", "50%")}
+REAL = "smollm2"
+"""The model that reads English."""
+BUDGETS = {"reasoning": ("70%", "85%"), "jumps": ("30%", "50%"), REAL: ("25%", "50%")}
 """At which contrasts are judged, by task: where the methods differ."""
 FAMILY = 0.95
 """Probability that all intervals together hold what they should, by Bonferroni."""
@@ -53,9 +60,22 @@ arithmetic."""
 LONGER, OTHER_READINGS, GRANULARITY = OTHER_SWEEPS = ("longer", "readings", "granularity")
 """Sweeps of jump programs longer than those that the model was trained on, of what papers leave
 open, and of what leaves together."""
-READINGS = {"perplexity": "losses", "needle": "missed"}
-"""The commands whose results lie in the package, and the figure that they measure."""
-STORED = (*SWEEPS, *READINGS)
+NEEDLES, LONGER_NEEDLES, FACTS, FACTS_AFTER = REAL_SWEEPS = (
+    f"needle_{REAL}",
+    f"needle_2k_{REAL}",
+    f"reading_known_{REAL}",
+    f"reading_{REAL}",
+)
+"""Sweeps of the real model: one number of a text, in texts of 1,000 and 2,000 tokens; and two at
+once, with the question before the text is compressed, and after."""
+READINGS = {
+    "perplexity": ("losses",),
+    "needle": ("missed",),
+    f"perplexity_{REAL}": ("losses",),
+    f"output_errors_{REAL}": ("output_error",),
+}
+"""The commands whose results lie in the package, and the figures that they measure."""
+STORED = (*SWEEPS, *REAL_SWEEPS, *READINGS)
 
 
 @dataclass(frozen=True)
@@ -167,7 +187,7 @@ def read_tables(kind: type[Any], name: str) -> Iterator[Any]:
 
 def stored_directory(name: str) -> Path:
     """Return the directory of a sweep in the package."""
-    check_choice((*SWEEPS, *OTHER_SWEEPS), name=name)
+    check_choice((*SWEEPS, *OTHER_SWEEPS, *REAL_SWEEPS), name=name)
     return Path(str(files("kvlab.fast.lab.evaluate") / "results" / name))
 
 
@@ -185,21 +205,28 @@ def stored_summary(name: str) -> TaskSummary:
 def stored_reading(name: str) -> TaskSummary:
     """Return what one of `READINGS` found, as the summary of a task."""
     path = files("kvlab.fast.lab.evaluate") / "results" / f"{name}.json"
-    found, figure = json.loads(path.read_text(encoding="utf-8")), READINGS[name]
-    length = found.get("mean_length") or fmean(found["lengths"])
-    budgets = {text: budget_entries(text, round(length)) for text in found["reading"]["budgets"]}
-    points = [
-        Point(
-            row["method"],
-            budgets.get(row["budget"], row["budget"]),
-            len(row[figure]),
-            len(row[figure]),
-            row["refusal"],
-            figures={figure: tuple(row[figure])},
-        )
-        for row in found["rows"]
-    ]
-    return TaskSummary("reasoner", name, budgets, length, (0,), tuple(points), (), {})
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if "reading" in found:
+        length = found.get("mean_length") or fmean(found["lengths"])
+        texts = found["reading"]["budgets"]
+        budgets = {text: budget_entries(text, round(length)) for text in texts}
+    else:
+        length = fmean(map(sum, found["texts"]))
+        entries = {row["budget"] for row in found["rows"]} - {None}
+        budgets = {f"{each / length:.0%}": each for each in entries}
+    points = [stored_point(row, budgets, READINGS[name]) for row in found["rows"]]
+    model = found.get("model", REAL if name.endswith(REAL) else "reasoner")
+    return TaskSummary(model, name, budgets, length, (0,), tuple(points), (), {})
+
+
+def stored_point(
+    row: Mapping[str, Any], budgets: Mapping[str, int], figures: Sequence[str]
+) -> Point:
+    """Return a row of one of `READINGS`: one value of every figure per text."""
+    values = {name: tuple(row.get("figures", row)[name]) for name in figures}
+    count, refusal = len(values[figures[0]]), row.get("refusal")
+    budget = budgets.get(row["budget"], row["budget"])
+    return Point(row["method"], budget, count, count, refusal, figures=values)
 
 
 # --- verdicts ------------------------------------------------------------------------------------
@@ -264,7 +291,7 @@ def paired(
     """
     figure = FIGURES.get(contrast.kind)
     for source in reversed(sources) if figure else sources:
-        if source.task.partition("@")[0] in BUDGETS and source.task != contrast.task:
+        if not speaks_of(source, contrast):
             continue
         try:
             ours, other = (
@@ -278,6 +305,13 @@ def paired(
         if has_it:
             return ours, other
     raise KeyError((contrast.ours, contrast.other, budget))
+
+
+def speaks_of(source: TaskSummary, contrast: Contrast) -> bool:
+    """Say whether a source has the contrast's model, and its task if it is one of `BUDGETS`."""
+    if REAL in (source.model, contrast.task):
+        return source.model == contrast.task
+    return source.task.partition("@")[0] not in BUDGETS or source.task == contrast.task
 
 
 def direction(low: float, high: float) -> Verdict:

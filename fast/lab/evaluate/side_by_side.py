@@ -13,11 +13,13 @@ from typing import Any
 
 import typer
 
+from kvlab.fast.lab.evaluate.contrasts import REAL
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval, paired_difference
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import print_line
+from kvlab.reference.selection import budget_entries
 
-EMBEDDED, REAL = "reasoner", "smollm2"
+EMBEDDED = "reasoner"
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,43 @@ def errors_table() -> Table:
     return tabulate(rows[REAL], columns)
 
 
+def losses_table() -> Table:
+    """Lay the real model's perplexities out: the gap to the full cache's, and the loss in nats."""
+    found = stored("perplexity", REAL)
+    budgets: Sequence[str] = found["reading"]["budgets"]
+    rows: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for row in found["rows"]:
+        if row["budget"] is not None and row["refusal"] is None:
+            rows.setdefault(row["method"], {})[row["budget"]] = row
+    columns = [Column("method", lambda method: method)]
+    for text in budgets:
+        entries = budget_entries(text, round(found["mean_length"]))
+        columns += [
+            Column(f"{text}, {entries} entries: gap", figure_at(rows, entries, "gap")),
+            Column("nats", nats_at(rows, entries)),
+        ]
+    first = budget_entries(budgets[0], round(found["mean_length"]))
+    return tabulate(sorted(rows, key=lambda method: rows[method][first]["gap"]), columns)
+
+
+ByBudget = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+def figure_at(rows: ByBudget, entries: int, name: str) -> Callable[[str], str]:
+    """Return what writes a figure of a method at a budget."""
+    return lambda method: f"{rows[method][entries][name]:+.2f}"
+
+
+def nats_at(rows: ByBudget, entries: int) -> Callable[[str], str]:
+    """Return what writes a method's loss at a budget, with its interval."""
+
+    def cell(method: str) -> str:
+        row = rows[method][entries]
+        return f"{row['nats']:+.3f} ({row['nats_low']:+.3f} to {row['nats_high']:+.3f})"
+
+    return cell
+
+
 HEADINGS = {"entries": "entries", "output_error": "output error", "kl": "KL, nats"}
 
 
@@ -171,8 +210,8 @@ def cell_of(rows: Sequence[Moved], figure: str) -> Callable[[Moved], str | None]
 
 
 def main() -> None:
-    """Print both tables."""
-    for table in (observations_table(), errors_table()):
+    """Print the tables."""
+    for table in (losses_table(), observations_table(), errors_table()):
         print_line(table.markdown())
         print_line("")
 

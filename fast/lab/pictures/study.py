@@ -1,14 +1,24 @@
-"""The miniature study in short: methods side by side, as the first page of the site shows them."""
+"""What was measured, in short: methods side by side, as the pages of the site show them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from kvlab.fast.lab.drawing import Picture
-from kvlab.fast.lab.evaluate.contrasts import STUDY, stored_directory
+from kvlab.fast.lab.evaluate.contrasts import (
+    FACTS,
+    NEEDLES,
+    REAL,
+    STUDY,
+    stored_directory,
+    stored_summary,
+)
+from kvlab.fast.lab.evaluate.statistics import Interval, paired_difference
 from kvlab.fast.lab.pictures.solved import is_of_the_papers, solved_over
 from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
-from kvlab.fast.lab.sweep.summary import LEVEL, TaskSummary, summarise
-from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary, summarise
+from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS
 
 
@@ -88,3 +98,75 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
         f"worse than the best of the column, if that solved any. {EXCEEDED}: held more entries "
         f"than the budget at some time. {CHANCE}: not shown to solve more than eviction at random."
     )
+
+
+# --- both models ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Both:
+    """A method as the study and the measurements on the real model name it."""
+
+    embedded: str
+    real: str
+    """With a window that suits longer texts."""
+
+
+BOTH = (
+    Both("full", "full"),
+    Both("random@recent=16", "random@recent=32"),
+    Both("streaming_llm", "streaming_llm"),
+    Both("knorm", "knorm"),
+    Both("h2o", "h2o"),
+    Both("caote:h2o", "caote:h2o"),
+    Both("fast_caote:h2o", "fast_caote:h2o"),
+    Both("tova@per_head=true", "tova@per_head=true"),
+    Both("caote:tova", "caote:tova"),
+    Both("snapkv@window=16,schedule=every_block", "snapkv@schedule=every_block"),
+    Both("caote:snapkv@window=16", "caote:snapkv"),
+    Both("ahakv@recent=16", "ahakv@recent=32"),
+)
+"""Methods that compress while a prompt is read, which all of these measurements need."""
+FULL = "full"
+HALF = 512
+"""Entries, of texts of about 1,000 tokens."""
+
+
+def on_both_models(shown: Collection[str] | None = None) -> Table:
+    """Set what the embedded and the real model say of methods side by side.
+
+    Args:
+        shown: names in the registry; the control is always there. Default: all.
+    """
+    rows = [each for each in BOTH if shown is None or base_name(each.real) in {*shown, "random"}]
+    solved, needles, facts = (stored_summary(name) for name in (STUDY, NEEDLES, FACTS))
+    losses = stored_summary(f"perplexity_{REAL}")
+    half, quarter = solved.budgets["50%"], losses.budgets["25%"]
+    columns = [
+        Column("method", lambda row: row.real.partition("@")[0]),
+        Column("jumps, 50 %: solved, %", lambda row: share(solved, row.embedded, half)),
+        Column(f"{REAL}, {HALF}: needles, %", lambda row: share(needles, row.real, HALF)),
+        Column(f"{REAL}, {HALF}: two facts, %", lambda row: share(facts, row.real, HALF)),
+        Column(f"{REAL}, 25 %: lost nats", lambda row: lost(losses, row.real, quarter)),
+    ]
+    return tabulate(rows, columns)
+
+
+def share(found: TaskSummary, spec: str, budget: int) -> str:
+    """Write the share of problems that a method solves, with its interval and mark."""
+    mark = f" {CHANCE}" if spec in found.chance.get(budget, ()) else ""
+    return percent(point_of(found, spec, budget)) + mark
+
+
+def lost(found: TaskSummary, spec: str, budget: int) -> str | None:
+    """Write a method's loss per token over the full cache's, paired over the texts."""
+    if spec == FULL:
+        return None
+    ours, full = (point_of(found, each, budget).figures["losses"] for each in (spec, FULL))
+    over = Interval(*paired_difference(full, ours))
+    return f"{over.mean:.3f} ({over.low:.3f} to {over.high:.3f})"
+
+
+def point_of(found: TaskSummary, spec: str, budget: int) -> Point:
+    """Return what a method did at a budget; the full cache takes none."""
+    return found.point(spec, None if spec == FULL else budget)

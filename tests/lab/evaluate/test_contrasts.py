@@ -22,6 +22,7 @@ from kvlab.fast.lab.evaluate.contrasts import (
     judge,
     judge_one,
     overall,
+    speaks_of,
     stored_directory,
     stored_summary,
     untested,
@@ -97,7 +98,8 @@ def test_a_contrast_may_name_its_budgets():
 def test_likelihoods_and_needles_are_paired(name):
     summary = stored_summary(name)
     assert len({point.problems for point in summary.points}) == 1
-    used = [each for each in contrasts() if FIGURES.get(each.kind) == READINGS[name]]
+    told = [each for each in contrasts() if speaks_of(summary, each)]
+    used = [each for each in told if FIGURES.get(each.kind) in READINGS[name]]
     for each in used:
         for budget in each.budgets:
             judged = judge_one([summary], each, budget, 0.95)
@@ -176,6 +178,16 @@ def test_a_source_of_another_task_does_not_decide():
     assert judge_one([jumps, few], contrast(), "70%", 0.99).problems == 10
     on_jumps = replace(contrast(), task="jumps", budgets=["70%"])
     assert judge_one([few, jumps], on_jumps, "70%", 0.99).problems == 60
+
+
+def test_the_real_model_decides_what_is_asked_of_it_and_nothing_else():
+    few, many = found("10" * 5, "01" * 5), found("1" * 60, "0" * 60)
+    real = replace(many, model="smollm2", task="needle@words=700")
+    assert judge_one([real, few], contrast(), "70%", 0.99).problems == 10
+    asked = replace(contrast(), task="smollm2", budgets=["70%"])
+    assert judge_one([few, real], asked, "70%", 0.99).problems == 60
+    with pytest.raises(KeyError):
+        judge_one([few], asked, "70%", 0.99)
 
 
 def test_without_protection_neither_h2o_nor_caote_solves_a_program():

@@ -1,15 +1,19 @@
 """What lies in the package is what the documentation and the ledger say."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from kvlab.fast.lab.evaluate.contrasts import stored_summary
 from kvlab.fast.lab.evaluate.side_by_side import (
     EMBEDDED,
     REAL,
     errors_table,
     intervals,
+    losses_table,
     observations_table,
+    stored,
     stored_errors,
     stored_observations,
     with_interval,
@@ -25,7 +29,7 @@ def rounded(interval):
     return [float(f"{x:.3g}") for x in (interval.mean, interval.low, interval.high)]
 
 
-@pytest.mark.parametrize("table", [observations_table, errors_table])
+@pytest.mark.parametrize("table", [losses_table, observations_table, errors_table])
 def test_the_page_has_the_table(table):
     assert table().markdown() in PAGE
 
@@ -59,3 +63,26 @@ def test_the_ledger_has_the_stored_errors():
         for method, figures in each.figures.items():
             assert list(figures) == rounded(found[method].interval("output_error"))
     assert rows
+
+
+def test_the_ledger_has_the_stored_losses():
+    rows = [each for _, each in MEASURED if f"perplexity --model {REAL}" in each.command]
+    stored_rows = stored("perplexity", REAL)["rows"]
+    for each in rows:
+        budget = int(re.search(r"(\d+) entries", each.where)[1])
+        found = {row["method"]: row for row in stored_rows if row["budget"] == budget}
+        for method, figures in each.figures.items():
+            row = found[method]
+            interval = Interval(row["nats"], row["nats_low"], row["nats_high"])
+            assert list(figures) == rounded(interval)
+    assert len(rows) == 2
+
+
+def test_the_ledger_has_the_stored_needles():
+    rows = [each for _, each in MEASURED if "results/needle" in each.command]
+    for each in rows:
+        found = stored_summary(each.command.rpartition(" ")[2])
+        budget = int(re.search(r"([\d,]+) entries", each.where)[1].replace(",", ""))
+        for method, figures in each.figures.items():
+            assert list(figures) == rounded(found.point(method, budget).interval)
+    assert len(rows) == 4
