@@ -50,9 +50,14 @@ STUDY, ARITHMETIC, ABLATIONS, JUMP_ABLATIONS = SWEEPS = (
 )
 """The sweeps that decide contrasts: the first and the last on jump programs, the others on chained
 arithmetic."""
-LONGER, OTHER_READINGS, GRANULARITY = OTHER_SWEEPS = ("longer", "readings", "granularity")
+LONGER, OTHER_READINGS, GRANULARITY, EQUAL_BYTES = OTHER_SWEEPS = (
+    "longer",
+    "readings",
+    "granularity",
+    "equal_bytes",
+)
 """Sweeps of jump programs longer than those that the model was trained on, of what papers leave
-open, and of what leaves together."""
+open, of what leaves together, and of precisions."""
 READINGS = {"perplexity": "losses", "needle": "missed"}
 """The commands whose results lie in the package, and the figure that they measure."""
 STORED = (*SWEEPS, *READINGS)

@@ -45,7 +45,7 @@ def loaded(directory):
 
 def rated(*probabilities: float) -> Likelihood:
     logprobs = np.log(probabilities)
-    return Likelihood(logprobs, np.ones(len(logprobs), dtype=bool), 4)
+    return Likelihood(logprobs, np.ones(len(logprobs), dtype=bool), 4, 512.0)
 
 
 def test_a_row_by_hand():
