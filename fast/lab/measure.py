@@ -145,7 +145,10 @@ def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
 
     They are counted as `memory_columns` says.
     """
-    layers = [layer.entries for layer in cache.compressed_layers]
+    if cache.joint is None:
+        layers = [layer.entries for layer in cache.compressed_layers]
+    else:
+        layers = cache.joint.split()
     return np.sum([(payload_bytes(each), overhead_bytes(each)) for each in layers], axis=0)
 
 

@@ -142,10 +142,10 @@ def _read_in_steps(
             output = model(ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1)
             targets = next_tokens(continuations, step + 1, device)
             steps.append(_rate(output.logits[:, -1:], targets))
-            nbytes = cache_bytes(cache).sum(axis=0).tolist()
             for row, counts in enumerate(zip(*cache.kept(), strict=True)):
-                if step < len(continuations[row]):
-                    entries[row], held[row] = max(counts), nbytes[row]
+                if step + 1 == len(continuations[row]):
+                    entries[row] = max(counts)
+                    held[row] = float(cache_bytes(cache)[:, row].sum())
     logprobs, greedy = (torch.cat(part, dim=1).cpu().numpy() for part in zip(*steps, strict=True))
     return [
         Likelihood(
