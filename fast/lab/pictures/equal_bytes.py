@@ -1,9 +1,8 @@
 """Eviction, quantisation and both, at equal bytes: points, their Pareto front, chart and table."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
@@ -28,6 +27,8 @@ ALONE = (
 """Methods of the study that are drawn: each evicts alone or quantises alone."""
 BUDGETS = ("20%", "30%", "50%", "70%")
 """Of the study."""
+ALONE_REAL = ("full", "h2o", "caote:h2o", "streaming_llm", "random@recent=32")
+"""What is drawn of the real model's perplexities that have no precision."""
 KINDS = {
     "eviction alone": ("tab:blue", "o"),
     "quantisation alone": ("tab:orange", "s"),
@@ -36,7 +37,7 @@ KINDS = {
     "full cache": (INK, "*"),
 }
 """Colour and marker of each kind of point."""
-BELOW_FULL = "Loss per token less the full cache's, nats (less is better)"
+BELOW_FULL = "loss per token less the full cache's, nats (less is better)"
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,7 @@ def read_panels() -> tuple[Panel, ...]:
     many, few = (found.point(FULL, None).problems for found in (alone, coded))
     title = f"Jump programs, 0.8 million parameters: {many} problems, {few} with a precision"
     jumps = Panel(title, "problems solved, % (more is better)", tuple(places), more=True)
-    path = stored_directory(EQUAL_BYTES) / "smollm2.json"
-    return (jumps, panel_of_perplexities(path)) if path.exists() else (jumps,)
+    return jumps, real_panel()
 
 
 def places_of(
@@ -140,19 +140,36 @@ def places_of(
     return places
 
 
-def panel_of_perplexities(path: Path) -> Panel:
-    """Read what ``kvlab perplexity --json`` wrote of SmolLM2."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    whole, length = found["rows"][0]["nbytes"], found["mean_length"]
-    places = []
+def real_panel() -> Panel:
+    """Return SmolLM2's points: methods alone, and those of a second file with precisions."""
+    directory = stored_directory(EQUAL_BYTES)
+    alone = json.loads((directory.parent / "perplexity_smollm2.json").read_text(encoding="utf-8"))
+    places = [each for each in places_of_rows(alone) if each.method in ALONE_REAL]
+    second = directory / "smollm2.json"
+    if second.exists():
+        coded = json.loads(second.read_text(encoding="utf-8"))
+        if coded["tokens"] != alone["tokens"]:
+            raise ValueError(f"{second} has {coded['tokens']} tokens, not {alone['tokens']}")
+        places += [each for each in places_of_rows(coded) if "precision=" in each.method]
+    length = alone["mean_length"]
+    title = f"SmolLM2, 135 million parameters: {alone['passages']} windows of {length:.0f} tokens"
+    return Panel(title, BELOW_FULL, tuple(places), more=False)
+
+
+def places_of_rows(found: Mapping[str, Any]) -> list[Place]:
+    """Return what ``kvlab perplexity --json`` wrote as points; its first row is the full cache.
+
+    Results from before bytes were counted have no precisions: their shares are those of entries.
+    """
+    full, places = found["rows"][0], []
     for row in found["rows"]:
         if row["refusal"] is None:
+            counted = "nbytes" if "nbytes" in row else "entries"
+            text = "" if row["budget"] is None else f"{row['budget'] / found['mean_length']:.0%}"
             quality = Interval(row["nats"], row["nats_low"], row["nats_high"])
-            budget = "" if row["budget"] is None else f"{100 * row['budget'] / length:.0f} %"
-            share = row["nbytes"] / whole
+            share, budget = row[counted] / full[counted], text.replace("%", " %")
             places.append(Place(row["method"], budget, share, quality, row["entries"]))
-    title = f"SmolLM2, 135 million parameters: {found['passages']} windows of {length:.0f} tokens"
-    return Panel(title, BELOW_FULL, tuple(places), more=False)
+    return places
 
 
 # --- chart and table -----------------------------------------------------------------------------
@@ -201,6 +218,9 @@ def draw(axes: "Axes", panel: Panel) -> None:
     axes.set(title=panel.title, xlabel="bytes, of the full cache at 16 bits", ylabel=panel.axis)
     if not panel.more:
         axes.set_yscale("symlog", linthresh=0.01)
+        axes.set_ylim(bottom=min(-0.003, *(place.quality.low for place in panel.places)))
+        ticks = (0, 0.01, 0.1, 1)
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 def table(panel: Panel) -> Table:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tolerances import DECIMALS
 
 from kvlab.fast.lab.evaluate.contrasts import EQUAL_BYTES, STUDY, stored_directory, stored_summary
 from kvlab.fast.lab.evaluate.statistics import Interval
@@ -56,14 +55,17 @@ def test_tables_say_what_is_stored(panels):
     for name in (STUDY, EQUAL_BYTES):
         found = stored_summary(name)
         whole = found.point("full", None).mean("nbytes")
+        assert whole
         for text, entries in {"": None, **found.budgets}.items():
             for point in found.points:
                 row = shown.get((point.method, text.replace("%", " %")))
                 if point.budget != entries or row is None or point.method == "full":
                     continue
-                assert row[3] == f"{100 * point.mean('nbytes') / whole:.1f}"
+                nbytes = point.mean("nbytes")
+                assert nbytes and point.interval
+                assert row[3] == f"{100 * nbytes / whole:.1f}"
                 low, high = 100 * point.interval.low, 100 * point.interval.high
-                assert text_of(row[4]) == f"{100 * point.solved:.1f} ({low:.1f}–{high:.1f})"
+                assert text_of(row[4]) == f"{100 * point.interval.mean:.1f} ({low:.1f}–{high:.1f})"
     assert {text_of(row[4]) for row in shown.values() if isinstance(row[4], Bold)} == {
         text_of(equal_bytes.cells(each, True, True)[4]) for each in panels[0].front
     }
@@ -83,17 +85,28 @@ def test_the_control_is_in_every_panel(panels):
         assert panel.title in equal_bytes.chart(panels).svg
 
 
+def test_rows_of_perplexities_by_hand():
+    """Bytes where they are counted, else entries; a budget of 128 of 512 tokens is 25 %."""
+    common = {"refusal": None, "nats": 0.1, "nats_low": 0.0, "nats_high": 0.2}
+    rows = [
+        {**common, "method": "full", "budget": None, "entries": 512},
+        {**common, "method": "h2o", "budget": 128, "entries": 128},
+        {**common, "method": "tova", "budget": 64, "refusal": "too small"},
+    ]
+    full, h2o = equal_bytes.places_of_rows({"rows": rows, "mean_length": 512})
+    assert (full.share, h2o.share, h2o.budget) == (1, 0.25, "25 %")
+    counted = [{**row, "nbytes": nbytes} for row, nbytes in zip(rows, (800, 100), strict=False)]
+    assert equal_bytes.places_of_rows({"rows": counted, "mean_length": 512})[1].share == 1 / 8
+
+
 def test_losses_of_the_real_model_are_those_that_are_stored(panels):
-    stored = json.loads((stored_directory(EQUAL_BYTES) / "smollm2.json").read_text())
-    (real,) = panels[1:]
-    assert len(real.places) == len(stored["rows"])
-    for each, row in zip(real.places, stored["rows"], strict=True):
-        assert each.quality.mean == row["nats"]
-        assert each.share == pytest.approx(
-            row["nbytes"] / stored["rows"][0]["nbytes"], abs=DECIMALS
-        )
-        if "precision" not in each.method:
-            assert each.share == pytest.approx(row["entries"] / 511, abs=DECIMALS)
+    path = stored_directory(EQUAL_BYTES).parent / "perplexity_smollm2.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    nats = {row["method"]: row["nats"] for row in stored["rows"] if row["budget"] == 128}
+    shown = {each.method: each for each in panels[1].places if each.budget in ("", "25 %")}
+    for method in equal_bytes.ALONE_REAL[1:]:
+        assert shown[method].quality.mean == nats[method]
+    assert shown["full"].share == 1 and shown["full"].quality.mean == 0
 
 
 def test_the_pages_ask_for_it():
