@@ -11,6 +11,7 @@ from kvlab.fast.lab.pictures import equal_bytes
 from kvlab.fast.lab.pictures.equal_bytes import Panel, Place
 from kvlab.fast.lab.tables import Bold, text_of
 
+PERCENT = 0.01
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
@@ -83,6 +84,15 @@ def test_the_control_is_in_every_panel(panels):
     assert all(any(each.method.startswith("random") for each in p.places) for p in panels)
     for panel in panels:
         assert panel.title in equal_bytes.chart(panels).svg
+
+
+def test_what_the_page_says_of_fp8_and_kivi(panels):
+    at = {(each.method, each.budget): each for each in panels[0].places}
+    fp8, caote = at["full@precision=fp8", ""], at["caote:h2o", "50 %"]
+    kivi = at[equal_bytes.ALONE[0], ""]
+    assert fp8.share == pytest.approx(caote.share, abs=PERCENT)
+    assert fp8.quality.high < caote.quality.low
+    assert kivi.share < 0.35 and kivi.quality.high > caote.quality.low
 
 
 def test_rows_of_perplexities_by_hand():
