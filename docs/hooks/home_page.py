@@ -12,7 +12,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
 from kvlab.fast.lab import needle_source, problem_source, record_methods, write_viewer
-from kvlab.fast.lab.pictures import study
+from kvlab.fast.lab.pictures import equal_bytes, study
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.fast.lab.viewing import Row, Source
@@ -69,6 +69,7 @@ def parts() -> dict[str, str]:
         "own rules": study.under_own_rules(found).markdown(linked),
         "both models": study.on_both_models().markdown(linked),
         "picture": study.solved_over_memory(found, specs)._repr_html_(),
+        "equal bytes": equal_bytes.chart(equal_bytes.read_panels())._repr_html_(),
         "played": played(),
     }
 

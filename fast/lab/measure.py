@@ -127,8 +127,7 @@ def memory_columns(
     """
     layers = [layer.entries for layer in cache.compressed_layers]
     entries = np.mean([layer.counts for layer in layers], axis=0)
-    payload = np.sum([payload_bytes(layer) for layer in layers], axis=0)
-    overhead = np.sum([overhead_bytes(layer) for layer in layers], axis=0)
+    payload, overhead = cache_bytes(cache)
     seen = np.array([clock.seen for clock in cache.clocks])
     elements = sum(_elements(layer) for layer in layers) * seen
     nbytes = payload + overhead
@@ -139,6 +138,18 @@ def memory_columns(
         (8 * nbytes / elements).tolist(),
         (8 * payload / elements).tolist(),
     )
+
+
+def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
+    """Return the bytes of every sequence in all layers: of elements, and of scales and the like.
+
+    They are counted as `memory_columns` says.
+    """
+    if cache.joint is None:
+        layers = [layer.entries for layer in cache.compressed_layers]
+    else:
+        layers = cache.joint.split()
+    return np.sum([(payload_bytes(each), overhead_bytes(each)) for each in layers], axis=0)
 
 
 def payload_bytes(cache: LayerCache) -> list[float]:

@@ -35,10 +35,15 @@ from kvlab.reference.planner.figures import printed_milliseconds
 
 SCHEMA = 1
 FULL = "transformers full cache"
+OURS = "kvlab full"
+"""The full cache once more, held by kvlab: what its step costs where nothing is evicted."""
+COMPARED = (FULL, OURS, "tova", "lazy_eviction")
+"""Whose latency is measured."""
 TABLE_8 = {
     (length, method): printed_milliseconds(length, "full" if method == FULL else method)[0]
     for length in (4096, 8192, 16384)
-    for method in (FULL, "tova", "lazy_eviction")
+    for method in COMPARED
+    if method != OURS
 }
 """Milliseconds per token that LazyEviction prints; the budget is half of the tokens."""
 PROMPT = 64
@@ -94,7 +99,7 @@ def speed(model: Any, method: str, budget: int | None, run: Run) -> tuple[float,
     """Return tokens per second of one sequence, prompt included, and the bytes of the cache."""
     if method == FULL:
         return timed(model, run, full_cache(model)).speed(with_prompt=True), None
-    with compress(model, method, budget) as cache:
+    with compress(model, "full" if method == OURS else method, budget) as cache:
         rate = timed(model, run, cache).speed(with_prompt=True)
         return rate, cache.memory().total
 
@@ -103,8 +108,8 @@ def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Itera
     """Yield the latency of every method at every length; one generation before is not counted."""
     for tokens in lengths:
         full = 0.0
-        for method in (FULL, "tova", "lazy_eviction"):
-            budget = None if method == FULL else tokens // 2
+        for method in COMPARED:
+            budget = None if method in (FULL, OURS) else tokens // 2
             warm_up = Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160))
             speed(model, method, budget, warm_up)
             rate, _ = speed(model, method, budget, Run(PROMPT, tokens))
@@ -172,13 +177,13 @@ def main(
     """Measure whole generations of an 8B model."""
     device = gpu_or_small("end_to_end", small)
     lengths = tokens or [4096, 8192, 16384]
-    methods = [FULL, "kivi@key_bits=8,value_bits=4", "rpc", "desirekv"]
+    methods = [FULL, OURS, "kivi@key_bits=8,value_bits=4", "rpc", "desirekv"]
     if small:
         lengths, capacity_tokens, most = [96], 48, 2
-        methods = [FULL, "desirekv@interval=16,selector=4,group=32"]
+        methods = [FULL, OURS, "desirekv@interval=16,selector=4,group=32"]
     model = tiny_llama(device) if small else llama_8b(device)
     with progress() as bar:
-        task = bar.add_task("latency", total=3 * len(lengths))
+        task = bar.add_task("latency", total=len(COMPARED) * len(lengths))
         slow = list(latencies(model, lengths, lambda: bar.advance(task)))
     with at_most(cap, device):
         fitted = list(capacities(model, methods, capacity_tokens, most))

@@ -57,9 +57,14 @@ STUDY, ARITHMETIC, ABLATIONS, JUMP_ABLATIONS = SWEEPS = (
 )
 """The sweeps that decide contrasts: the first and the last on jump programs, the others on chained
 arithmetic."""
-LONGER, OTHER_READINGS, GRANULARITY = OTHER_SWEEPS = ("longer", "readings", "granularity")
+LONGER, OTHER_READINGS, GRANULARITY, EQUAL_BYTES = OTHER_SWEEPS = (
+    "longer",
+    "readings",
+    "granularity",
+    "equal_bytes",
+)
 """Sweeps of jump programs longer than those that the model was trained on, of what papers leave
-open, and of what leaves together."""
+open, of what leaves together, and of precisions."""
 NEEDLES, LONGER_NEEDLES, FACTS, FACTS_AFTER = REAL_SWEEPS = (
     f"needle_{REAL}",
     f"needle_2k_{REAL}",

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.huggingface import compress
-from kvlab.fast.lab.measure import left_padded, next_tokens
+from kvlab.fast.lab.measure import cache_bytes, left_padded, next_tokens
 from kvlab.fast.lab.points import check_points, points
 from kvlab.fast.policy import Policy
 from kvlab.reference.checks import check_at_least
@@ -66,6 +66,8 @@ class Likelihood:
     """Whether the token is the likeliest."""
     entries: int
     """Per KV head, in the compressed layer that keeps most, when the last token was read."""
+    nbytes: float
+    """Of keys and values then, scales and norms included, an unquantised element at 16 bits."""
 
 
 def likelihoods(
@@ -131,7 +133,7 @@ def _read_in_steps(
 ) -> list[Likelihood]:
     device = model.device
     ids, real = left_padded(contexts, device)
-    steps, entries = [], [0] * len(contexts)
+    steps, entries, held = [], [0] * len(contexts), [0.0] * len(contexts)
     with compress(model, policy, block_size=block_size) as cache:
         for step in range(max(map(len, continuations))):
             if step:
@@ -141,11 +143,14 @@ def _read_in_steps(
             targets = next_tokens(continuations, step + 1, device)
             steps.append(_rate(output.logits[:, -1:], targets))
             for row, counts in enumerate(zip(*cache.kept(), strict=True)):
-                if step < len(continuations[row]):
+                if step + 1 == len(continuations[row]):
                     entries[row] = max(counts)
+                    held[row] = float(cache_bytes(cache)[:, row].sum())
     logprobs, greedy = (torch.cat(part, dim=1).cpu().numpy() for part in zip(*steps, strict=True))
     return [
-        Likelihood(logprobs[row, : len(tokens)], greedy[row, : len(tokens)], entries[row])
+        Likelihood(
+            logprobs[row, : len(tokens)], greedy[row, : len(tokens)], entries[row], held[row]
+        )
         for row, tokens in enumerate(continuations)
     ]
 
@@ -163,10 +168,13 @@ def _read_in_blocks(
             logits_to_keep=max(map(len, continuations)),
         )
         entries = [max(counts) for counts in zip(*cache.kept(), strict=True)]
+        held = cache_bytes(cache).sum(axis=0).tolist()
     targets = ids[:, ids.shape[1] - output.logits.shape[1] :]
     logprobs, greedy = (part.cpu().numpy() for part in _rate(output.logits, targets))
     return [
-        Likelihood(logprobs[row, -len(tokens) :], greedy[row, -len(tokens) :], entries[row])
+        Likelihood(
+            logprobs[row, -len(tokens) :], greedy[row, -len(tokens) :], entries[row], held[row]
+        )
         for row, tokens in enumerate(continuations)
     ]
 

@@ -15,6 +15,7 @@ from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.points import points
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
+from kvlab.fast.precisions import OnArrival
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
 
@@ -55,6 +56,9 @@ class Row:
     """Loss per token of each passage, in nats."""
     entries: float | None = None
     """Kept per KV head at the end, in the layer that keeps most; mean over the passages."""
+    nbytes: float | None = None
+    """Of keys and values at the end, scales and norms included, an unquantised element at 16 bits;
+    mean over the passages."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,8 @@ def _read(
     told: Callable[[int], None],
 ) -> list[Likelihood]:
     policy = methods.get(spec, entries)
-    if reading.feed == "blocks" and spec != YARDSTICK:
+    only_codes = entries is None and isinstance(policy.precision, OnArrival)
+    if reading.feed == "blocks" and spec != YARDSTICK and not only_codes:
         check_feed(policy.schedule, max(map(len, passages)) - 1, reading.block_size)
     return likelihoods(
         model,
@@ -204,6 +209,7 @@ def _row(
         nats_high=high,
         losses=tuple(losses),
         entries=fmean(each.entries for each in found),
+        nbytes=fmean(each.nbytes for each in found),
     )
 
 
@@ -234,6 +240,7 @@ COLUMNS = (
     Column("gap", format="+.4f"),
     Column("nats (95 %)", nats_text),
     Column("entries", format=".0f"),
+    Column("KiB", "nbytes", lambda nbytes: f"{nbytes / 1024:.0f}"),
 )
 
 
@@ -249,5 +256,6 @@ def caption(found: Perplexities) -> str:
         how = f"prompts {how}, the rest fed token by token, as if written"
     return (
         f"{how} · gap: perplexity less the full cache's · nats: loss per token less the full "
-        "cache's, paired over the passages · entries: kept at the end"
+        "cache's, paired over the passages · entries: kept at the end · KiB: of keys and values "
+        "then, scales included, an unquantised element at 16 bits"
     )

@@ -9,12 +9,13 @@ from kvlab.fast.lab.benchmarks import end_to_end
 def test_a_tiny_model_runs_everywhere(whole_generations):
     _, found = whole_generations
     methods = [each["method"] for each in found["latency"]]
-    assert methods == [end_to_end.FULL, "tova", "lazy_eviction"]
+    assert methods == [end_to_end.FULL, end_to_end.OURS, "tova", "lazy_eviction"]
     assert found["latency"][0]["over_full"] == 0
-    full, desirekv = found["capacity"]
-    assert full["batch"] == desirekv["batch"] == 2
+    full, ours, desirekv = found["capacity"]
+    assert full["batch"] == ours["batch"] == desirekv["batch"] == 2
+    assert (full["method"], ours["method"]) == (end_to_end.FULL, end_to_end.OURS)
     whole = 2 * 4 * 8 * 32 * 2 * 4 * (end_to_end.PROMPT + 48 - 1)
-    assert 0 < desirekv["cache_bytes"] < whole
+    assert 0 < desirekv["cache_bytes"] < whole <= ours["cache_bytes"]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 13, 64, 100, 300])

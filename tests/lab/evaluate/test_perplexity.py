@@ -45,7 +45,7 @@ def loaded(directory):
 
 def rated(*probabilities: float) -> Likelihood:
     logprobs = np.log(probabilities)
-    return Likelihood(logprobs, np.ones(len(logprobs), dtype=bool), 4)
+    return Likelihood(logprobs, np.ones(len(logprobs), dtype=bool), 4, 512.0)
 
 
 def test_a_row_by_hand():
@@ -91,6 +91,25 @@ def test_with_room_for_everything_there_is_no_gap(loaded, feed):
     settings = Reading(("h2o", "caote:tova"), ("100%",), 16, feed, 2)
     for row in measure_perplexity(model, passages, settings).rows:
         assert row.gap == pytest.approx(0, abs=100 * FLOAT32_LOGITS)
+
+
+@pytest.mark.parametrize("feed", ["steps", "blocks"])
+def test_bytes_are_counted_with_scales_and_a_precision_alone_is_measured(loaded, feed):
+    """Of 59 tokens read: 16 bits, or a byte each and two float32 scales per layer."""
+    model, tokenizer = loaded
+    passages = cut_windows(token_ids(tokenizer, TEXT), 60, 10, most=1)
+    specs = ("h2o", "full@precision=fp8", "h2o@precision=fp8")
+    full, h2o, coded, both = measure_perplexity(
+        model, passages, Reading(specs, ("20",), 16, feed)
+    ).rows
+    config = model.config
+    elements = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    scales = 2 * 4 * config.num_hidden_layers
+    assert full.nbytes == 59 * elements * 2
+    assert h2o.nbytes == 20 * elements * 2
+    assert coded.nbytes == 59 * elements + scales
+    assert both.nbytes == 20 * elements + scales
+    assert coded.gap != 0 and coded.refusal is None
 
 
 def test_a_method_that_only_looks_while_writing_needs_steps(loaded):
