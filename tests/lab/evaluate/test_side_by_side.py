@@ -25,6 +25,11 @@ PAGE = (Path(__file__).parents[3] / "docs" / "evaluate.md").read_text(encoding="
 MEASURED = [(row.place, each) for row in ledger() for each in row.measured]
 
 
+def entries_of(where):
+    (number,) = re.findall(r"([\d,]+) entries", where)
+    return int(number.replace(",", ""))
+
+
 def rounded(interval):
     return [float(f"{x:.3g}") for x in (interval.mean, interval.low, interval.high)]
 
@@ -69,7 +74,7 @@ def test_the_ledger_has_the_stored_losses():
     rows = [each for _, each in MEASURED if f"perplexity --model {REAL}" in each.command]
     stored_rows = stored("perplexity", REAL)["rows"]
     for each in rows:
-        budget = int(re.search(r"(\d+) entries", each.where)[1])
+        budget = entries_of(each.where)
         found = {row["method"]: row for row in stored_rows if row["budget"] == budget}
         for method, figures in each.figures.items():
             row = found[method]
@@ -82,7 +87,7 @@ def test_the_ledger_has_the_stored_needles():
     rows = [each for _, each in MEASURED if "results/needle" in each.command]
     for each in rows:
         found = stored_summary(each.command.rpartition(" ")[2])
-        budget = int(re.search(r"([\d,]+) entries", each.where)[1].replace(",", ""))
+        budget = entries_of(each.where)
         for method, figures in each.figures.items():
             assert list(figures) == rounded(found.point(method, budget).interval)
     assert len(rows) == 4
