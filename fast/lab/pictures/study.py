@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.evaluate.contrasts import (
-    FACTS,
     NEEDLES,
     REAL,
     STUDY,
@@ -139,15 +138,14 @@ def on_both_models(shown: Collection[str] | None = None) -> Table:
         shown: names in the registry; the control is always there. Default: all.
     """
     rows = [each for each in BOTH if shown is None or base_name(each.real) in {*shown, "random"}]
-    solved, needles, facts = (stored_summary(name) for name in (STUDY, NEEDLES, FACTS))
+    solved, needles = (stored_summary(name) for name in (STUDY, NEEDLES))
     losses = stored_summary(f"perplexity_{REAL}")
     half, quarter = solved.budgets["50%"], losses.budgets["25%"]
     columns = [
         Column("method", lambda row: row.real.partition("@")[0]),
-        Column("jumps, 50 %: solved, %", lambda row: share(solved, row.embedded, half)),
-        Column(f"{REAL}, {HALF}: needles, %", lambda row: share(needles, row.real, HALF)),
-        Column(f"{REAL}, {HALF}: two facts, %", lambda row: share(facts, row.real, HALF)),
-        Column(f"{REAL}, 25 %: lost nats", lambda row: lost(losses, row.real, quarter)),
+        Column("jumps: programs, %", lambda row: share(solved, row.embedded, half)),
+        Column(f"{REAL}: needles, %", lambda row: share(needles, row.real, HALF)),
+        Column(f"{REAL}: lost nats", lambda row: lost(losses, row.real, quarter)),
     ]
     return tabulate(rows, columns)
 

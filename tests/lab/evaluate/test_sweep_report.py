@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate.contrasts import (
+    FACTS,
+    FACTS_AFTER,
     GRANULARITY,
     LONGER,
     LONGER_NEEDLES,
@@ -475,3 +477,13 @@ def test_the_table_of_needles_on_the_real_model_is_what_its_data_say():
         assert cells.replace(" | –", "") == " | ".join(expected), name
     for found in (short, long):
         assert shown(found.point("full", None).interval) in written
+
+
+def test_two_numbers_on_the_real_model_are_what_the_page_says():
+    written = section("evaluate.md", "#### Two numbers at once")
+    for name in (FACTS, FACTS_AFTER):
+        found = stored_summary(name)
+        full, *others = found.points
+        assert full.method == "full" and shown(full.interval).replace(" ", " % ") in written
+        assert {(each.problems, each.solved) for each in others} == {(16, 0.0)}
+        assert shown(others[0].interval).partition(" ")[2] in written

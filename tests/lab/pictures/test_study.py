@@ -52,3 +52,16 @@ def test_every_curve_is_drawn(read):
         assert name in drawing and options in drawing
     with pytest.raises(ValueError, match="has not tried '55%'"):
         study.under_budgets(read[1], ["h2o"], ("55%",))
+
+
+def test_both_models_are_side_by_side():
+    table = study.on_both_models()
+    rows = {row[0]: row[1:] for row in table.rows}
+    needles, losses = stored_summary("needle_smollm2"), stored_summary("perplexity_smollm2")
+    found = stored_summary("study").point_at("h2o", "50%").solved
+    assert rows["h2o"][0].startswith(f"{100 * found:.1f} (")
+    assert rows["h2o"][1].startswith(f"{100 * needles.point('h2o', 512).solved:.1f} (")
+    ours, full = (losses.point(*each).figures["losses"] for each in (("h2o", 128), ("full", None)))
+    assert rows["h2o"][2].startswith(f"{sum(ours) / 8 - sum(full) / 8:.3f} (")
+    assert rows["full"][2] == "–" and rows["caote:tova"][0].endswith(study.CHANCE)
+    assert [row[0] for row in study.on_both_models(["tova"]).rows] == ["random", "tova"]
