@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
-from jaxtyping import _import_hook
+from jaxtyping import _decorator, _import_hook
 
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
@@ -50,7 +50,8 @@ def sample_calls(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
     return jaxtyped_sampled
 
 
-jaxtyping.jaxtyped = sample_calls(jaxtyping.jaxtyped)
+# The decorator module calls itself for the constructors, properties and class methods of a class.
+_decorator.jaxtyped = jaxtyping.jaxtyped = sample_calls(jaxtyping.jaxtyped)
 
 
 def code_of(loader: Any, name: str) -> CodeType | None:

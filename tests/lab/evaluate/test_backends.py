@@ -36,9 +36,9 @@ def backends():
 
 @pytest.fixture(scope="module")
 def problems(backends):
-    """Prompts of two lengths, and what the full cache writes."""
+    """Prompts of two lengths, what the full cache writes, and the token that ends it."""
     fast, reference = backends
-    drawn = list({len(p.prompt.split(" ")): p for p in reasoning.held_out(12, seed=5)}.values())
+    drawn = list({len(p.prompt.split(" ")): p for p in reasoning.held_out(12, seed=5)}.values())[-2:]
     prompts = [fast.encode(problem.prompt) for problem in drawn]
     assert prompts == [reference.encode(problem.prompt) for problem in drawn]
     assert len(set(map(len, prompts))) > 1
@@ -82,7 +82,7 @@ def test_the_same_figures_are_measured(spec, backends, problems):
 
 
 def test_a_method_that_spoils_the_answer_is_seen_on_both_sides(backends, problems):
-    prompts, answers, _ = problems
+    prompts, answers = (texts[:1] for texts in problems[:2])
     for backend in backends:
         full = backend.measure("full", None, prompts, answers)
         yardstick = [logits for _, logits in full]
