@@ -10,13 +10,14 @@ from kvlab.fast.lab.sweep.worker import Question
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 
+BUDGET = 150
 SPECS = {
     "full": None,
-    "h2o": 150,
-    "tova": 150,
+    "h2o": BUDGET,
+    "tova": BUDGET,
     # Near 0.01 lie so many probabilities that rounding alone moves one over the threshold.
-    "lazy_eviction@window=16,threshold=0.2": 150,
-    "caote:h2o": 150,
+    "lazy_eviction@window=16,threshold=0.2": BUDGET,
+    "caote:h2o": BUDGET,
     "kivi@residual=32": None,
     "ddks@interval=32,selector=8,group=32": None,
     "desirekv@interval=32,selector=8,group=32": None,
@@ -38,7 +39,9 @@ def backends():
 def problems(backends):
     """Prompts of two lengths, what the full cache writes, and the token that ends it."""
     fast, reference = backends
-    drawn = list({len(p.prompt.split(" ")): p for p in reasoning.held_out(12, seed=5)}.values())[-2:]
+    drawn = list({len(p.prompt.split(" ")): p for p in reasoning.held_out(12, seed=5)}.values())[
+        -2:
+    ]
     prompts = [fast.encode(problem.prompt) for problem in drawn]
     assert prompts == [reference.encode(problem.prompt) for problem in drawn]
     assert len(set(map(len, prompts))) > 1
