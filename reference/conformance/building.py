@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from kvlab.reference import methods
-from kvlab.reference.cache import State
+from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.conformance import stages, whole_cache
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.groups import (
@@ -19,12 +20,13 @@ from kvlab.reference.conformance.groups import (
     stream_of,
 )
 from kvlab.reference.conformance.storing import UncertainError, finished
-from kvlab.reference.layer_step import empty_cache, select
+from kvlab.reference.layer_step import Block, empty_cache, select
 from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Full, Policy, Unlimited
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.selection import keep_set
 from kvlab.reference.streams import Source, Stream, run_stream
 
 ATTEMPTS = 2000
@@ -114,16 +116,32 @@ def example_cases(
 class Event:
     """The effect of one block on one layer."""
 
+    policy: Policy
+    block: Block
+    cache: LayerCache
+    """Cache before the block."""
     seen: Observation
-    before: State
-    """State before the block was observed; its own entries are there."""
-    after: State
     keep: Array | None
     """None where the step was not due."""
-    fresh: bool
-    """Whether all entries were at full precision."""
     codes: bool
-    """Whether some are not any more."""
+    """Whether some entries are not at full precision any more."""
+
+    @cached_property
+    def before(self) -> State:
+        """State before the block was observed; its own entries are there."""
+        block, columns = self.block, self.policy.score.columns
+        grown = self.cache.append(block.keys, block.values, block.clock.positions, columns)
+        return grown.state
+
+    @cached_property
+    def after(self) -> State:
+        """State after the block was observed."""
+        return self.policy.score.observe(self.before, self.seen)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether all entries were at full precision."""
+        return bool((self.cache.keys.bits == FULL_BITS).all())
 
     @property
     def evicts(self) -> bool:
@@ -145,22 +163,19 @@ def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
     """Feed a stream to a policy and note every step."""
     cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
     for block, result in zip(stream.pieces(), run_stream(policy, stream), strict=True):
-        grown = cache.append(block.keys, block.values, block.clock.positions, policy.score.columns)
-        after = policy.score.observe(grown.state, result.seen)
-        fresh = bool((grown.keys.bits == FULL_BITS).all())
+        codes = bool((result.cache.keys.bits < FULL_BITS).any())
+        yield Event(policy, block, cache, result.seen, result.keep, codes)
         cache = result.cache
-        codes = bool((cache.keys.bits < FULL_BITS).any())
-        yield Event(result.seen, grown.state, after, result.keep, fresh, codes)
 
 
 def is_clear(policy: Policy, event: Event, tied: bool) -> bool:
     """Whether the scores decide clearly; equal scores count as clear if ``tied``."""
     if not event.evicts or policy.score.ordinal:
         return True
-    assert event.keep is not None
-    candidates, keep = select(policy, event.after, event.seen)
-    room = keep.shape[1] - int((~candidates).sum(axis=-1).max())
+    safe = policy.protect.safe(event.seen)
+    candidates, room = ~safe, max(0, policy.budget.room(event.seen, safe))
     scores = policy.score.score(event.after, event.seen, candidates, room)
+    keep = keep_set(scores, safe, room)
     stays = np.zeros_like(candidates)
     np.put_along_axis(stays, keep, True, axis=-1)
     clear = CLEAR + CLEAR_PER_LOGIT * stages.logit_size(event.seen.queries, event.seen.keys)

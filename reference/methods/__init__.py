@@ -17,7 +17,7 @@ import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -51,13 +51,7 @@ class Methods(Mapping[str, type[Method]]):
     def found(self) -> dict[str, type[Method]]:
         """Return the methods of this kind."""
         discover()
-        suitable = (
-            method
-            for method in _registered.values()
-            if issubclass(method, self.kind) and not issubclass(method, self.other_than)
-        )
-        ordered = sorted(suitable, key=lambda method: (method.published, method.name))
-        return {method.name: method for method in ordered}
+        return _in_order(self.kind, self.other_than, tuple(_registered.values()))
 
     def __getitem__(self, name: str) -> type[Method]:
         return self.found()[name]
@@ -67,6 +61,19 @@ class Methods(Mapping[str, type[Method]]):
 
     def __len__(self) -> int:
         return len(self.found())
+
+
+@lru_cache(maxsize=2)
+def _in_order(
+    kind: type[Method], other_than: tuple[type[Method], ...], registered: tuple[type[Method], ...]
+) -> dict[str, type[Method]]:
+    suitable = (
+        method
+        for method in registered
+        if issubclass(method, kind) and not issubclass(method, other_than)
+    )
+    ordered = sorted(suitable, key=lambda method: (method.published, method.name))
+    return {method.name: method for method in ordered}
 
 
 METHODS = Methods(Method, other_than=(Wrapper,))

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import numpy as np
 from cache_bugs import BUGS as CACHE_BUGS
@@ -1041,23 +1043,34 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
+def compiled(origin: str) -> CodeType:
+    """Return the code of an unchanged file; all copies share it."""
+    return compile(Path(origin).read_text(encoding="utf-8"), origin, "exec")
+
+
 class Planted(MetaPathFinder, Loader):
-    """Loads one module of the package from changed source."""
+    """Loads the package, one of its modules from changed source."""
 
     def __init__(self, name: str, source: str) -> None:
         self.name, self.source = name, source
 
     def find_spec(self, fullname: str, path, target=None) -> ModuleSpec | None:
-        """Find the changed module alone."""
-        if fullname != self.name:
+        """Find what lies in the package alone."""
+        if not fullname.startswith(f"{PACKAGE}."):
             return None
         found = PathFinder.find_spec(fullname, path)
-        assert found is not None
-        return ModuleSpec(fullname, self, origin=found.origin)
+        assert found is not None and found.origin is not None
+        locations = found.submodule_search_locations
+        return spec_from_file_location(
+            fullname, found.origin, loader=self, submodule_search_locations=locations
+        )
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the changed source."""
-        exec(compile(self.source, f"<{self.name} with a bug>", "exec"), module.__dict__)
+        """Run the source, changed where the bug is."""
+        changed = module.__name__ == self.name
+        code = compile(self.source, "<bug>", "exec") if changed else compiled(str(module.__file__))
+        exec(code, module.__dict__)
 
 
 def changed_source(bug: Bug) -> str:

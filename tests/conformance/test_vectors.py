@@ -14,9 +14,11 @@ from shapes import shapes_checked
 
 from kvlab.reference import methods
 from kvlab.reference.conformance import cases, published, vectors
+from kvlab.reference.conformance.block_cases import block_cases
+from kvlab.reference.conformance.building import ATTEMPTS, example_cases
 from kvlab.reference.conformance.cache_cases import GROUPS
 from kvlab.reference.conformance.case import PRECISIONS
-from kvlab.reference.conformance.groups import PRECISE, composition
+from kvlab.reference.conformance.groups import PRECISE, composition, groups_of
 from kvlab.reference.conformance.implementation import exact_in_16_bits, is_vector
 from kvlab.reference.conformance.targets import OPERATIONS, described
 
@@ -104,8 +106,60 @@ def test_vectors_are_exact_in_16_bits_but_where_the_group_says_otherwise():
                 assert exact_in_16_bits(x) or case.group in PRECISE, (case.name, name)
 
 
-def test_the_reference_has_not_moved():
-    """Bit by bit: what `kvlab conformance verify` does."""
+LATE = {
+    ("caote:h2o@recent=4", "alpha_near_one"),
+    ("caote:h2o@recent=4", "bf16_inputs"),
+    ("caote:tova", "repeated_entries"),
+    ("fast_caote:h2o@recent=4", "alpha_near_one"),
+    ("tova", "repeated_entries"),
+    ("tova", "softcap"),
+}
+"""Methods and groups whose first clear stream comes after hundreds of others."""
+
+
+def made_soon():
+    """Make every published case anew but for those that many streams have to be drawn for."""
+    yield from block_cases()
+    for name in vectors.published_methods():
+        for example in methods.examples_of(name):
+            for group in groups_of(example):
+                if (example.spec, group) not in LATE:
+                    yield from example_cases(example, group, ATTEMPTS)
+
+
+def test_the_reference_has_not_moved(tmp_path):
+    """Bit by bit, as the files store it."""
+    with shapes_checked(False):
+        vectors.write([*made_soon()], tmp_path)
+    stored = {case.name: case for case in published("0.9")}
+    for made in vectors.read(tmp_path):
+        case = stored.pop(made.name)
+        assert (made.target, made.group, made.method) == (case.target, case.group, case.method)
+        assert made.parameters == case.parameters, made.name
+        assert made.inputs.keys() == case.inputs.keys(), made.name
+        assert made.expected.keys() == case.expected.keys(), made.name
+        for name, x in made.inputs.items():
+            np.testing.assert_array_equal(x, case.inputs[name], f"{made.name} {name}")
+        for name, each in made.expected.items():
+            assert_same(each, case.expected[name], f"{made.name} {name}")
+    assert {(case.method, case.group) for case in stored.values()} == LATE
+
+
+def assert_same(made, stored, name):
+    assert (made.kind, made.tolerance) == (stored.kind, stored.tolerance), name
+    np.testing.assert_array_equal(made.value, stored.value, name)
+    for one, other in ((made.where, stored.where), (made.slack, stored.slack)):
+        assert (one is None) == (other is None), name
+        if one is not None:
+            np.testing.assert_array_equal(one, other, name)
+    assert made.either.keys() == stored.either.keys(), name
+    for key, marks in made.either.items():
+        np.testing.assert_array_equal(marks, stored.either[key], name)
+
+
+@pytest.mark.slow
+def test_all_of_the_reference_has_not_moved():
+    """What `kvlab conformance verify` does."""
     with TemporaryDirectory() as folder, shapes_checked(False):
         vectors.write(vectors.published_cases(), vectors.Path(folder))
         made = (vectors.Path(folder) / vectors.SUMS).read_text()

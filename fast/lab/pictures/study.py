@@ -15,7 +15,7 @@ from kvlab.fast.lab.evaluate.statistics import Interval, paired_difference
 from kvlab.fast.lab.pictures.solved import is_of_the_papers, solved_over
 from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
-from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary, summarise
+from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS
@@ -27,9 +27,7 @@ def read_study() -> tuple[Stored, TaskSummary]:
     Raises:
         ValueError: if a file of its results is damaged.
     """
-    stored = read_stored(stored_directory(STUDY))
-    (found,) = summarise(stored)
-    return stored, found
+    return read_stored(stored_directory(STUDY)), stored_summary(STUDY)
 
 
 def families(stored: Stored) -> list[str]:

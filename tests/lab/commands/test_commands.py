@@ -322,8 +322,7 @@ def test_what_the_tokenizer_refuses_is_refused():
         generation.encode_prompt(tokenizer, "hello", "cpu")
 
 
-@pytest.mark.parametrize("missing", ["torch", "transformers"])
-@pytest.mark.parametrize("command", ["generate", "trace"])
+@pytest.mark.parametrize(("command", "missing"), [("generate", "torch"), ("trace", "transformers")])
 def test_without_the_extra_one_line_says_what_to_install(command, missing):
     code = f"""
 import sys

@@ -17,21 +17,13 @@ from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.reference import methods
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
+SHORT = {"models": ("jumps",), "tasks": ("jumps@fewest=3,most=4",), "backend": "reference"}
+"""Programs of some 90 tokens."""
 
 
 @pytest.fixture(scope="module")
 def comparison():
-    sweep = Sweep(
-        SPECS,
-        ("30%", "90%"),
-        problems=2,
-        models=("reasoner",),
-        tasks=("reasoning",),
-        seeds=(1,),
-        batch=1,
-        backend="reference",
-    )
-    return compare(sweep)
+    return compare(Sweep(SPECS, ("30%", "90%"), problems=2, seeds=(1,), batch=1, **SHORT))
 
 
 def rows(comparison, spec):
@@ -173,15 +165,7 @@ def test_recurrence_reports_the_distribution():
 
 
 def test_comparing_in_this_process_gives_the_same():
-    sweep = Sweep(
-        ("h2o",),
-        ("70%",),
-        problems=2,
-        models=("reasoner",),
-        tasks=("reasoning",),
-        batch=1,
-        backend="reference",
-    )
+    sweep = Sweep(("h2o",), ("70%",), problems=2, batch=1, **SHORT)
     here, elsewhere = (compare(sweep, workers) for workers in (0, 1))
     (one,), (other,) = (found.summary.points for found in (here, elsewhere))
     assert replace(one, seconds_per_token=None) == replace(other, seconds_per_token=None)
