@@ -39,6 +39,8 @@ SECTIONS = (
     "Options",
     "Run it",
 )
+MEASURED = "On two models"
+"""Section of methods that were measured on both, after state and cost."""
 
 
 def parsed(page):
@@ -119,7 +121,10 @@ def names_on(meta):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_has_the_shape_of_all_pages(page):
     text, _ = generated(page)
-    assert tuple(re.findall(r"^## (.+)$", text, re.MULTILINE)) == SECTIONS
+    sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    if MEASURED in sections:
+        assert sections.pop(3) == MEASURED
+    assert tuple(sections) == SECTIONS
     title, idea = parsed(page)[0].partition("## ")[0].strip().split("\n\n")
     assert title.startswith("# ")
     assert len(re.findall(r"[.!?](?=\s|$)", idea)) == 2, "the idea takes two sentences"

@@ -25,7 +25,7 @@ import { maxPool, meanPool, reduceRows } from "./windows.mjs";
 const SKIPPED = 77;
 const REMEMBERED = "remembered_";
 
-/** Options of every method that these files do not have. */
+/** Options of every method that these files do not have; RaaS has a page of its own. */
 const FOREIGN = ["page", "kv_heads", "precision"];
 
 // --- tensors and nested arrays ---------------------------------------------------------------------
@@ -183,7 +183,8 @@ function answer(target, x, metadata) {
   if (Object.hasOwn(BLOCKS, target)) return BLOCKS[target](x, p);
   const name = target.split(".").at(-1);
   if (!Object.hasOwn(STEPS, name)) throw new NotImplemented(`unknown target ${target}`);
-  const foreign = FOREIGN.find((option) => metadata.method.includes(`${option}=`));
+  const own = metadata.method.startsWith("raas@") ? "page" : "";
+  const foreign = FOREIGN.find((option) => option !== own && metadata.method.includes(`${option}=`));
   if (foreign !== undefined) throw new NotImplemented(`no option ${foreign}`);
   return STEPS[name](x, p, get(metadata.method, p.budget));
 }

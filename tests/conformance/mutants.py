@@ -1113,6 +1113,7 @@ class Copy:
         with imported_anew(Planted(name, source)):
             targets = importlib.import_module(f"{PACKAGE}.conformance.targets")
             importlib.import_module(f"{PACKAGE}.methods").discover()
+            importlib.import_module(f"{PACKAGE}.precisions").families()
         self.described = targets.described
 
     def offers(self, target: str) -> bool:

@@ -114,7 +114,9 @@ def test_a_whole_cache_in_cplusplus(tmp_path):
     for target in ("full.whole_cache", "h2o.whole_cache", "streaming_llm.whole_cache"):
         report = check(target, Program(str(binary)), minimise=False)
         report.raise_for_failures()
-        assert report.count(Status.NOT_TESTED) == 0
+        outcomes = [each for group in report.groups for each in group.outcomes]
+        left = {each.case.group for each in outcomes if each.status == Status.NOT_TESTED}
+        assert left <= {"cache_pages", "cache_shared_heads", "cache_codes"}
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")

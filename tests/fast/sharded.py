@@ -20,6 +20,7 @@ SPECS: dict[str, int | None] = {
     "full": None,
     "random@recent=8": 80,
     "knorm": 80,
+    "value_norm": 80,
     "streaming_llm": 80,
     "h2o": 80,
     "h2o@every=8": 80,

@@ -97,7 +97,7 @@ def test_a_contrast_may_name_its_budgets():
 @pytest.mark.parametrize("name", READINGS)
 def test_likelihoods_and_needles_are_paired(name):
     summary = stored_summary(name)
-    assert len({point.problems for point in summary.points}) == 1
+    assert len({point.problems for point in summary.points if point.refusal is None}) == 1
     told = [each for each in contrasts() if speaks_of(summary, each)]
     used = [each for each in told if FIGURES.get(each.kind) in READINGS[name]]
     for each in used:
@@ -201,7 +201,8 @@ def test_both_studies_decide_what_they_know(ablations, judgements):
     first = stored_summary(ARITHMETIC)
     problems = len(first.point_at("full", None).outcomes)
     assert problems > len(ablations.point_at("full", None).outcomes)
-    contrasted = [each for several in judgements for each in several]
+    judged = [each for several in judgements for each in several]
+    contrasted = [each for each in judged if each.contrast.task != "smollm2"]
     from_first = [each for each in contrasted if each.problems == problems]
     assert len(from_first) >= len(contrasted) / 6
     assert {each.contrast.paper for each in from_first} == set(PAPERS)
