@@ -23,7 +23,8 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     shown = layout(result)
     library = result["versions"].get("transformers")
     used = f"transformers {library}" if library else ""
-    parts = (shown.heading, result.get("method"), gpu_of(result) or "CPU", used)
+    measured = result.get("method") or result.get("parameters", {}).get("model")
+    parts = (shown.heading, measured, gpu_of(result) or "CPU", used)
     yield Heading(", ".join(part for part in parts if part))
     yield Text(f"From {name}.")
     yield from shown.contents(result)
