@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
 from kvlab.fast.lab import needle_source, problem_source, record_methods, write_viewer
+from kvlab.fast.lab.evaluate.contrasts import REAL
 from kvlab.fast.lab.pictures import equal_bytes, study
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
@@ -24,8 +25,6 @@ PAGES = ROOT / "docs" / "methods"
 
 BUDGETS = ("20%", "30%", "50%")
 
-REAL = "smollm2"
-"""The model that reads English; without it there is no such page."""
 LARGEST = 2_000_000
 """Bytes of a page that is played."""
 

@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 
 from kvlab.fast.lab.evaluate.compare import Comparison
-from kvlab.fast.lab.sweep.summary import CONTROL, LEVEL, Point
+from kvlab.fast.lab.sweep.summary import CONTROL, FULL, LEVEL, Point
 from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS
-
-FULL = "full"
-"""The method that keeps everything."""
 
 
 def sentences(comparison: Comparison) -> list[str]:

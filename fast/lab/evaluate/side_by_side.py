@@ -155,41 +155,48 @@ def errors_table() -> Table:
     return tabulate(rows[REAL], columns)
 
 
-def losses_table() -> Table:
-    """Lay the real model's perplexities out: the gap to the full cache's, and the loss in nats."""
-    found = stored("perplexity", REAL)
-    budgets: Sequence[str] = found["reading"]["budgets"]
+ByEntries = Mapping[int, Mapping[str, Any]]
+"""The perplexities of a method, by the entries that may stay."""
+
+
+def stored_losses() -> dict[str, ByEntries]:
+    """Return the real model's perplexities by method; those that were refused are left out."""
     rows: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for row in found["rows"]:
+    for row in stored("perplexity", REAL)["rows"]:
         if row["budget"] is not None and row["refusal"] is None:
             rows.setdefault(row["method"], {})[row["budget"]] = row
+    return {**rows}
+
+
+def losses_table() -> Table:
+    """Lay the real model's perplexities out: the gap to the full cache's, and the loss in nats."""
+    found, rows = stored("perplexity", REAL), stored_losses()
+    length = round(found["mean_length"])
+    budgets = {text: budget_entries(text, length) for text in found["reading"]["budgets"]}
     columns = [Column("method", lambda method: method)]
-    for text in budgets:
-        entries = budget_entries(text, round(found["mean_length"]))
+    for text, entries in budgets.items():
         columns += [
-            Column(f"{text}, {entries} entries: gap", figure_at(rows, entries, "gap")),
-            Column("nats", nats_at(rows, entries)),
+            Column(f"{text}, {entries} entries: gap", at(rows, entries), gap_text),
+            Column("nats", at(rows, entries), nats_text),
         ]
-    first = budget_entries(budgets[0], round(found["mean_length"]))
+    first = min(budgets.values())
     return tabulate(sorted(rows, key=lambda method: rows[method][first]["gap"]), columns)
 
 
-ByBudget = Mapping[str, Mapping[int, Mapping[str, Any]]]
+def at(rows: Mapping[str, ByEntries], entries: int) -> Callable[[str], Mapping[str, Any]]:
+    """Return what picks a method's row at a budget."""
+    return lambda method: rows[method][entries]
 
 
-def figure_at(rows: ByBudget, entries: int, name: str) -> Callable[[str], str]:
-    """Return what writes a figure of a method at a budget."""
-    return lambda method: f"{rows[method][entries][name]:+.2f}"
+def gap_text(row: Mapping[str, Any]) -> str:
+    """Write the perplexity less the full cache's."""
+    return f"{row['gap']:+.2f}"
 
 
-def nats_at(rows: ByBudget, entries: int) -> Callable[[str], str]:
-    """Return what writes a method's loss at a budget, with its interval."""
-
-    def cell(method: str) -> str:
-        row = rows[method][entries]
-        return f"{row['nats']:+.3f} ({row['nats_low']:+.3f} to {row['nats_high']:+.3f})"
-
-    return cell
+def nats_text(row: Mapping[str, Any], sign: str = "+") -> str:
+    """Write the loss over the full cache's, with its interval."""
+    mean, low, high = (f"{row[name]:{sign}.3f}" for name in ("nats", "nats_low", "nats_high"))
+    return f"{mean} ({low} to {high})"
 
 
 HEADINGS = {"entries": "entries", "output_error": "output error", "kl": "KL, nats"}

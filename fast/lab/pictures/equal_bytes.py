@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.contrasts import EQUAL_BYTES, STUDY, stored_directory, stored_summary
 from kvlab.fast.lab.evaluate.statistics import Interval
-from kvlab.fast.lab.sweep.summary import CONTROL, TaskSummary
+from kvlab.fast.lab.sweep.summary import CONTROL, FULL, TaskSummary
 from kvlab.fast.lab.tables import Bold, Cell, Table
 from kvlab.reference import methods
 from kvlab.reference.methods import base_name, takes_budget
@@ -16,7 +16,6 @@ from kvlab.reference.methods import base_name, takes_budget
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FULL = "full"
 ALONE = (
     "kivi@key_bits=4,value_bits=4,residual=32",
     "h2o",

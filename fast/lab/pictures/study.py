@@ -11,11 +11,11 @@ from kvlab.fast.lab.evaluate.contrasts import (
     stored_directory,
     stored_summary,
 )
-from kvlab.fast.lab.evaluate.statistics import Interval, paired_difference
+from kvlab.fast.lab.evaluate.side_by_side import ByEntries, nats_text, stored_losses
 from kvlab.fast.lab.pictures.solved import is_of_the_papers, solved_over
 from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
-from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary
+from kvlab.fast.lab.sweep.summary import FULL, LEVEL, Point, TaskSummary
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS
@@ -124,7 +124,6 @@ BOTH = (
     Both("ahakv@recent=16", "ahakv@recent=32"),
 )
 """Methods that compress while a prompt is read, which all of these measurements need."""
-FULL = "full"
 HALF = 512
 """Entries, of texts of about 1,000 tokens."""
 
@@ -137,13 +136,13 @@ def on_both_models(shown: Collection[str] | None = None) -> Table:
     """
     rows = [each for each in BOTH if shown is None or base_name(each.real) in {*shown, "random"}]
     solved, needles = (stored_summary(name) for name in (STUDY, NEEDLES))
-    losses = stored_summary(f"perplexity_{REAL}")
-    half, quarter = solved.budgets["50%"], losses.budgets["25%"]
+    half, quarter = solved.budgets["50%"], stored_summary(f"perplexity_{REAL}").budgets["25%"]
+    losses = stored_losses()
     columns = [
         Column("method", lambda row: row.real.partition("@")[0]),
         Column("jumps: programs, %", lambda row: share(solved, row.embedded, half)),
         Column(f"{REAL}: needles, %", lambda row: share(needles, row.real, HALF)),
-        Column(f"{REAL}: lost nats", lambda row: lost(losses, row.real, quarter)),
+        Column(f"{REAL}: lost nats", lambda row: lost(losses.get(row.real), quarter)),
     ]
     return tabulate(rows, columns)
 
@@ -154,13 +153,9 @@ def share(found: TaskSummary, spec: str, budget: int) -> str:
     return percent(point_of(found, spec, budget)) + mark
 
 
-def lost(found: TaskSummary, spec: str, budget: int) -> str | None:
-    """Write a method's loss per token over the full cache's, paired over the texts."""
-    if spec == FULL:
-        return None
-    ours, full = (point_of(found, each, budget).figures["losses"] for each in (spec, FULL))
-    over = Interval(*paired_difference(full, ours))
-    return f"{over.mean:.3f} ({over.low:.3f} to {over.high:.3f})"
+def lost(rows: ByEntries | None, budget: int) -> str | None:
+    """Write a method's loss per token over the full cache's, which has none of its own."""
+    return None if rows is None else nats_text(rows[budget], sign="")
 
 
 def point_of(found: TaskSummary, spec: str, budget: int) -> Point:

@@ -325,6 +325,8 @@ def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
     return found
 
 
+FULL = "full"
+"""The method that keeps everything."""
 CONTROL = "random"
 """The method that knows nothing."""
 
