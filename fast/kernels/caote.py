@@ -38,7 +38,12 @@ def eviction_errors(
         return eviction_errors_triton(h, values, fast, output)
     values = values.to(h.dtype)
     per_row = fast_eviction_error(h, values, None) if fast else eviction_error(h, values)
-    return per_row[:, :, 0] if h.shape[2] == 1 else torch.linalg.vector_norm(per_row, dim=2)
+    return joined_by_norm(per_row)
+
+
+def joined_by_norm(per_row: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G n"]:
+    """Return the L2 norm over the rows; torch's vector_norm is 40 times slower along few rows."""
+    return per_row[:, :, 0] if per_row.shape[2] == 1 else per_row.square().sum(dim=2).sqrt()
 
 
 def remaining_mass(h: Float[Tensor, "N G k n"]) -> Float[Tensor, "N G k n"]:

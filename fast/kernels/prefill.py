@@ -98,7 +98,8 @@ def received_attention(
     if factors is not None:
         logits = logits * factors
     hidden = ~attention.visible(query_positions, positions)
-    weights = logits.masked_fill_(hidden, torch.finfo(dtype).min).softmax(dim=-1)
+    logits.masked_fill_(hidden, torch.finfo(dtype).min)
+    weights = torch.softmax(logits, dim=-1, out=logits)
     beyond = torch.iinfo(positions.dtype).max
     oldest = positions.masked_fill(positions < 0, beyond).amin(dim=-1)
     reads = query_positions[:, None] >= oldest[:, :, None]  # the others got arbitrary weights

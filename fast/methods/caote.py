@@ -14,6 +14,7 @@ from kvlab.fast.kernels.caote import (
     eviction_error,
     eviction_errors,
     fast_eviction_error,
+    joined_by_norm,
     remaining_mass,
 )
 from kvlab.fast.kernels.choice import uses_triton
@@ -55,13 +56,11 @@ def group_errors(
         per_head = eviction_error(h, values, norm)
     if heads == "layer":
         return torch.linalg.vector_norm(per_head, dim=(1, 2))[:, None]
-    if per_head.shape[2] == 1:
-        return per_head[:, :, 0]
     if heads == "max":
         return per_head.amax(dim=2)
     if heads == "mean":
         return per_head.mean(dim=2)
-    return torch.linalg.vector_norm(per_head, dim=2)
+    return joined_by_norm(per_head)
 
 
 def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -> PerEntry:
@@ -75,7 +74,7 @@ def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -
     size = torch.linalg.vector_norm((pull * gone).sum(dim=3, keepdim=True) + pull, dim=-1)
     left = remaining_mass(h.masked_fill(evicted[:, :, None], 0.0))
     error = torch.where(left > 0, size / left, torch.inf)
-    return torch.linalg.vector_norm(error, dim=2)
+    return joined_by_norm(error)
 
 
 @twin_of(reference.EvictionError)
