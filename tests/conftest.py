@@ -6,9 +6,15 @@ import hypothesis
 import torch
 import typecheck  # noqa: F401  (before kvlab is imported)
 
-hypothesis.settings.register_profile("any machine", deadline=None)
-hypothesis.settings.load_profile("any machine")
+hypothesis.settings.register_profile("thorough", deadline=None)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
 
 # Triton reads this when it is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_configure(config):
+    """Let hypothesis try all its examples where the slow tests run, too."""
+    thorough = config.option.markexpr == "slow or not slow"
+    hypothesis.settings.load_profile("thorough" if thorough else "quick")
