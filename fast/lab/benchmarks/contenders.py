@@ -18,6 +18,7 @@ from kvlab.fast.lab.benchmarks.workload import (
     peak_footprint,
     timed,
 )
+from kvlab.reference.methods import takes_budget
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,13 @@ def stock(setting: Setting) -> Contender:
     return in_this_process("transformers full cache", False, setting, opened)
 
 
-def kvlab(setting: Setting, method: str) -> Contender:
-    """Return a method of this repository."""
-    compresses = method != "full"
+def kvlab(setting: Setting, method: str, block_size: int | None = None) -> Contender:
+    """Return a method of this repository, which may read the prompt in blocks."""
+    budget = setting.entries if takes_budget(method) else None
 
     @contextmanager
     def opened() -> Iterator[Opened]:
-        budget = setting.entries if compresses else None
-        with compress(setting.model, method, budget) as cache:
+        with compress(setting.model, method, budget, block_size=block_size) as cache:
 
             def read() -> Footprint:
                 entries = max((max(counts) for counts in cache.kept() if counts), default=0)
@@ -94,7 +94,8 @@ def kvlab(setting: Setting, method: str) -> Contender:
 
             yield cache, read
 
-    return in_this_process(f"kvlab {method}", compresses, setting, opened)
+    blocks = f" in blocks of {block_size}" if block_size else ""
+    return in_this_process(f"kvlab {method}{blocks}", method != "full", setting, opened)
 
 
 class KvpressWorker:

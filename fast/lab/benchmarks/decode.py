@@ -5,8 +5,9 @@
 Two questions. ``whole``: how fast is one long generation, prompt included, whose full cache keeps
 growing? ``constant``: what does a step cost at `ENTRIES` entries, whatever the method? With
 ``--model`` there is a third instead, ``real``: how soon a language model writes its first token
-after a long prompt, and how fast it goes on with a quarter of the entries. The limit is then what
-the full cache of transformers reaches that never holds more than these.
+after a long prompt, and how fast it goes on with a quarter of the entries. Every method takes part,
+and two of them read the prompt in blocks, too. The limit is then what the full cache of
+transformers reaches that never holds more than these.
 
 All contenders are measured in turn, in an order drawn anew for every round, so that a change of
 the machine's speed meets all of them. A contender's share of the full cache's speed is taken
@@ -51,6 +52,20 @@ PER_STEP = (
     "fast_caote:h2o",
     "ahakv",
 )
+OTHERS = (
+    "snapkv@window=32,schedule=every_block",
+    "rkv",
+    "nacl",
+    "rpc@interval=128",
+    "kivi",
+    "ddks@interval=128",
+    "desirekv@interval=128",
+)
+"""The methods that wait for events, often enough for 512 tokens to hold some. RPC, KIVI, DDKS and
+DesireKV take no budget."""
+IN_BLOCKS = ("h2o", "tova")
+BLOCK = 256
+"""Tokens of a prompt that are read at a time by the methods `IN_BLOCKS`."""
 LAGGED_PRESSES = (("snapkv", 32), ("tova", 32), ("observed_attention", 32))
 """Presses at LazyEviction's interval. LazyEviction keeps a record of attention between its events;
 no press does: SnapKV and TOVA compute the attention of their last 16 queries or last query anew,
@@ -113,7 +128,7 @@ def whole(tokens: int, repeats: int) -> Part:
 def real(length: int, tokens: int, repeats: int) -> Part:
     """Return what a language model writes after a long prompt, with a quarter of the entries."""
     run, short = Run(length, tokens), Run(length, 2)
-    methods, presses = (*PER_STEP, LAGGED), (*PER_STEP_PRESSES, ("snapkv", 32))
+    methods, presses = (*PER_STEP, LAGGED, *OTHERS), (*PER_STEP_PRESSES, ("snapkv", 32))
     return Part("real", False, run, run, methods, presses, repeats, length // 4, short)
 
 
@@ -135,6 +150,8 @@ def contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> It
         yield limit(setting, part.entries)
     for method in ("full", *part.methods):
         yield kvlab(setting, method)
+    for method in IN_BLOCKS if part.warm_up is not None else ():
+        yield kvlab(setting, method, BLOCK)
     if worker is not None:
         yield kvpress(worker, setting)
         for press, interval in part.presses:

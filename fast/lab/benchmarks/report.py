@@ -88,16 +88,21 @@ def layout(result: Result) -> Layout:
     )
 
 
+def speed(number: float) -> str:
+    """Write tokens per second, with three digits at least."""
+    return f"{number:.0f}" if number >= 99.95 else f"{number:.1f}"
+
+
 def low_to_high(each: Mapping[str, Any]) -> str:
     """Write the lowest and the highest round."""
-    return f"{each['lowest']:.0f} to {each['highest']:.0f}"
+    return f"{speed(each['lowest'])} to {speed(each['highest'])}"
 
 
 # --- decode ---------------------------------------------------------------------------------------
 
 DECODING = (
     Column("contender", "name"),
-    Column("tokens/s", "median", ".0f"),
+    Column("tokens/s", lambda each: speed(each["median"])),
     Column("lowest to highest", low_to_high),
     Column("of full", "share_of_full", percent),
     Column("entries", lambda each: each["peak"]["entries"]),
@@ -124,8 +129,8 @@ def decoding(result: Result) -> Iterator[Block]:
         yield Heading(PARTS[name], 3)
         if name == "real":
             yield Text(
-                f"{asked['model']} reads {asked['prompt']:,} tokens in one block and writes "
-                f"{asked['tokens']:,}; {asked['entries']} entries may stay."
+                f"{asked['model']} reads {asked['prompt']:,} tokens, at once unless a row says "
+                f"otherwise, and writes {asked['tokens']:,}; {asked['entries']} entries may stay."
             )
         columns = (*DECODING, FIRST_TOKEN) if name == "real" else DECODING
         yield tabulate(outcomes, columns)
