@@ -6,6 +6,7 @@ method are asked as before; its answers are joined over the page, or over the he
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -160,9 +161,10 @@ class Pages(Budget):
 
     def check(self, protect: Protect, prompt: int) -> None:
         """Raise ValueError if the budget holds fewer than two pages or less than is protected."""
-        pages = self.budget // self.page
-        if pages < 2 or pages * self.page < protect.count(prompt):
+        protected = protect.count(prompt)
+        least = max(2, ceil(protected / self.page)) * self.page
+        if self.budget < least:
             raise ValueError(
-                f"budget = {self.budget} must hold at least 2 pages of {self.page} and the "
-                f"{protect.count(prompt)} entries that are protected"
+                f"budget = {self.budget} must be at least {least}: two pages of {self.page}, and "
+                f"room for the {protected} entries that are protected"
             )

@@ -163,8 +163,8 @@ class Everywhere(Wrapper):
         """
         if not isinstance(policy.budget, Entries) or not isinstance(policy.precision, Full):
             raise ValueError(
-                f"page = {self.page} must be 1 for {self.base.name}, which is no eviction down to "
-                "a number of entries"
+                f"page = {self.page} must be 1 for {self.base.name}: only methods that evict down "
+                "to a budget of entries, and quantise nothing, can evict whole pages"
             )
         return replace(
             policy,

@@ -66,7 +66,7 @@ def test_page_bound_by_hand():
     [
         ({"share": 0.0}, "share = 0.0 must be above 0"),
         ({"threshold": -1.0}, "threshold = -1.0 must be at least 0"),
-        ({"page": 5}, "must hold at least 2 pages of 5"),
+        ({"page": 5}, "budget = 9 must be at least 10: two pages of 5"),
     ],
 )
 def test_bad_parameters(options, message):
