@@ -50,24 +50,23 @@ def logits(
 def softmax(
     x: Float[Tensor, "*rows n"], mask: Bool[Tensor, "*_rows n"] | None = None
 ) -> Float[Tensor, "*rows n"]:
-    """Softmax over the last axis where ``mask`` is true; a row without any entry gets zeros."""
+    """Softmax over the last axis where ``mask`` is true; a row without any entry gets zeros.
+
+    Overwrites ``x``: new memory of this size costs more time than the softmax.
+    """
     if mask is None:
-        return torch.softmax(x, dim=-1)
-    weights = torch.softmax(x.masked_fill(~mask, torch.finfo(x.dtype).min), dim=-1)
-    return weights * mask
+        return torch.softmax(x, dim=-1, out=x)
+    x.masked_fill_(~mask, torch.finfo(x.dtype).min)
+    return torch.softmax(x, dim=-1, out=x).mul_(mask.any(dim=-1, keepdim=True))
 
 
 def softmax_in_place(
     x: Float[Tensor, "N G rho m n"], hidden: Bool[Tensor, "N #G 1 m last"]
 ) -> Float[Tensor, "N G rho m n"]:
-    """Softmax over the last axis, but for entries that are ``hidden`` among the last ones.
-
-    New memory of this size costs more time than the softmax.
-    """
+    """Softmax over the last axis, but for entries that are ``hidden`` among the last ones."""
     last = x[..., x.shape[-1] - hidden.shape[-1] :]
     last.masked_fill_(hidden, torch.finfo(x.dtype).min)
-    x.sub_(x.amax(dim=-1, keepdim=True)).exp_()
-    return x.div_(x.sum(dim=-1, keepdim=True))
+    return torch.softmax(x, dim=-1, out=x)
 
 
 def weighted_values(
@@ -97,19 +96,26 @@ def attend_without_weights(
     keys: Float[Tensor, "N G n d"],
     values: Float[Tensor, "N G n d"],
     mask: Bool[Tensor, "N G _ m n"] | None,
+    causal: bool = False,
 ) -> Float[Tensor, "N G rho m d"]:
-    """Return the attention output alone, by PyTorch's fused kernels, in the keys' number format."""
+    """Return the attention output alone, by PyTorch's fused kernels, in the keys' number format.
+
+    Without a mask, ``causal`` lets row i read the first i + 1 entries.
+    """
     N, G, rho, m, d = queries.shape
-    heads = None if mask is None else mask.expand(N, G, rho, m, -1).flatten(1, 2)
     every = queries.flatten(1, 2).to(keys.dtype)
-    grouped = rho > 1
-    if grouped and mask is not None and keys.is_cuda:  # no fused kernel takes both
+    if mask is None:
+        return scaled_dot_product_attention(
+            every, keys, values, is_causal=causal, enable_gqa=rho > 1
+        ).view(N, G, rho, m, d)
+    grouped = rho > 1 and not keys.is_cuda
+    if rho > 1 and keys.is_cuda:  # no fused kernel takes both
         keys, values = (x.repeat_interleave(rho, dim=1) for x in (keys, values))
-        grouped = False
+    heads = mask.expand(N, G, rho, m, -1).flatten(1, 2)
     output = scaled_dot_product_attention(
         every, keys, values, attn_mask=heads, enable_gqa=grouped
     ).view(N, G, rho, m, d)
-    return output if mask is None else torch.where(mask.any(-1, keepdim=True), output, 0.0)
+    return torch.where(mask.any(-1, keepdim=True), output, 0.0)
 
 
 def reduce_group(x: Float[Tensor, "N G rho *rest"], how: Reduction) -> Tensor:

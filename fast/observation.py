@@ -89,6 +89,8 @@ class LayerView:
     triton: bool
     """Whether Triton's kernels attend to them."""
     softcap: float | None = None
+    only_block: bool = False
+    """Whether entry i is the block's token i, and there are no others and no padding."""
     in_tables: Callable[[], MixedEntries | None] = lambda: None
     """Gives entries of several precisions as attention kernels read them, if they can."""
 
@@ -169,18 +171,21 @@ def attend_as_needed(
         query_positions: of the rows; None for the newest token alone, which reads every entry.
         view: the entries.
     """
-    if query_positions is None:
-        if view.triton:
-            return attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
-        mask = (view.positions >= 0)[:, :, None, None] if view.ragged else None
-    else:
-        if view.triton and read and needs.only_sums:
-            return attend_with_sums(needs, queries, query_positions, view)
+    if query_positions is None and view.triton:
+        return attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
+    if query_positions is not None and view.triton and read and needs.only_sums:
+        return attend_with_sums(needs, queries, query_positions, view)
+    without_weights = not read and view.softcap is None
+    causal = without_weights and view.only_block and queries.shape[3] == view.positions.shape[2]
+    mask = None
+    if query_positions is not None and not causal:
         mask = visible(query_positions, view.positions)
-    if not read and view.softcap is None:
+    elif query_positions is None and view.ragged:
+        mask = (view.positions >= 0)[:, :, None, None]
+    if without_weights:
         keys = view.stored_keys if queries.is_cuda else view.keys
         values = view.stored_values if queries.is_cuda else view.values
-        return attend_without_weights(queries, keys, values, mask), Attended()
+        return attend_without_weights(queries, keys, values, mask, causal), Attended()
     output, weights = attend(queries, view.keys, view.values, mask, view.softcap)
     return output, Attended(weights) if read else Attended()
 

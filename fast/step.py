@@ -110,8 +110,11 @@ def observe(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, O
         policy.score.observe(cache.state, seen)
         return output.to(block.keys.dtype), seen
     outputs, on_host = [], []
-    every = rows == "all" and needs.only_sums and seen.view.triton
-    for part in [slice(0, m)] if every else parts(seen.queries, len(cache)):
+    if rows == "all":
+        at_once = needs.only_sums and seen.view.triton
+    else:
+        at_once = seen.view.only_block and seen.view.softcap is None
+    for part in [slice(0, m)] if at_once else parts(seen.queries, len(cache)):
         queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
         output, attended = attend_as_needed(needs, rows == "all", queries, positions, seen.view)
         outputs.append(output)
@@ -133,13 +136,14 @@ def observe(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, O
 def observation_of(policy: Policy, cache: LayerCache, block: Block) -> Observation:
     """Return what the block sees before it attends."""
     queries = block.queries.to(compute_dtype(block.keys.dtype))
+    alone = len(cache) == queries.shape[3] == min(block.clock.present)
     seen = Observation(
         clock=block.clock,
         layer=block.layer,
         queries=queries,
         query_positions=block.clock.positions,
         cache=cache,
-        view=view_of(cache, queries, block.softcap),
+        view=view_of(cache, queries, block.softcap, alone),
         confidence=block.confidence,
         first_head=block.first_head,
     )
@@ -148,7 +152,9 @@ def observation_of(policy: Policy, cache: LayerCache, block: Block) -> Observati
     return seen
 
 
-def view_of(cache: LayerCache, queries: Queries, softcap: float | None) -> LayerView:
+def view_of(
+    cache: LayerCache, queries: Queries, softcap: float | None, only_block: bool = False
+) -> LayerView:
     """Return the entries of a cache as these queries read them."""
     return LayerView(
         column=once(lambda name: cache.column(name, queries.dtype)),
@@ -156,6 +162,7 @@ def view_of(cache: LayerCache, queries: Queries, softcap: float | None) -> Layer
         ragged=cache.ragged,
         triton=uses_triton(queries),
         softcap=softcap,
+        only_block=only_block,
         in_tables=cache.mixed_entries,
     )
 
