@@ -8,12 +8,14 @@ from urllib.parse import urlencode
 
 import playground_page
 import pytest
+from shapes import shapes_checked
 
 from kvlab.fast.lab import generation
 from kvlab.fast.models import EMBEDDED, embedded_directory
 from kvlab.fast.models.loading import load
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate
+from kvlab.reference.tasks import jumps
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import end_of_text
 
@@ -24,8 +26,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-SITE = playground_page.site()["models"]
 FIRST = next(iter(EMBEDDED))
+
+
+def with_short_problems():
+    """Return what the page is given, with three short programs before those of the site."""
+    site = playground_page.site()
+    short = jumps.held_out(3, size=jumps.Size(fewest=8, most=10))
+    prompts = site["models"][FIRST]["prompts"]
+    site["models"][FIRST]["prompts"] = [*(problem.prompt for problem in short), *prompts]
+    return site
+
+
+GIVEN = with_short_problems()
+SITE = GIVEN["models"]
+SHORT, LONG = 0, 3
+"""The first short program, and the first of the site."""
 BUDGETS = ("50%", "80%")
 BUDGETED = (
     "streaming_llm",
@@ -46,17 +62,26 @@ UNBUDGETED = (
     "kivi@key_bits=8,value_bits=4,residual=32",
     "desirekv@interval=32,selector=8,group=32",
 )
-QUICK = ("h2o", "caote:h2o", "kivi@key_bits=8,value_bits=4,residual=32")
-"""With these the page is tried each time; with all of them in the slow tests."""
 EVIL = '<img src=x onerror="document.title=1">'
+DESK = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
+READY = "model => kvlabPlayground.loaded === model && kvlabPlayground.budget !== null"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shapes_are_checked_elsewhere():
+    with shapes_checked(False):
+        yield
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """Write the page as the site's hook does, without the theme around it."""
     folder = tmp_path_factory.mktemp("playground")
-    for name, script in playground_page.scripts().items():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(playground_page, "site", lambda: GIVEN)
+        scripts = playground_page.scripts()
+    for name, script in scripts.items():
         (folder / name).write_text(script, encoding="utf-8")
     shutil.copy(playground_page.SOURCES / "playground.css", folder)
     text = (playground_page.SOURCES / "index.md").read_text(encoding="utf-8")
@@ -68,30 +93,66 @@ def address(tmp_path_factory):
     return (folder / "index.html").as_uri()
 
 
-@pytest.fixture
-def opened(browser, address):
-    """Open the page with a state; nothing may be asked for but its own files, nothing go wrong."""
-    pages, problems = [], []
+@pytest.fixture(scope="module")
+def problems():
+    """What went wrong on any page, and what was asked for besides the page's own files."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def open_page(browser, address, problems):
+    """Open a new page at an address."""
     folder = address.rpartition("/")[0]
 
     def note(request):
         if not request.url.startswith((folder, "blob:", "data:")):
             problems.append(request.url)
 
-    def open_page(viewport=None, url=None, **state):
-        page = browser.new_page(viewport=viewport or {"width": 1280, "height": 900})
-        pages.append(page)
+    def opening(url):
+        page = browser.new_page(viewport=DESK)
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", note)
-        page.goto(url or f"{address}?{urlencode(state)}")
+        page.goto(url)
         page.wait_for_selector("#pg-budget:enabled", timeout=120_000)
         return page
 
-    yield open_page
-    for page in pages:
-        page.close()
-    assert not problems
+    return opening
+
+
+@pytest.fixture(scope="module")
+def common(open_page, address):
+    """The page that most tests use one after the other, and the state in which it opens."""
+    page = open_page(address)
+    return page, page.evaluate("() => kvlabPlayground.state")
+
+
+@pytest.fixture
+def opened(common, problems):
+    """Bring the common page to a state as if it were opened there; nothing may go wrong."""
+    page, standard = common
+
+    def bring(viewport=DESK, **state):
+        page.set_viewport_size(viewport)
+        page.evaluate(
+            """async state => {
+                const playground = kvlabPlayground;
+                if (playground.playing) playground.pause();
+                document.querySelectorAll('details').forEach(each => { each.open = false; });
+                document.activeElement.blur();
+                playground.speed.value = 'full speed';
+                playground.state = state;
+                playground.remember();
+                await playground.open(); }""",
+            {**standard, **state},
+        )
+        model = state.get("problem", FIRST).partition("-")[0]
+        page.wait_for_function(READY, arg=model, timeout=120_000)
+        return page
+
+    yield bring
+    found, problems[:] = problems[:], []
+    assert not found
 
 
 def wait_until(page, state):
@@ -123,9 +184,10 @@ def expected_words(name, spec, budget, prompt):
 def written():
     """Return what ``kvlab generate`` writes, in the reference's precision."""
     network, tokenizer = load(FIRST, "float64", "cpu")
-    prompt, most = SITE[FIRST]["prompts"][0], SITE[FIRST]["most"]
+    prompts, most = SITE[FIRST]["prompts"], SITE[FIRST]["most"]
 
-    def write(spec, budget):
+    def write(spec, budget, problem):
+        prompt = prompts[problem]
         found = generation.generate(network, tokenizer, prompt, spec, budget, max_new_tokens=most)
         return found.text.split()
 
@@ -133,22 +195,21 @@ def written():
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        spec if spec in QUICK else pytest.param(spec, marks=pytest.mark.slow)
-        for spec in (*BUDGETED, *UNBUDGETED)
-    ],
+    ("spec", "problem", "shares"),
+    [("h2o", SHORT, BUDGETS[:1]), (UNBUDGETED[1], SHORT, ("100%",))]
+    + [pytest.param(spec, LONG, BUDGETS, marks=pytest.mark.slow) for spec in BUDGETED]
+    + [pytest.param(spec, LONG, ("100%",), marks=pytest.mark.slow) for spec in UNBUDGETED],
 )
-def test_it_writes_what_kvlab_generate_writes(opened, written, spec):
-    for share in BUDGETS if spec in BUDGETED else ("100%",):
-        page = opened(method=spec, budget=share)
+def test_it_writes_what_kvlab_generate_writes(opened, written, spec, problem, shares):
+    """CAOTE's answers are compared each time, too: with the reference's, on the demo."""
+    for share in shares:
+        page = opened(method=spec, budget=share, problem=f"{FIRST}-{problem}")
         run(page)
         budget = page.evaluate("() => kvlabPlayground.left.budget")
         assert (budget is None) == (spec in UNBUDGETED)
         found = [word for word in words(page) if word != "↵"]
-        assert found == written(spec, budget), (spec, budget)
+        assert found == written(spec, budget, problem), (spec, budget)
         assert len(found) > 20
-        page.close()
 
 
 def change_arithmetic(text):
@@ -275,7 +336,7 @@ def test_two_methods_are_compared(opened):
     assert page.locator(".pg-pane:visible").count() == 1
 
 
-def test_an_address_holds_the_state(opened):
+def test_an_address_holds_the_state(opened, open_page):
     page = opened()
     page.locator(".pg-method select").first.select_option("ahakv")
     page.locator("#pg-budget").evaluate(
@@ -292,11 +353,12 @@ def test_an_address_holds_the_state(opened):
     page.click("#pg-method-3")
     page.wait_for_url("**token=3*")
     state = page.evaluate("() => kvlabPlayground.state")
-    shared = opened(url=page.url)
+    shared = open_page(page.url)
     wait_until(shared, "waiting")
     assert words(shared) == words(page)
     assert shared.evaluate("() => kvlabPlayground.state") == state
     assert shared.inner_text(".pg-facts caption").endswith("position 3")
+    shared.close()
 
 
 def test_settings_change_the_method(opened):
@@ -330,11 +392,21 @@ def test_settings_change_the_method(opened):
     ],
 )
 def test_bad_input_is_refused_and_stays_text(opened, state, said):
-    page = opened(**state)
+    page = opened()
+    page.evaluate("hash => { location.hash = hash; }", urlencode(state))
     page.locator(".pg-error:visible").first.wait_for()
     assert said in page.locator(".pg-error:visible").first.inner_text()
     page.click("#pg-run")
     assert page.locator("img").count() == 0 and page.title() == "Playground"
+
+
+def test_an_address_that_is_opened_is_read_with_the_same_care(open_page, address, problems):
+    page = open_page(f"{address}?{urlencode({'method': EVIL, 'text': EVIL})}")
+    assert page.locator(".pg-error:visible").count() == 2
+    page.click("#pg-run")
+    assert page.locator("img").count() == 0 and page.title() == "Playground"
+    page.close()
+    assert not problems
 
 
 def test_a_model_that_is_missing_is_named(browser, address):
@@ -375,7 +447,7 @@ def test_keys_and_names_for_those_who_do_not_see_or_point(opened):
     assert "kept" in (chosen.get_attribute("aria-label") or "")
     assert page.locator(".pg-facts table tbody tr").count() == 4
     text.press("End")
-    count = page.locator(".pg-text [role=option]:not([hidden])").count()
+    count = text.locator("[role=option]:not([hidden])").count()
     assert text.get_attribute("aria-activedescendant") == f"pg-method-{count - 1}"
     assert page.locator("[role=status].pg-verdict").first.inner_text() != ""
 
@@ -397,7 +469,7 @@ def test_the_page_answers_while_it_computes_at_twenty_tokens_a_second(
     opened, browser, tmp_path, spec
 ):
     """Processor time of each thread, as other programs do not change it."""
-    page = opened(method=spec)
+    page = opened(method=spec, problem=f"{FIRST}-{LONG}")
     trace = tmp_path / "trace.json"
     browser.start_tracing(page=page, path=trace, categories=["toplevel"])
     run(page)
