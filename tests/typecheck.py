@@ -7,7 +7,8 @@ first calls, and on some of its later ones; what checks a function is built when
 import functools
 import inspect
 import itertools
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
@@ -23,6 +24,8 @@ FIRST = 30
 """Calls of a function that are all checked, in one process."""
 EVERY = 100
 """Of the later calls, one in so many is checked."""
+CALLS: dict[CodeType, Iterator[int]] = defaultdict(itertools.count)
+"""Calls so far: functions that a function makes anew at each of its calls have the same code."""
 
 
 def sample_calls(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,7 +35,7 @@ def sample_calls(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
         if not inspect.isfunction(function):
             return jaxtyped(function, typechecker=typechecker)
         checked = functools.cache(lambda: jaxtyped(function, typechecker=typechecker))
-        calls = itertools.count()
+        calls = CALLS[function.__code__]
 
         @functools.wraps(function)
         def sampled(*args: Any, **kwargs: Any) -> Any:

@@ -161,15 +161,19 @@ def _task_manager(settings: Settings) -> TaskManager:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep lm-eval from logging, and from asking git in a folder that may be no repository."""
+    """Keep lm-eval from logging, and from asking git and pip for what is not read.
+
+    The folder may be no repository, and pip takes longer than a short run.
+    """
     chatter = logging.getLogger("lm_eval")
-    before, ask_git = chatter.level, evaluator.get_git_commit_hash
+    before, asked = chatter.level, (evaluator.get_git_commit_hash, evaluator.add_env_info)
     chatter.setLevel(logging.ERROR)
-    evaluator.get_git_commit_hash = lambda: None  # what it finds out is not read
+    evaluator.get_git_commit_hash = lambda: None
+    evaluator.add_env_info = lambda storage: None
     try:
         yield
     finally:
-        evaluator.get_git_commit_hash = ask_git
+        evaluator.get_git_commit_hash, evaluator.add_env_info = asked
         chatter.setLevel(before)
 
 
