@@ -12,9 +12,11 @@ import yaml
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.utils.meta import get_data
+from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.sweep.engines import LocalEngine
 from kvlab.reference import methods
 
 ROOT = Path(__file__).parents[1]
@@ -366,13 +368,17 @@ def test_every_reading_is_listed_with_its_option():
         for page in PAGES
     ],
 )
-def test_the_command_runs(page, tmp_path):
+def test_the_command_runs(page, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "kvlab.fast.lab.evaluate.compare.ProcessEngine", lambda workers: LocalEngine()
+    )
     text = method_sections.usage(parsed(page)[1])
     program, *arguments = shlex.split(re.findall(r"^kvlab .+$", text, re.MULTILINE)[0])
     assert program == "kvlab"
     own = ["--problems=1", "--backend=reference", "--workers=1"]
     report = ["--report", str(tmp_path / "compare.html")]
-    result = CliRunner().invoke(app, [*arguments, *own, *report])
+    with shapes_checked(False):
+        result = CliRunner().invoke(app, [*arguments, *own, *report])
     assert result.exit_code == 0, result.output
     assert parsed(page)[1]["picture"][0] in result.output
 

@@ -57,7 +57,7 @@ print(len(sys.modules))
 
 def test_proofs_run_without_torch():
     prove = """
-sys.argv = ["kvlab", "prove", "--paper", "lazy_eviction", "--workers", "1"]
+sys.argv = ["kvlab", "prove", "--paper", "ahakv", "--workers", "1"]
 from kvlab.fast.lab.cli import main
 main()
 """

@@ -86,10 +86,10 @@ def test_another_step_looks_different(page, tmp_path):
 
 
 def test_a_long_text_shows_what_the_timeline_says_in_view_and_when_it_rests(page, tmp_path):
-    found = synthetic(tokens=4000, prompt=1000, layers=8, kv_heads=4, budget=1200, every=128)
+    found = synthetic(tokens=1600, prompt=400, layers=8, kv_heads=4, budget=480, every=128)
     opened(page, found, tmp_path)
     for pane, run in enumerate(found.runs):
-        for step, layer, head in ((2500, "all", "all"), (900, "7", "3"), (3000, "0", "0")):
+        for step, layer, head in ((1000, "all", "all"), (360, "7", "3"), (1199, "0", "0")):
             page.select_option("#layer", layer)
             page.select_option("#head", head)
             kept = run.stored(step) != GONE

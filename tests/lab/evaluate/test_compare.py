@@ -14,6 +14,7 @@ from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.evaluate.report import tables, write_report
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.engines import LocalEngine
 from kvlab.reference import methods
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
@@ -100,7 +101,10 @@ def test_the_demo_covers_every_method():
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_compare_prints_json(tmp_path):
+def test_compare_prints_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "kvlab.fast.lab.evaluate.compare.ProcessEngine", lambda workers: LocalEngine()
+    )
     result = CliRunner().invoke(
         app,
         [

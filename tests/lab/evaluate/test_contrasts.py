@@ -129,8 +129,10 @@ def ablations():
 
 @pytest.fixture(scope="module")
 def judgements():
-    """Judge every contrast once: some hundred bootstraps."""
-    return judge([stored_summary(name) for name in STORED])
+    """Judge every contrast once: some hundred bootstraps, of few samples each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "RESAMPLES", 400)
+        return judge([stored_summary(name) for name in STORED])
 
 
 def test_every_contrast_compares_two_methods_that_can_be_built():
