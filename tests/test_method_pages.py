@@ -4,6 +4,7 @@ import inspect
 import re
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,6 +117,9 @@ def test_a_mark_without_an_answer_would_be_seen():
     assert registry_pages.on_page_markdown("{{ nothing }}", None) == "{{ nothing }}"
 
 
+listing = cache(source_pages.listing)
+
+
 def names_on(meta):
     return [meta["method"], *meta.get("also", ())]
 
@@ -143,7 +147,7 @@ def test_every_equation_of_the_method_is_on_its_page_once(page):
 def test_every_link_leads_to_the_line_that_holds_what_it_names(page):
     _, links = generated(page)
     assert len(links) >= 5 + 3 * len(parsed(page)[1]["equations"])
-    shown = {target.path: source_pages.listing(target.path) for target, _ in links}
+    shown = {target.path: listing(target.path) for target, _ in links}
     assert not source_pages.stale_links(links, shown)
 
 

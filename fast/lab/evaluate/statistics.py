@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
 from statistics import NormalDist
 
@@ -49,9 +50,18 @@ def paired_difference(
     if len(first) != len(second) or len(first) < 2:
         raise ValueError(f"{len(first)} and {len(second)} values must be two pairs at least")
     change = np.asarray(second) - np.asarray(first)
-    chosen = np.random.default_rng(0).integers(len(change), size=(resamples, len(change)))
-    low, high = np.quantile(change[chosen].mean(axis=1), [0.5 - level / 2, 0.5 + level / 2])
+    means = _drawn(len(change), resamples) @ change / len(change)
+    low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
     return float(change.mean()), float(low), float(high)
+
+
+@lru_cache(maxsize=2)
+def _drawn(values: int, resamples: int) -> np.ndarray:
+    """Return how often each resample draws each value, ``[resamples, values]``."""
+    chosen = np.random.default_rng(0).integers(values, size=(resamples, values))
+    places = chosen + values * np.arange(resamples)[:, None]
+    counts = np.bincount(places.ravel(), minlength=places.size)
+    return counts.reshape(places.shape).astype(float)
 
 
 def paired_shares(
