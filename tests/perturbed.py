@@ -18,7 +18,12 @@ def claim_tests(paper: Paper) -> tuple[Callable[..., None], ...]:
     every_neighbour = pytest.mark.parametrize(
         ("claim", "neighbour"),
         [
-            pytest.param(claim, neighbour, id=f"{claim.tag}: {neighbour.words}")
+            pytest.param(
+                claim,
+                neighbour,
+                id=f"{claim.tag}: {neighbour.words}",
+                marks=() if is_first(claim, neighbour) else pytest.mark.slow,
+            )
             for claim in paper.claims
             for neighbour in claim.neighbours
         ],
@@ -49,6 +54,11 @@ def claim_tests(paper: Paper) -> tuple[Callable[..., None], ...]:
             assert finding.verdict is Verdict.REFUTED and not finding.reading
 
     return test_claims_hold, test_every_claim_has_neighbours, test_neighbours_are_told_apart
+
+
+def is_first(claim: Claim, neighbour: Neighbour) -> bool:
+    """Whether no neighbour before it has the same verdict: these are tested each time."""
+    return neighbour == next(each for each in claim.neighbours if each.holds == neighbour.holds)
 
 
 @cache

@@ -1,6 +1,7 @@
 """The page on the architecture shows what the code is."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from room_picture import arrows_between_rooms, direct, draw, drawn_rooms
 from token_life import follow_token
 
 ROOT = Path(__file__).parents[1]
+read_graph = cache(read_graph)
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 

@@ -20,6 +20,8 @@ from texts import byte_model, write_task  # noqa: E402
 
 SPEC = "looks@recent=8"
 BUDGET = 120
+SHORT = "jumps@fewest=3,most=4"
+"""Programs of some 90 tokens."""
 PROBLEM = reasoning.held_out(1)[0]
 
 
@@ -94,7 +96,8 @@ def test_its_decisions_are_shown(trace, tmp_path):
 def test_a_sweep_runs_it(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(
-        f'methods = ["{SPEC}"]\nbudgets = ["{BUDGET}"]\nproblems = 1\nbackend = "reference"\n'
+        f'methods = ["{SPEC}"]\nbudgets = ["60"]\nproblems = 1\nbackend = "reference"\n'
+        f'models = ["jumps"]\ntasks = ["{SHORT}"]\n'
     )
     kvlab("sweep", path, "--out", tmp_path / "out", "--json")
     assert SPEC in kvlab("report", tmp_path / "out")
@@ -130,23 +133,12 @@ def test_it_is_compared(backend, tmp_path, monkeypatch):
             "kvlab.fast.lab.evaluate.compare.ProcessEngine", lambda workers: LocalEngine()
         )
     (row,) = rows(
-        *(
-            "compare",
-            "--model",
-            "reasoner",
-            "--methods",
-            SPEC,
-            "--budget",
-            BUDGET,
-            "--problems",
-            1,
-            "--workers",
-            1,
-        ),
-        *("--backend", backend, "--report", tmp_path / "compare.html"),
+        *("compare", "--model", "jumps", "--task", SHORT, "--methods", SPEC, "--budget", 60),
+        *("--problems", 1, "--workers", 1, "--backend", backend),
+        *("--report", tmp_path / "compare.html"),
     )
-    assert (row["spec"], row["budget"], row["refusal"]) == (SPEC, BUDGET, None)
-    assert row["entries"] == BUDGET
+    assert (row["spec"], row["budget"], row["refusal"]) == (SPEC, 60, None)
+    assert row["entries"] == 60
     assert row["output_error"] > 0
 
 

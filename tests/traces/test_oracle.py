@@ -68,14 +68,14 @@ class Chance(Score):
 
 
 def test_chance_is_the_mean_of_many_random_runs():
-    trace, runs = noise(layers=1, t=40, prompt=10), 400
+    trace, runs = noise(layers=1, t=24, prompt=8), 400
     layer = Layer.of(trace, 0)
     policies = [
-        Policy(f"{seed}", Chance(seed), EveryBlock(), Edges(), Entries(6), Full())
+        Policy(f"{seed}", Chance(seed), EveryBlock(), Edges(), Entries(5), Full())
         for seed in range(runs)
     ]
-    masses = np.array([fate.mass[:, 10:].mean() for fate in replay_layer(layer, policies)])
-    expected = random_of(layer, [6])[0, :, 10:].mean()
+    masses = np.array([fate.mass[:, 8:].mean() for fate in replay_layer(layer, policies)])
+    expected = random_of(layer, [5])[0, :, 8:].mean()
     assert abs(masses.mean() - expected) < 4 * masses.std() / runs**0.5
 
 

@@ -12,7 +12,7 @@ kernels = pytest.importorskip("kvlab.fast.lab.benchmarks.kernels")
 def test_small_sizes_run_everywhere(invoke, tmp_path, monkeypatch):
     if not torch.cuda.is_available():
         monkeypatch.setenv("KVLAB_KERNELS", "interpret")
-        monkeypatch.setattr(kernels, "ROWS", 16)  # the interpreter takes a minute for a prompt
+        monkeypatch.setattr(kernels, "ROWS", 4)  # the interpreter takes a minute for a prompt
     path = tmp_path / "kernels.json"
     result = invoke(kernels.main, "--small", "--out", str(path))
     assert result.exit_code == 0, result.output
@@ -43,7 +43,7 @@ def test_rivals_attend_to_the_same(monkeypatch):
     if device == "cpu":
         monkeypatch.setenv("KVLAB_KERNELS", "interpret")
     monkeypatch.setattr(kernels, "ROWS", 5)
-    size = kernels.Size(2, 40, device, torch.float32)
+    size = kernels.Size(1, 20, device, torch.float32)
     found = {
         case.kernel: case.run
         for cases in (kernels.decode_cases, kernels.prefill_cases)

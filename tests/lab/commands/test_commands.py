@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
+from sampling import slow
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
@@ -322,7 +323,9 @@ def test_what_the_tokenizer_refuses_is_refused():
         generation.encode_prompt(tokenizer, "hello", "cpu")
 
 
-@pytest.mark.parametrize(("command", "missing"), [("generate", "torch"), ("trace", "transformers")])
+@pytest.mark.parametrize(
+    ("command", "missing"), [("generate", "torch"), slow(("trace", "transformers"))]
+)
 def test_without_the_extra_one_line_says_what_to_install(command, missing):
     code = f"""
 import sys

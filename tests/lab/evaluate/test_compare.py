@@ -108,17 +108,8 @@ def test_compare_prints_json(tmp_path, monkeypatch):
     result = CliRunner().invoke(
         app,
         [
-            *(
-                "compare",
-                "--model",
-                "reasoner",
-                "--problems",
-                "1",
-                "--methods",
-                "full; tova",
-                "--budget",
-                "60",
-            ),
+            *("compare", "--model", "jumps", "--task", SHORT["tasks"][0], "--problems", "1"),
+            *("--methods", "full; tova", "--budget", "60", "--backend", "reference"),
             *("--json", "--report", str(tmp_path / "r.html"), "--workers", "1"),
         ],
     )
@@ -169,7 +160,7 @@ def test_recurrence_reports_the_distribution():
 
 
 def test_comparing_in_this_process_gives_the_same():
-    sweep = Sweep(("h2o",), ("70%",), problems=2, batch=1, **SHORT)
+    sweep = Sweep(("h2o",), ("70%",), problems=1, batch=1, **SHORT)
     here, elsewhere = (compare(sweep, workers) for workers in (0, 1))
     (one,), (other,) = (found.summary.points for found in (here, elsewhere))
     assert replace(one, seconds_per_token=None) == replace(other, seconds_per_token=None)
