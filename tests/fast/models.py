@@ -45,11 +45,14 @@ SHARPER = 4.0
 @functools.cache
 def tiny(family: str, dtype: torch.dtype = torch.float64):
     """Return a model of a family."""
+    return built(CONFIGS[family], dtype)
+
+
+def built(config, dtype: torch.dtype):
+    """Return a random model."""
     torch.manual_seed(0)
-    implementation = "eager" if family == "gemma2" else "sdpa"  # which ignores its softcap
-    model = AutoModelForCausalLM.from_config(
-        CONFIGS[family], attn_implementation=implementation
-    ).eval()
+    implementation = "eager" if config.model_type == "gemma2" else "sdpa"  # ignores its softcap
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
     sharpen(model, SHARPER)
     model.generation_config.eos_token_id = None
     return model.to(dtype)

@@ -1,9 +1,13 @@
 """Kernels run in Triton's interpreter, or on a GPU where there is one."""
 
+import interpreter
 import pytest
 from kernel_inputs import DEVICE
 
 from kvlab.fast.kernels.choice import VARIABLE
+
+if DEVICE == "cpu":
+    interpreter.hurry()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
+from sampling import diagonal
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES
 
 from kvlab.fast.kernels import caote
@@ -30,9 +31,7 @@ def agrees(h, values, fast=False, **options):
     np.testing.assert_allclose(found, wanted, rtol=FLOAT32_SCORES, atol=FLOAT32_SCORES)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize(("d", "dtype", "fast"), diagonal(HEAD_DIMS, DTYPES, (False, True)))
 def test_head_dimensions_and_number_formats(d, dtype, fast):
     agrees(*example(d=d, dtype=dtype), fast=fast)
 
@@ -42,8 +41,7 @@ def test_rows_of_a_head(k):
     agrees(*example(N=1, k=k, n=40))
 
 
-@pytest.mark.parametrize("n", [2, 3, 63, 64, 65, 128, 129, 300])
-@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("n", "fast"), diagonal((2, 3, 63, 64, 65, 128, 129, 300), (False, True)))
 def test_lengths_around_the_blocks(n, fast):
     agrees(*example(N=1, n=n), fast=fast)
 

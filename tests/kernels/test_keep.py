@@ -5,7 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, as_numpy, drawn, in_torch
+from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
+from sampling import diagonal, examples
 
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.move import move_survivors
@@ -37,7 +38,7 @@ def test_lengths(n):
         np.testing.assert_array_equal(as_numpy(ours), theirs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_scores_marks_and_counts(data):
     n = data.draw(st.integers(1, 24))
@@ -86,10 +87,12 @@ def buffers(N, G, capacity, d, dtype, seed=0):
     }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("d", [32, 80, 128])
-@pytest.mark.parametrize(("n", "kept"), [(1, 1), (40, 17), (300, 299), (300, 130)])
-def test_survivors_are_moved_together(n, kept, d, dtype):
+@pytest.mark.parametrize(
+    ("lengths", "d", "dtype"),
+    diagonal(((1, 1), (40, 17), (300, 299), (300, 130)), (32, 80, 128), DTYPES),
+)
+def test_survivors_are_moved_together(lengths, d, dtype):
+    n, kept = lengths
     before = buffers(2, 2, n + 5, d, dtype)
     after = {name: x.clone() for name, x in before.items()}
     rng = np.random.default_rng(n)

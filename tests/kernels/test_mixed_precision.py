@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
+from sampling import diagonal
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
@@ -48,10 +49,12 @@ FORMATS = [(16, 0), (8, 64), (4, 64), (2, 32)]
 ODD = [(16, 0), (3, 64), (4, 64), (8, 32)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", [5, 64, 150])
-@pytest.mark.parametrize(("softcap", "formats"), [(None, FORMATS), (5.0, FORMATS), (None, ODD)])
-def test_attention_to_mixed_precision(n, dtype, softcap, formats):
+KINDS = ((None, FORMATS), (5.0, FORMATS), (None, ODD))
+
+
+@pytest.mark.parametrize(("n", "dtype", "kind"), diagonal((5, 64, 150), DTYPES, KINDS))
+def test_attention_to_mixed_precision(n, dtype, kind):
+    softcap, formats = kind
     queries = drawn((N, G, RHO, 1, D), 0, dtype)
     keys, values = (drawn((N, G, n, D), seed, dtype) for seed in (1, 2))
     rng = np.random.default_rng(n)
@@ -117,10 +120,12 @@ def example(n, d, rho, bits, group, dtype=torch.float32):
     return queries, *([VectorTable(slots, quantise(x, bits, group))] for x in both)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize(("d", "group"), [(32, 32), (64, 16), (80, 16), (96, 32), (128, 64)])
-def test_head_dimensions_and_widths(d, group, bits, dtype):
+SIZES = ((32, 32), (64, 16), (80, 16), (96, 32), (128, 64))
+
+
+@pytest.mark.parametrize(("size", "bits", "dtype"), diagonal(SIZES, (2, 4, 8), DTYPES))
+def test_head_dimensions_and_widths(size, bits, dtype):
+    d, group = size
     queries, keys, values = example(40, d, 2, bits, group, dtype)
     assert suits_triton(keys, values, 2)
     output, weights = attend_to_tables(queries, keys, values, 40)
@@ -130,9 +135,10 @@ def test_head_dimensions_and_widths(d, group, bits, dtype):
     np.testing.assert_allclose(as_numpy(output), wanted, atol=off * 3)
 
 
-@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("bits", [2, 4, 8, 16])
-@pytest.mark.parametrize("gap", [9, 11, 18])
+@pytest.mark.parametrize(
+    ("gap", "bits", "stored"),
+    diagonal((9, 11, 18), (2, 4, 8, 16), (torch.float16, torch.bfloat16)),
+)
 def test_what_an_attention_sink_leaves_to_others(gap, bits, stored):
     """A probability of e^-gap, times a scale, lies below float16's least number."""
     n = 60
@@ -151,8 +157,9 @@ def test_what_an_attention_sink_leaves_to_others(gap, bits, stored):
     np.testing.assert_allclose(as_numpy(output), wanted, rtol=off)
 
 
-@pytest.mark.parametrize("rho", [1, 2, 4, 7, 8])
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "skip"])
+@pytest.mark.parametrize(
+    ("rho", "reduce"), diagonal((1, 2, 4, 7, 8), ("sum", "mean", "max", "skip"))
+)
 def test_groups_and_reductions(rho, reduce):
     queries, keys, values = example(70, 32, rho, 4, 16)
     output, received = attend_to_tables(queries, keys, values, 70, None, reduce)
@@ -179,10 +186,10 @@ def test_no_entry_gives_zeros(reduce):
 
 @pytest.mark.parametrize(("bits", "group", "d"), [(3, 32, 64), (4, 24, 48), (2, 8, 8), (4, 2, 128)])
 def test_formats_that_the_kernel_leaves_to_pytorch(bits, group, d):
-    queries, keys, values = example(20, d, 2, bits, group)
+    queries, keys, values = example(7, d, 2, bits, group)
     assert not suits_triton(keys, values, 4)
-    output, _ = attend_to_tables(queries, keys, values, 20)
-    wanted, _ = expected(queries, keys, values, 20)
+    output, _ = attend_to_tables(queries, keys, values, 7)
+    wanted, _ = expected(queries, keys, values, 7)
     np.testing.assert_allclose(as_numpy(output), wanted, atol=FLOAT32_SCORES * 3)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in_a_buffer
+from sampling import diagonal
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.kernels.prefill import attend_block, received_attention
@@ -41,8 +42,7 @@ def agrees(*arguments, **options):
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize(("d", "dtype"), diagonal(HEAD_DIMS, DTYPES))
 def test_head_dimensions_and_number_formats(d, dtype):
     agrees(*example(N=1, d=d, dtype=dtype))
 
@@ -112,17 +112,19 @@ def block_agrees(queries, keys, rows, positions, values, softcap=None):
     return lse
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("d", HEAD_DIMS)
+@pytest.mark.parametrize(("d", "dtype"), diagonal(HEAD_DIMS, DTYPES))
 def test_outputs_of_a_block(d, dtype):
     queries, keys, rows, positions = example(N=1, d=d, dtype=dtype)
     block_agrees(queries, keys, rows, positions, in_a_buffer(drawn(keys.shape, 2, dtype)))
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (63, 64), (64, 129), (130, 200)])
-@pytest.mark.parametrize("softcap", [None, 5.0])
-def test_blocks_of_all_lengths_with_padding_and_empty_slots(m, n, softcap):
-    queries, keys, rows, positions = example(m=m, n=n, rho=3)
+LENGTHS = ((1, 1), (63, 64), (64, 129), (70, 130))
+
+
+@pytest.mark.parametrize(("lengths", "softcap"), diagonal(LENGTHS, (None, 5.0)))
+def test_blocks_of_all_lengths_with_padding_and_empty_slots(lengths, softcap):
+    m, n = lengths
+    queries, keys, rows, positions = example(G=1, m=m, n=n, rho=3)
     rows[1, : m // 2] = -1
     positions[1, :, : n // 3] = -1
     values = drawn(keys.shape, 2)
@@ -131,8 +133,8 @@ def test_blocks_of_all_lengths_with_padding_and_empty_slots(m, n, softcap):
 
 
 def test_entries_in_any_order():
-    queries, keys, rows, positions = example(m=130, n=200)
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    queries, keys, rows, positions = example(N=1, m=70, n=130)
+    order = torch.randperm(130, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     agrees(queries, keys, rows, positions[:, :, order].contiguous())
 
 

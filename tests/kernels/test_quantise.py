@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn
+from sampling import diagonal, examples
 from tolerances import FLOAT64
 
 from kvlab.fast.kernels.quantise import outlier_scores, quantise
@@ -21,14 +22,16 @@ def is_the_reference(x, bits, group):
         np.testing.assert_array_equal(ours.reshape(theirs.shape), theirs, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize(("length", "group"), [(64, 64), (128, 32), (128, 64), (80, 32), (96, 4)])
-def test_codes_scales_and_zero_points(length, group, bits, dtype):
+SIZES = ((64, 64), (128, 32), (128, 64), (80, 32), (96, 4))
+
+
+@pytest.mark.parametrize(("size", "bits", "dtype"), diagonal(SIZES, (2, 3, 4, 8), DTYPES))
+def test_codes_scales_and_zero_points(size, bits, dtype):
+    length, group = size
     is_the_reference(drawn((37, length), dtype=dtype), bits, group)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.floats(-7e4, 7e4, width=32), min_size=32, max_size=32), st.sampled_from([2, 4, 8])
 )
@@ -37,7 +40,7 @@ def test_any_numbers(numbers, bits):
     is_the_reference(x.view(2, 16), bits, 8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.integers(-4, 519), min_size=30, max_size=30),
     st.sampled_from([2, 4, 8]),
@@ -63,8 +66,7 @@ def test_a_tie_that_only_float64_sees(bits):
     assert (quantise(x, 8, 32).codes[0, 2:] == 0).all() or bits < 8
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("bits", "dtype"), diagonal((2, 4, 8), (*DTYPES, torch.float64)))
 def test_many_numbers(bits, dtype):
     """64 thousand numbers, a hundred of which lie within 10^-3 steps of a half, or more."""
     x = drawn((1000, 64), bits, torch.float32, 3.0).to(dtype)
@@ -113,10 +115,12 @@ def test_nothing_to_quantise(shape, bits):
     assert found.scale.shape == found.zero.shape == (*shape[:-1], 2)
 
 
-@pytest.mark.parametrize("over", ["outliers", "block"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("length", "group"), [(64, 64), (128, 64), (96, 32), (80, 64), (64, 2)])
-def test_outlier_scores(length, group, dtype, over):
+RESTS = ((64, 64), (128, 64), (96, 32), (80, 64), (64, 2))
+
+
+@pytest.mark.parametrize(("size", "dtype", "over"), diagonal(RESTS, DTYPES, ("outliers", "block")))
+def test_outlier_scores(size, dtype, over):
+    length, group = size
     x = drawn((21, length), dtype=dtype)
     x[::3, 5] *= 12
     x[4] = 1.0

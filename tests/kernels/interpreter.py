@@ -1,0 +1,49 @@
+"""Triton's interpreter, made quicker where it does work twice.
+
+It replaces the functions of Triton's language whenever a kernel calls a function, and computes an
+exclusive or, which sorting needs, number by number.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+from triton.language import standard
+from triton.runtime import interpreter
+
+replace = interpreter._patch_lang
+replaced: set[int] = set()
+"""Modules whose view of the language is replaced in a launch, by the identity of their globals."""
+
+
+def replace_once(function):
+    """Replace the language's functions as the module of a function sees them, once in a launch."""
+    module = id(function.__globals__)
+    if module in replaced:
+        return SimpleNamespace(restore=lambda: None)
+    outermost = not replaced
+    scope = replace(function)
+    replaced.add(module)
+
+    def restore():
+        scope.restore()
+        if outermost:
+            replaced.clear()
+
+    return SimpleNamespace(restore=restore)
+
+
+class ReduceOps(interpreter.ReduceOps):
+    """Reductions, with NumPy's exclusive or."""
+
+    def apply_impl(self, input):
+        if self.combine_fn != standard._xor_combine:
+            return super().apply_impl(input)
+        (given,) = input
+        data = np.bitwise_xor.reduce(given.handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(data, given.dtype)
+
+
+def hurry():
+    """Let the interpreter of this process be quicker from now on."""
+    interpreter._patch_lang = replace_once
+    interpreter.ReduceOps = ReduceOps
