@@ -1,23 +1,26 @@
 """`compress` inside transformers: generation, padding, blocks, turns, beams, memory, refusals."""
 
 import copy
+from itertools import cycle, product
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from cases import BUDGETED, QUANTIZING, SELF_SIZED
-from models import CONFIGS, prompts, tiny, written
+from models import CONFIGS, SHAPE, built, prompts, tiny, written
 from packaging.version import Version
 from replay import Tolerance, follow_with_reference
+from sampling import diagonal, sampled
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
 from kvlab.fast.columns import MOST_SLACK
 from kvlab.fast.joint_layers import MOST_WAITING
 from kvlab.fast.port import port
 from kvlab.reference import methods
+from kvlab.reference.methods import base_name
 
 SOME = (
     "streaming_llm@sinks=2",
@@ -34,6 +37,10 @@ SOME = (
     "ddks@interval=6,selector=3,group=4",
     "desirekv@interval=6,selector=3,group=4",
 )
+ALL = (*BUDGETED, *SELF_SIZED, *QUANTIZING)
+ONE_EACH = {base_name(spec): spec for spec in reversed(ALL)}.values()
+"""One example of every method."""
+ONE_EACH_OF_BUDGETED = [spec for spec in ONE_EACH if spec in BUDGETED]
 BUDGET = 12
 
 
@@ -55,14 +62,17 @@ def test_a_full_cache_writes_what_the_model_writes(family, block_size):
     torch.testing.assert_close(found, expected, rtol=0, atol=FLOAT32_LOGITS)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize("spec", ["h2o", "lazy_eviction@window=4,threshold=0.05", "caote:tova"])
+@pytest.mark.parametrize(
+    ("family", "spec"),
+    diagonal(list(CONFIGS), ["h2o", "lazy_eviction@window=4,threshold=0.05", "caote:tova"]),
+)
 def test_layers_agree_with_the_reference(family, spec):
     follow_with_reference(tiny(family), policy_of(spec), Tolerance(FLOAT64, FLOAT64))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", SOME)
+@pytest.mark.parametrize(
+    ("spec", "dtype"), diagonal(SOME, [torch.float32, torch.bfloat16, torch.float16])
+)
 def test_number_formats_agree_with_the_reference(dtype, spec):
     output = FLOAT32_SCORES if dtype == torch.float32 else 4 * BFLOAT16_OUTPUT
     follow_with_reference(
@@ -70,30 +80,32 @@ def test_number_formats_agree_with_the_reference(dtype, spec):
     )
 
 
-@pytest.mark.parametrize("spec", [*BUDGETED, *SELF_SIZED, *QUANTIZING])
+@pytest.mark.parametrize("spec", sampled(ALL, ONE_EACH))
 def test_a_padded_sequence_is_treated_as_if_alone(spec):
     model = tiny("llama")
     with compress(model, spec, budget_of(spec)) as cache:
-        tokens, logits = written(model, cache, prompts([21, 13]), 24)
+        tokens, logits = written(model, cache, prompts([21, 13]), 14)
         together = cache.positions()
     short = prompts([21, 13])["input_ids"][1:, -13:]
     alone = {"input_ids": short, "attention_mask": torch.ones_like(short)}
     with compress(model, spec, budget_of(spec)) as cache:
-        expected = written(model, cache, alone, 24)
+        expected = written(model, cache, alone, 14)
     torch.testing.assert_close((tokens[1:], logits[1:]), expected, rtol=0, atol=1e-6)
     for both, one in zip(together, cache.positions(), strict=True):
         kept = both[1, both[1] >= 0].view(len(both[1]), -1)
         torch.testing.assert_close(kept, one[0])
 
 
-@pytest.mark.parametrize("spec", BUDGETED)
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(
+    ("spec", "beams"),
+    sampled(product(BUDGETED, [1, 3]), list(zip(ONE_EACH_OF_BUDGETED, cycle([1, 3])))),
+)
 def test_deciding_for_all_layers_at_once_changes_nothing(spec, beams):
     """A watched run decides layer by layer, as soon as the layer has attended."""
     model, runs = tiny("llama"), []
     for watch in (None, lambda block, result: None):
         with compress(model, spec, BUDGET, block_size=6, watch=watch) as cache:
-            found = written(model, cache, prompts([21, 13]), 30, num_beams=beams)
+            found = written(model, cache, prompts([21, 13]), 18, num_beams=beams)
             runs.append((found, cache.positions(), cache.joint is not None))
     (together, positions, _), (separate, expected, split) = runs
     assert not split
@@ -228,11 +240,11 @@ def test_confidence_is_that_of_the_distribution_before():
 # --- memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", BUDGETED)
+@pytest.mark.parametrize("spec", sampled(BUDGETED, ONE_EACH_OF_BUDGETED))
 def test_evicted_entries_leave_memory(spec):
     model = tiny("llama", torch.float32)
     with compress(model, spec, BUDGET, block_size=16) as cache:
-        written(model, cache, prompts([300]), 40)
+        written(model, cache, prompts([100]), 40)
         layers = cache.memory().layers
         entries = cache.kept()[0][0]
     assert entries < 60
@@ -298,20 +310,20 @@ WAITS = ("several=", "desirekv", "rpc", "nacl")
     Version(transformers.__version__) < Version("5.6"),
     reason="rotary embeddings ask autocast about the meta device",
 )
-@pytest.mark.parametrize("spec", [*BUDGETED, *SELF_SIZED, *QUANTIZING])
+@pytest.mark.parametrize("spec", sampled(ALL, ONE_EACH))
 def test_decoding_does_not_wait_for_the_device(spec, monkeypatch):
     """On the meta device no value can be read: whoever asks for one fails."""
     if any(word in spec for word in WAITS):
         pytest.skip("asks the device at its events, every P tokens or on request")
     if port(methods.get(spec, budget_of(spec))).on_host:
         pytest.skip("has no twin: the reference computes it on the host")
-    model = copy.deepcopy(tiny("llama", torch.float32)).to("meta")
+    model = built(LlamaConfig(**{**SHAPE, "num_hidden_layers": 2}), torch.float32).to("meta")
     monkeypatch.setattr("kvlab.fast.huggingface.CompressedCache.check", lambda self: None)
     with compress(model, spec, budget_of(spec)) as cache, torch.no_grad():
         model(torch.zeros((2, 20), dtype=torch.long, device="meta"), past_key_values=cache)
-        for _ in range(30):
+        for _ in range(10):
             model(torch.zeros((2, 1), dtype=torch.long, device="meta"), past_key_values=cache)
-    assert cache.get_seq_length() == 50
+    assert cache.get_seq_length() == 30
 
 
 def test_the_meta_device_does_notice_waiting():
