@@ -37,6 +37,7 @@ class PaperFigure:
 
 
 @cache
+@cache
 def paper_figures() -> tuple[PaperFigure, ...]:
     """Return all of them."""
     return (*desirekv_memory(), *desirekv_throughput(), *lazy_eviction_memory(), *latencies())
