@@ -67,6 +67,11 @@ with shapes_checked(False):
     )
     """Methods that evict by their own rule, or not at all, at full precision."""
 
+    ALL = (*BUDGETED, *SELF_SIZED, *QUANTIZING)
+
+    ONE_EACH = tuple({methods.base_name(spec): spec for spec in reversed(ALL)}.values())
+    """One example of every method."""
+
     OWN_SIZE = (*SELF_SIZED, *QUANTIZING, *(spec for spec in CODED if spec.startswith("full")))
     """Methods that take no budget."""
 

@@ -12,7 +12,7 @@ from kvlab.fast.models import reasoner_directory
 from kvlab.fast.models.loading import load
 from kvlab.reference.tasks import reasoning
 
-TOKENS = 20
+TOKENS = 6
 PROMPTS = [problem.prompt for problem in reasoning.held_out(2)]
 """Of different lengths."""
 

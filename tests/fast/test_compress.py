@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from cases import BUDGETED, QUANTIZING, SELF_SIZED
+from cases import ALL, BUDGETED, ONE_EACH, QUANTIZING, SELF_SIZED
 from models import CONFIGS, SHAPE, built, prompts, tiny, written
 from packaging.version import Version
 from replay import Tolerance, follow_with_reference
@@ -20,7 +20,6 @@ from kvlab.fast.columns import MOST_SLACK
 from kvlab.fast.joint_layers import MOST_WAITING
 from kvlab.fast.port import port
 from kvlab.reference import methods
-from kvlab.reference.methods import base_name
 
 SOME = (
     "streaming_llm@sinks=2",
@@ -37,9 +36,6 @@ SOME = (
     "ddks@interval=6,selector=3,group=4",
     "desirekv@interval=6,selector=3,group=4",
 )
-ALL = (*BUDGETED, *SELF_SIZED, *QUANTIZING)
-ONE_EACH = {base_name(spec): spec for spec in reversed(ALL)}.values()
-"""One example of every method."""
 ONE_EACH_OF_BUDGETED = [spec for spec in ONE_EACH if spec in BUDGETED]
 BUDGET = 12
 

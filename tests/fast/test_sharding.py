@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import BUDGETED, QUANTIZING, SELF_SIZED
+from cases import ALL, ONE_EACH
 from replay import random_blocks
+from sampling import sampled
 from sharded import PROMPTS, SPECS, TOKENS, run_all
 
 from kvlab.fast import compress, methods
@@ -52,7 +53,7 @@ def by_head(rows: list, heads: int) -> list[list]:
     return [rows[head::heads] for head in range(heads)]
 
 
-@pytest.mark.parametrize("spec", [*BUDGETED, *SELF_SIZED, *QUANTIZING, "rpc@heads=group"])
+@pytest.mark.parametrize("spec", sampled([*ALL, "rpc@heads=group"], [*ONE_EACH, "rpc@heads=group"]))
 def test_methods_say_whether_heads_decide_together(spec):
     """Heads that say that they decide alone keep the same in halves; the others do not."""
     together = by_head(kept(spec, 0, 4), 4)
