@@ -45,5 +45,5 @@ class ReduceOps(interpreter.ReduceOps):
 
 def hurry():
     """Let the interpreter of this process be quicker from now on."""
-    interpreter._patch_lang = replace_once
+    interpreter._patch_lang = replace_once  # private: another version of Triton may need a look
     interpreter.ReduceOps = ReduceOps
