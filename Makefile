@@ -6,6 +6,8 @@ NO_INDEX := "kvlab: set-up needs PyPI; behind a mirror, set PIP_INDEX_URL to its
 SETUP := pyproject.toml constraints.txt setup.py
 export OMP_NUM_THREADS ?= 1
 export NO_MKDOCS_2_WARNING = 1
+# Else every process of the tests compiles kvlab and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-all real test test-all check gpu format lint types unit notebooks docs pages serve screenshots release clean
 

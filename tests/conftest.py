@@ -1,5 +1,6 @@
 """Settings that have to stand before any test is imported."""
 
+import gc
 import os
 
 import hypothesis
@@ -18,3 +19,9 @@ def pytest_configure(config):
     """Let hypothesis try all its examples where the slow tests run, too."""
     thorough = config.option.markexpr == "slow or not slow"
     hypothesis.settings.load_profile("thorough" if thorough else "quick")
+
+
+def pytest_collection_finish():
+    """Take what is imported out of the garbage collector's walks: it stays to the end."""
+    gc.collect()
+    gc.freeze()

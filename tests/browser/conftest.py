@@ -11,7 +11,8 @@ def browser():
 
     with sync_playwright() as driver:
         running = driver.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
         )
         yield running
         running.close()

@@ -1,12 +1,13 @@
 """Every page of the built site in a real browser, without a network; `make pages` runs it.
 
-The site is served from this machine, and once opened as files. Whatever a page asks for elsewhere
-is refused and noted.
+The site is served from this machine, and once opened as files. The browser finds no other machine
+(``conftest.py``); whatever a page asks for elsewhere is noted.
 """
 
 import os
 import re
 import shutil
+from dataclasses import dataclass
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -54,11 +55,11 @@ def address():
 
 
 class Reader:
-    """A browser window in which no request leaves the machine."""
+    """A browser window that notes what goes wrong in it."""
 
     def __init__(self, browser, home, **options):
         self.context = browser.new_context(**options)
-        self.context.route("**/*", self.meet)
+        self.context.on("request", self.meet)
         self.home, self.problems = home, []
         self.page = self.context.new_page()
         self.page.on("console", self.note)
@@ -66,14 +67,10 @@ class Reader:
         self.page.on("requestfailed", self.miss)
         self.page.on("response", self.check)
 
-    def meet(self, route):
-        """Let requests to the site pass; note and refuse all others."""
-        url = route.request.url
-        if url.startswith((self.home, "data:", "blob:")):
-            route.continue_()
-        else:
-            self.problems.append(f"outside: {url}")
-            route.abort()
+    def meet(self, request):
+        """Keep requests that are none to the site."""
+        if not request.url.startswith((self.home, "data:", "blob:")):
+            self.problems.append(f"outside: {request.url}")
 
     def note(self, message):
         """Keep what a page warns of or complains about."""
@@ -120,11 +117,46 @@ def test_a_reader_notes_errors_and_requests_elsewhere(reader, tmp_path):
     assert "no" in told and "missing is not defined" in told
 
 
-def test_no_page_complains_or_asks_for_anything_elsewhere(reader):
-    found = reader(viewport=DESK)
+UNSEEN = """all => all.filter(one => {
+  const box = one.getBoundingClientRect();
+  return one.checkVisibility() && !(box.width > 0 && box.height > 0);
+}).map(one => one.textContent)"""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What one page shows."""
+
+    formulas: int
+    unseen: list[str]
+    """Formulas that take no room."""
+    text: str
+    """The article, as it is drawn."""
+    width_on_a_phone: int
+
+
+@pytest.fixture(scope="module")
+def visits(browser, address):
+    """Every page opened once; what each shows, and what all of them complain about."""
+    found, visits = Reader(browser, address, viewport=DESK), {}
     for name in PAGES:
-        found.open(name)
-    assert len(PAGES) > 50 and not found.problems
+        page = found.open(name)
+        if name not in READ:
+            continue
+        formulas, article = page.locator("article math"), page.locator("article")
+        unseen = formulas.evaluate_all(UNSEEN)
+        text = article.inner_text() if article.count() else ""
+        page.set_viewport_size(PHONE)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        page.set_viewport_size(DESK)
+        visits[name] = Visit(formulas.count(), unseen, text, width)
+    found.context.close()
+    return visits, found.problems
+
+
+def test_no_page_complains_or_asks_for_anything_elsewhere(visits):
+    _, problems = visits
+    assert len(PAGES) > 50 and not problems
 
 
 def test_pages_can_be_opened_as_files(reader):
@@ -157,24 +189,13 @@ def test_search_does_not_find_what_is_not_there(reader):
     )
 
 
-UNSEEN = """all => all.filter(one => {
-  const box = one.getBoundingClientRect();
-  return one.checkVisibility() && !(box.width > 0 && box.height > 0);
-}).map(one => one.textContent)"""
-
-
-def test_formulas_are_drawn(reader):
+def test_formulas_are_drawn(visits, reader):
     """A browser that knows MathML gives fractions a bar: the numerator stands above."""
-    found, seen = reader(viewport=DESK), 0
-    for name in READ:
-        page = found.open(name)
-        formulas = page.locator("article math")
-        seen += formulas.count()
-        assert formulas.evaluate_all(UNSEEN) == [], name
-        text = page.locator("article").inner_text() if page.locator("article").count() else ""
-        assert "\\(" not in text and "\\frac" not in text, name
-    assert seen > 100
-    page = found.open("methods/caote.html")
+    pages, _ = visits
+    assert not {name: each.unseen for name, each in pages.items() if each.unseen}
+    assert not [name for name, each in pages.items() if re.search(r"\\\(|\\frac", each.text)]
+    assert sum(each.formulas for each in pages.values()) > 100
+    page = reader(viewport=DESK).open("methods/caote.html")
     assert page.evaluate("""document.fonts.ready.then(fonts =>
       [...fonts].some(font => font.family.includes("STIX") && font.status === "loaded"))""")
     above, below = page.locator("math mfrac > *").evaluate_all(
@@ -183,15 +204,10 @@ def test_formulas_are_drawn(reader):
     assert above < below
 
 
-def test_a_phone_never_scrolls_sideways(reader):
-    found = reader(viewport=PHONE, has_touch=True)
-    wide = {}
-    for name in READ:
-        page = found.open(name)
-        width = page.evaluate("document.documentElement.scrollWidth")
-        if width > PHONE["width"]:
-            wide[name] = width
-    assert not wide
+def test_a_phone_never_scrolls_sideways(visits):
+    pages, _ = visits
+    widths = {name: each.width_on_a_phone for name, each in pages.items()}
+    assert not {name: width for name, width in widths.items() if width > PHONE["width"]}
 
 
 def luminance(colour):

@@ -15,6 +15,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from cache_bugs import BUGS as CACHE_BUGS
@@ -1049,6 +1051,17 @@ def compiled(origin: str) -> CodeType:
     return compile(Path(origin).read_text(encoding="utf-8"), origin, "exec")
 
 
+@cache
+def compiled_text(text: str) -> CodeType:
+    """Return the code of a method that `dataclasses` writes; all copies share it, too."""
+    return compile(text, "<dataclass>", "exec")
+
+
+def execute(text: str, names: dict[str, Any], into: dict[str, Any]) -> None:
+    """Stand in for ``exec`` in `dataclasses`, where compiling takes most of an import's time."""
+    exec(compiled_text(text), names, into)
+
+
 class Planted(MetaPathFinder, Loader):
     """Loads the package, one of its modules from changed source."""
 
@@ -1110,7 +1123,8 @@ class Copy:
         if bug is not None:
             name = f"{PACKAGE}.{bug.file.removesuffix('.py').replace('/', '.')}"
             source = changed_source(bug)
-        with imported_anew(Planted(name, source)):
+        once = patch("dataclasses.exec", execute, create=True)
+        with imported_anew(Planted(name, source)), once:
             targets = importlib.import_module(f"{PACKAGE}.conformance.targets")
             importlib.import_module(f"{PACKAGE}.methods").discover()
             importlib.import_module(f"{PACKAGE}.precisions").families()

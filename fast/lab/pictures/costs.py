@@ -1,6 +1,7 @@
 """What a cache and a policy cost, by the planner's count: bytes, time, devices."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -209,6 +210,7 @@ def remembered(policy: Policy, shape: Shape, prompt: int) -> dict[str, tuple[int
     return {name: array.shape for name, array in state.stream.items()}
 
 
+@cache
 def remembered_bytes(policy: Policy, shape: Shape, prompt: int) -> int:
     """Bytes of the queries that one layer remembers, at 16 bits an element."""
     found = remembered(policy, shape, prompt).get("queries")
