@@ -1,4 +1,4 @@
-"""Every method on the embedded model; under torchrun each process writes what it found."""
+"""Every method on the embedded model; each of several processes writes what it found."""
 
 import json
 import os
@@ -65,9 +65,13 @@ def run(model, tokenizer, spec: str, budget: int | None) -> dict:
     return {"tokens": written.tolist(), "positions": positions}
 
 
-if __name__ == "__main__":
+def write_found(folder: Path) -> None:
+    """Run every method as one of several processes, and write what this one found."""
     sharded, words = load(reasoner_directory(), "float64", parallel="tensor")
     found = run_all(sharded, words)
-    path = Path(sys.argv[1]) / f"{os.environ['RANK']}.json"
-    path.write_text(json.dumps(found))
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    write_found(Path(sys.argv[1]))

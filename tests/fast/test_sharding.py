@@ -1,10 +1,14 @@
 """KV heads in several processes: which methods can, and the same text from two as from one."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +17,7 @@ import torch
 from cases import ALL, ONE_EACH
 from replay import random_blocks
 from sampling import sampled
-from sharded import PROMPTS, SPECS, TOKENS, run_all
+from sharded import PROMPTS, SPECS, TOKENS, run_all, write_found
 
 from kvlab.fast import compress, methods
 from kvlab.fast.huggingface.sharding import Shard, check_heads, shard_of
@@ -104,14 +108,46 @@ def test_methods_whose_heads_decide_together_are_refused_before_anything_runs(sp
 # --- two processes -------------------------------------------------------------------------------
 
 
+def forked(rank: int, port: int, folder: Path) -> None:
+    """Be one of two processes; torchrun starts its own with these variables."""
+    torch.set_num_threads(1)  # a fork has none of its parent's threads, and waits for them
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in here.items()}, MASTER_ADDR="127.0.0.1")
+    write_found(folder)
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What two processes under torchrun wrote and kept, and what they refused."""
+    """What two processes wrote and kept, and what they refused."""
     folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        get_context("fork").Process(target=forked, args=(rank, port, folder)) for rank in (0, 1)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12, where threads run
+        for each in processes:
+            each.start()
+    for each in processes:
+        each.join(timeout=300)
+        if each.is_alive():
+            each.kill()
+    assert [each.exitcode for each in processes] == [0, 0]
+    return found_in(folder)
+
+
+def found_in(folder: Path) -> list[dict]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_two_such_processes(ranks, tmp_path):
     finished = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", Path(__file__).with_name("sharded.py"), folder),
+            *("--nproc-per-node", "2", Path(__file__).with_name("sharded.py"), tmp_path),
         ],
         capture_output=True,
         text=True,
@@ -119,7 +155,7 @@ def ranks(tmp_path_factory):
         timeout=300,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert found_in(tmp_path) == ranks
 
 
 @pytest.fixture(scope="module")
