@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import playground_page
 import pytest
+from sampling import slow
 from shapes import shapes_checked
 
 from kvlab.fast.lab import generation
@@ -222,7 +223,7 @@ def change_program(text):
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), [("jumps", change_program), ("reasoner", change_arithmetic)]
+    ("name", "change"), [slow(("jumps", change_program)), ("reasoner", change_arithmetic)]
 )
 def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
     """At the smaller budget of ``make demo``."""

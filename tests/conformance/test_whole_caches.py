@@ -8,6 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 from cache_bugs import BUGS, planted
+from sampling import sampled
 
 from kvlab.reference.conformance import Functions, Status, cache_cases, vectors, whole_cache
 from kvlab.reference.conformance.checker import run_case
@@ -31,7 +32,12 @@ def outcomes(functions, group):
                 yield run_case(functions, case)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: re.sub(r"\W+", "_", bug.name))
+FIRST_OF_EACH_GROUP = list({bug.group: bug for bug in reversed(BUGS)}.values())
+
+
+@pytest.mark.parametrize(
+    "bug", sampled(BUGS, FIRST_OF_EACH_GROUP), ids=lambda bug: re.sub(r"\W+", "_", bug.name)
+)
 def test_the_kit_notices(bug):
     functions = Functions(planted(bug).IMPLEMENTATIONS)
     assert any(each.status == Status.FAILED for each in outcomes(functions, bug.group))

@@ -96,7 +96,7 @@ def assert_alike(directory, policy, prompt, tokens):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("spec", sampled(SPECS, list(SPECS)[::2]))
+@pytest.mark.parametrize("spec", sampled(SPECS, list(SPECS)[2::4]))
 def test_the_reasoner_solves_whole_problems_alike(spec):
     tokenizer = load_tokenizer(reasoner_directory())
     problem = reasoning.held_out(1, seed=3)[0]
