@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kvlab.reference import Stream, methods
@@ -44,7 +44,7 @@ def test_selections_protect_equally_many(selection):
 
 
 def test_a_wrong_tie_rule_is_found():
-    @settings(max_examples=200, deadline=None, database=None)
+    @settings(max_examples=200, deadline=None, database=None, phases=[Phase.generate])
     @given(strategies.selections())
     def earlier_stays(selection):
         n = selection["scores"].shape[1]

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
 from kvlab.fast.lab.sweep.configuration import make_sweep
-from kvlab.fast.lab.sweep.dataset import Dataset
+from kvlab.fast.lab.sweep.dataset import Dataset, plain_text
 from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
 from kvlab.fast.lab.sweep.jobs import Job, Plan
 from kvlab.fast.lab.sweep.summary import Results
@@ -59,7 +59,7 @@ class Stored(Results):
         return {job.id: job for job in self.plan.jobs()}
 
     def rows(self) -> list[dict[str, Any]]:
-        return self.data.read(self.jobs).to_pylist()
+        return plain_text(self.data.read(self.jobs)).to_pylist()
 
     def missing(self) -> list[Job]:
         done = self.data.done()

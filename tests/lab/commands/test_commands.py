@@ -297,7 +297,11 @@ main()
     "module",
     [
         pytest.param("kvlab.fast.lab.commands.compare", id="while the command line is loaded"),
-        pytest.param("multiprocessing.popen_spawn_posix", id="while processes are started"),
+        pytest.param(
+            "multiprocessing.popen_spawn_posix",
+            id="while processes are started",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_interrupt_prints_no_traceback(module, tmp_path):
