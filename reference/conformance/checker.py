@@ -85,6 +85,23 @@ def check(
     offered = [case for case in chosen if under_test.offers(case.target)]
     if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
+    by_group = run_cases(under_test, offered, minimise, calls, progress)
+    order = targets(offered)
+    found = [Group(*key, tuple(outcomes)) for key, outcomes in by_group.items()]
+    return Report(
+        tuple(sorted(found, key=lambda group: order.index(group.target))),
+        tuple(target for target in targets(chosen) if not under_test.offers(target)),
+    )
+
+
+def run_cases(
+    under_test: Implementation,
+    offered: Sequence[Case],
+    minimise: bool,
+    calls: int,
+    progress: Callable[[int, int, str], None] | None,
+) -> dict[tuple[str, str], list[Outcome]]:
+    """Run the cases; return the outcomes by target and group."""
     by_group: dict[tuple[str, str], list[Outcome]] = {}
     seconds = ALL_SECONDS if minimise else 0.0
     for number, case in enumerate(offered):
@@ -98,12 +115,7 @@ def check(
             seconds -= min(seconds, monotonic() - began)
     if progress is not None:
         progress(len(offered), len(offered), "done")
-    order = targets(offered)
-    found = [Group(*key, tuple(outcomes)) for key, outcomes in by_group.items()]
-    return Report(
-        tuple(sorted(found, key=lambda group: order.index(group.target))),
-        tuple(target for target in targets(chosen) if not under_test.offers(target)),
-    )
+    return by_group
 
 
 def drawn_cases(
