@@ -107,7 +107,7 @@ clean:  ## remove the environment and everything built
 	@touch $@
 
 .venv/fast: $(SETUP) | .venv/bin/python
-	$(INSTALL) -e '.[fast]'
+	$(INSTALL) -e '.[fast]' || { echo $(NO_INDEX); exit 1; }
 	@touch $@ .venv/demo
 
 .venv/dev: $(SETUP) | .venv/bin/python

@@ -20,6 +20,7 @@ from kvlab.fast.observation import Needs, Observation
 from kvlab.fast.policy import Budget, Protect, Retention, Score
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
+from kvlab.reference.layer_step import check_scores, check_state
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Clock
 
@@ -59,7 +60,9 @@ class HostScore(Score):
     def observe(self, state: State, seen: Observation) -> None:
         for row in sequences(seen):
             if row.clock.block:
-                row.remember(self.specification.observe(row.state, row.seen))
+                remembered = self.specification.observe(row.state, row.seen)
+                check_state(self.specification, remembered, row.slots.shape)
+                row.remember(remembered)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         scores = torch.zeros(seen.positions.shape, dtype=torch.float64)
@@ -68,9 +71,7 @@ class HostScore(Score):
             if room[row.number] >= open_entries.sum(axis=-1).max(initial=0):
                 continue
             found = self.specification.score(row.state, row.seen, open_entries, room[row.number])
-            if np.isnan(found[open_entries]).any():
-                name = type(self.specification).__name__
-                raise ValueError(f"scores must not be NaN: {name} gave one in layer {seen.layer}")
+            check_scores(self.specification, found, open_entries, seen.layer)
             scores[row.number] = row.in_slots(found)
         return scores.to(seen.positions.device)
 
@@ -209,8 +210,6 @@ class HostSequence:
         self.state = state
         columns, stream = self.cache.columns, self.cache.state.stream
         for name, numbers in state.entries.items():
-            if name not in columns.state:
-                raise ValueError(f"state of entries {name!r} must be one of {list(columns.state)}")
             columns[name][self.number].copy_(self.in_slots(numbers))
         every = list(stream.get(STREAM, [{}] * len(self.cache.counts)))
         every[self.number] = state.stream

@@ -2,7 +2,7 @@
 
 Mirrors `kvlab.reference.policy`. A policy is written once, in the reference; here a part of it has
 a twin that computes with tensors, or else the reference's part runs on the host: `kvlab.fast.port`
-translates a policy part by part. Schedules and clocks are plain numbers and serve both sides.
+translates a policy part by part. Schedules and clocks use plain numbers, so both sides share them.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +30,7 @@ class Retention:
     rows: Float[Tensor, "N G k n"]
     """One row per query head, or per KV head."""
     output: Float[Tensor, "N G k d"] | None = None
-    """Values weighted by the rows, where attention has put them out already."""
+    """Values weighted by the rows, if attention has computed them already."""
 
 
 class Score(ABC):
@@ -115,7 +115,7 @@ class Budget(ABC):
         """Say how many unsafe ones of ``entries`` may stay; None if that depends on the data."""
 
     def room_in(self, seen: Observation, number: int, safe: Marks | None) -> int:
-        """Say the same of one sequence by its data; called where `room` returns None."""
+        """Return the room of one sequence from its data; called where `room` returns None."""
         raise NotImplementedError
 
 
@@ -137,7 +137,7 @@ class Precision(ABC):
 
     @abstractmethod
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
-        """Quantise entries and return the keep set, which may spare some that would have gone."""
+        """Quantise entries; return the keep set, to which it may add entries."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many
 leave, follows from the clock alone. Where a method's rule depends on data (DesireKV spares doubtful
-tokens), the host waits at that method's events only.
+tokens), the host waits only at the steps where that method decides.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ class Decision:
     safe: Marks | None
     keep: KeepSet | None = None
     goes: Int[Tensor, "N G 1"] | None = None
-    """Slot of the one entry that leaves every head, if that is all: it needs no compaction."""
+    """Slot of the one entry that leaves each head; None if more leave, which needs compaction."""
 
 
 def step(policy: Policy, cache: LayerCache, block: Block, watched: bool = False) -> StepResult:
@@ -251,7 +251,7 @@ def plan(
 
 
 def note_lowest(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:
-    """Remember NaN among the scores, which a maximum hands on, without asking the device."""
+    """Remember whether a score was NaN, which a maximum keeps, without waiting for the device."""
     if cache.lowest_scores is None:
         cache.lowest_scores = lowest
     else:

@@ -159,7 +159,7 @@ solved.results(compare(Sweep(ranked, ("70%",), tasks=(short,), backend="referenc
 # ## To stay
 #
 # The class needs nothing else. In a file of your own, it is known to every command: `kvlab
-# methods`, `compare`, `plan`, `view`, `conformance check` and all others, on any model of
+# methods`, `compare`, `plan`, `view`, `conformance run` and all others, on any model of
 # transformers.
 #
 # ```

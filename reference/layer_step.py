@@ -10,7 +10,7 @@ from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.notation import Array, KeepSet, Marks
 from kvlab.reference.observation import Clock, Observation
-from kvlab.reference.policy import Policy
+from kvlab.reference.policy import Policy, Score
 from kvlab.reference.selection import keep_set
 
 
@@ -59,6 +59,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     cache = cache.append(block.keys, block.values, clock.positions, policy.score.columns)
     output, seen = observe_attention(policy, cache, block)
     state = policy.score.observe(cache.state, seen)
+    check_state(policy.score, state, cache.positions.shape)
     cache = policy.precision.encode(replace(cache, state=state))
     if not policy.schedule.due(clock):
         return StepResult(output, cache, seen)
@@ -108,6 +109,7 @@ def select(policy: Policy, state: State, seen: Observation) -> tuple[Marks, Keep
         everything = np.arange(safe.shape[1])
         return candidates, np.tile(everything, (len(safe), 1))
     scores = policy.score.score(state, seen, candidates, room)
+    check_scores(policy.score, scores, candidates, seen.layer)
     return candidates, keep_set(scores, safe, room)
 
 
@@ -118,6 +120,40 @@ def attend_survivors(seen: Observation, keep: KeepSet) -> Float[Array, "G rho m 
     own = seen.positions[:, None, None, :] == seen.query_positions[None, None, :, None]
     survivors = seen.attention * (kept[:, None, None, :] | own)
     return weighted_values(survivors / survivors.sum(axis=-1, keepdims=True), seen.values)
+
+
+def check_state(score: Score, state: State, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a score wrote each of its columns, with a row for every entry.
+
+    Args:
+        score: which score has observed a block.
+        state: what it remembers now.
+        shape: KV heads and entries.
+    """
+    name, declared = type(score).__name__, sorted(score.columns)
+    if sorted(state.entries) != declared:
+        raise ValueError(
+            f"{name}.observe wrote the columns {sorted(state.entries)}, and {name}.columns "
+            f"declares {declared}"
+        )
+    for column, numbers in state.entries.items():
+        if numbers.shape[:2] != shape:
+            raise ValueError(
+                f"{name}.observe gave column {column!r} the shape {numbers.shape}: it must begin "
+                f"with {shape}, KV heads and entries"
+            )
+
+
+def check_scores(score: Score, scores: Array, candidates: Marks, layer: int) -> None:
+    """Raise ValueError unless a score gave a number for every entry, and no candidate NaN."""
+    name = type(score).__name__
+    if np.shape(scores) != candidates.shape:
+        raise ValueError(
+            f"{name}.score gave the shape {np.shape(scores)}: it must be {candidates.shape}, "
+            "KV heads and entries"
+        )
+    if np.isnan(scores[candidates]).any():
+        raise ValueError(f"scores must not be NaN: {name} gave one in layer {layer}")
 
 
 def check_block(cache: LayerCache, block: Block) -> None:

@@ -28,9 +28,9 @@ from kvlab.reference.precisions import precisions
 
 @dataclass(frozen=True)
 class Example:
-    """Options under which a method decides often on streams of three dozen tokens.
+    """Options under which a method evicts often on streams of 36 tokens.
 
-    The tests that hold every method run it, and test vectors are made of it.
+    The tests shared by all methods run it, and test vectors are made of it.
     """
 
     spec: str
@@ -106,7 +106,7 @@ class Wrapper(Method):
 
 @dataclass(frozen=True)
 class Everywhere(Wrapper):
-    """A method with what fits every method: who is safe besides, and what leaves together."""
+    """A method with the options that every method takes: who else is safe, what leaves together."""
 
     name = "every method"
 
@@ -119,7 +119,7 @@ class Everywhere(Wrapper):
     page: int = 1
     """Consecutive positions that leave together, as from an engine's block table."""
     page_score: PageScore = "mean"
-    """How the scores of a page's entries are joined; sums order complete pages as means do."""
+    """How the scores of a page's entries are joined; sums rank complete pages as means do."""
     kv_heads: KVHeads = "head"
     """Who decides: each KV head; all heads of a ``layer`` by their mean score; or the ``union`` of
     what the heads like best, which all of them keep."""
@@ -174,13 +174,23 @@ class Everywhere(Wrapper):
         )
 
 
+KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    type(None): "none",
+}
+"""Types of options, as messages name them."""
+
+
 def check_option(method: type[Method], option: str, value: Any) -> None:
     """Raise ValueError or TypeError unless an option may have a value."""
     hint = type_hints(method)[option]
     if typing.get_origin(hint) is Literal:
         check_choice(typing.get_args(hint), **{option: value})
     elif not _accepts(hint, value):
-        expected = getattr(hint, "__name__", str(hint))
+        expected = " or ".join(KINDS[kind] for kind in typing.get_args(hint) or (hint,))
         raise TypeError(f"{option} = {value!r} of {method.name} must be {expected}")
 
 
@@ -223,7 +233,7 @@ def field_docstrings(kind: type) -> dict[str, str]:
     """Return what stands below the fields of a dataclass, inherited ones included, by name.
 
     Raises:
-        OSError: if its source is not to be had.
+        OSError: if its source code is not available.
     """
     found = {}
     for each in reversed(kind.__mro__):

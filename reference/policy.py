@@ -10,7 +10,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -31,7 +31,7 @@ class Needs:
     rows: Literal["all", "last", "none"] = "all"
     """Rows of the attention probabilities, one per query of the block."""
     prompt: bool = True
-    """Whether it reads them while the prompt is read; if not, only while tokens are generated."""
+    """Whether it reads them during the prompt, too; if not, during generation only."""
     heads: Literal["apart", "sum", "mean", "max"] = "apart"
     """How the query heads of a KV head are joined, if that is all that is read of them."""
     sums_rows: bool = False
@@ -66,7 +66,7 @@ class Score(ABC):
         return False
 
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
-        """Return the random numbers that `score` uses; other implementations are given the same."""
+        """Return the random numbers that `score` uses, so that others can be given the same."""
         return {}
 
     def observe(self, state: State, seen: Observation) -> State:
@@ -87,18 +87,18 @@ class Score(ABC):
     def retention(
         self, state: State, seen: Observation, candidates: Marks
     ) -> Float[Array, "G k n"]:
-        """Return the weights with which entries are read, up to a factor; CAOTE wraps them.
+        """Return numbers proportional to the attention on each entry; CAOTE uses them.
 
-        One row per query head where the score keeps them apart, one per KV head otherwise; a
-        score that does not say better gives itself.
+        One row per query head where the score keeps them apart, one per KV head otherwise. The
+        default is the score itself.
         """
         return self.score(state, seen, candidates, room=0)[:, None]
 
     def work(self, sizes: Sizes) -> Work:
         """Return the work of rating the entries of one KV head once.
 
-        A score that does not say better passes over its columns, or over the last token's
-        probabilities where it has none.
+        The default is one pass over its columns, or over the last token's probabilities where it
+        has none.
         """
         numbers = len(self.columns) or sizes.rho
         return Work(NUMBER * sizes.n * (numbers + 1), sizes.n * numbers)
@@ -148,7 +148,7 @@ class Precision(ABC):
     """How precisely is it kept?"""
 
     def encode(self, cache: LayerCache) -> LayerCache:
-        """Code new entries; called when a block has been attended, due or not, before any leave."""
+        """Code new entries; called after every block, due or not, before entries are evicted."""
         return cache
 
     def bits_on_arrival(self, head_dim: int) -> tuple[float, float]:
@@ -159,12 +159,12 @@ class Precision(ABC):
     def store(
         self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
     ) -> Stored:
-        """Quantise entries and return the keep set, which may spare some that would have gone."""
+        """Quantise entries; return the keep set, to which it may add entries."""
 
     def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
-        """Return the bits that `store` leaves, where only the positions in ``seen`` are true.
+        """Return the bits that `store` leaves; of ``seen``, the positions alone are true.
 
-        A precision that does not say better is asked by running it on drawn vectors.
+        The default runs `store` on random vectors.
         """
         draw = np.random.default_rng(seen.clock.seen).normal
         cache = held.drawn or LayerCache.empty(1, seen.keys.shape[-1], {})
@@ -394,6 +394,10 @@ class Policy:
     """Rotate keys and queries to their index inside the cache, as StreamingLLM's code does."""
 
     def __post_init__(self) -> None:
+        for part in (self.score, self.schedule, self.protect, self.budget, self.precision):
+            if not is_dataclass(part):
+                name = type(part).__qualname__
+                raise TypeError(f"{name} of {self.name} must be a dataclass")
         self.check(prompt=0)
 
     def check(self, prompt: int) -> None:

@@ -406,7 +406,7 @@ def test_what_cannot_be_is_refused(spec, budget, reason):
 
 
 def test_a_precision_is_a_word():
-    with pytest.raises(TypeError, match="precision = 8 of every method must be str"):
+    with pytest.raises(TypeError, match="precision = 8 of every method must be a word"):
         methods.get("h2o@precision=8", 12)
 
 

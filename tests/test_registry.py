@@ -73,9 +73,12 @@ def test_keyword_options_and_text_are_the_same():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("h3o", "unknown method 'h3o'; known are full, random, value_norm"),
+        ("h3o", r"unknown method 'h3o', did you mean h2o\?; known are full, random, value_norm"),
         ("", "unknown method ''"),
         ("h2o:tova", "method 'h2o' wraps nothing"),
+        ("h2o caote:h2o", "method = 'h2o caote:h2o' must be one method"),
+        ("H2O", r"unknown method 'H2O', did you mean h2o\?;"),
+        ("h2o@recent=4,recent=5", "option recent is given twice in 'h2o@recent=4,recent=5'"),
         ("fast_caote", "fast_caote wraps another method"),
         ("h2o@window=3", "unknown option 'window' of h2o; allowed are every, recent, reduce"),
         ("caote:h2o@window=3", "unknown option 'window' of caote:h2o; allowed are base|unknown"),
@@ -93,9 +96,9 @@ def test_bad_specs(spec, message):
     ("spec", "message"),
     [
         ("h2o@recent=many", "recent = 'many' of h2o must be"),
-        ("h2o@every=2.5", r"every = 2\.5 of h2o must be int"),
-        ("tova@per_head=1", "per_head = 1 of tova must be bool"),
-        ("tova@recent=many", "recent = 'many' of every method must be int"),
+        ("h2o@every=2.5", r"every = 2\.5 of h2o must be a whole number"),
+        ("tova@per_head=1", "per_head = 1 of tova must be true or false"),
+        ("tova@recent=many", "recent = 'many' of every method must be a whole number"),
     ],
 )
 def test_bad_types(spec, message):
@@ -270,7 +273,12 @@ def test_comparisons_name_every_method_and_begin_with_the_full_cache():
             ValueError,
             "gain = 'steep' must be one of 'step', 'measured'",
         ),
-        ("snapkv", {"window": "wide"}, TypeError, "window = 'wide' of snapkv must be int"),
+        (
+            "snapkv",
+            {"window": "wide"},
+            TypeError,
+            "window = 'wide' of snapkv must be a whole number",
+        ),
     ],
 )
 def test_options_are_checked_however_a_method_is_made(name, option, error, message):

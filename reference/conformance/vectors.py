@@ -101,6 +101,12 @@ def all_cases() -> list[Case]:
     return [*published_cases(), *(case for name in others for case in cases_on_the_spot(name))]
 
 
+def cases_of(method: str) -> list[Case]:
+    """Build the cases of one method anew."""
+    published = method in published_methods()
+    return list(method_cases((method,)) if published else cases_on_the_spot(method))
+
+
 # --- writing -------------------------------------------------------------------------------------
 
 

@@ -17,13 +17,22 @@ import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from kvlab.reference.importing import import_file
-from kvlab.reference.method import Divergence, Everywhere, Example, Method, Wrapper, check_option
+from kvlab.reference.method import (
+    Divergence,
+    Everywhere,
+    Example,
+    Method,
+    Wrapper,
+    check_option,
+    type_hints,
+)
 from kvlab.reference.policy import Policy
 
 OUTSIDE = "KVLAB_METHODS"
@@ -275,6 +284,8 @@ def parse(spec: str, **options: Any) -> Method:
         TypeError: if an option has the wrong type.
     """
     spec = variants().get(spec, spec)
+    if len(spec.split()) > 1:
+        raise ValueError(f"method = {spec!r} must be one method")
     composition, _, written = spec.partition("@")
     options = {**read_options(spec, written), **options}
     name, _, base = composition.partition(":")
@@ -320,7 +331,9 @@ def lookup(name: str) -> type[Method]:
     """
     found = METHODS.get(name) or WRAPPERS.get(name)
     if found is None:
-        raise ValueError(f"unknown method {name!r}; known are {', '.join(names())}")
+        close = get_close_matches(name.lower(), names(), n=1)
+        meant = f", did you mean {close[0]}?" if close else ""
+        raise ValueError(f"unknown method {name!r}{meant}; known are {', '.join(names())}")
     return found
 
 
@@ -330,9 +343,16 @@ def _take(options: dict[str, Any], part: type[Method]) -> dict[str, Any]:
 
 
 def _build(part: type[Method], options: Mapping[str, Any], **base: Method) -> Method:
-    for option, value in options.items():
+    meant = {option: _meant(part, option, value) for option, value in options.items()}
+    for option, value in meant.items():
         check_option(part, option, value)
-    return part(**options, **base)
+    return part(**meant, **base)
+
+
+def _meant(part: type[Method], option: str, value: Any) -> Any:
+    """Return None for ``none``, where an option may be None."""
+    may_be_none = type(None) in get_args(type_hints(part)[option])
+    return None if may_be_none and str(value).lower() == "none" else value
 
 
 def _options(method: type[Method]) -> set[str]:
@@ -349,6 +369,9 @@ def read_options(spec: str, written: str) -> dict[str, Any]:
     pairs = [pair for pair in written.split(",") if pair]
     if malformed := [pair for pair in pairs if "=" not in pair]:
         raise ValueError(f"{malformed[0]!r} in {spec!r} must have the form option=value")
+    given = [pair.partition("=")[0] for pair in pairs]
+    if twice := [option for option in given if given.count(option) > 1]:
+        raise ValueError(f"option {twice[0]} is given twice in {spec!r}")
     return {key: _read_value(value) for key, _, value in (pair.partition("=") for pair in pairs)}
 
 

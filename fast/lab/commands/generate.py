@@ -51,6 +51,8 @@ def generate(
     methods.parse(method)
     if budget is not None:
         budget_entries(budget, 100)
+    elif methods.takes_budget(method):
+        raise ValueError(f"{method} needs --budget: entries, or percent, as in 50%")
     text = read_prompt(prompt, prompt_file, model)
     with working(f"loading {model or 'the embedded reasoner'}"):
         from kvlab.fast.lab import generation

@@ -1,7 +1,8 @@
 """``kvlab methods`` and ``kvlab recurrence``. They need the reference alone."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +12,7 @@ from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import print_caption, print_json, print_table
 from kvlab.fast.models import EMBEDDED, model_location
 from kvlab.reference import methods as registry
+from kvlab.reference.method import field_docstrings
 from kvlab.reference.traces.recurrence import recurrence as measure_recurrence
 
 
@@ -37,14 +39,26 @@ def methods(
         print_json({"methods": described, "variants": registry.variants()})
         return
     rows = [
-        (each, entry["source"], ", ".join(f"{k}={v}" for k, v in entry["options"].items()))
-        for each, entry in described.items()
+        (each, entry["source"], options_of(entry["options"])) for each, entry in described.items()
     ]
     print_table(Table(("method", "source", "options"), rows, words=3))
-    shared = ", ".join(f"{name}={default}" for name, default in registry.OF_EVERY_METHOD.items())
-    print_caption(f"options of every method: {shared}")
+    if name is not None:
+        meanings = field_docstrings(registry.lookup(name))
+        rows = [(each, meanings.get(each, "")) for each in described[name]["options"]]
+        print_table(Table(("option", "means"), rows, words=2))
+    print_caption(f"options of every method: {options_of(registry.OF_EVERY_METHOD)}")
     if name is None:
         print_table(Table(("variant", "is"), list(registry.variants().items()), words=2))
+
+
+def options_of(defaults: Mapping[str, Any]) -> str:
+    """Write options with their defaults, as a specification has them."""
+    words = {True: "true", False: "false", None: "none"}
+    written = {
+        name: words[value] if value is None or isinstance(value, bool) else value
+        for name, value in defaults.items()
+    }
+    return ", ".join(f"{name}={value}" for name, value in written.items())
 
 
 def show_divergences(names: tuple[str, ...], as_json: bool) -> None:

@@ -80,6 +80,8 @@ def needle(
         raise ValueError("--lengths and --chat need a --text, or a model that reads English")
     check_seed(seed)
     shares = [number("depths", each) / 100 for each in words(depths)]
+    if not all(0 <= share <= 1 for share in shares):
+        raise ValueError(f"depths = {depths} must be between 0 and 100 percent")
     sizes = [int(number("lengths", each)) for each in words(lengths or "512,1024,2048,4096")]
     specs, asked = read_methods(methods), read_budgets(budgets) or ("70%",)
     prepare_output("heat_map", heat_map)

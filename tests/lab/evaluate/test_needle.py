@@ -177,7 +177,7 @@ def test_the_command_reads_a_text(directory, tmp_path):
     [
         (["--model", "reasoner", "--lengths", "9"], "need a --text"),
         (["--chat"], "need a --text"),
-        (["--depths", "101"], "depth = 1.01 must be between 0 and 1"),
+        (["--depths", "101"], "depths = 101 must be between 0 and 100 percent"),
         (["--depths", "deep"], "depths: 'deep' must be a number"),
         (["--depths", ","], "depths must name at least one"),
         (["--trials", "0"], "trials = 0 must be at least 1"),

@@ -161,7 +161,7 @@ def test_a_sweep_survives_being_written(small):
         ("methods = ['h2o@every=-1']", "methods: h2o@every=-1: every = -1 must be at least 1"),
         (
             "methods = ['h2o@every=true']",
-            "methods: h2o@every=true: every = True of h2o must be int",
+            "methods: h2o@every=true: every = True of h2o must be a whole number",
         ),
         ("methods = ['h2o@recent=90']", "methods: h2o@recent=90: budget = 82 must be at least the"),
         ("methods = ['kivi@group=0']", "methods: kivi@group=0: group = 0 must be at least 1"),
