@@ -394,10 +394,9 @@ class Policy:
     """Rotate keys and queries to their index inside the cache, as StreamingLLM's code does."""
 
     def __post_init__(self) -> None:
-        for part in (self.score, self.schedule, self.protect, self.budget, self.precision):
-            if not is_dataclass(part):
-                name = type(part).__qualname__
-                raise TypeError(f"{name} of {self.name} must be a dataclass")
+        if not is_dataclass(self.score):
+            name = type(self.score).__qualname__
+            raise TypeError(f"{name}, the score of {self.name}, must be a dataclass")
         self.check(prompt=0)
 
     def check(self, prompt: int) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from build import run, stream
@@ -5,13 +7,18 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, group_heads, softmax, visible
+from kvlab.reference.cache import Column
 from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.policy import (
     AfterPrefillThenEverySeen,
     Clock,
+    Entries,
     EveryBlock,
     EveryDecode,
     EveryGenerated,
+    Nobody,
+    Policy,
+    Score,
 )
 
 
@@ -121,3 +128,66 @@ def test_repositioning_needs_the_models_rotation():
     policy = methods.get("streaming_llm@reposition=true", 8)
     with pytest.raises(ValueError, match="reposition = True needs a model"):
         step(policy, empty_cache(policy, 2, 4), block())
+
+
+def untouched(state):
+    return {"largest": state.entries["largest"]}
+
+
+@pytest.mark.parametrize(
+    ("wrote", "scores", "message"),
+    [
+        (untouched, lambda largest: largest, None),
+        (
+            lambda state: {**untouched(state), "large": state.entries["largest"]},
+            None,
+            r"LargestAttention.observe wrote the columns \['large', 'largest'\], and "
+            r"LargestAttention.columns declares \['largest'\]",
+        ),
+        (
+            lambda state: {"largest": state.entries["largest"][:, 1:]},
+            None,
+            r"gave column 'largest' the shape \(2, 3\): it must begin with \(2, 4\)",
+        ),
+        (
+            untouched,
+            lambda largest: largest[0],
+            r"score gave the shape \(4,\): it must be \(2, 4\)",
+        ),
+        (
+            untouched,
+            lambda largest: largest + np.nan,
+            "not be NaN: LargestAttention gave one in la",
+        ),
+    ],
+)
+def test_what_a_score_gives_is_checked(wrote, scores, message):
+    @dataclass(frozen=True)
+    class LargestAttention(Score):
+        @property
+        def columns(self):
+            return {"largest": Column("largest attention so far")}
+
+        def observe(self, state, seen):
+            return state.with_entries(**wrote(state))
+
+        def score(self, state, seen, candidates, room):
+            return scores(state.entries["largest"])
+
+    policy = Policy("mine", LargestAttention(), EveryBlock(), Nobody(), Entries(3))
+    cache = empty_cache(policy, 2, 4)
+    if message is None:
+        assert len(step(policy, cache, block()).cache) == 3
+        return
+    with pytest.raises(ValueError, match=message):
+        step(policy, cache, block())
+    assert len(cache) == 0
+
+
+def test_a_score_that_is_no_dataclass_is_named():
+    class Plain(Score):
+        def score(self, state, seen, candidates, room):
+            return seen.attention[:, 0, -1]
+
+    with pytest.raises(TypeError, match="Plain, the score of mine, must be a dataclass"):
+        Policy("mine", Plain(), EveryBlock(), Nobody(), Entries(3))

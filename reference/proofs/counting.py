@@ -59,11 +59,12 @@ class Counts:
     """Entries in the cache after each token."""
 
 
+@dataclass(frozen=True)
 class Counting(Score):
     """A score that counts how it is asked."""
 
-    def __init__(self, score: Score, counts: Counts) -> None:
-        self.inner, self.counts = score, counts
+    inner: Score
+    counts: Counts
 
     @property
     def columns(self) -> Any:
