@@ -10,7 +10,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -394,9 +394,6 @@ class Policy:
     """Rotate keys and queries to their index inside the cache, as StreamingLLM's code does."""
 
     def __post_init__(self) -> None:
-        if not is_dataclass(self.score):
-            name = type(self.score).__qualname__
-            raise TypeError(f"{name}, the score of {self.name}, must be a dataclass")
         self.check(prompt=0)
 
     def check(self, prompt: int) -> None:

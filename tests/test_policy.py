@@ -182,12 +182,3 @@ def test_what_a_score_gives_is_checked(wrote, scores, message):
     with pytest.raises(ValueError, match=message):
         step(policy, cache, block())
     assert len(cache) == 0
-
-
-def test_a_score_that_is_no_dataclass_is_named():
-    class Plain(Score):
-        def score(self, state, seen, candidates, room):
-            return seen.attention[:, 0, -1]
-
-    with pytest.raises(TypeError, match="Plain, the score of mine, must be a dataclass"):
-        Policy("mine", Plain(), EveryBlock(), Nobody(), Entries(3))

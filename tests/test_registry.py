@@ -202,6 +202,13 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path, content, message):
         methods.names()
 
 
+def test_a_method_that_is_no_dataclass_is_named(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE.replace("@dataclass(frozen=True)\nclass Looks", "class Looks"))
+    with methods_named(path), pytest.raises(TypeError, match="Looks of .*mine.py must be a data"):
+        methods.names()
+
+
 def test_a_module_that_is_not_there_is_named():
     with methods_named("no_such_module"), pytest.raises(ValueError, match="KVLAB_METHODS: no_such"):
         methods.names()

@@ -16,7 +16,7 @@ import os
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
@@ -160,10 +160,17 @@ def import_named(named: str) -> ModuleType:
 
 
 def register_all(module: ModuleType) -> None:
-    """Register the methods that a module defines; methods that it imports are left out."""
+    """Register the methods that a module defines; methods that it imports are left out.
+
+    Raises:
+        TypeError: if one is no dataclass.
+        ValueError: see `register`.
+    """
     for value in vars(module).values():
         defined = inspect.isclass(value) and value.__module__ == module.__name__
         if defined and issubclass(value, Method) and not inspect.isabstract(value):
+            if not is_dataclass(value):
+                raise TypeError(f"{value.__name__} of {source_of(value)} must be a dataclass")
             register(value)
 
 
