@@ -240,21 +240,25 @@ class Lines:
 
     columns: Sequence[Column]
     widths: Sequence[int]
-    """Characters of each column; the first is aligned to the left, and may be longer."""
+    """Characters of each column; the first is aligned to the left."""
 
     def head(self) -> str:
         """Return the line of headings."""
         return self._line([column.heading for column in self.columns])
 
     def row(self, row: Any) -> str:
-        """Return the line of a row; the options of a method, and a refusal, follow in a second."""
+        """Return the line of a row; the options of a method, and a refusal, follow in a second.
+
+        A name that is too wide for its column has a line of its own.
+        """
         first, *rest = (column.cell(row) for column in self.columns)
         name, options = text_of(first), ""
         if isinstance(first, Specification):
             name, options = first.name, first.options
         refusal = field(row, "refusal", None)
         below = "\n".join(f"  {text}" for text in (options, refusal) if text)
-        line = self._line([name, *map(text_of, rest)])
+        above = f"{name}\n" if len(name) > self.widths[0] else ""
+        line = above + self._line(["" if above else name, *map(text_of, rest)])
         return f"{line}\n{below}" if below else line
 
     def _line(self, cells: Sequence[str]) -> str:

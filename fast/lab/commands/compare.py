@@ -7,6 +7,7 @@ import typer
 
 from kvlab.fast.lab.commands.options import (
     CORES,
+    METHODS,
     AsJson,
     Budgets,
     ModelName,
@@ -25,7 +26,6 @@ from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.configuration import MODEL, TASK, Sweep
 from kvlab.fast.lab.tables import Column, Lines
 from kvlab.fast.lab.terminal import (
-    errors,
     print_caption,
     print_json,
     print_line,
@@ -55,9 +55,7 @@ WHAT_IT_IS = (
 
 def compare(
     budgets: Budgets = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Registry syntax, separated by ';' or blanks.")
-    ] = None,
+    methods: Annotated[str | None, METHODS] = None,
     problems: Problems = 16,
     seed: Seed = 0,
     model: ModelName = None,
@@ -80,9 +78,7 @@ def compare(
     A budget in percent is that share of the mean tokens of prompt and solution.
     """
     prepare_output("report", report)
-    if backend is None:
-        backend = default_backend()
-        errors.print(f"backend: {backend}", style="dim", highlight=False)
+    backend = backend or default_backend()
     model = model or MODEL
     task = task or EMBEDDED.get(model, TASK)
     sweep = Sweep(
@@ -115,7 +111,10 @@ def run(sweep: Sweep, workers: int, quiet: bool) -> tuple[comparing.Comparison, 
     """Compare, print every row as soon as it is there, and record a problem for the viewer."""
     if not quiet:
         print_caption(WHAT_IT_IS)
-        print_line(f"{sweep.problems} problems of {sweep.tasks[0]}, {sweep.backend} backend")
+        several = "" if sweep.problems == 1 else "s"
+        print_line(
+            f"{sweep.problems} problem{several} of {sweep.tasks[0]}, {sweep.backend} backend"
+        )
         print_line("")
         print_line(ROWS.head())
     with reporting(transient=True) as told:

@@ -30,10 +30,8 @@ Parallel = Annotated[
     str | None,
     typer.Option(help="layers: over all devices; tensor: over the processes of torchrun."),
 ]
-Methods = Annotated[
-    str,
-    typer.Option("--methods", "--method", help="Registry syntax, separated by ';' or blanks."),
-]
+METHODS = typer.Option("--methods", "--method", help="Registry syntax, separated by ';' or blanks.")
+Methods = Annotated[str, METHODS]
 Budgets = Annotated[
     list[str] | None,
     typer.Option(

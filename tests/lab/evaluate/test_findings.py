@@ -159,3 +159,10 @@ def test_a_row_has_its_options_below():
     assert row == f"random{12 * ' '}0 % (0–28)\n  recent=16"
     refused = Point("raas", 50, 1, 1, refusal="budget = 50 is too small")
     assert lines.row(refused).splitlines()[1] == "  budget = 50 is too small"
+
+
+def test_a_wide_name_has_its_own_line():
+    lines = Lines(COLUMNS[:2], (10, 16))
+    name, below, options = lines.row(point("fast_caote:h2o@recent=4", 50, "0000000000")).split("\n")
+    assert (name, options) == ("fast_caote:h2o", "  recent=4")
+    assert below == f"{18 * ' '}0 % (0–28)"
