@@ -226,8 +226,8 @@ class Columns:
 
     def _number_format(self, column: Column, floating: torch.dtype) -> torch.dtype:
         if self.wide:
-            return torch.int64 if column.whole else torch.float64
-        return torch.int32 if column.whole else floating
+            return torch.int64 if column.integer else torch.float64
+        return torch.int32 if column.integer else floating
 
     def _resize(self, capacity: int) -> None:
         kept = min(self.count, capacity)

@@ -143,8 +143,8 @@ class JointLayers:
         self.queries, self.outputs, self.attended = [], [], []
         self.policy.score.observe(self.cache.state, seen)
         decision = decide(self.policy, seen, self.due * self.layers) if any(self.due) else None
-        if decision is not None and decision.goes is not None:
-            self.cache.evict_one(decision.goes)
+        if decision is not None and decision.evicted_slot is not None:
+            self.cache.evict_one(decision.evicted_slot)
         elif decision is not None and decision.keep is not None:
             self.cache.compact(decision.keep)
 

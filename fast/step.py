@@ -64,7 +64,7 @@ class Decision:
     """None if nothing has to leave."""
     safe: Marks | None
     keep: KeepSet | None = None
-    goes: Int[Tensor, "N G 1"] | None = None
+    evicted_slot: Int[Tensor, "N G 1"] | None = None
     """Slot of the one entry that leaves each head; None if more leave, which needs compaction."""
 
 
@@ -82,8 +82,8 @@ def step(policy: Policy, cache: LayerCache, block: Block, watched: bool = False)
         result.scores, result.safe = decision.scores, decision.safe
         if watched and decision.scores is not None:
             result.scores = decision.scores.clone()
-        if decision.goes is not None:
-            cache.evict_one(decision.goes)
+        if decision.evicted_slot is not None:
+            cache.evict_one(decision.evicted_slot)
         elif decision.keep is not None:
             keep = policy.precision.store(cache, seen, decision.keep)
             if policy.specification.evict_before_attend:
@@ -206,7 +206,7 @@ def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision |
     if in_place and scores is not None and not cache.ragged and set(leaving) == {1}:
         slot, lowest = first_to_go(scores, safe, seen.positions)
         note_lowest(cache, lowest)
-        return Decision(scores, safe, goes=slot.expand(*seen.positions.shape[:2], 1))
+        return Decision(scores, safe, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
     worth = seen.positions.to(seen.queries.dtype) if scores is None else scores
     lowest = worth.expand_as(seen.positions).masked_fill(~seen.present, torch.inf)
     note_lowest(cache, lowest.amin(-1, keepdim=True))

@@ -60,7 +60,7 @@ def vector_work(sizes: Sizes, flops: int | float) -> Work:
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredBits:
     """The entries of one KV head: where they come from, and the bits of their keys and values."""
 
     positions: Int[Array, " n"]
@@ -71,7 +71,7 @@ class Held:
     """Drawn vectors, stored as these are; for precisions that are asked by running them."""
 
     @classmethod
-    def nothing(cls) -> "Held":
+    def nothing(cls) -> "StoredBits":
         """Return the state before the first token."""
         return cls(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
 
@@ -80,25 +80,25 @@ class Held:
 
     def append(
         self, positions: Int[Array, " m"], keys: float = FULL_BITS, values: float = FULL_BITS
-    ) -> "Held":
+    ) -> "StoredBits":
         """Add tokens whose keys and values have so many bits per element."""
         m = len(positions)
-        return Held(
+        return StoredBits(
             np.concatenate([self.positions, positions]),
             np.concatenate([self.keys, np.full(m, float(keys))]),
             np.concatenate([self.values, np.full(m, float(values))]),
             self.drawn,
         )
 
-    def lower(self, keys: Float[Array, " n"], values: Float[Array, " n"]) -> "Held":
+    def lower(self, keys: Float[Array, " n"], values: Float[Array, " n"]) -> "StoredBits":
         """Store entries at these bits; an entry that has fewer bits already keeps them."""
         return replace(
             self, keys=np.minimum(self.keys, keys), values=np.minimum(self.values, values)
         )
 
-    def take(self, keep: Int[Array, " kept"]) -> "Held":
+    def take(self, keep: Int[Array, " kept"]) -> "StoredBits":
         """Return these entries alone."""
-        return Held(self.positions[keep], self.keys[keep], self.values[keep])
+        return StoredBits(self.positions[keep], self.keys[keep], self.values[keep])
 
 
 def bits_per_token(bits: int, group: int, head_dim: int) -> float:

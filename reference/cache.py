@@ -18,15 +18,14 @@ class Column:
     meaning: str = ""
     start: float = 0.0
     """What a new entry starts with."""
-    whole: bool = False
-    """Whether the numbers count something: they are whole, and other implementations must agree
-    exactly."""
-    asked: bool = True
-    """Whether other implementations are asked for it; if not, it only helps to compute the rest."""
+    integer: bool = False
+    """Whether the numbers count something, so that other implementations must agree exactly."""
+    compared: bool = True
+    """Whether test vectors ask for it; if not, it only helps to compute the other columns."""
 
     def rows(self, heads: int, entries: int) -> Array:
         """Return the numbers of new entries, ``[heads, entries]``."""
-        return np.full((heads, entries), self.start, dtype=np.int64 if self.whole else np.float64)
+        return np.full((heads, entries), self.start, dtype=np.int64 if self.integer else np.float64)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Example:
     """Entries that may stay; None where the method sizes itself."""
     groups: tuple[str, ...] | None = None
     """Groups of test vectors; None: those that suit the first example of a method, or an option."""
-    also: tuple[str, ...] = ()
+    extra_groups: tuple[str, ...] = ()
     """Further groups."""
     ties: bool = False
     """Whether equal scores decide in every group, as where a score counts steps."""
@@ -105,7 +105,7 @@ class Wrapper(Method):
 
 
 @dataclass(frozen=True)
-class Everywhere(Wrapper):
+class CommonOptions(Wrapper):
     """A method with the options that every method takes: who else is safe, what leaves together."""
 
     name = "every method"
@@ -135,7 +135,7 @@ class Everywhere(Wrapper):
     def policy(self, budget: int | None) -> Policy:
         policy = self.base.policy(budget)
         edges = Edges(self.sinks, self.recent, self.pin_prompt)
-        policy = replace(policy, protect=policy.protect.also(edges))
+        policy = replace(policy, protect=policy.protect.with_edges(edges))
         if self.kv_heads != "head":
             policy = replace(policy, score=OneForAllHeads(policy.score, self.kv_heads))
         if self.page != 1:

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from kvlab.reference.accounting import NUMBER, Held, Sizes, Work
+from kvlab.reference.accounting import NUMBER, Sizes, StoredBits, Work
 from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.checks import check_at_least, check_protected
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
@@ -123,7 +123,7 @@ class Protect(ABC):
         """Return the number of entries that are always safe, for a prompt of this length."""
         return 0
 
-    def also(self, edges: "Edges") -> "Protect":
+    def with_edges(self, edges: "Edges") -> "Protect":
         """Return a protection under which the edges of the text are safe, too."""
         return Both(self, edges)
 
@@ -161,7 +161,9 @@ class Precision(ABC):
     ) -> Stored:
         """Quantise entries; return the keep set, to which it may add entries."""
 
-    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+    def account(
+        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> StoredBits:
         """Return the bits that `store` leaves; of ``seen``, the positions alone are true.
 
         The default runs `store` on random vectors.
@@ -182,7 +184,7 @@ class Precision(ABC):
         cache, stays = self.store(cache, seen, candidates, keep)
         cache = cache.compact(stays)
         keys, values = cache.keys.bits_with_scales[0], cache.values.bits_with_scales[0]
-        return Held(cache.positions[0], keys, values, cache)
+        return StoredBits(cache.positions[0], keys, values, cache)
 
 
 # --- schedules -----------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ class Nobody(Protect):
     def safe(self, seen: Observation) -> Marks:
         return np.zeros(seen.positions.shape, dtype=bool)
 
-    def also(self, edges: "Edges") -> "Edges":
+    def with_edges(self, edges: "Edges") -> "Edges":
         return edges
 
 
@@ -308,7 +310,7 @@ class Edges(Protect):
     def count(self, prompt: int) -> int:
         return self.first(prompt) + self.recent
 
-    def also(self, edges: "Edges") -> "Edges":
+    def with_edges(self, edges: "Edges") -> "Edges":
         return Edges(
             max(self.sinks, edges.sinks),
             max(self.recent, edges.recent),
@@ -371,7 +373,9 @@ class Full(Precision):
     ) -> Stored:
         return cache, keep
 
-    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+    def account(
+        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> StoredBits:
         return held.take(keep[0])
 
 

@@ -23,7 +23,7 @@ class MostLooks(Score):
 
     @property
     def columns(self):
-        return {"looks": Column("queries that looked at the entry", whole=True)}
+        return {"looks": Column("queries that looked at the entry", integer=True)}
 
     def observe(self, state, seen):
         looked = (seen.attention.mean(axis=1) >= self.share).sum(axis=1)

@@ -252,8 +252,8 @@ def select(method, budget, **given):
     policy, seen = prepared(method, budget, given)
     decision, (G, n) = decide(policy, seen, [True]), given["positions"].shape
     stays = torch.ones(G, n, dtype=torch.bool)
-    if decision is not None and decision.goes is not None:
-        stays.scatter_(-1, decision.goes[0], False)
+    if decision is not None and decision.evicted_slot is not None:
+        stays.scatter_(-1, decision.evicted_slot[0], False)
     elif decision is not None and decision.keep is not None:
         stays = decision.keep.among(n)[0]
     return torch.nonzero(stays)[:, 1].view(G, -1)

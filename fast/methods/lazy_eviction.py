@@ -47,7 +47,7 @@ class Recurrence(Score):
     @property
     def columns(self) -> dict[str, Column]:
         columns: dict[str, Column] = {
-            "elapsed": Elapsed("tokens since the latest activation", whole=True, since="stamp"),
+            "elapsed": Elapsed("tokens since the latest activation", integer=True, since="stamp"),
             "interval": self.specification.columns["interval"],
         }
         if self.stamp_start == "first_activation":

@@ -165,11 +165,11 @@ def groups_of(example: Example) -> tuple[str, ...]:
     matters to scores that count steps, 16-bit sums to scores that add attention up.
     """
     if example.groups is not None:
-        return (*example.groups, *example.also)
+        return (*example.groups, *example.extra_groups)
     if is_option(example):
-        return (*OPTION, *example.also)
+        return (*OPTION, *example.extra_groups)
     policy = methods.get(example.spec, example.budget)
-    counting = any(column.whole for column in policy.score.columns.values())
+    counting = any(column.integer for column in policy.score.columns.values())
     groups = ["plain", "gqa", "mqa", "block_not_dividing"]
     groups += ["softcap"] if counting else ["extreme_logits", "softcap"]
     if isinstance(policy.precision, Full):
@@ -177,4 +177,4 @@ def groups_of(example: Example) -> tuple[str, ...]:
         if example.budget is not None:
             groups += ["budget_ge_length", *(["equal_scores"] if counting else [])]
             groups += ["repeated_entries"]
-    return (*groups, *example.also)
+    return (*groups, *example.extra_groups)

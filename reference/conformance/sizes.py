@@ -206,7 +206,7 @@ def method_cases(example: Example, size: str, seed: int, wanted: Wanted) -> Iter
         stream = sized.draw(Source(f"{size} {group} {example.spec}", seed))
         budget = None if example.budget is None else sized.budget
         policy = methods.get(example.spec, budget)
-        if sized.counters and not any(each.whole for each in policy.score.columns.values()):
+        if sized.counters and not any(each.integer for each in policy.score.columns.values()):
             continue
         try:
             events = [*recording(policy, stream)]

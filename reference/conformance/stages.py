@@ -17,7 +17,7 @@ from kvlab.reference.conformance.case import Expected, Inputs, Parameters
 from kvlab.reference.conformance.expecting import exact, keep, numbers, scores
 from kvlab.reference.conformance.operation import Field, Operation, described_operation
 from kvlab.reference.layer_step import empty_cache, select
-from kvlab.reference.method import Everywhere, Wrapper
+from kvlab.reference.method import CommonOptions, Wrapper
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy
@@ -44,9 +44,9 @@ def options_of(method: str) -> dict[str, Any]:
     parsed = methods.parse(method)
     options = plain_fields(parsed)
     while isinstance(parsed, Wrapper):
-        everywhere, parsed = isinstance(parsed, Everywhere), parsed.base
+        common, parsed = isinstance(parsed, CommonOptions), parsed.base
         own = plain_fields(parsed)
-        options = {**options, **own} if everywhere else {**own, **options}
+        options = {**options, **own} if common else {**own, **options}
     return options
 
 
@@ -292,7 +292,7 @@ def derive_run(inputs: Inputs, parameters: Parameters, method: str | None) -> In
 def column_field(column: Column, optional: bool = True) -> Field:
     """Describe a column of a score's state as an array."""
     meaning = f"{column.meaning}; a new entry comes with {column.start:g}"
-    return Field(("G", "n"), "int" if column.whole else "float", meaning, optional)
+    return Field(("G", "n"), "int" if column.integer else "float", meaning, optional)
 
 
 STEPS: Mapping[str, Operation] = {
@@ -312,7 +312,7 @@ STEPS: Mapping[str, Operation] = {
 def operations(columns: Mapping[str, Column]) -> Mapping[str, Operation]:
     """Return the steps of a method whose score remembers ``columns`` of every entry."""
     remembered = {name: column_field(column) for name, column in columns.items()}
-    asked = {name: column_field(column, not column.asked) for name, column in columns.items()}
+    asked = {name: column_field(column, not column.compared) for name, column in columns.items()}
     found = dict(STEPS)
     for name in ("observe", "score", "select"):
         found[name] = replace(found[name], inputs={**found[name].inputs, **remembered})

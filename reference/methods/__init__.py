@@ -25,8 +25,8 @@ from typing import Any, TypeVar, get_args
 
 from kvlab.reference.importing import import_file
 from kvlab.reference.method import (
+    CommonOptions,
     Divergence,
-    Everywhere,
     Example,
     Method,
     Wrapper,
@@ -39,7 +39,7 @@ OUTSIDE = "KVLAB_METHODS"
 """Environment variable that names modules and files with further methods."""
 
 OF_EVERY_METHOD = {
-    field.name: field.default for field in fields(Everywhere) if field.name != "base"
+    field.name: field.default for field in fields(CommonOptions) if field.name != "base"
 }
 """Options of every method, with their defaults."""
 
@@ -301,7 +301,7 @@ def parse(spec: str, **options: Any) -> Method:
     if name in WRAPPERS and (not base or base in WRAPPERS):
         raise ValueError(f"{name} wraps another method, as in '{_with_defaults(name)}'")
     parts = [lookup(name), *([lookup(base)] if base else [])]
-    taken = [_take(options, part) for part in (*parts, Everywhere)]
+    taken = [_take(options, part) for part in (*parts, CommonOptions)]
     if options:
         allowed = sorted({option for part in parts for option in _options(part)})
         raise ValueError(
@@ -312,7 +312,7 @@ def parse(spec: str, **options: Any) -> Method:
     method = _build(parts.pop(), taken.pop())
     for wrapper, own in zip(parts, taken, strict=True):
         method = _build(wrapper, own, base=method)
-    return _build(Everywhere, safe, base=method) if safe else method
+    return _build(CommonOptions, safe, base=method) if safe else method
 
 
 def with_seed(spec: str, seed: int) -> str:

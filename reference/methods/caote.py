@@ -212,8 +212,8 @@ class Caote(Wrapper):
     published = "2025-04"
     equations = ("CAOTE 7", "CAOTE 8", "CAOTE 21", "CAOTE 22", "CAOTE 23")
     examples = (
-        Example("caote:h2o@recent=4", also=("alpha_near_one",)),
-        Example("caote:tova", also=("alpha_near_one",)),
+        Example("caote:h2o@recent=4", extra_groups=("alpha_near_one",)),
+        Example("caote:tova", extra_groups=("alpha_near_one",)),
         Example("caote:tova@heads=layer"),
         Example("caote:tova@heads=max", groups=("gqa",), shared=False),
         Example("caote:tova@heads=attention", groups=("gqa",), shared=False),
@@ -348,7 +348,7 @@ class FastCaote(Caote):
 
     name = "fast_caote"
     examples = (
-        Example("fast_caote:h2o@recent=4", also=("alpha_near_one",)),
+        Example("fast_caote:h2o@recent=4", extra_groups=("alpha_near_one",)),
         Example("fast_caote:tova", groups=("plain", "gqa")),
     )
     compared = ("fast_caote:h2o", "fast_caote:tova", "fast_caote:snapkv@window=16")

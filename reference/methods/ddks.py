@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from kvlab.reference.accounting import Held, bits_per_token
+from kvlab.reference.accounting import StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice, check_protected
 from kvlab.reference.method import Divergence, Example, Method, require_budget
@@ -83,7 +83,9 @@ class Demote(Precision):
         everything = np.tile(np.arange(len(cache)), (len(demoted), 1))
         return replace(cache, keys=keys, values=values), everything
 
-    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+    def account(
+        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> StoredBits:
         bits = np.full(len(held), bits_per_token(self.bits, self.group, seen.keys.shape[-1]))
         bits[keep[0]] = FULL_BITS
         return held.lower(keys=bits, values=bits)

@@ -16,7 +16,14 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from kvlab.reference.accounting import Held, Sizes, Work, bits_per_token, vector_work, window_work
+from kvlab.reference.accounting import (
+    Sizes,
+    StoredBits,
+    Work,
+    bits_per_token,
+    vector_work,
+    window_work,
+)
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.checks import check_at_least, check_choice, check_share
 from kvlab.reference.method import Divergence, Example, Method
@@ -216,7 +223,9 @@ class BitsBySensitivity(Precision):
             cache = quantize_entries(cache, chosen, bits, self.value_bits or bits, self.group)
         return cache, np.nonzero(kept)[1].reshape(len(kept), -1)
 
-    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+    def account(
+        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> StoredBits:
         """Count as if no token were doubtful, and the newest ones were the sensitive ones."""
         decided = keep[0][self.window.members(seen)[0][keep[0]]]
         sensitive = decided[len(decided) - round(len(decided) * (1 - self.quantile)) :]

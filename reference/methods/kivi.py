@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvlab.reference.accounting import SCALE_AND_ZERO, Held, bits_per_token
+from kvlab.reference.accounting import SCALE_AND_ZERO, StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Divergence, Example, Method, refuse_budget
@@ -58,7 +58,9 @@ class KeysPerChannelValuesPerToken(Precision):
         )
         return replace(cache, keys=keys, values=values), keep
 
-    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+    def account(
+        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> StoredBits:
         index, n, wide = np.arange(len(held)), len(held), float(FULL_BITS)
         key_bits = self.key_bits + SCALE_AND_ZERO / self.group
         value_bits = bits_per_token(self.value_bits, self.group, seen.keys.shape[-1])

@@ -66,10 +66,10 @@ class Recurrence(Score):
         return {
             "stamp": Column(
                 "generated step of the latest activation (TS); until then of the token before it",
-                whole=True,
+                integer=True,
             ),
-            "interval": Column("longest steps between two activations (MRI)", whole=True),
-            "activated": Column("1 once the entry was activated", whole=True, asked=False),
+            "interval": Column("longest steps between two activations (MRI)", integer=True),
+            "activated": Column("1 once the entry was activated", integer=True, compared=False),
         }
 
     @property
@@ -155,7 +155,7 @@ class LazyEviction(Method):
     published = "2025-06"
     equations = ("LazyEviction 1", "LazyEviction 2", "LazyEviction 5")
     examples = (
-        Example("lazy_eviction@window=4,threshold=0.05", also=("late_steps",)),
+        Example("lazy_eviction@window=4,threshold=0.05", extra_groups=("late_steps",)),
         Example("lazy_eviction@window=4,threshold=2.0", groups=("mri_zero",), shared=False),
         Example("lazy_eviction@window=4,threshold=0.0625", groups=("at_threshold",), shared=False),
         Example("lazy_eviction@window=4,threshold=0.05,official=true", shared=False),

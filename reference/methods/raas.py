@@ -39,7 +39,7 @@ class LastUse(Score):
 
     @property
     def columns(self) -> dict[str, Column]:
-        return {"stamp": Column("generated step of the latest use", whole=True)}
+        return {"stamp": Column("generated step of the latest use", integer=True)}
 
     @property
     def needs(self) -> Needs:
@@ -82,7 +82,7 @@ class PageUse(Score):
 
     @property
     def columns(self) -> dict[str, Column]:
-        return {"stamp": Column("generated step of the latest use", whole=True)}
+        return {"stamp": Column("generated step of the latest use", integer=True)}
 
     def observe(self, state: State, seen: Observation) -> State:
         """Stamp the best pages and the one being written."""

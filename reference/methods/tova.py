@@ -60,7 +60,7 @@ class TOVA(Method):
     published = "2024-01"
     equations = ("TOVA 1",)
     examples = (
-        Example("tova", also=("ties",)),
+        Example("tova", extra_groups=("ties",)),
         Example("tova@per_head=true"),
         Example("tova@every=5", groups=()),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.accounting import Held
+from kvlab.reference.accounting import StoredBits
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
@@ -81,7 +81,7 @@ def occupancy(
         bits=np.full(t, float(FULL_BITS)),
         quantised=np.zeros(t, dtype=np.int64),
     )
-    held, count, held_bits = Held.nothing(), 0, 0.0
+    held, count, held_bits = StoredBits.nothing(), 0, 0.0
     new_bits = policy.precision.bits_on_arrival(head_dim)
     for first, last in _blocks(prompt, t, block_size):
         clock = Clock(last, last - first, prompt)
@@ -107,7 +107,7 @@ def _blocks(prompt: int, t: int, block_size: int | None) -> Iterator[tuple[int, 
     yield from ((token, token + 1) for token in range(prompt, t))
 
 
-def lowered(before: Held, after: Held) -> int:
+def lowered(before: StoredBits, after: StoredBits) -> int:
     """Count the entries that have fewer bits after a decision than before it."""
     if min(after.keys.min(initial=FULL_BITS), after.values.min(initial=FULL_BITS)) == FULL_BITS:
         return 0
@@ -116,7 +116,9 @@ def lowered(before: Held, after: Held) -> int:
     return int(lower.sum())
 
 
-def decide(policy: Policy, clock: Clock, held: Held, head_dim: int) -> tuple[Held, bool]:
+def decide(
+    policy: Policy, clock: Clock, held: StoredBits, head_dim: int
+) -> tuple[StoredBits, bool]:
     """Let a due step select and store, and say whether not all could stay; the oldest go."""
     seen = without_data(clock, held, head_dim)
     safe = policy.protect.safe(seen)[0]
@@ -129,7 +131,7 @@ def decide(policy: Policy, clock: Clock, held: Held, head_dim: int) -> tuple[Hel
     return after, len(stay) < len(candidates)
 
 
-def without_data(clock: Clock, held: Held, head_dim: int) -> Observation:
+def without_data(clock: Clock, held: StoredBits, head_dim: int) -> Observation:
     """Return an observation whose positions and bits alone are true."""
     n = len(held)
     nothing = np.broadcast_to(0.0, (1, n, head_dim))

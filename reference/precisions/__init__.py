@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvlab.reference.accounting import Held
+from kvlab.reference.accounting import StoredBits
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.codes import Code
 from kvlab.reference.divergence import Divergence
@@ -36,7 +36,9 @@ class OnArrival(Precision):
     ) -> Stored:
         return cache, keep
 
-    def account(self, held: Held, seen: Observation, candidates: Marks, keep: KeepSet) -> Held:
+    def account(
+        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
+    ) -> StoredBits:
         return held.take(keep[0])
 
     def bits_on_arrival(self, head_dim: int) -> tuple[float, float]:

@@ -48,7 +48,7 @@ class Fading(Score):
 
     @property
     def columns(self):
-        return {"faded": Column("attention", start=0.25), "age": Column("blocks", whole=True)}
+        return {"faded": Column("attention", start=0.25), "age": Column("blocks", integer=True)}
 
     def observe(self, state, seen):
         received = seen.attention.mean(axis=1).sum(axis=1)
