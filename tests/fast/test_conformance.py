@@ -11,9 +11,9 @@ import pytest
 
 from kvlab.fast.lab import conformance
 from kvlab.reference import methods
-from kvlab.reference.conformance import Status, check, load, published
+from kvlab.reference.conformance import Status, check, load
 from kvlab.reference.conformance.building import event_inputs, parameters_of, recording
-from kvlab.reference.conformance.checker import run_case
+from kvlab.reference.conformance.checker import cases, run_case
 from kvlab.reference.conformance.sizes import judged
 from kvlab.reference.conformance.stages import clock_parameters
 from kvlab.reference.methods import base_name
@@ -111,5 +111,5 @@ def test_triton_passes_on_its_building_blocks_and_some_streams():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", methods.names())
 def test_triton_passes_everything(method):
-    targets = {c.target for c in published() if c.method and base_name(c.method) == method}
+    targets = {c.target for c in cases(method) if c.method and base_name(c.method) == method}
     interpreted(sorted(targets), "all")
