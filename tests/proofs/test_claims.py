@@ -40,7 +40,7 @@ def test_the_readme_counts_them():
     refuted = sum(claim.expected is Verdict.REFUTED for claim in printed)
     readme = " ".join((Path(__file__).parents[2] / "README.md").read_text("utf-8").split())
     assert f"holds {len(ALL)} statements" in readme
-    assert f"{refuted} of the {len(printed)} that they print do not hold" in readme
+    assert f"{refuted} of the {len(printed)} that the papers print do not hold" in readme
 
 
 JUDGED = ("methods", "policy", "attention", "quantization", "cache", "selection", "windows")
