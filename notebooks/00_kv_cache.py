@@ -50,8 +50,8 @@ print("bytes, all layers     ", session.nbytes)
 # ## What it saves
 #
 # The cache is no approximation. Reading prompt and solution at once, with nothing stored before,
-# gives the same logits up to rounding. Without a cache that is what every single token would cost:
-# the whole text again.
+# gives the same logits up to rounding. Without a cache every single token would cost this reading
+# of the whole text.
 
 # %%
 at_once, _ = advance(prefill(model, methods.get("full"), prompt)[1], solution)
@@ -60,8 +60,8 @@ print(f"largest difference of a logit: {np.abs(at_once - np.stack(stepwise)).max
 # %% [markdown]
 # ## What it costs
 #
-# Per token: a key and a value of $d$ channels, for each of $G$ KV heads, in each of $L$ layers, at
-# 2 bytes per number:
+# Per token the cache stores a key and a value of $d$ channels, for each of $G$ KV heads, in each of
+# $L$ layers, at 2 bytes per number:
 #
 # $$\text{bytes per token} = 2 \cdot 2 \cdot L \cdot G \cdot d$$
 
@@ -75,16 +75,16 @@ print("measured:", session.nbytes / session.seen)
 costs.bytes_over_tokens(sessions, shape)
 
 # %% [markdown]
-# The same arithmetic for real models, from their published configurations. Llama 2 had one KV head
-# for each of its 32 query heads; today's models let several query heads share one (*grouped-query
-# attention*), which divides the cache by the size of the group.
+# The table does the same arithmetic for real models, from their published configurations. Llama 2
+# had one KV head for each of its 32 query heads; today's models let several query heads share one
+# (*grouped-query attention*), which divides the cache by the size of the group.
 
 # %%
 costs.cache_sizes(list(SHAPES.values()), tokens=32768)
 
 # %% [markdown]
-# The last column is the point where the cache weighs as much as the model. Reasoning models write
-# that much for a few users at once.
+# The last column is the point where the cache weighs as much as the model. Reasoning models reach
+# this point with a few users at once.
 
 # %%
 from kvlab.reference import HARDWARE
@@ -126,8 +126,8 @@ plans = {
 costs.servings(plans)
 
 # %% [markdown]
-# That is the whole motive of this project. The question that the other notebooks ask: *which*
-# entries can be forgotten, or kept less precisely, before the model gives wrong answers?
+# That is the whole motive of this project. The other notebooks ask: *which* entries can be
+# forgotten, or kept less precisely, before the model gives wrong answers?
 #
 # ## Exercises
 #
@@ -148,8 +148,8 @@ assert without_grouping(SHAPES["llama-2-7b"]) == SHAPES["llama-2-7b"].token_byte
 
 # %% [markdown]
 # **2.** Write `longest_text(shape, hardware, batch)`: how many tokens each of `batch` sequences can
-# have until weights and caches together fill the device's memory. Whole tokens; nothing else needs
-# memory.
+# have until weights and caches together fill the device's memory. Count whole tokens; nothing else
+# needs memory.
 
 
 # %% tags=["solution"] jupyter={"source_hidden": true}

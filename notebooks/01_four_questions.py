@@ -41,8 +41,8 @@ for question in ("score", "schedule", "protect", "budget", "precision"):
 # ## Run it
 #
 # The embedded model runs a short program: registers are added, and each result says which line
-# comes next. The same program with the full cache and with half of it. A program is solved if every
-# written step is right.
+# comes next. The model does so with the full cache and with half of the cache. A program is solved
+# if every written step is right.
 
 # %%
 from kvlab.fast.models import embedded_directory
@@ -86,8 +86,8 @@ kept.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.promp
 # StreamingLLM keeps the first and the last entries, a sliding band. H2O drops from the middle: the
 # newest half of the budget is safe, and the oldest entries had more time to collect attention
 # (notebook 03 asks how bad that is). TOVA looks at the current token alone and protects nobody.
-# LazyEviction looks only every 16 tokens, so entries leave in groups. In the text, for one KV head
-# at the last token:
+# LazyEviction looks only every 16 tokens, so entries leave in groups. The text below shows what one
+# KV head still holds at the last token:
 
 # %%
 tokens = [tokenizer.id_to_token(int(token)) for token in trace.tokens]
@@ -97,9 +97,9 @@ kept.KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.
 # %% [markdown]
 # ## Change one answer
 #
-# An ablation is the same composition with one answer replaced. H2O that looks every 16 tokens
-# instead of after each, on 4 programs at 70 %, beside H2O, CAOTE around it, LazyEviction, and
-# eviction at random, the control:
+# An ablation is the same composition with one answer replaced. The table has H2O that looks every
+# 16 tokens instead of after each, on 4 programs at 70 %, beside H2O, CAOTE around it, LazyEviction,
+# and eviction at random, the control:
 
 # %%
 from kvlab.fast.lab import Sweep, compare

@@ -62,8 +62,9 @@ print(claims.explanation("CA-8d", reasoner_directory()))
 # %% [markdown]
 # ## On real attention
 #
-# One query of the embedded reasoner, layer 3, all entries that it sees. On the left the weight, on
-# the right CAOTE's score, both against the recomputed change of the output.
+# The picture has one query of the embedded reasoner in layer 3, with all entries that it sees. The
+# left side shows the weight, the right side CAOTE's score, both against the recomputed change of
+# the output.
 
 # %%
 from kvlab.reference import observe_heads
@@ -86,9 +87,9 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # about a tenth less. In some steps CAOTE does worse, because it adds up what single evictions cost,
 # and several at once are not the sum of their parts (CA-4c).
 #
-# A model writes many tokens, and who was evicted by mistake stays away for ever. So let it write.
-# The shares of solved problems are results that lie in the package (jump programs; notebook 09 says
-# how they were measured):
+# A model writes many tokens, and an entry that was evicted by mistake stays away for ever. So let
+# the model write. The shares of solved problems are results that lie in the package (jump programs;
+# notebook 09 says how they were measured):
 
 # %%
 from kvlab.fast.lab import stored_summary
@@ -101,8 +102,8 @@ claims.solved_at_budgets(stored_summary("study"), ("random", *specs, *bare))
 # Around H2O that protects its newest half, as its authors have it, CAOTE makes a large difference
 # at 30 % of the memory; at 50 % H2O solves most programs by itself. Without protected tokens
 # (`recent=0`), of which CAOTE's paper mentions none, nothing is solved with or without CAOTE, and
-# around TOVA neither. Is the attention output closer to the full cache's? Four short programs,
-# measured now:
+# nothing is solved around TOVA either. Does CAOTE bring the attention output closer to the full
+# cache's? The next cell measures four short programs:
 
 # %%
 from kvlab.fast.lab import Sweep, compare
@@ -132,9 +133,9 @@ solved.results(
 # ## Where arithmetic bends
 #
 # In float32 the printed formula fails when one entry has nearly all attention, which is common: the
-# factor $1/(1-\alpha_j)$ explodes while $X - v_j$ vanishes. At a difference of 30 in the logits it
-# is not a number. The same number through the output $X'_{-j}$ of the others is safe:
-# $c_j = \alpha_j \lVert X'_{-j} - v_j \rVert$.
+# factor $1/(1-\alpha_j)$ explodes while $X - v_j$ vanishes. At a difference of 30 in the logits the
+# result is not a number. The same error computed from the output $X'_{-j}$ of the other entries is
+# safe: $c_j = \alpha_j \lVert X'_{-j} - v_j \rVert$.
 
 # %%
 evictions.float32_errors()
@@ -155,9 +156,9 @@ print(inspect.getsource(caote.eviction_error))
 #
 # The cost of CAOTE beyond attention is one more reading of all values. The Triton kernel in
 # `fast/kernels/triton/caote.py` reads them once for all query heads of a KV head, and takes $X$
-# from attention. The same function computes in PyTorch, too. Both against the reference, on one
-# layer of the reasoner; Triton in its interpreter, as there need be no GPU here. This cell needs
-# `pip install -e '.[fast]'`.
+# from attention. The same function computes in PyTorch, too. The next cell compares both with the
+# reference on one layer of the reasoner; Triton runs in its interpreter, which needs no GPU. This
+# cell needs `pip install -e '.[fast]'`.
 
 # %%
 import os

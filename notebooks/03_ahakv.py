@@ -14,8 +14,9 @@
 # E[S_{j+1}] - E[S_j] = -\frac{1}{j} \qquad \text{(Eq. 4)}$$
 #
 # The expected sum falls with every position, although no entry is more important than another. Over
-# the last $r$ rows alone it is the same for all entries that all of these rows see (Eq. 5). On the
-# left, exchangeable attention; on the right, all heads of the embedded reasoner:
+# the last $r$ rows alone the expected sum is the same for all entries that all of these rows see
+# (Eq. 5). The left picture has exchangeable attention, the right one all heads of the embedded
+# reasoner:
 
 # %%
 import numpy as np
@@ -46,7 +47,7 @@ print(claims.explanation("AK-10", reasoner_directory()))
 # ## The bias, at work
 #
 # What do methods keep when nothing distinguishes the entries? H2O keeps the beginning, most clearly
-# without its protected recent half (`recent=0`), when the score alone speaks. AhaKV, which sums
+# without its protected recent half (`recent=0`), when the score alone decides. AhaKV, which sums
 # over the last 32 rows, keeps all stretches alike.
 
 # %%
@@ -69,8 +70,8 @@ bias.kept_positions(fates, token=143)
 # $$E[H] \approx \ln i - \frac{s^2}{2}$$
 #
 # so attention gets flatter as $i$ grows. Statistical physics knows this model (*random energy
-# model*): the formula holds until $s^2 = 2 \ln i$; beyond, a handful of tokens has all the weight.
-# Dots are simulations, solid lines the formula, dotted lines the frozen phase.
+# model*): the formula holds until $s^2 = 2 \ln i$; beyond that value a handful of tokens has all
+# the weight. Dots are simulations, solid lines the formula, dotted lines the frozen phase.
 
 # %%
 bias.entropy_phases((64, 512, 4096))
@@ -84,27 +85,29 @@ bias.entropy_phases((64, 512, 4096))
 bias.effective_tokens((16, 64, 256, 720))
 
 # %% [markdown]
-# For large budgets it does. For small ones it does not, and the reason is a quantity that the paper
-# does not mention: $k^2/i$, the number of tokens that share the *collision* probability. Where it
-# is large the estimate is good; where it comes near 1 there are not enough samples to carry the
-# weight. At $i = 4096$ and $k = 16$ about 48 tokens are effective instead of 16.
+# The gain reaches $k$ for large budgets. For small budgets it does not, and the reason is a
+# quantity that the paper does not mention: $k^2/i$, the number of tokens that share the *collision*
+# probability. Where $k^2/i$ is large the estimate is good; where it comes near 1 there are not
+# enough samples to carry the weight. At $i = 4096$ and $k = 16$ about 48 tokens are effective
+# instead of 16.
 #
-# What the theory claims, checked:
+# The table has what the theory claims, checked:
 
 # %%
 tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-5", "AK-5b")
 claims.verdicts("ahakv", reasoner_directory(), (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
-# Two are worth reading twice. AK-2c: neither sharpening nor the value prior does anything against
-# the *expected* bias; recent accumulation alone removes it. AK-9: while decoding only B entries
-# compete, whatever position the text has reached, and neither reading of $i$ gives the promised k.
+# Two claims are worth reading twice. AK-2c: neither sharpening nor the value prior does anything
+# against the *expected* bias; recent accumulation alone removes it. AK-9: while decoding only B
+# entries compete, whatever position the text has reached, and neither reading of $i$ gives the
+# promised k.
 #
 # ## Are real logits Gaussian?
 #
-# If they were, of variance 1, the entropy would be near $\ln i - \tfrac{1}{2}$, the dotted line.
-# The heads of the reasoner are far below: their attention is concentrated already, and needs no
-# sharpening.
+# If logits were Gaussian with variance 1, the entropy would be near $\ln i - \tfrac{1}{2}$, the
+# dotted line. The heads of the reasoner are far below: their attention is concentrated already, and
+# needs no sharpening.
 
 # %%
 bias.entropy_of_heads(real)
@@ -112,8 +115,9 @@ bias.entropy_of_heads(real)
 # %% [markdown]
 # ## Does it help?
 #
-# AhaKV without each of its three parts (the paper's ablations), beside H2O. 200 problems; the
-# results lie in the package, and notebook 09 says how they were measured.
+# The table has AhaKV without each of its three parts (the paper's ablations), beside H2O, on 200
+# problems of chained arithmetic. The results lie in the package, and notebook 09 says how they were
+# measured.
 
 # %%
 from kvlab.fast.lab import stored_summary

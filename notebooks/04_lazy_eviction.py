@@ -47,15 +47,16 @@ recurrence.attention_map(rows, trace.prompt, [each.position for each in mine])
 
 # %% [markdown]
 # The arrows point at the five entries of this head that came back most often after at least 16
-# tokens of silence. Their lives, as shares of the attention that each later token pays:
+# tokens of silence. The next picture shows the lives of these entries, as shares of the attention
+# that each later token pays:
 
 # %%
 recurrence.lifelines(rows, mine, words)
 
 # %% [markdown]
-# `c4` is a value, but `a`, `b` and `d` are register names and `=` is a sign. Which tokens matter
-# again is the model's own business, and nothing that one could read off the text. Among values and
-# labels, over all heads:
+# `c4` is a value, but `a`, `b` and `d` are register names and `=` is a sign. Nobody could read off
+# the text which tokens matter again to the model. The next cell lists the values and labels that
+# came back most often, over all heads:
 
 # %%
 print(problem.prompt.strip())
@@ -69,7 +70,8 @@ recurrence.recurring_entries(most_recurring(facts, count=5, gap=16), words)
 # An entry is *activated* by a token that gives it at least $\alpha$ of its attention. Its *maximum
 # recurrence interval*, MRI, is the longest time between two activations, birth included (Eq. 1).
 # The findings of the paper were checked on the other embedded model, the *reasoner* of chained
-# arithmetic, whose texts have 200 tokens. Over 8 of its problems, all layers and KV heads:
+# arithmetic, whose texts have 200 tokens. The next picture is over 8 of its problems, all layers
+# and KV heads:
 
 # %%
 from kvlab.reference import intervals
@@ -121,9 +123,9 @@ recurrence.interval_scores()
 #
 # Two things are new in LazyEviction: the score, and the waiting. A synthetic trace with known
 # recurrence separates them: 32 entries come back for ever, 80 % of them within 64 tokens; all
-# others are used five times and never again. Who waits 64 tokens holds up to 64 entries more in
-# between, so all are given the same number of entries at their fullest. `hits` is the share of
-# returns at which the entry was still there.
+# others are used five times and never again. A method that waits 64 tokens holds up to 64 entries
+# more in between, so all methods are given the same number of entries at their fullest. `hits` is
+# the share of returns at which the entry was still there.
 
 # %%
 from kvlab.fast.lab.pictures import replays
@@ -146,10 +148,11 @@ replays.judgements(
 
 # %% [markdown]
 # Waiting alone (`h2o@every=64,recent=64`) does not do it. Nor does the score without waiting
-# (`window=1`): an entry that was seen once has no interval yet, and goes. Together they find nearly
-# everything that recurs. But so does RaaS, which waits for nothing and only remembers when an entry
-# was last activated: with as many entries as LazyEviction needs at its fullest, it does a little
-# better, on a trace that is made for LazyEviction. On the trace of the program above, at 70 %:
+# (`window=1`): an entry that was seen once has no interval yet, and goes. Score and waiting
+# together find nearly everything that recurs. But so does RaaS, which waits for nothing and only
+# remembers when an entry was last activated: with as many entries as LazyEviction needs at its
+# fullest, it does a little better, on a trace that is made for LazyEviction. On the trace of the
+# program above, at 70 %:
 
 # %%
 from kvlab.reference import budget_entries
@@ -168,7 +171,8 @@ replays.judgements(specs, list(judge(trace, policies, threshold=0.01)))
 # %% [markdown]
 # `skill` is how far a method came on the way from evicting at random (0) to the best keep sets of
 # the same size that there could be (100 %), for which one needs to know the future. Compare `skill`
-# and not `mass`: who waits holds more entries in between, and each is judged at its own size.
+# and not `mass`: a method that waits holds more entries in between, and each method is judged at
+# its own size.
 #
 # A window of 8 is level with H2O here. The paper's own setting (last row: W = 25 and an $\alpha$
 # for models with thousands of tokens) does worse than chance, and so does a window of 48: a quarter

@@ -18,8 +18,9 @@
 #
 # A vector is stored as whole numbers between its smallest and its largest element. With $b$ bits
 # there are $2^b$ levels, so the step is $\Delta = (\max - \min)/(2^b - 1)$, and nothing is off by
-# more than half a step. One outlier stretches the range and makes all other elements coarser. Two
-# keys of the embedded reasoner, one without outliers, one with, at 8, 4 and 2 bits:
+# more than half a step. One outlier stretches the range and makes all other elements coarser. The
+# picture has two keys of the embedded reasoner, one without and one with outliers, at 8, 4 and 2
+# bits:
 
 # %%
 from kvlab.fast.lab.pictures import precision
@@ -49,21 +50,21 @@ precision.stored_key(trace.keys[3, 0, scores[0].argmax()], (8, 4, 2))
 
 # %% [markdown]
 # The *outlier score* (Eq. 6, 7) is the mean distance from the mean of those elements that lie more
-# than 1.5 interquartile ranges outside the quartiles. Does it tell the error? Each dot is one key;
-# ρ is the rank correlation:
+# than 1.5 interquartile ranges outside the quartiles. Does this score tell the error? Each dot is
+# one key; ρ is the rank correlation:
 
 # %%
 precision.outliers_against_errors(trace.keys, bits=4)
 
 # %% [markdown]
-# It does, on the whole, with a blind spot: many keys have no element beyond the fences and score
-# exactly 0, although their errors differ. It measures how large the outliers are, not how many
-# there are, against what the text says (claim DE-3).
+# It does, on the whole, but it has a blind spot: many keys have no element beyond the fences and
+# score exactly 0, although their errors differ. The score measures how large the outliers are, not
+# how many there are; the paper's text says otherwise (claim DE-3).
 #
 # ## Two axes
 #
-# Importance is the mean attention of the last 32 queries, smoothed. Both in ranks, layer by layer,
-# with the medians that divide the quadrants:
+# Importance is the mean attention of the last 32 queries, smoothed. The picture has importance and
+# sensitivity in ranks, layer by layer, with the medians that divide the quadrants:
 
 # %%
 from kvlab.reference import Layer, quadrants
@@ -82,8 +83,8 @@ precision.quadrant_shares(judged)
 # ## Real bits
 #
 # kvlab packs codes without gaps and counts what is stored: codes, and for every group a scale and a
-# zero point of 16 bits each. What five methods hold after the same problem, by position; the red
-# line is the end of the prompt:
+# zero point of 16 bits each. The picture shows what five methods hold after the same problem, by
+# position; the red line is the end of the prompt:
 
 # %%
 specs = (
@@ -110,7 +111,8 @@ precision.bytes_held(caches, seen)
 #
 # ## What it costs
 #
-# Memory by each method's own rule, on jump programs; results of the package (notebook 09).
+# The table has methods whose own rule decides their memory, on jump programs; the results lie in
+# the package (notebook 09).
 
 # %%
 from kvlab.fast.lab import stored_summary
@@ -119,9 +121,9 @@ from kvlab.fast.lab.pictures import claims
 claims.solved_at_budgets(stored_summary("study"), specs)
 
 # %% [markdown]
-# DesireKV solves nothing here; RPC, which evicts as well, neither. Which half of it is to blame?
-# Without eviction (`importance_quantile=0`), only bits are lowered; with 16 bits everywhere,
-# entries are only evicted. Six short programs, measured now:
+# DesireKV solves nothing here, and neither does RPC, which evicts as well. Which half of DesireKV
+# is to blame? Without eviction (`importance_quantile=0`), only bits are lowered; with 16 bits
+# everywhere, entries are only evicted. The next cell measures six short programs:
 
 # %%
 from kvlab.fast.lab import Sweep, compare

@@ -88,7 +88,7 @@ replays.mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), b
 # StreamingLLM 94 %. A few percent decide: of longer programs of this kind, H2O solves 98 % at 70 %
 # of the memory and StreamingLLM none (the report of the study has both). The mass counts every
 # token alike, but one wrong sum ends a program. An oracle that knows which entries the rest of the
-# run needs, solves 99 % of them at half of the memory.
+# run needs solves 99 % of these programs at half of the memory.
 #
 # ## Which method for which text?
 #
@@ -115,16 +115,16 @@ candidates = (
 replays.skills(made, candidates, budget=64)
 
 # %% [markdown]
-# Where attention is only recent, all that matters is to keep the newest. Where the needles are,
-# that nobody looks at before the end, every method that scores past attention does no better than
-# chance: no score made of the past can know them. Where there is no structure, nothing can be
-# gained, and nothing lost.
+# On `recency`, all that matters is to keep the newest entries. On `needles`, which no token looks
+# at before the end, every method that scores past attention does no better than chance: no score
+# made of the past can know the needles. Where there is no structure, nothing can be gained, and
+# nothing lost.
 #
 # ## Plan for an H200
 #
-# The same policies, in the cost model: Llama 3.1 8B, 512 tokens given, 16,384 written, a budget of
-# a quarter. How many sequences fit, how fast are they, and how many GPUs do 1,000,000 users need
-# who all write at once, at 20 tokens per second or more for each?
+# The next cell puts the same policies into the cost model: Llama 3.1 8B, 512 tokens given, 16,384
+# written, a budget of a quarter. How many sequences fit, how fast are they, and how many GPUs do
+# 1,000,000 users need who all write at once, at 20 tokens per second or more for each?
 
 # %%
 from kvlab.fast.lab.pictures import costs

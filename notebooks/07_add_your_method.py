@@ -7,8 +7,8 @@
 # ## The idea
 #
 # TOVA keeps the entries that the current token looks at most. But a look at an entry with a tiny
-# value moves nothing (notebook 02). So: attention times the length of the value. (Relatives: VATP,
-# arXiv 2406.12335, and AhaKV's value prior.)
+# value moves nothing (notebook 02). So the score is attention times the length of the value. (VATP,
+# arXiv 2406.12335, and AhaKV's value prior are relatives.)
 #
 # ## Twenty lines
 #
@@ -76,14 +76,15 @@ from kvlab.fast.lab.pictures import checks
 checks.promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget)))
 
 # %% [markdown]
-# Would it have noticed a mistake? Two classics. A budget that is off by one:
+# Would the check have noticed a mistake? Try two classic ones. The first is a budget that is off by
+# one:
 
 # %%
 checks.promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget + 1)))
 
 
 # %% [markdown]
-# And a score that lets the number of the KV head in, as a stray reshape does:
+# The second is a score that lets the number of the KV head in, as a stray reshape does:
 
 
 # %%
@@ -107,8 +108,8 @@ checks.promises(check_promises(broken))
 #
 # ## Is it any good?
 #
-# First on a trace, which takes a second: the same entries for all, so `mass` and `error` can be
-# compared.
+# First try the idea on a trace, which takes a second: all methods have the same number of entries,
+# so `mass` and `error` can be compared.
 
 # %%
 from kvlab.fast.lab.pictures import replays
@@ -140,7 +141,7 @@ specs = [
 replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec in specs])))
 
 # %% [markdown]
-# Then on whole programs: the model writes their runs under each method.
+# Then try it on whole programs: the model writes their runs under each method.
 
 # %%
 from kvlab.fast.lab import Sweep, compare
@@ -153,8 +154,8 @@ solved.results(compare(Sweep(ranked, ("70%",), tasks=(short,), backend="referenc
 
 # %% [markdown]
 # No. In this task a look at the current token alone is a poor guide, weighted by values or not, and
-# more recent entries do not save it. An idea is cheap; this is how one finds out before writing a
-# kernel.
+# more recent entries do not save it. An idea is cheap; these two cells test it before anybody
+# writes a kernel.
 #
 # ## To stay
 #

@@ -10,8 +10,8 @@
 #
 # ## A kernel with a hidden fault
 #
-# CAOTE's score as the paper prints it, in float32. A function names the inputs that it wants;
-# `kvlab conformance show eviction_error` lists them.
+# The next cell has CAOTE's score as the paper prints it, in float32. A function names the inputs
+# that it wants; `kvlab conformance show eviction_error` lists them.
 
 # %%
 import numpy as np
@@ -33,9 +33,10 @@ checks.vector_groups(report)
 
 # %% [markdown]
 # On most inputs it is right, which is why such a fault survives a test with random numbers. Two
-# kinds of failure are in the table. It does not do FastCAOTE or other norms; that is no fault, a
-# function may say so by raising `NotImplementedError`. And it fails where an entry has nearly all
-# attention. For each failing group the kit looks for the smallest inputs that still fail:
+# kinds of failure are in the table. The function does not do FastCAOTE or other norms; that is no
+# fault, and a function may say so by raising `NotImplementedError`. And the function fails where an
+# entry has nearly all attention. For each failing group the kit looks for the smallest inputs that
+# still fail:
 
 
 # %%
@@ -51,7 +52,7 @@ print(checks.smallest_failure(report))
 # %% [markdown]
 # ## Repaired
 #
-# The heaviest entry goes through the output of the others (notebook 02).
+# The error of the heaviest entry is computed from the output of the others (notebook 02).
 
 
 # %%
@@ -118,7 +119,8 @@ checks.failing_groups({version.__name__: check("keep_set", version) for version 
 # - **CUDA, C++, Rust:** `kvlab conformance run --exec ./my_binary`; inputs and outputs are
 #   safetensors files.
 #
-# The project's own Triton kernel, in Triton's interpreter (a GPU is not needed; PyTorch is):
+# The next cell tests the project's own Triton kernel, in Triton's interpreter (a GPU is not needed;
+# PyTorch is):
 
 # %%
 import os

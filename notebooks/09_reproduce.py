@@ -12,9 +12,9 @@
 # | verdict | means |
 # |---|---|
 # | holds | the difference lies on the claimed side; for "as good as", within 10 points |
-# | does not hold here | it lies on the other side |
-# | undecided here | it contains zero: so many problems cannot tell |
-# | cannot be tested here | nothing is solved by either, or it needs other models |
+# | does not hold here | the difference lies on the other side |
+# | undecided here | the interval contains zero: so few problems cannot decide |
+# | cannot be tested here | neither method solves anything, or the claim needs other models |
 #
 # Over two budgets, a claim counts as holding if it holds at one and fails at none.
 #
@@ -25,13 +25,12 @@
 # and 85 %: at half of the memory nothing survives on it (DesireKV and its rivals run by their own
 # rule, NACL at 50 %, where it has to evict). Ablations are on both tasks, on the fewer problems of
 # sweeps of their own. Losses and needles are from `kvlab perplexity` and `kvlab needle`, at
-# 50 % and 70 %, with the model of chained arithmetic. What a text that is read can decide is
-# judged on *SmolLM2*, a language model, too: perplexity of a novel, numbers found in it, the error
-# of the attention output (task `smollm2`). All of it lies in the package. Where the tasks or the
-# models disagree, the text below each table says so. Differences are paired, problem by
-# problem; their bootstrap intervals are widened (Bonferroni), so that all of them hold together
-# with 95 %. Windows and thresholds are fitted to texts of 200 and 550 tokens: the papers' own are
-# made for thousands.
+# 50 % and 70 %, with the model of chained arithmetic. *SmolLM2*, a language model, is asked what
+# can be decided by reading a text: perplexity of a novel, numbers found in it, the error of the
+# attention output (task `smollm2`). All of it lies in the package. Where the tasks or the models
+# disagree, the text below each table says so. Differences are paired, problem by problem; their
+# bootstrap intervals are widened (Bonferroni), so that all of them hold together with 95 %. Windows
+# and thresholds are fitted to texts of 200 and 550 tokens: the papers' own are made for thousands.
 
 # %%
 from kvlab.fast.lab import judge, stored_summary
@@ -71,16 +70,16 @@ claims.contrasts(judged["lazy_eviction"])
 # of the memory, as printed; at 30 % it solves nothing. It is far behind H2O that protects half of
 # its budget, as H2O's authors do (48 against 82 %). The paper's H2O protects only as many tokens
 # as LazyEviction's window has; LazyEviction is far ahead of that one (48 against 3
-# %). It does so only with $\alpha = 0.01$; with the published $5 \cdot 10^{-4}$ it solves
-# nothing. On chained arithmetic it is the other way round: better than TOVA at both budgets and
-# than H2O at 85 %, not better than RaaS and R-KV. Even there it depends on the budget: over all
-# six, LazyEviction solves more than RaaS at 60 % (26 against 16 %), less at 70 and 80 %, and at
-# 50, 85 and 90 % 1,500 problems cannot tell. R-KV is ahead from 60 to 85 %. So the order of these
-# methods is a property of the task.
+# %). LazyEviction solves that much only with $\alpha = 0.01$; with the published $5 \cdot 10^{-4}$
+# it solves nothing. On chained arithmetic it is the other way round: LazyEviction is better than
+# TOVA at both budgets and than H2O at 85 %, but not better than RaaS and R-KV. Even there the order
+# depends on the budget: over all six budgets, LazyEviction solves more than RaaS at 60 % (26
+# against 16 %), less at 70 and 80 %, and at 50, 85 and 90 % 1,500 problems cannot tell. R-KV is
+# ahead from 60 to 85 %. So the order of these methods is a property of the task.
 #
 # Two verdicts of the ablations change with the task. Chained arithmetic could not show that H1 is
-# needed (Table 4): leaving it out changed nothing. On jump programs nothing is solved without it,
-# against half of the programs with it. And a larger threshold was worse on chained arithmetic, as
+# needed (Table 4): leaving it out changed nothing. On jump programs nothing is solved without H1,
+# and half of the programs with H1. And a larger threshold was worse on chained arithmetic, as
 # printed (Table 10); on jump programs $\alpha = 0.1$ solves a tenth at 30 % of the memory, where
 # $\alpha = 0.01$ solves nothing. H2 is not shown to be needed on either task. That the form of the
 # scores hardly matters (Table 5) holds on both where it can be decided. Waiting alone helps H2O
@@ -88,8 +87,8 @@ claims.contrasts(judged["lazy_eviction"])
 # better than a short one (Table 9).
 #
 # **Figures.** Fig. 3: attention maps and the distribution of MRI are in notebook 04, with the
-# share of recurring tokens over $\alpha$. Fig. 6, memory over the tokens written, is this one; the
-# bound $\max(N_0, B) + W$ holds for all sizes up to ten (LE-4):
+# share of recurring tokens over $\alpha$. Fig. 6, memory over the tokens written, is the next
+# picture; the bound $\max(N_0, B) + W$ holds for all sizes up to ten (LE-4):
 
 # %%
 from kvlab.fast.lab.pictures import replays
@@ -127,22 +126,22 @@ claims.differences(judged["caote"])
 claims.contrasts(judged["caote"])
 
 # %% [markdown]
-# Around H2O it depends on a setting that the paper does not mention. With the newest half of the
-# budget protected, as H2O's authors have it, the improvement is larger than anything else on this
-# page, on both tasks; at half of the memory of jump programs, where H2O solves four of five, no
-# more than a few points are left to gain. Without protection, where all entries compete, CAOTE
-# solves exactly as many problems as H2O: none on jump programs, where each step needs the newest
-# tokens; on chained arithmetic none at 70 %, a third at 85 %. Sums over all past rows favour old
-# tokens; whatever the values say, the newest entries go first. Around SnapKV, which protects its
-# window, CAOTE improves much on chained arithmetic, and nothing that could be shown on jump
-# programs, where SnapKV solves a tenth at most. Around TOVA nothing is to be seen where every KV
-# head decides for itself, and three points at 85 % where the layer decides as one, which 200
+# Around H2O, what CAOTE gains depends on a setting that the paper does not mention. With the newest
+# half of the budget protected, as H2O's authors have it, the improvement is larger than anything
+# else on this page, on both tasks; at half of the memory of jump programs, where H2O solves four of
+# five, no more than a few points are left to gain. Without protection, where all entries compete,
+# CAOTE solves exactly as many problems as H2O: none on jump programs, where each step needs the
+# newest tokens; on chained arithmetic none at 70 %, a third at 85 %. Sums over all past rows favour
+# old tokens; whatever the values say, the newest entries go first. Around SnapKV, which protects
+# its window, CAOTE improves much on chained arithmetic, and nothing that could be shown on jump
+# programs, where SnapKV solves a tenth at most. Around TOVA no gain is seen where every KV head
+# decides for itself. Where the layer decides as one, the gain is three points at 85 %, which 200
 # problems could not show and 1,500 do. The output error does not fall around TOVA: its weights are
 # those of one query, and the next one looks elsewhere.
 #
-# Perplexity and needles say the same in another way: at 70 % CAOTE improves H2O's perplexity in
-# both settings, at 50 % it makes it worse where the newest half is protected. So improvement in
-# all cases is not what is seen here; FastCAOTE is as good as CAOTE.
+# Perplexity and needles of chained arithmetic say the same in another way: at 70 % CAOTE improves
+# H2O's perplexity in both settings, at 50 % CAOTE makes it worse where the newest half is
+# protected. So CAOTE does not improve all cases here; FastCAOTE is as good as CAOTE.
 #
 # On SmolLM2 (the rows with the task `smollm2`) Fig. 3 holds around TOVA and does not around H2O,
 # where the error rises a little. Eight windows of a novel and twenty numbers hidden in it do not
@@ -170,10 +169,10 @@ claims.untested("caote")
 # %% [markdown]
 # ## DesireKV
 #
-# Half of every window is evicted here, as the printed 3 bits demand; they leave out the protected
-# tenth, with which it is 3.5. Nothing is solved in this setting, nor with a fifth evicted, so the
-# parts are compared by the error of the attention output. Table 1 evicts nothing: there every
-# problem is solved with either choice of tokens, and the error tells them apart.
+# Half of every window is evicted here, as the printed 3 bits demand; these 3 bits leave out the
+# protected tenth, with which the average is 3.5. Nothing is solved in this setting, or with a fifth
+# evicted, so the parts are compared by the error of the attention output. Table 1 evicts nothing:
+# there every problem is solved with either choice of tokens, and the error tells them apart.
 
 # %%
 claims.differences(judged["desirekv"])
@@ -182,13 +181,13 @@ claims.differences(judged["desirekv"])
 claims.contrasts(judged["desirekv"])
 
 # %% [markdown]
-# What was measured speaks of eviction, not of bits: K4V4, which evicts nothing, solves all problems
+# Here the losses come from eviction, not from bits: K4V4, which evicts nothing, solves all problems
 # of chained arithmetic at 6.4 bits per element, scales included, and most jump programs at 5.5,
 # though fewer than the full cache. RPC, DDKS and DesireKV solve no jump program. A task in which
 # every token may be needed again is the worst case for a method that decides about a window once.
 #
 # **Figures.** Fig. 2 and 3, outliers against errors and importance against sensitivity, are in
-# notebook 05: both hold there. Memory and throughput from the cost model:
+# notebook 05: both hold there. The next table has memory and throughput from the cost model:
 
 # %%
 claims.planned_figures("DesireKV")
@@ -199,8 +198,9 @@ claims.untested("desirekv")
 # %% [markdown]
 # ## AhaKV
 #
-# We have a summary of the paper, not its text. Of figures it has four gains and one accuracy, all
-# of tasks and models that are not ours (the last table below): none belongs beside what follows.
+# We have a summary of the paper, not its text. The summary has only four gains and one accuracy,
+# all of tasks and models that are not ours (the last table below), so none of these figures stands
+# beside ours.
 
 # %%
 claims.differences(judged["ahakv"])
@@ -218,8 +218,8 @@ claims.contrasts(judged["ahakv"])
 # On SmolLM2, with a quarter of the entries, AhaKV's output error is smaller than H2O's, as the
 # paper leads one to expect. Perplexity and hidden numbers do not tell the two apart.
 #
-# **Figures.** The kept positions (Fig. 2c) and the entropy are in notebook 03: the bias is real
-# where its assumption is.
+# **Figures.** The kept positions (Fig. 2c) and the entropy are in notebook 03: the bias is there
+# where its assumption holds.
 
 # %%
 claims.untested("ahakv")
@@ -227,7 +227,7 @@ claims.untested("ahakv")
 # %% [markdown]
 # ## On a model that speaks
 #
-# Most of what is above is said by two models that write one kind of text. SmolLM2, which has
+# Most results above come from two models, each of which writes one kind of text. SmolLM2, which has
 # 135 million parameters, can answer more of the questions on English: what the papers observed
 # before they proposed anything, and how far each method moves outputs and predictions when a
 # passage of a novel is read with a quarter of the entries. Intervals are over few texts, so they
@@ -245,8 +245,9 @@ side_by_side.errors_table()
 # Where both models can answer, the verdict of the real one counts:
 #
 # - LazyEviction: tokens do come back on SmolLM2 (Fig. 3), in 88 % of the cases and not in more
-#   than 95 %. But one step's attention sees 19 of 20 of them coming (Fig. 2b), which the small
-#   model does not, and plain text has the same window as written text, which the paper denies.
+#   than 95 %. But one step's attention sees 19 of 20 of them coming (Fig. 2b), which that of the
+#   small model does not, and plain text has the same window as written text, which the paper
+#   denies.
 # - AhaKV: the bias of accumulated attention towards early tokens is there (Eq. 4). AhaKV turns it
 #   into one towards late tokens (Fig. 2c), and its gain changes next to nothing on either model.
 # - DesireKV: importance and sensitivity have next to nothing in common (Fig. 3), as printed, on
@@ -261,16 +262,16 @@ side_by_side.errors_table()
 # %% [markdown]
 # ## What to take home
 #
-# - The theorems hold where they are theorems; what is refuted are side remarks, readings and the
-#   arithmetic of tables.
+# - The theorems hold under their conditions; side remarks, readings and the arithmetic of tables
+#   are what is refuted.
 # - The largest effect holds on both tasks: CAOTE improves H2O with its newest half protected.
 #   Without protection it changes nothing, and around SnapKV it helps on one task only. The sweeping
 #   claims, an improvement in every case and on every data set, do not hold.
 # - The order of methods is a property of the task: LazyEviction, H2O and R-KV change places between
 #   two tasks that differ only in what has to be remembered.
 # - That a claim does not hold *here* is no refutation of the paper: two tasks, two tiny models,
-#   short texts. But whoever relies on it for another task should measure first. `kvlab compare`,
-#   `kvlab sweep` and `kvlab eval` are made for that.
+#   short texts. But anybody who relies on the claim for another task should measure first.
+#   `kvlab compare`, `kvlab sweep` and `kvlab eval` are made for that.
 # - Differences as small as those between the forms of a score cannot be decided with hundreds of
 #   problems. Tables that print differences of 0.2 points on 500 problems do not decide them either.
 #

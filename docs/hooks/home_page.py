@@ -183,6 +183,7 @@ def told(page: Played) -> str:
         for solved in (True, False)
     )
     return (
-        f"{page.text} Budget: {budget} entries, {page.budget.replace('%', ' %')} of what the "
-        f"full cache holds in the end. Right on this one text: {right}; wrong: {wrong}."
+        f"{page.text} The budget is {budget} entries, {page.budget.replace('%', ' %')} of what the "
+        f"full cache holds in the end. On this one text the answer is right under {right}, and "
+        f"wrong under {wrong}."
     )

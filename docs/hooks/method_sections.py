@@ -117,8 +117,9 @@ def on_both_models(names: Sequence[str]) -> list[str]:
     where = "[the measurements](../evaluate.md#jump-programs-the-task-in-the-package)"
     return [
         "## On two models",
-        f"The embedded model on jump programs, and SmolLM2 on a novel, with 95 % intervals; "
-        f"{study.CHANCE}: not shown to beat `random`, the control. What the columns are: {where}.",
+        f"The embedded model runs jump programs, SmolLM2 reads a novel; intervals are 95 %, and "
+        f"{study.CHANCE} marks what is not shown to beat `random`, the control. The page with "
+        f"{where} says what the columns are.",
         table,
     ]
 
