@@ -14,22 +14,23 @@ ERRATA = """\
 # Errata and readings
 
 This page lists what the four papers print that does not hold, what they leave open and how kvlab
-reads it, and what we found besides. `kvlab prove --pages docs` writes this page from the verdicts of
-the [executable checks](proofs.md), the divergences that `kvlab methods METHOD --divergences` lists,
-and a measurement on jump programs (the sweep `fast/lab/evaluate/results/readings`). Do not edit this
-page by hand. The [ledger](ledger.md) has everything that the papers contain, also what holds.
+reads it, and what we found besides. `kvlab prove --pages docs` writes this page from the verdicts
+of the [executable checks](proofs.md), the divergences that `kvlab methods METHOD --divergences`
+lists, and a measurement on jump programs (the sweep `fast/lab/evaluate/results/readings`). Do not
+edit this page by hand. The [ledger](ledger.md) has everything that the papers contain, also what
+holds.
 """
 
 LEDGER = """\
 # Ledger
 
-This page lists every equation, theorem, algorithm, table, figure and finding of the four papers, and
-what became of each here: *checked* by a function of `kvlab prove` or a test, *measured* on a model
-with a 95 % interval, or *declared*, with the reason why nobody here can check it. The last column has
-the commands that repeat a check or a measurement; MODEL stands for the weights that are named.
-`kvlab.fast.lab.repeat` prints a stored result, and runs the command that measured it. Two models lie
-in the package: `reasoner` solves chained arithmetic, and is the embedded model of `kvlab prove`;
-`jumps` runs jump programs.
+This page lists every equation, theorem, algorithm, table, figure and finding of the four papers,
+and what became of each here: *checked* by a function of `kvlab prove` or a test, *measured* on a
+model with a 95 % interval, or *declared*, with the reason why nobody here can check it. The last
+column has the commands that repeat a check or a measurement; MODEL stands for the weights that are
+named. `kvlab.fast.lab.repeat` prints a stored result, and runs the command that measured it. Two
+models lie in the package: `reasoner` solves chained arithmetic, and is the embedded model of `kvlab
+prove`; `jumps` runs jump programs.
 
 `kvlab prove --pages docs` writes this page from `reference/proofs/data/`. Do not edit it by hand.
 """
