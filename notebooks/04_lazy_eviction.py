@@ -84,10 +84,10 @@ recurrence.interval_histogram(longest)
 #
 # Finding 2: more than 95 % of the tokens become important again, in the sense that their MRI is
 # above 1. The share depends on $\alpha$, for which the paper takes $10^{-4}$ to $5 \cdot 10^{-4}$.
-# Here the share is just above the printed one at the former and just below it at the latter (claim
-# LE-13). But at so small an $\alpha$ half of the entries are never out of sight for more than a few
-# tokens: what is counted is hardly importance. A larger $\alpha$ tells important tokens apart, and
-# fewer recur.
+# Here the share is just above the printed one at $10^{-4}$ and just below it at $5 \cdot 10^{-4}$
+# (claim LE-13). But at so small an $\alpha$ half of the entries are never out of sight for more
+# than a few tokens: what is counted is hardly importance. A larger $\alpha$ tells important tokens
+# apart, and fewer recur.
 
 # %%
 thresholds = (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1)
@@ -149,10 +149,10 @@ replays.judgements(
 # %% [markdown]
 # Waiting alone (`h2o@every=64,recent=64`) does not do it. Nor does the score without waiting
 # (`window=1`): an entry that was seen once has no interval yet, and goes. Score and waiting
-# together find nearly everything that recurs. But so does RaaS, which waits for nothing and only
-# remembers when an entry was last activated: with as many entries as LazyEviction needs at its
-# fullest, it does a little better, on a trace that is made for LazyEviction. On the trace of the
-# program above, at 70 %:
+# together find nearly everything that recurs. But RaaS finds nearly everything, too, although it
+# waits for nothing and only remembers when an entry was last activated: with as many entries as
+# LazyEviction needs at its fullest, RaaS does a little better, on a trace that is made for
+# LazyEviction. On the trace of the program above, at 70 %:
 
 # %%
 from kvlab.reference import budget_entries

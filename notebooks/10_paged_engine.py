@@ -157,7 +157,7 @@ readings(
 
 # %% [markdown]
 # SnapKV forgets more than half of the entries, and no block is free: some head keeps something in
-# every one. One keep set for all heads frees next to nothing either, and whole pages of each head
+# every one. One keep set for all heads frees next to nothing, too, and whole pages of each head
 # free some: the heads keep different pages. Both options together free all that the method forgets.
 # The site's page of methods says how many solved problems both cost.
 #
