@@ -1,6 +1,6 @@
-"""KV-cache compression in PyTorch and Triton, on Hugging Face models: what users import.
+"""KV-cache compression in PyTorch and Triton, on Hugging Face models: the names that users import.
 
-Importing this package does not import PyTorch: what it offers does, when it is first used.
+Importing this package does not import PyTorch; the first use of one of its names does.
 """
 
 from importlib import import_module

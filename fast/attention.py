@@ -13,18 +13,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvlab.reference.windows import GroupReduction
 
 Reduction = GroupReduction | Literal["none", "skip"]
-"""How the query heads of a KV head are joined; ``none`` leaves them apart, ``skip`` out."""
+"""How the query heads of a KV head are joined; ``none`` keeps them apart, ``skip`` drops them."""
 
 
 def compute_dtype(stored: torch.dtype) -> torch.dtype:
-    """Return the precision of logits, probabilities and scores: float32, or float64 if stored."""
+    """Return the precision of logits, probabilities and scores: float64 if stored, else float32."""
     return torch.promote_types(stored, torch.float32)
 
 
 def visible(
     query_positions: Int[Tensor, "N m"], key_positions: Int[Tensor, "N G n"]
 ) -> Bool[Tensor, "N G 1 m n"]:
-    """Say which entry a query may read: those at its own position or before it, no empty slot."""
+    """Mark the entries that a query may read: at its own position or before, no empty slot."""
     entries = key_positions[:, :, None, None, :]
     return (entries <= query_positions[:, None, None, :, None]) & (entries >= 0)
 
@@ -63,7 +63,7 @@ def softmax(
 def softmax_in_place(
     x: Float[Tensor, "N G rho m n"], hidden: Bool[Tensor, "N #G 1 m last"]
 ) -> Float[Tensor, "N G rho m n"]:
-    """Softmax over the last axis, but for entries that are ``hidden`` among the last ones."""
+    """Softmax over the last axis; ``hidden`` marks entries, among the last ones, to leave out."""
     last = x[..., x.shape[-1] - hidden.shape[-1] :]
     last.masked_fill_(hidden, torch.finfo(x.dtype).min)
     return torch.softmax(x, dim=-1, out=x)
@@ -109,7 +109,7 @@ def attend_without_weights(
             every, keys, values, is_causal=causal, enable_gqa=rho > 1
         ).view(N, G, rho, m, d)
     grouped = rho > 1 and not keys.is_cuda
-    if rho > 1 and keys.is_cuda:  # no fused kernel takes both
+    if rho > 1 and keys.is_cuda:  # no fused kernel takes a mask and grouped heads
         keys, values = (x.repeat_interleave(rho, dim=1) for x in (keys, values))
     heads = mask.expand(N, G, rho, m, -1).flatten(1, 2)
     output = scaled_dot_product_attention(

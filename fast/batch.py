@@ -22,7 +22,7 @@ class BatchClock:
     """Absolute positions of the block's tokens; -1 for padding, which comes first."""
     prompt: Int[Tensor, "N 1 1"]
     memo: dict[Any, Any] = field(default_factory=dict)
-    """What was derived from this clock: all layers ask the same."""
+    """Results that were computed from this clock, because all layers ask for the same ones."""
 
     @property
     def present(self) -> tuple[int, ...]:
@@ -64,9 +64,9 @@ class KeepSet:
     """Slots that stay, for every sequence and head."""
 
     slots: Int[Tensor, "N G kept"]
-    """In ascending position; a sequence that keeps fewer than others has its own at the end."""
+    """In ascending position; a sequence that keeps fewer slots than another has them at the end."""
     counts: Sequence[int]
-    """How many stay per head, for each sequence."""
+    """How many slots stay per head, for each sequence."""
 
     @property
     def in_use(self) -> Bool[Tensor, "N G kept"]:
@@ -75,7 +75,7 @@ class KeepSet:
         return used.expand_as(self.slots)
 
     def among(self, entries: int) -> Marks:
-        """Mark the slots that stay, of so many."""
+        """Mark which of ``entries`` slots stay."""
         nobody = torch.zeros(
             (*self.slots.shape[:2], entries), dtype=torch.bool, device=self.slots.device
         )

@@ -2,7 +2,7 @@
 
 A slot holds one entry per head, or none: then its position is -1. Sequences of a batch that differ
 in length, and tokens of padding, leave empty slots. Slots are in ascending position, the empty ones
-first, until an entry is evicted in place; `LayerCache.ordered` says which.
+first, until an entry is evicted in place; `LayerCache.ordered` says whether they still are.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ class LayerMemory:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Bytes of all parts."""
         return self.keys + self.values + self.scales + self.state
 
 
@@ -64,7 +64,7 @@ class LayerCache:
         Args:
             remembered: what a score remembers of every entry.
             quantises: whether entries may be stored at different precisions.
-            wide: whether what is remembered takes 64 bits per number.
+            wide: whether remembered numbers take 64 bits.
         """
         self.quantises = quantises
         self.columns = Columns(remembered, wide)
@@ -92,7 +92,7 @@ class LayerCache:
         return self.columns["positions"]
 
     def column(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return keys, values or another column; what is stored as codes is read in a format."""
+        """Return keys, values or another column; codes of keys and values are read as ``dtype``."""
         if self.mixed is not None and name in ("keys", "values"):
             return self.mixed[name == "values"].read(dtype)
         return self.columns[name]
@@ -119,7 +119,7 @@ class LayerCache:
         positions: Int[Tensor, "N m"],
         present: tuple[int, ...],
     ) -> None:
-        """Add a block of entries; of its slots each sequence fills the last ``present``."""
+        """Add a block of entries; each sequence fills the last ``present`` of the block's slots."""
         N, G, m, _ = keys.shape
         columns: dict[str, Tensor] = {}
         if self.quantises:
@@ -137,11 +137,11 @@ class LayerCache:
     def open_slots(
         self, columns: Mapping[str, Tensor], present: tuple[int, ...], floating: torch.dtype
     ) -> Int[Tensor, " NG"] | None:
-        """Add slots with new rows of some columns; others of them are to be written.
+        """Add slots, and write the rows of ``columns``; the caller writes the other columns.
 
         Returns:
-            Over all heads and slots the index of the one slot per head that is taken again; None if
-            the slots are new and at the end.
+            For each head, the index over all heads and slots of the vacant slot that is used again;
+            None if the slots are new and at the end.
         """
         m = next(iter(columns.values())).shape[2]
         reused = None
@@ -156,7 +156,7 @@ class LayerCache:
         return reused
 
     def compact(self, keep: KeepSet) -> None:
-        """Keep only these slots; entries leave in this way and by `evict_one`, in no other."""
+        """Keep only these slots; entries leave the cache only here and in `evict_one`."""
         counts, width = tuple(keep.counts), keep.slots.shape[2]
         if counts == self.counts:
             return
@@ -170,13 +170,13 @@ class LayerCache:
         self.counts, self.ordered = counts, True
 
     def evict_one(self, slot: Int[Tensor, "N G 1"]) -> None:
-        """Let one entry leave every head: the next token overwrites its slot."""
+        """Evict one entry of every head: the next token overwrites its slot."""
         self._vacant = slot
         self.counts = tuple(count - 1 for count in self.counts)
         self.ordered = False
 
     def settle(self) -> None:
-        """Fill the vacant slot with the last entry, where no single token comes to fill it."""
+        """Move the last entry into the vacant slot, if no single token comes to fill the slot."""
         if self._vacant is not None:
             self.columns.replace_by_last(self._vacant)
             self._vacant = None

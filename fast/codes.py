@@ -20,11 +20,11 @@ Parts = tuple[Shaped[Tensor, "*rows _"], ...]
 """What is stored of some vectors: packed codes first, then scales or norms."""
 
 Scale = Float[Tensor, "N #G 1 1"]
-"""What vectors are divided by before they are coded, in float32; per sequence, or also per head."""
+"""Divisors of vectors before they are coded, in float32; one per sequence, or also per head."""
 
 
 class Code(ABC):
-    """A way to store a vector, whatever the others are."""
+    """A way to store a vector in few bits per element."""
 
     @property
     def couples_heads(self) -> bool:
@@ -42,11 +42,11 @@ class Code(ABC):
 
     @abstractmethod
     def encode(self, x: Float[Tensor, "*rows d"]) -> Parts:
-        """Return what is stored of vectors, which were divided by the scale."""
+        """Return what is stored of vectors; the caller has divided them by the scale."""
 
     @abstractmethod
     def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
-        """Return what attention reads, up to the scale."""
+        """Return the vectors that attention reads, still divided by the scale."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Coded:
     length: int
 
     group = 0
-    """No groups of elements: all that the code stores of a vector belongs to that vector."""
+    """The code has no groups that span vectors: scales and norms belong to one vector each."""
 
     @property
     def bits(self) -> int:
@@ -66,7 +66,7 @@ class Coded:
         return self.code.bits
 
     def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "*rows length"]:
-        """Return what the codes say, up to the scale."""
+        """Return the vectors, still divided by the scale."""
         return self.code.decode(self.parts, self.length, dtype)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Coded":
@@ -92,7 +92,7 @@ class Coded:
 def scale_to(
     largest: float, vectors: Float[Tensor, "N G n d"], per_head: bool = False
 ) -> Float[Tensor, "N _ 1 1"]:
-    """Return the scale by which no element is larger than ``largest``; 1 where all are zero."""
+    """Return the scale that makes the largest element ``largest``; 1 if all elements are zero."""
     size = vectors.abs().amax(dim=(2, 3) if per_head else (1, 2, 3), keepdim=True)
     scale = (size.double() / largest).float()
     return torch.where(scale > 0, scale, 1)
@@ -102,7 +102,7 @@ def scale_to(
 
 
 def encode_small(format: SmallFloat, x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
-    """Round to the nearest number of a format, halves to even; too large becomes the largest."""
+    """Round to the nearest number of a format, halves to even, and at most the largest number."""
     size = x.abs().clamp(max=format.largest)
     exponent = torch.where(size > 0, torch.frexp(size).exponent - 1, format.least_exponent)
     exponent = exponent.clamp(min=format.least_exponent)
@@ -120,7 +120,7 @@ def decode_small(
 
 
 def numbers_of(format: SmallFloat) -> Array:
-    """Return the number of every code."""
+    """Return the number that each code of a format stands for."""
     count = 2 ** (1 + format.exponent_bits + format.mantissa_bits)
     return format.decode(torch.arange(count, dtype=torch.uint8).numpy())
 
@@ -129,5 +129,5 @@ def numbers_of(format: SmallFloat) -> Array:
 def constant(
     make: Callable[..., Array], arguments: tuple, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Return what a function of the reference computes, as a tensor; it is made only once."""
+    """Return the result of a reference function as a tensor, which is made only once."""
     return torch.from_numpy(make(*arguments)).to(device, dtype)

@@ -14,7 +14,7 @@ MOST_SLACK = 64
 """Slots that a buffer may hold beyond its entries once a step is done."""
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
-"""What columns of one buffer share: number format, and shape of a row."""
+"""Number format and shape of a row: the columns of one buffer have both in common."""
 
 
 def slack(entries: int) -> int:
@@ -34,7 +34,7 @@ class Columns:
 
         Args:
             state: what a score remembers of every entry.
-            wide: whether that takes 64 bits per number, as in the reference, and not 32.
+            wide: whether remembered numbers take 64 bits, as in the reference, and not 32.
         """
         self.state = dict(state or {})
         self.wide = wide
@@ -43,7 +43,7 @@ class Columns:
         self.count = 0
         self.capacity = 0
         self.filled = 0
-        """Slots whose state is set, to an entry's or to its start value; unused slots count."""
+        """Slots, used or not, in which remembered columns hold an entry's or a start value."""
         self._first_slots: Tensor | None = None
         self._views: dict[tuple[str | int, ...], Tensor] = {}
 
@@ -60,7 +60,7 @@ class Columns:
         return {name: self.buffers[kind][i].nbytes for name, (kind, i) in self.places.items()}
 
     def append(self, rows: Mapping[str, Tensor], floating: torch.dtype) -> None:
-        """Add rows at the end of every column; what a score remembers starts as it says.
+        """Add rows at the end of every column; columns of a score get their start values.
 
         Args:
             rows: the new rows of the other columns.
@@ -84,8 +84,8 @@ class Columns:
         """Keep only these slots, in this order; buffers with too much slack are replaced.
 
         Args:
-            slots: of every head.
-            ascending: whether they ascend and none lies before its new place.
+            slots: the slots of every head that stay.
+            ascending: whether slots ascend and none lies before its new place.
         """
         move_survivors(self.buffers, slots, ascending)
         self.count = self.filled = slots.shape[2]
@@ -145,7 +145,7 @@ class Columns:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """What layers have in common whose columns can be joined: slots, kinds and the device."""
+        """Slots, kinds and device, which are equal in layers whose columns can be joined."""
         device = next((buffer.device for buffer in self.buffers.values()), None)
         return self.count, device, tuple((k, b.shape[:3]) for k, b in self.buffers.items())
 

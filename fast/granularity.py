@@ -1,4 +1,4 @@
-"""What leaves together, in tensors. Mirrors `kvlab.reference.granularity`."""
+"""Entries that leave together, in tensors. Mirrors `kvlab.reference.granularity`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

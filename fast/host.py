@@ -25,7 +25,7 @@ from kvlab.reference.notation import Array
 from kvlab.reference.policy import Clock
 
 STREAM = "sequences"
-"""Name in the fast side's stream of what the reference remembers of each sequence's stream."""
+"""Key of `State.stream` for what the reference remembers of each sequence's token stream."""
 
 _named: set[type] = set()
 
@@ -47,7 +47,7 @@ class HostScore(Score):
 
     specification: reference.Score
 
-    couples_heads = True  # unknown, so the careful answer
+    couples_heads = True  # unknown, and true is the safe answer
 
     def __post_init__(self) -> None:
         say_once(self.specification)
@@ -108,7 +108,7 @@ class HostProtect(Protect):
                 safe = self.specification.safe(row.seen)
                 if np.ptp(safe.sum(axis=-1)):
                     counts = safe.sum(axis=-1)
-                    raise ValueError(f"every KV head must protect equally many, got {counts}")
+                    raise ValueError(f"every KV head must protect equally many entries, got {counts}")
                 marks[row.number] = row.in_slots(safe)
         return marks.to(seen.positions.device)
 
@@ -146,7 +146,7 @@ class HostSequence:
         positions = as_array(seen.positions[number])
         empty = positions.shape[1] - cache.counts[number]
         self.slots = positions.argsort(axis=-1, kind="stable")[:, empty:]
-        """Of the entries, per head in ascending position: empty slots have position -1."""
+        """Slots of the entries, per head in ascending position: empty slots have position -1."""
         self.width, self.entries = positions.shape[1], cache.counts[number]
         self.seen = self._observation(seen, positions)
         self.state = ReferenceState(
@@ -172,7 +172,7 @@ class HostSequence:
         )
 
     def _attention(self, seen: Observation, rho: int, block: int) -> Array:
-        """Return the rows that the score reads; NaN stands in for those that were not computed."""
+        """Return the rows that the score reads; NaN stands for rows that were not computed."""
         G, n = self.slots.shape
         attention = np.full((G, rho, block, n), np.nan)
         if seen.attended.weights is not None:
@@ -224,6 +224,6 @@ def sequences(seen: Observation) -> list[HostSequence]:
 
 
 def as_array(x: Tensor) -> Any:
-    """Return a tensor as the reference takes it."""
+    """Return a tensor as a NumPy array; floating-point numbers become float64."""
     array = x.detach().cpu()
     return (array.double() if array.is_floating_point() else array).numpy()

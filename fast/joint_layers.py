@@ -29,7 +29,7 @@ from kvlab.fast.policy import Policy
 from kvlab.fast.step import Block, decide
 
 SOON = 2 * MOST_SLACK
-"""Tokens within which a policy has to look again, for its layers to be joined."""
+"""Layers are joined only if a decision is due within this many tokens."""
 
 MOST_WAITING = 32
 """Tokens whose queries wait for the score to observe them."""
@@ -38,8 +38,9 @@ MOST_WAITING = 32
 def can_join(policy: Policy, caches: Sequence[LayerCache], clock: BatchClock) -> bool:
     """Say whether these layers can share columns.
 
-    They can where a policy keeps 16 bit, looks often and has a twin for each of its parts, and all
-    layers have equally many entries.
+    They can if the policy does not quantise, decides within `SOON` tokens, evicts after attention,
+    moves no positions and has a twin for each of its parts, and if all layers have equally many
+    entries.
     """
     specification = policy.specification
     if policy.precision.quantises or policy.on_host:
@@ -60,7 +61,7 @@ class Waiting:
     """A token that the score has not observed yet."""
 
     queries: list[Float[Tensor, "N G rho 1 d"]]
-    """Of every layer."""
+    """The queries of every layer."""
     clock: BatchClock
 
 

@@ -1,4 +1,4 @@
-"""Policies inside Hugging Face models: the one room that knows transformers.
+"""Policies inside Hugging Face models: the only package that knows transformers.
 
 `compress` puts three things in place and takes them away again: an attention function, a mask
 function (both registered under the name ``kvlab``), and a wrapper of the model's ``forward`` that

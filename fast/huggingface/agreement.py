@@ -1,7 +1,7 @@
-"""Does a model write under `compress` what it writes without it? A few tokens show it.
+"""Check on a few tokens that a model gives the same logits under `compress` as without it.
 
-No list of names can say which models are right: architectures differ in places that no check of a
-name or a configuration sees, and a mask or an argument that is lost gives wrong text, not an error.
+No list of names can say which models do: architectures differ in places that no check of a name or
+a configuration sees, and a mask or an argument that is lost gives wrong text, not an error.
 So the full cache is compared with the stock model, once per class, configuration, number format
 and device of a model in a process.
 """
@@ -19,25 +19,25 @@ from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 
 COLUMNS = 5
 PADDING = 1
-"""Columns that the second of two texts is padded with, on the left."""
+"""Columns of padding on the left of the second text."""
 BLOCK = 2
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 """Largest distance of two logit vectors, as a share of the length of the stock model's.
 
 In bfloat16 transformers' own implementations of attention lie up to 0.09 apart (SmolLM2), so that a
-small difference shows in float32 only; the softmax of eager attention is in float32, always.
+small difference shows in float32 only; the softmax of eager attention is always in float32.
 """
 
 _differences: dict[Any, str] = {}
-"""What is wrong, empty if nothing is, for everything that was compared in this process."""
+"""What is wrong with each model that was compared in this process; empty if nothing is."""
 
 
 def check_agreement(model: Any) -> None:
     """Compare the full cache with the stock model's logits, unless that was done before.
 
-    Compared are a text read at once, in two blocks, then one token alone, and a text padded on the
-    left. Models that cannot read text alone, and logits that are no numbers, are not judged.
+    One text is read at once. Another, padded on the left, is read in two blocks, then one token
+    alone. Models that cannot read text alone, and logits that are no numbers, are not judged.
 
     Raises:
         ValueError: if the logits differ, or the model fails under `compress`; what differed is
@@ -111,10 +111,10 @@ def _texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
 def _stock_logits(
     model: Any, ids: Int[Tensor, "2 t"], real: Bool[Tensor, "2 t"]
 ) -> Float[Tensor, "2 t vocab"]:
-    """Logits by transformers' eager attention, which alone knows softcaps and sinks.
+    """Logits of transformers' eager attention, the only one that knows softcaps and sinks.
 
-    By the model's own attention where those are no numbers: eager attention gives none in float64
-    where there is padding.
+    If these logits are no numbers, as in float64 with padding, the model's own attention gives the
+    logits.
     """
     inputs = {"input_ids": ids, "attention_mask": real.long(), "use_cache": False}
     if "position_ids" in inspect.signature(model.forward).parameters:
@@ -130,7 +130,7 @@ def _compared(
     real: Bool[Tensor, "2 t"],
     expected: Float[Tensor, "2 t vocab"],
 ) -> dict[str, tuple[Float[Tensor, "k vocab"], Float[Tensor, "k vocab"]]]:
-    """Logits under the full policy and the stock model's, by what they show."""
+    """Logits under the full policy and the stock model's, by the name of the comparison."""
     cache = CompressedCache(model, methods.get("full"))
     with attached(model, cache, None):
         at_once = model(input_ids=ids[:1], past_key_values=cache).logits[0]

@@ -13,7 +13,7 @@ def check_model(model: Any) -> None:
     """Refuse what is no decoder of transformers that a cache can be put into.
 
     Raises:
-        ValueError: which says what to give instead.
+        ValueError: if it is none; the message says what to give instead.
     """
     name = type(model).__name__
     if hasattr(model, "_orig_mod"):

@@ -1,8 +1,9 @@
 """The attention and mask functions that compressed models call, registered with transformers.
 
-A layer's ``update`` only tags the keys with a ticket; the attention function finds the layer by it,
-and `kvlab.fast.step` does everything else. What neither function knows is refused, in layers that
-are left alone, too: an argument or a mask that is dropped would give wrong text without an error.
+A layer's ``update`` only tags the keys with a ticket; by the ticket the attention function finds
+the layer, and `kvlab.fast.step` does everything else. Arguments and masks that these functions do
+not know are refused, also in layers that are left alone: to drop an argument or a mask would give
+wrong text without an error.
 """
 
 from math import isclose, sqrt
@@ -28,7 +29,7 @@ WITHOUT_EFFECT = (
     *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
     *("logits_to_keep", "num_items_in_batch"),
 )
-"""Arguments that models hand through to attention and that change nothing of what it computes."""
+"""Arguments that models pass to attention and that do not change its result."""
 
 
 def attention(
@@ -129,9 +130,9 @@ def _check_layer(
 
 
 def _check_mask(module: torch.nn.Module, mask: Tensor, clock: BatchClock) -> None:
-    """Refuse a mask of the model's that shows or hides what a causal one does not.
+    """Refuse a mask of the model that differs from the causal mask.
 
-    A policy masks by positions: it needs no mask, and cannot honour another one.
+    A policy masks by positions: it needs no mask, and cannot apply another one.
     """
     if clock.once(("causal", id(mask)), lambda: _is_causal(mask, clock.positions)):
         return
@@ -202,7 +203,7 @@ def mask(
     local_size: int | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Masks of sliding-window layers; compressed layers make theirs from positions.
+    """Masks of sliding-window layers; compressed layers make their masks from positions.
 
     Any mask but the plain causal one is built, so that `attention` sees it.
     """

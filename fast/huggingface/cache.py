@@ -143,7 +143,7 @@ class CompressedCache(Cache):
         self.reads_in_pieces = all(
             type(layer) in (CompressedLayer, DynamicSlidingWindowLayer) for layer in replaced
         )
-        """Whether a text may come in pieces: many models' recurrent state starts anew with each."""
+        """Whether a text may come in pieces: some recurrent states start anew with each piece."""
         self._no_mask: Tensor | None = None
 
     def _check_layers(self, model: Any) -> None:
@@ -175,9 +175,9 @@ class CompressedCache(Cache):
 
     @property
     def confidence(self) -> Float[Tensor, "N t"]:
-        """Largest probability of the distribution that produced each token; NaN if given.
+        """Largest probability of the distribution that produced each token; NaN for given tokens.
 
-        Recorded for policies that use it and for `compress(watch=...)`.
+        It is recorded for policies that use it and for `compress(watch=...)`.
         """
         return self.clock.confidence
 
@@ -312,13 +312,13 @@ class CompressedCache(Cache):
         return self.block
 
     def no_mask(self, device: torch.device) -> Bool[Tensor, "1 1 1 1"]:
-        """Return what transformers hands through as a ready mask, where no layer reads any."""
+        """Return a mask that transformers passes on unchanged, for steps that read no mask."""
         if self._no_mask is None or self._no_mask.device != device:
             self._no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
         return self._no_mask
 
     def _join_or_split(self, block: BatchClock, m: int) -> None:
-        """Let all layers decide together while single tokens come, where they can."""
+        """Join the layers for single tokens, if `can_join`; split them again for longer blocks."""
         layers = self.compressed_layers
         if self.joint is None and m == 1 and self.watch is None and self.clock.columns:
             caches = [layer.entries for layer in layers]
@@ -348,7 +348,7 @@ class CompressedCache(Cache):
     def reorder_cache(self, beam_idx: Int[Tensor, " N"]) -> None:
         """Reorder the sequences for beam search.
 
-        Where all stand alike and nothing is remembered on the host, the host need not know how.
+        If all clocks are equal and the host remembers nothing, the host need not know the order.
         """
         for layer in self._others():
             layer.reorder_cache(beam_idx)

@@ -30,17 +30,17 @@ class StreamClock:
 
     @property
     def confidence(self) -> Float[Tensor, "N t"]:
-        """Largest probability of the distribution that produced each token; NaN if given."""
+        """Largest probability in the distribution that gave each token; NaN for given tokens."""
         longest = max((row.seen for row in self.rows), default=0)
         return self._confidence[:, :longest]
 
     @property
     def confidence_so_far(self) -> Float[Tensor, "N t"]:
-        """What a step is given: without recording NaN, for at least as many tokens as at first."""
+        """The confidence that a step gets: if it is not recorded, the buffer, which holds NaN."""
         return self.confidence if self.records_confidence else self._confidence
 
     def check(self, shape: tuple[int, int]) -> None:
-        """Raise ValueError if so many sequences and tokens do not fit what came before."""
+        """Raise ValueError if a call of this shape does not fit the calls before it."""
         N, m = shape
         if self.rows and len(self.rows) != N:
             raise ValueError(f"batch of {N} sequences, the cache holds {len(self.rows)}")

@@ -98,7 +98,7 @@ class Forward:
     def _place(self, block: dict[str, Any], positions: Tensor, first_tokens: bool) -> None:
         """Give a block the positions of its tokens, and no mask where none is read.
 
-        A prompt's mask is always built: only so it is seen that it is not the causal one.
+        A prompt's mask is always built, because otherwise nobody sees that it is not causal.
         """
         if self.cache.model_counts_positions:
             return
@@ -109,7 +109,7 @@ class Forward:
             block["attention_mask"] = self.cache.no_mask(positions.device)
 
     def _logits_wanted(self, given: dict[str, Any], first: int, last: int, m: int) -> int | None:
-        """Say how many logits at the end of a block are asked for; None to leave it as it is."""
+        """Say how many logits at the end of a block the call asks for; None to change nothing."""
         if last - first == m or "logits_to_keep" not in self.signature.parameters:
             return None
         keep = given.get("logits_to_keep", 0) or m
@@ -187,7 +187,7 @@ def _not_text(given: dict[str, Any]) -> list[str]:
 
 
 def _ordinary(outputs: Any) -> Any:
-    """Let what inference mode made be changed in place outside of it."""
+    """Copy the tensors of inference mode, so that they can be changed in place outside of it."""
     for name in outputs:
         value = getattr(outputs, name)
         if isinstance(value, Tensor):

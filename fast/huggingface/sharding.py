@@ -35,7 +35,7 @@ def kv_heads(config: Any) -> int:
 
 
 def shard_of(model: Any) -> Shard:
-    """Return what of the model's KV heads this process holds.
+    """Return the part of the model's KV heads that this process holds.
 
     Raises:
         ValueError: if the heads cannot be shared out evenly.
@@ -57,7 +57,7 @@ def check_divisible(heads: int, processes: int) -> None:
 
 
 def check_heads(policy: Policy, shard: Shard) -> None:
-    """Raise ValueError if heads would have to decide together that are in different processes."""
+    """Raise ValueError if heads in different processes would have to decide together."""
     if shard.processes > 1 and policy.couples_heads:
         raise ValueError(
             f"{policy.name} lets the KV heads of a layer decide together, and tensor parallelism "

@@ -1,4 +1,4 @@
-"""Who stays.
+"""Which slots stay.
 
 Bytes, for N·G heads of n entries: scores, marks and positions, 9·n, once from memory; radix
 selection reads them five times more from the processor's cache.
@@ -26,16 +26,16 @@ def keep_slots(
     """Return the slots that stay in ascending position: the safe ones and the best of the rest.
 
     Args:
-        scores: entries with higher ones are kept; of equal ones, that of the later position. One
-            row where heads decide together.
-        safe: who stays whatever the score; None for nobody.
+        scores: entries with higher scores stay; of equal scores the later position stays. One row
+            for all heads if they decide together.
+        safe: entries that stay whatever their score; None for no entry.
         positions: -1 marks empty slots.
         kept: how many stay, for each sequence; at least the safe ones, at most the entries.
         ordered: whether slots are in ascending position, the empty ones first.
 
     Returns:
-        As many slots as the sequence that keeps most; one that keeps fewer has them at the end,
-        after others: then PyTorch finds them.
+        As many slots as the sequence that keeps most; a sequence that keeps fewer has its slots at
+        the end, after arbitrary ones. PyTorch computes this unequal case.
     """
     if ordered and min(kept) == max(kept) and uses_triton(scores):
         from kvlab.fast.kernels.triton.keep import keep_slots_triton

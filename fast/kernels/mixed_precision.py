@@ -46,8 +46,8 @@ def attend_to_tables(
         entries: slots n; a slot in no table is empty.
         softcap: bound into which logits are squeezed.
         reduce: how to join the query heads of a KV head; ``skip``: only the output is wanted.
-        partners: of these tables, from `partners_of`, where the caller has kept them;
-            None to find them anew, which costs 32 bytes per entry.
+        partners: result of `partners_of` for these tables, if the caller has kept it;
+            None to compute it anew, which costs 32 bytes per entry.
 
     Returns:
         The output in the queries' number format, and the probabilities ``[N, G, rho, 1, n]`` or,

@@ -1,4 +1,4 @@
-"""Counters of recurrence: how long ago an entry was attended to, and the longest time between.
+"""Counters of recurrence: tokens since an entry was last active, and its longest pause.
 
 LazyEviction decides by them. Attention to one token can update them while it has the probabilities.
 """

@@ -22,7 +22,7 @@ class VectorTable:
     slots: Int[Tensor, "N G rows"]
     """−1 for rows that belong to no entry: sequences of a batch may fill tables unequally."""
     vectors: Float[Tensor, "N G rows d"] | Quantized | Coded
-    """As they are, or codes in groups of consecutive channels, or in a code of their own."""
+    """Plain numbers, or codes in groups of consecutive channels, or vectors in a `Code`."""
     by_channel: bool = False
     """Whether codes are in groups of consecutive rows instead: ``[N, G, blocks, d, bytes]``."""
     counts: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ class VectorTable:
         """Return a table of only these rows, in this order.
 
         Raises:
-            ValueError: for groups of rows: no method evicts from them.
+            ValueError: if codes are in groups of rows; no method evicts from such a table.
         """
         if self.by_channel:
             raise ValueError("a per-channel quantised block cannot lose single tokens")
@@ -120,11 +120,11 @@ class MixedEntries:
     """Entries whose vectors lie in tables of several precisions."""
 
     keys: Sequence[VectorTable]
-    """They together hold each entry's key once."""
+    """The tables together hold each entry's key once."""
     values: Sequence[VectorTable]
     """Likewise; an entry's value may be in another table than its key."""
     partners: Sequence[Int[Tensor, "N G _"]]
-    """`partners_of` them."""
+    """The result of `partners_of` for these keys and values."""
 
 
 def partners_of(

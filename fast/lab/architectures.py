@@ -1,4 +1,4 @@
-"""Which architectures of transformers write under `compress` what they write without it?
+"""Finds the architectures of transformers that write the same under `compress` as without it.
 
     python -m kvlab.fast.lab.architectures docs/architectures.md
 
@@ -58,7 +58,7 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0,
     "eos_token_id": None,
 }
-"""Sizes of the models, for those of these options that an architecture has."""
+"""Sizes of the models; an architecture takes the options that it has."""
 
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 3}
 NO_WINDOW = {"sliding_window": None}
@@ -84,7 +84,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ministral": {"layer_types": ["sliding_attention", "full_attention"] * 3},
     "qwen2": {"use_sliding_window": False},
 }
-"""What else a configuration says, where its small default would not show the architecture."""
+"""Further options for configurations whose small default would not show the architecture."""
 
 MOST_PARAMETERS = 30_000_000
 SHARPER = 3.0
@@ -99,7 +99,7 @@ Verdict = Literal["right", "refused", "wrong", "not compared"]
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one architecture."""
+    """The result for one architecture."""
 
     architecture: str
     configuration: str

@@ -66,7 +66,7 @@ def probabilities(queries, keys, positions, query_positions, softcap):
 
 
 def received(queries, keys, positions, query_positions, softcap):
-    """Sums of what every entry got."""
+    """Sums of the attention that every entry received."""
     return received_attention(
         queries[None], keys[None], query_positions[None], positions[None], None, softcap
     )[0]
@@ -241,14 +241,14 @@ def observe(method, budget, **given):
 
 
 def score(method, budget, candidates, room, **given):
-    """Worth of every candidate."""
+    """Scores of the candidates."""
     policy, seen = prepared(method, budget, given)
     scores = policy.score.score(seen.cache.state, seen, candidates[None], [room])
     return scores.expand_as(seen.positions)[0]
 
 
 def select(method, budget, **given):
-    """Who stays after a block."""
+    """Keep set after a block."""
     policy, seen = prepared(method, budget, given)
     decision, (G, n) = decide(policy, seen, [True]), given["positions"].shape
     stays = torch.ones(G, n, dtype=torch.bool)
@@ -260,7 +260,7 @@ def select(method, budget, **given):
 
 
 def keep(method, budget, scores, **given):
-    """Who stays, from given scores."""
+    """Keep set from given scores."""
     G, n = given["positions"].shape
     nothing = torch.zeros(G, n, 1)
     vectors = {
@@ -280,7 +280,7 @@ def keep(method, budget, scores, **given):
 
 
 def store(method, budget, keep, **given):
-    """Who stays at which precision."""
+    """Keep set, widths and stored vectors."""
     policy, seen = prepared(method, budget, given)
     cache = seen.cache
     stays = policy.precision.store(cache, seen, KeepSet(keep[None], (keep.shape[1],)))
@@ -369,7 +369,7 @@ def prepared(
 
 
 def fill_state(policy: Policy, cache: LayerCache, given: Mapping[str, Any], new: int) -> None:
-    """Put the state of the entries, but for the ``new`` last ones, and of the stream in place."""
+    """Set the state of the stream, and of all entries except the ``new`` last ones."""
     old = len(cache) - new
     for name, column in policy.score.columns.items():
         elapsed = isinstance(column, Elapsed)
@@ -424,7 +424,7 @@ def whole_cache(
     softcap,
     sliding_window,
 ):
-    """A batch of streams through the model under `compress`, call by call."""
+    """Feed a batch of streams to the model under `compress`, call by call."""
     if learned_sinks is not None:
         raise NotImplementedError("kvlab does not know attention with learned sinks")
     whole = decoder(model, sliding_window)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # Matplotlib is a third of a command's time to start, and few
 INK = "#000000"
 """Matplotlib's black; in a picture it becomes the colour of the text around it."""
 GREY = "0.5"
-"""For what a curve is compared with."""
+"""For curves that other curves are compared with."""
 RED = "tab:red"
-"""For limits, and for what a reader is pointed at."""
+"""For limits, and for points that a reader should notice."""
 MARKERS = "os^vD<>p*h"
 PIXELS_PER_INCH = 96
 
@@ -41,7 +41,7 @@ class Picture:
     svg: str
     """An ``svg`` element without fixed ink."""
     description: str
-    """What is to be seen, for readers who do not see it."""
+    """A text for readers who cannot see the picture."""
 
     def _repr_html_(self) -> str:
         return f'<figure class="kvlab-picture">{self.svg}</figure>'
@@ -105,7 +105,7 @@ def finish(figure: "Figure", description: str, legend: Legend = "axes") -> Pictu
 
     Args:
         figure: the drawing, in matplotlib's default ink.
-        description: what is to be seen, for readers who do not see it.
+        description: a text for readers who cannot see the picture.
         legend: where the names of labelled curves stand. ``axes``: in the axes, unless they have a
             legend already; ``right`` and ``below``: outside, once for the whole drawing.
     """

@@ -25,12 +25,12 @@ class Written:
     tokens_read: int
     """Prompt and answer without its last token, which no attention layer has read."""
     fewest_entries: int
-    """Per KV head, in the compressed layer that keeps the fewest."""
+    """Entries per KV head, in the compressed layer that keeps the fewest."""
     most_entries: int
     entry_bytes: int
-    """Allocated for keys and values, with what it takes to dequantise them."""
+    """Bytes allocated for keys and values, scales and zero points included."""
     state_bytes: int
-    """Allocated for positions, scores and remembered queries."""
+    """Bytes allocated for positions, scores and remembered queries."""
     full_bytes: int
     """Keys and values of the full cache, without slack."""
     first_token_seconds: float

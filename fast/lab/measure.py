@@ -122,8 +122,8 @@ def memory_columns(
 ) -> tuple[Sequence[float], ...]:
     """Error, entries, bytes, average bits and payload bits of every sequence.
 
-    Bytes are those of the sequence's own entries, an unquantised element counted at 16 bits; what
-    is really allocated says `CompressedCache.memory`.
+    Bytes are those of the sequence's own entries, an unquantised element counted at 16 bits;
+    `CompressedCache.memory` says what is really allocated.
     """
     layers = [layer.entries for layer in cache.compressed_layers]
     entries = np.mean([layer.counts for layer in layers], axis=0)

@@ -49,7 +49,7 @@ class Serving:
     users: int = 1_000_000
     """Users who all write at the same time."""
     speed: float = 0.0
-    """Tokens per second that every user gets, at the slowest."""
+    """Least tokens per second for every user."""
     spread: bool = False
     """Whether users are anywhere in their texts, not all at the fullest."""
 
@@ -75,9 +75,9 @@ class Row:
     budget: int | None
     refusal: str | None = None
     entries: int | None = None
-    """Most per KV head and layer."""
+    """Most entries per KV head and layer."""
     bits: float | None = None
-    """Mean per stored element after the last token."""
+    """Mean bits per stored element after the last token."""
     sequence_gb: float | None = None
     """Cache and state of one sequence at its fullest, 10⁹ bytes."""
     largest_batch: int | None = None
@@ -86,13 +86,13 @@ class Row:
     memory_gb: float | None = None
     first_token_seconds: float | None = None
     step_milliseconds: float | None = None
-    """Mean over the written tokens."""
+    """Mean time of a step over the written tokens."""
     tokens_per_second: float | None = None
-    """Of the whole batch, the prompts' time included."""
+    """Tokens per second of the whole batch, the prompts' time included."""
     policy_share: float | None = None
     """Share of the decoding time that goes into observing, scoring, selecting and moving."""
     devices: int | None = None
-    """For all users."""
+    """Devices for all users."""
     users_per_device: int | None = None
     limit: str | None = None
     pays_from: int | None = None

@@ -36,7 +36,7 @@ def measured(paper: str, place: str) -> dict[str, list[Measured]]:
 
 def main(
     paper: Annotated[str, typer.Argument(help=f"One of {', '.join(PAPERS)}.")],
-    place: Annotated[str, typer.Argument(help="As the ledger has it: 'Table 4'.")],
+    place: Annotated[str, typer.Argument(help="A row of the ledger, such as 'Table 4'.")],
 ) -> None:
     """Measure a row of the ledger again."""
     for command, stored in measured(paper, place).items():

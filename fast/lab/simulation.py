@@ -32,7 +32,7 @@ class Row:
     entries: int | None = None
     """Largest number per KV head after a token."""
     kilobytes: float | None = None
-    """Of keys and values at that time, all recorded layers and heads."""
+    """KiB of keys and values at that time, all recorded layers and heads."""
     mass: float | None = None
     """Mean share of the full cache's attention that falls on the entries that are there."""
     skill: float | None = None

@@ -22,7 +22,7 @@ SAFE_MASS = 1e-3
 """Mass of all entries but the heaviest. Below this mass their output is summed again, because
 subtracting the heaviest from the whole would lose three of float32's seven digits."""
 SAFE_MASS_OF_ROUNDED = 0.5
-"""The same for an output that was rounded to 16 bits, whose error subtracting may double."""
+"""The same for an output that was rounded to 16 bits: subtraction may double its error."""
 
 
 @tuned(

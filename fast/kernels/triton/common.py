@@ -40,7 +40,7 @@ MOST_PARTS = 64
 WAVES = 2
 """Programs per multiprocessor that a split kernel aims at."""
 ENTRIES_OF_A_PART = 64
-"""Entries that a part has at least, where there are so many."""
+"""Least number of entries in a part, if there are so many."""
 
 
 def magnitude(n: int) -> int:
@@ -106,9 +106,9 @@ def squeezed(logits, softcap):
 @triton.jit
 @no_type_check
 def in_reach(weights, TYPE: tl.constexpr):
-    """Return weights of at most 1 in a format, for float16 times 2^15.
+    """Return weights of at most 1 in a number format; those in float16 are multiplied by 2^15.
 
-    Float16 ends at 6e-8, where an attention sink may leave less to each of a hundred thousand.
+    The smallest number of float16 is 6e-8, and beside an attention sink a weight may be smaller.
     """
     if TYPE.is_fp16():
         weights = weights * 32768.0

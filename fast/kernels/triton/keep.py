@@ -19,7 +19,7 @@ from kvlab.fast.kernels.triton.common import on_its_device, per_head
 @triton.jit
 @no_type_check
 def ascending(scores):
-    """Map float32 to 32 bits of int64 in the same order; zeros are one, NaN lies above all."""
+    """Map float32 to 32 bits of int64 in the same order; both zeros are equal, NaN is largest."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     keys = tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     return tl.where(scores != scores, 0x7FFFFFFF, keys).to(tl.int64) + 2147483648
@@ -31,7 +31,7 @@ def read_block(
     scores, safe, positions, score_row, place_row, safe_row, block, n,
     BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
 ):  # fmt: skip
-    """Return a block's slots, sortable scores, who is a candidate, and who stays in any case."""
+    """Return a block's slots, sortable scores, marks of candidates, and marks of safe slots."""
     slot = block * BLOCK_N + tl.arange(0, BLOCK_N)
     there = slot < n
     present = tl.load(positions + place_row + slot, mask=there, other=-1) >= 0
@@ -51,7 +51,7 @@ def keep_sets(
 ):  # fmt: skip
     """Write the ``width`` slots of each head that stay, ascending.
 
-    The safe ones and the best candidates; of equal scores the later slot stays. The threshold is
+    Safe slots and the best candidates stay; of equal scores the later slot stays. The threshold is
     the largest number that enough candidates reach: four passes count the candidates that share
     its upper bits, by the next eight. Grid: (heads,).
     """

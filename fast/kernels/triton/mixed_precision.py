@@ -86,8 +86,9 @@ def products_with_keys(
 def scaled_into_reach(numbers, TYPE: tl.constexpr):
     """Return numbers in a format, times a power of two, and by what to multiply to undo that.
 
-    Float16 ends at 6e-8, far above what an attention sink leaves to others: the largest number
-    ``[rows, groups]`` of the last axis is moved to its upper end, between 2^14 and 2^15.
+    The smallest number of float16 is 6e-8, and beside an attention sink all weights may be far
+    below it. So the largest number ``[rows, groups]`` of the last axis is moved to the upper end of
+    float16, between 2^14 and 2^15.
     """
     if TYPE.is_fp16():
         largest = tl.max(numbers, axis=2).to(tl.int32, bitcast=True)
@@ -343,7 +344,7 @@ def parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
 
 
 def smallest_group(tables: Sequence[VectorTable], d: int) -> int:
-    """Return the fewest channels that share a scale; all of them where no codes do."""
+    """Return the fewest channels that share a scale; all channels if none share one."""
     groups = [
         table.vectors.group
         for table in tables
@@ -353,7 +354,7 @@ def smallest_group(tables: Sequence[VectorTable], d: int) -> int:
 
 
 def product_type(queries: Tensor, tables: Sequence[VectorTable]) -> tl.dtype:
-    """Return the numbers that are multiplied: those of plain vectors, or else of the queries.
+    """Return the number format of products: that of plain vectors, if any, else of the queries.
 
     The interpreter has no products of bfloat16.
     """

@@ -1,7 +1,7 @@
 """Attention of a block's rows without its matrix: outputs, log-sum-exps, and sums over rows.
 
 Rows of all query heads of a KV head follow one another: row r belongs to query head r // m and to
-the block's token r % m. What no row of a block may read is passed over.
+the block's token r % m. Kernels skip entries that no row of a block may read.
 """
 
 # pyright: reportArgumentType=false
@@ -87,9 +87,9 @@ def attend_rows(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     SOFTCAP: tl.constexpr, GAIN: tl.constexpr, WIDE: tl.constexpr, WITH_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Log of every row's sum of exponentials over one part of the entries; WITH_VALUES the output.
+    """Write each row's log-sum-exp over one part of the entries and, WITH_VALUES, the output.
 
-    −inf for a row that reads nothing. Grid: (heads, blocks of rows, parts); outputs need one part.
+    The log-sum-exp of a row that reads nothing is −inf. Grid: (heads, blocks of rows, parts); outputs need one part.
     """
     head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     sequence = head // heads_of_one
@@ -194,9 +194,9 @@ def column_sums(
 # --- launching ------------------------------------------------------------------------------------
 
 ENTRIES = 512
-"""Entries that a part of a row's log-sum-exp has at least, where there are so many."""
+"""Least number of entries in a part of a row's log-sum-exp, if there are so many."""
 ROWS = 64
-"""Rows that a program takes, when parts are counted."""
+"""Rows of a program that the choice of the number of parts assumes."""
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ def codes_in_double(x, zero, step, LARGEST: tl.constexpr):
 @triton.jit
 @no_type_check
 def codes_near_halves(x, zero, step, code):
-    """Correct codes that may be one off, without rounding anything that matters.
+    """Correct codes that may be one off; also mark codes that only float64 can decide.
 
-    x − zero is the sum of two numbers, and a code and a half times a step has 20 digits: on which
-    side of it the sum lies is exact. The reference rounds the sum to 53 digits before it divides:
-    where that might make a difference, it is computed in float64.
+    ``high + low`` is x − zero without rounding, and (code ± 0.5)·step fits into float32. So the
+    comparison of both is exact. The reference rounds x − zero to 53 digits before it divides; codes
+    for which this might make a difference are marked.
     """
     base = -zero[:, None]
     high = x + base
@@ -52,8 +52,8 @@ def codes_near_halves(x, zero, step, code):
 def codes_in_single(x, zero, step, LARGEST: tl.constexpr):
     """Return what `codes_in_double` does for numbers of at most 32 bits, mostly in float32.
 
-    Three roundings put a quotient at most 2^-22 of it off. Where that leaves open on which side of
-    a half it lies, the block is looked at again.
+    Three roundings change a quotient by at most 2^-22 of its size. If a quotient is so near to a
+    half that the rounding may have crossed it, the block's codes are corrected.
     """
     zero, step = zero.to(tl.float32), step.to(tl.float32)
     there = step > 0
@@ -86,8 +86,8 @@ def quantise_groups(
 ):  # fmt: skip
     """Quantise one group of channels of some vectors, bit for bit as the reference does.
 
-    Scales are computed in float64, codes where float32 leaves no doubt in that. Grid: (blocks of
-    rows, GROUPS).
+    Scales are computed in float64, codes of at most 32-bit numbers in float32 if that decides them.
+    Grid: (blocks of rows, GROUPS).
     """
     PER: tl.constexpr = 8 // BITS
     LARGEST: tl.constexpr = 2**BITS - 1

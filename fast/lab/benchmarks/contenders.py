@@ -41,9 +41,9 @@ class Setting:
 
     model: Any
     entries: int
-    """Which every compressed contender keeps, per head."""
+    """Entries that every compressed contender keeps, per head."""
     cpu_time: bool = False
-    """Whether seconds are those of the process, not of the clock."""
+    """Whether to measure the CPU time of the process, not the time on the clock."""
 
 
 Opened = tuple[Any, Callable[[], Footprint]]
@@ -147,7 +147,7 @@ class KvpressWorker:
 def kvpress(
     worker: KvpressWorker, setting: Setting, press: str | None = None, interval: int | None = None
 ) -> Contender:
-    """Return a press of kvpress under its DecodingPress; without one, the full cache beside it."""
+    """Return a press of kvpress under its DecodingPress; None: the full cache beside kvpress."""
     about = {"press": press, "interval": interval, "entries": setting.entries}
 
     def ask(what: str, run: Run) -> dict[str, Any]:

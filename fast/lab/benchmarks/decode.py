@@ -6,8 +6,8 @@ Two questions. ``whole``: how fast is one long generation, prompt included, whos
 growing? ``constant``: what does a step cost at `ENTRIES` entries, whatever the method? With
 ``--model`` there is a third instead, ``real``: how soon a language model writes its first token
 after a long prompt, and how fast it goes on with a quarter of the entries. Every method takes part,
-and two of them read the prompt in blocks, too. The limit is then what the full cache of
-transformers reaches that never holds more than these.
+and two of them read the prompt in blocks, too. The limit is then the speed of a full cache of
+transformers that never holds more than a quarter of the entries.
 
 All contenders are measured in turn, in an order drawn anew for every round, so that a change of
 the machine's speed meets all of them. A contender's share of the full cache's speed is taken
@@ -61,8 +61,8 @@ OTHERS = (
     "ddks@interval=128",
     "desirekv@interval=128",
 )
-"""The methods that wait for events, often enough for 512 tokens to hold some. RPC, KIVI, DDKS and
-DesireKV take no budget."""
+"""Methods that act only at some tokens, with intervals so short that 512 tokens contain several.
+RPC, KIVI, DDKS and DesireKV take no budget."""
 IN_BLOCKS = ("h2o", "tova")
 BLOCK = 256
 """Tokens of a prompt that are read at a time by the methods `IN_BLOCKS`."""
@@ -94,9 +94,9 @@ class Part:
     presses: tuple[tuple[str, int], ...]
     repeats: int
     entries: int = ENTRIES
-    """Which every compressed contender keeps, per head."""
+    """Entries that every compressed contender keeps, per head."""
     warm_up: Run | None = None
-    """The generation that is not timed, where it is not the timed one."""
+    """The generation of the round that is not timed; None: the same as in timed rounds."""
 
     def run(self, contender: Contender) -> Run:
         """Return the generation of a contender."""

@@ -38,7 +38,7 @@ FULL = "transformers full cache"
 OURS = "kvlab full"
 """The full cache once more, held by kvlab: what its step costs where nothing is evicted."""
 COMPARED = (FULL, OURS, "tova", "lazy_eviction")
-"""Whose latency is measured."""
+"""Contenders whose latency is measured."""
 TABLE_8 = {
     (length, method): printed_milliseconds(length, "full" if method == FULL else method)[0]
     for length in (4096, 8192, 16384)
@@ -121,7 +121,7 @@ def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Itera
 
 
 def capacities(model: Any, methods: list[str], tokens: int, most: int) -> Iterator[Capacity]:
-    """Yield the largest batch of each method, at most ``most``, to an eighth of it."""
+    """Yield the largest batch of each method, at most ``most``, exact to an eighth."""
     for method in methods:
         speed(model, method, None, Run(PROMPT, min(tokens, WARM_UP)))
         best: Capacity | None = None
@@ -139,7 +139,7 @@ def capacities(model: Any, methods: list[str], tokens: int, most: int) -> Iterat
 
 
 def next_batch(fits: int, too_many: int, most: int) -> int:
-    """Double until it does not fit, then halve the gap down to an eighth of what fits."""
+    """Double the batch until it does not fit, then halve the gap, down to an eighth of the batch."""
     if too_many > most:
         return min(2 * fits, most) if fits < most else too_many
     gap = too_many - fits

@@ -269,7 +269,7 @@ def copy_bandwidth(device: str, repeats: int, size: int) -> float:
 
 
 def add_gains(results: list[dict[str, Any]]) -> None:
-    """Say how much faster than its rival each case is, and how much of that its bytes allow."""
+    """Add each case's speed over its rival's, and that gain over the ratio of their bytes."""
     known = {(each["kernel"], each["batch"], each["entries"]): each for each in results}
     for each in results:
         if each["rival"]:

@@ -45,7 +45,7 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 def gpu_or_small(benchmark: str, small: bool) -> str:
-    """Return the device of a benchmark that needs a GPU: any is good enough for a small case.
+    """Return the device of a benchmark that needs a GPU; a small case may run on any device.
 
     Raises:
         SystemExit: if there is no GPU, and the case is not small.

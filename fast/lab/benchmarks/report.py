@@ -75,10 +75,10 @@ class Layout:
 
 
 def layout(result: Result) -> Layout:
-    """Return how a result is shown; one of its parts says which benchmark wrote it.
+    """Return the layout of a result; one key of the result says which benchmark wrote it.
 
     Raises:
-        ValueError: if none did.
+        ValueError: if there is no such key.
     """
     for part, found in LAYOUTS.items():
         if part in result:
@@ -254,7 +254,7 @@ MOVEMENTS = (
 
 
 def viewer(result: Result) -> Iterator[Block]:
-    """Yield how soon the page of `kvlab view` is there, how it moves and changes."""
+    """Yield how fast the page of `kvlab view` appears, moves and changes."""
     asked = result["parameters"]
     yield Text(
         f"{asked['tokens']:,} tokens × {asked['layers']} layers × {asked['kv_heads']} KV heads "
@@ -283,4 +283,4 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     "capacity": Layout("end_to_end", "A whole model", end_to_end),
 }
-"""By the part of a result that only this benchmark writes."""
+"""Layouts, by the key of a result that only this benchmark writes."""

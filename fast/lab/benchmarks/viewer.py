@@ -39,7 +39,7 @@ ALL, ONE = ("all", "all"), ("0", "0")
 """Values of the selectors of layer and KV head."""
 
 PAINTS = ("first paint", "texts drawn")
-"""Of anything, and of the texts of the page."""
+"""The first paint of anything, and of the texts of the page."""
 
 MOVEMENTS = {
     "drag": ALL,

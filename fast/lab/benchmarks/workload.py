@@ -37,7 +37,7 @@ class Footprint:
     """What a cache holds."""
 
     entries: int
-    """Of the fullest head of the fullest layer."""
+    """Entries of the fullest head of the fullest layer."""
     bytes: int
     """Allocated, in all layers."""
 
@@ -151,10 +151,10 @@ def timed(model: Any, run: Run, cache: Any, cpu_time: bool = False) -> Timing:
     """Time one generation.
 
     Args:
-        model: which writes.
+        model: the model that writes.
         run: how much to read and write.
         cache: an empty cache for it.
-        cpu_time: count what this process computes, not what passes: others may use the machine.
+        cpu_time: measure CPU time, not time on the clock: other processes may use the machine.
     """
     clock = time.process_time if cpu_time else time.perf_counter
     times: list[float] = []

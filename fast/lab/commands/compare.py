@@ -38,7 +38,7 @@ from kvlab.reference.timeline import Timeline
 BATCH = {"fast": 32, "reference": 1}
 """Problems that run together: the reference takes one after the other anyway."""
 MEASURED = {"fast": 4, "reference": 1}
-"""Problems along which errors and memory are measured, at most; all are solved."""
+"""Most problems on which errors and memory are measured; accuracy counts all problems."""
 
 METHOD, SOLVED, *FIGURES = comparing.COLUMNS
 ROWS = Lines(

@@ -79,20 +79,20 @@ def run(
     arrays: Annotated[
         str | None, typer.Option(help="numpy, torch, cupy, jax.numpy; default: the file's ARRAYS.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="As that library names it.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device, as that library names it.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="float32, float16 or bfloat16: of inputs and tolerance.")
+        str | None, typer.Option(help="float32, float16 or bfloat16, for inputs and tolerance.")
     ] = None,
     minimise: Annotated[
         bool, typer.Option(help="Look for the smallest inputs on which a group fails.")
     ] = True,
     timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 60.0,
-    calls: Annotated[int, typer.Option(min=1, help="How often each case is asked.")] = 1,
+    calls: Annotated[int, typer.Option(min=1, help="Calls of each case.")] = 1,
     sizes: Annotated[
         list[str] | None,
         typer.Option(help="small: the vectors; kernel, long: drawn cases. May be repeated."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the numbers of drawn cases.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the numbers in drawn cases.")] = 0,
     spec: Annotated[
         str, typer.Option(help=f"Specification: {', '.join(vectors.SPECIFICATIONS)}.")
     ] = vectors.LATEST,
@@ -169,7 +169,7 @@ def implementation(
     precision: str | None,
     timeout: float,
 ) -> Iterator[Implementation]:
-    """Hand out what is under test, in a process of its own, which ends with the context.
+    """Yield the implementation under test, in a process of its own, which ends with the context.
 
     Raises:
         ValueError: if a file and a program are given, or neither, or if what is given cannot be
@@ -302,7 +302,7 @@ def generate(
         Path | None, typer.Option(help="Directory to write; default: the package's.")
     ] = None,
     spec: Annotated[
-        str, typer.Option(help="Specification whose own cases are made; 0.9: of all methods.")
+        str, typer.Option(help="Specification whose cases are made; 0.9 has those of all methods.")
     ] = "0.9",
     method: Annotated[
         str | None, typer.Option(help="Make the cases of this method alone; needs --out.")

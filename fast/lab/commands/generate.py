@@ -39,7 +39,7 @@ def generate(
     prompt_file: PromptFile = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the draws, if --temperature is above 0.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws, if --temperature is above 0.")] = 0,
     device: Device = None,
     dtype: Dtype = "auto",
     as_json: AsJson = False,

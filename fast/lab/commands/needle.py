@@ -1,4 +1,4 @@
-"""``kvlab needle``: does a model still find what it was told long ago, under a method?"""
+"""``kvlab needle``: how often a model under a method still finds a fact from long ago."""
 
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +36,7 @@ DEFAULT_METHODS = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova"
 
 TextFile = Annotated[
     Path | None,
-    typer.Option(help="UTF-8 file to hide in; default: a novel, for embedded models problems."),
+    typer.Option(help="UTF-8 file that hides needles; default: a novel; embedded models: problems."),
 ]
 Lengths = Annotated[
     str | None, typer.Option(help="Tokens of a prompt in a text, separated by commas.")
@@ -44,10 +44,10 @@ Lengths = Annotated[
 Depths = Annotated[
     str, typer.Option(help="Percent of the text before the needle, separated by commas.")
 ]
-Trials = Annotated[int, typer.Option(help="Needles per cell; of problems, per length.")]
+Trials = Annotated[int, typer.Option(help="Needles per cell; embedded models: problems per length.")]
 BatchSize = Annotated[
     int | None,
-    typer.Option(help="Haystacks that are read together; default: 1, of the problems 8."),
+    typer.Option(help="Haystacks that are read together; default: 1; embedded models: 8."),
 ]
 
 
@@ -58,7 +58,7 @@ def needle(
     lengths: Lengths = None,
     depths: Depths = "0,25,50,75,100",
     trials: Trials = 10,
-    seed: Annotated[int, typer.Option(help="Of needles and problems.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of needles and problems.")] = 0,
     chat: Chat = False,
     block_size: Annotated[
         int, typer.Option(help="Read prompts in blocks of so many tokens.")

@@ -23,7 +23,7 @@ ModelDirectory = Annotated[
     typer.Option("--model", help="Short name (kvlab models list) or directory."),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="As PyTorch names it; default: a GPU if there is one.")
+    str | None, typer.Option(help="Device, as PyTorch names it; default: a GPU if there is one.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")]
 Parallel = Annotated[

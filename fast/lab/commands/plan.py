@@ -39,11 +39,11 @@ Spread = Annotated[
     ),
 ]
 Speed = Annotated[
-    float, typer.Option(help="Tokens per second that every user gets, at the slowest.")
+    float, typer.Option(help="Least tokens per second for every user.")
 ]
-BandwidthShare = Annotated[float, typer.Option(help="Of the peak bandwidth, that kernels reach.")]
+BandwidthShare = Annotated[float, typer.Option(help="Share of the peak bandwidth that kernels reach.")]
 FlopsShare = Annotated[
-    float, typer.Option(help="Of the peak arithmetic, that matrix products reach.")
+    float, typer.Option(help="Share of the peak arithmetic that matrix products reach.")
 ]
 Host = Annotated[float, typer.Option(help="Microseconds of the host per kernel; 0: CUDA graphs.")]
 Papers = Annotated[

@@ -43,7 +43,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class ResultsInMemory(Results):
-    """What a sweep found that was run at once; `summary.summarise` sums it up."""
+    """The results of a sweep that was run at once; `summary.summarise` sums them up."""
 
     plan: Plan
     found: Sequence[tuple[Job, Sequence[Found]]]

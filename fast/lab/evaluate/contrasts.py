@@ -1,9 +1,9 @@
-"""The papers' contrasts, measured on the embedded models, and what that says about each.
+"""The papers' contrasts, measured on the embedded models, and a verdict on each contrast.
 
-``contrasts.toml`` lists them. What lies in ``results/`` decides: the study, on jump programs, at
-the budgets that it has; the first study, on chained arithmetic; and for methods that are in neither
-the ablations, on fewer problems (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats each). For
-likelihoods and needles it is what ``kvlab perplexity --json`` and ``kvlab needle --json`` wrote.
+``contrasts.toml`` lists the contrasts. The sweeps in ``results/`` decide: the study, on jump
+programs, at its budgets; the first study, on chained arithmetic; and for methods that are in
+neither study the ablations, on fewer problems (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats
+each). Likelihoods and needles come from ``kvlab perplexity --json`` and ``kvlab needle --json``.
 Contrasts of the task ``smollm2`` are judged on SmolLM2, a real language model, and on nothing else.
 """
 
@@ -41,11 +41,11 @@ KINDS = ("more solved", "as many solved", *FIGURES)
 REAL = "smollm2"
 """The model that reads English."""
 BUDGETS = {"reasoning": ("70%", "85%"), "jumps": ("30%", "50%"), REAL: ("25%", "50%")}
-"""At which contrasts are judged, by task: where the methods differ."""
+"""Budgets at which contrasts are judged, by task: at these budgets the methods differ."""
 FAMILY = 0.95
-"""Probability that all intervals together hold what they should, by Bonferroni."""
+"""Probability that all intervals together contain the true values, by Bonferroni."""
 RESAMPLES = 40_000
-"""Of every bootstrap; intervals this wide need their tails."""
+"""Resamples of every bootstrap: intervals at so high a level need the tails."""
 CLOSE = 0.10
 """Shares of solved problems that differ by less count as about as good."""
 
@@ -63,8 +63,8 @@ LONGER, OTHER_READINGS, GRANULARITY, EQUAL_BYTES = OTHER_SWEEPS = (
     "granularity",
     "equal_bytes",
 )
-"""Sweeps of jump programs longer than those that the model was trained on, of what papers leave
-open, of what leaves together, and of precisions."""
+"""Sweeps of jump programs longer than those that the model was trained on, of other readings of
+papers, of entries that leave together, and of precisions."""
 NEEDLES, LONGER_NEEDLES, FACTS, FACTS_AFTER = REAL_SWEEPS = (
     f"needle_{REAL}",
     f"needle_2k_{REAL}",
@@ -103,9 +103,9 @@ class Contrast:
     kind: str
     """One of `KINDS`."""
     task: str = "reasoning"
-    """On which problems count as solved: one of `BUDGETS`."""
+    """The task whose problems count: a key of `BUDGETS`."""
     budgets: Sequence[str | None] = ()
-    """At which to judge; by default `BUDGETS`, or None alone if neither method takes one."""
+    """Budgets at which to judge; by default `BUDGETS`, or None if neither method takes a budget."""
 
     def __post_init__(self) -> None:
         check_choice(PAPERS, paper=self.paper)
@@ -127,7 +127,7 @@ class Untested:
     statement: str
     why: str
     instead: str
-    """What tests it, for readers who have the means."""
+    """A way to test it, for readers who have the means."""
 
     def __post_init__(self) -> None:
         check_choice(PAPERS, paper=self.paper)
@@ -150,7 +150,7 @@ class Judged:
     contrast: Contrast
     budget: str | None
     problems: int
-    """On which both methods were compared."""
+    """Problems on which both methods were compared."""
     ours: Interval
     other: Interval
     """Shares solved, or mean errors, with 95 % intervals."""
@@ -198,7 +198,7 @@ def stored_directory(name: str) -> Path:
 
 @cache
 def stored_summary(name: str) -> TaskSummary:
-    """Return what a sweep or a command found whose results lie in the package."""
+    """Return the summary of a sweep or a command whose results lie in the package."""
     if name in READINGS:
         return stored_reading(name)
     from kvlab.fast.lab.sweep.run import read_stored  # needs pyarrow
@@ -241,8 +241,8 @@ def judge(sources: Sequence[TaskSummary], paper: str | None = None) -> list[tupl
     """Judge every contrast of a paper, or of all, at every budget that it has.
 
     Args:
-        sources: what was measured. Of those that have both methods, the first decides on solved
-            problems, the last on figures.
+        sources: summaries of what was measured. Of the sources that have both methods, the first
+            decides on solved problems, the last on figures.
         paper: one of `kvlab.reference.proofs.PAPERS`; None judges all.
 
     Raises:

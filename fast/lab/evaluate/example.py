@@ -21,8 +21,8 @@ MOST = 3
 def record_example(comparison: Comparison, report: Report | None = None) -> Timeline | None:
     """Record the methods that are `shown` on the problem that splits them most evenly.
 
-    None where the model is not embedded, so that the reference may not be able to read it, and
-    where no two methods differ on a problem.
+    Return None if the model is not embedded, because the reference may not be able to read it, and
+    if no two methods differ on a problem.
     """
     sweep, budget = comparison.sweep, telling_budget(comparison)
     (model,), (spec,) = sweep.models, sweep.tasks
@@ -48,7 +48,7 @@ def record_example(comparison: Comparison, report: Report | None = None) -> Time
 
 
 def shown(points: list[Point]) -> list[Point]:
-    """Choose of methods, the best first: the best ones, and eviction at random if it was tried."""
+    """Choose the first points, which are the best, and eviction at random if it was tried."""
     controls = [point for point in points if base_name(point.method) == CONTROL][:1]
     others = [point for point in points if point not in controls]
     return [*others[: MOST - len(controls)], *controls]

@@ -18,9 +18,9 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def telling_budget(comparison: Comparison) -> int | None:
-    """Return the budget at which methods differ most, the smallest of several.
+    """Return the budget at which methods differ most, the smallest of equal ones.
 
-    Budgets at which nothing has to be forgotten tell nothing, nor do those with a single method.
+    A budget does not count if it holds the whole text, or if only one method has figures there.
     """
     length = comparison.summary.mean_length
     budgets = sorted(each for each in set(comparison.summary.budgets.values()) if each < length)
@@ -91,7 +91,7 @@ def beside_control(comparison: Comparison, budget: int) -> str:
 
 
 def without_budget(comparison: Comparison) -> str:
-    """Say what the methods solved whose memory follows from their own parameters."""
+    """Say what was solved by the methods whose memory follows from their own parameters."""
     parts = [
         f"{names([point])} solved {solved(point)} with {100 * bits / FULL_BITS:.0f} % of the memory"
         for point in points_at(comparison, None)

@@ -65,9 +65,10 @@ class Likelihood:
     greedy: Bool[np.ndarray, " t"]
     """Whether the token is the likeliest."""
     entries: int
-    """Per KV head, in the compressed layer that keeps most, when the last token was read."""
+    """Entries per KV head after the last token, in the compressed layer that keeps most."""
     nbytes: float
-    """Of keys and values then, scales and norms included, an unquantised element at 16 bits."""
+    """Bytes of all keys and values at that time, scales and norms included; an unquantised element
+    counts 16 bits."""
 
 
 def likelihoods(
@@ -115,7 +116,7 @@ def likelihoods(
 
 
 def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
-    """Raise ValueError if a policy never looks before the last block of a prompt is rated.
+    """Raise ValueError if a policy decides nothing before the last block of a prompt is rated.
 
     Then ``blocks`` would rate the full cache, whatever the budget.
     """

@@ -30,9 +30,9 @@ class Haystack:
     written: Sequence[int]
     """What follows the prompt; it holds the answers."""
     needles: Sequence[tuple[int, slice]]
-    """Number of the depth of each needle, and where its answer is in ``written``."""
+    """Index of each needle's depth in `Grid.depths`, and the place of its answer in ``written``."""
     length: int
-    """Number of the length."""
+    """Index of the haystack's length in `Grid.lengths`."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.written)

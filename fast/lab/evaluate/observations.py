@@ -47,14 +47,14 @@ INSTRUCTION = (
 )
 """What a model that reads English is told to do with a text that hides five numbers."""
 TEMPERATURE = 0.7
-"""At which it writes; the likeliest tokens of small models go round in circles."""
+"""Temperature at which the model writes; greedy texts of small models repeat themselves."""
 
 THRESHOLDS = (1e-4, 5e-4, 1e-2)
 """Attention α that activates an entry: LazyEviction's for Qwen and for Llama, and a larger one."""
 GAP = 16
 """Steps back at which a token that is important now is looked for (LazyEviction Fig. 2b)."""
 RECENT = 32
-"""AhaKV's rows, which are also the newest tokens whose fate says nothing about bias."""
+"""Rows that AhaKV sums; as many newest tokens do not count in figures of bias."""
 KEEPERS = {
     "H2O": "h2o@recent=0",
     "AhaKV": f"ahakv@recent={RECENT}",
@@ -62,7 +62,7 @@ KEEPERS = {
     "AhaKV, all rows": f"ahakv@recent={RECENT},accumulation=all",
     "AhaKV without values": f"ahakv@recent={RECENT},value_prior=none",
 }
-"""Whose keep sets are looked at: scores alone speak in H2O without its recent half."""
+"""Methods whose keep sets are compared; H2O has no recent half here, so its scores decide."""
 BITS = (8, 4, 2)
 
 Figures = dict[str, float]
@@ -92,8 +92,8 @@ def recurrence_figures(trace: Trace) -> Figures:
 def bias_figures(trace: Trace) -> Figures:
     """Return how accumulated attention and what methods keep of a quarter depend on position.
 
-    A correlation of 0 and half of the entries in the first half would be no bias. The whole text is
-    read as a prompt, and its last `RECENT` tokens do not count.
+    Without bias a correlation is 0, and half of the kept entries are in the first half of the text.
+    The whole text is read as a prompt, and its last `RECENT` tokens do not count.
     """
     t = trace.shape[3]
     judged = np.arange(t - RECENT)
@@ -204,7 +204,7 @@ def passages(
 ) -> dict[str, list[Passage]]:
     """Return texts by kind: written by the model, and, if it reads English, of the novel.
 
-    Passages of the novel have as many tokens before and after their beginning as those written.
+    Passages of the novel have as many given and as many rated tokens as the written texts.
     """
     if embedded:
         return {"written": problem_passages(tokenizer, count)}

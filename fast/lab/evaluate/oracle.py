@@ -23,7 +23,7 @@ from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Pol
 
 @dataclass(frozen=True, eq=False)
 class Foreseen(reference.Score):
-    """The sooner an entry is used, the more it is worth."""
+    """Rates an entry the higher, the sooner it is used."""
 
     next_use: Int[Array, "N t t"]
     """For every problem, moment and entry, the query that uses the entry next."""
@@ -63,8 +63,8 @@ class ForeseenInBatch(Score):
 def oracle_policy(next_uses: Sequence[Int[Array, "_ _"]], budget: int, recent: int) -> Policy:
     """Return the policy that evicts the entry whose next use is the latest.
 
-    Of the entries that nothing uses any more, the oldest leaves first, so that room that is left
-    holds the newest steps whole.
+    Of the entries that no query uses any more, the oldest leaves first, so that the remaining room
+    holds the newest steps completely.
 
     Args:
         next_uses: of each problem of a batch, in order; see `kvlab.reference.tasks.jumps_oracle`.

@@ -72,7 +72,7 @@ def control(rows: Sequence[Moved], budget: int | None) -> Moved:
 
 def main(
     methods: Annotated[str, typer.Option(help="Registry syntax, separated by ';'.")],
-    out: Annotated[Path, typer.Option(help="JSON file to write; what it holds is not repeated.")],
+    out: Annotated[Path, typer.Option(help="JSON file to write; its rows are not measured again.")],
     model: Annotated[str, typer.Option(help="Short name or directory.")] = "reasoner",
     budgets: Annotated[str, typer.Option(help="Entries or percent, separated by commas.")] = "25%",
     passages: Annotated[int, typer.Option(min=2, help="Texts.")] = 5,

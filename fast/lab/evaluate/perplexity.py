@@ -55,10 +55,10 @@ class Row:
     losses: tuple[float, ...] = ()
     """Loss per token of each passage, in nats."""
     entries: float | None = None
-    """Kept per KV head at the end, in the layer that keeps most; mean over the passages."""
+    """Entries per KV head at the end, in the layer that keeps most; mean over the passages."""
     nbytes: float | None = None
-    """Of keys and values at the end, scales and norms included, an unquantised element at 16 bits;
-    mean over the passages."""
+    """Bytes of keys and values at the end, scales and norms included; an unquantised element counts
+    16 bits. Mean over the passages."""
 
 
 @dataclass(frozen=True)

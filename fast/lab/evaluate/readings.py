@@ -98,7 +98,7 @@ def specification(start: str, options: Sequence[str]) -> str:
 
 
 def differences(summary: TaskSummary, compared: Sequence[Pair]) -> Iterator[Difference]:
-    """Relate both readings of every pair, problem by problem, at every budget.
+    """Compare both readings of every pair, problem by problem, at every budget.
 
     Raises:
         ValueError: if a reading did not run on every problem.

@@ -75,7 +75,7 @@ def paired_shares(
     Args:
         only_first: trials in which the first alone succeeded.
         only_second: trials in which the second alone succeeded.
-        trials: all of them.
+        trials: number of all trials.
         level: of the interval.
         resamples: of the bootstrap.
 
@@ -106,8 +106,8 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
 def mcnemar(only_first: int, only_second: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
-    Of the problems that just one of two methods solved, each is as likely to be the one's as the
-    other's if the methods are equally good (McNemar 1947; exact by the binomial distribution).
+    If two methods are equally good, a problem that only one of them solved was solved by either
+    method with equal probability (McNemar 1947; exact by the binomial distribution).
 
     Args:
         only_first: problems that the first method alone solved.
@@ -127,8 +127,8 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values of tests that are read together (Holm 1979).
 
-    Calling those below α significant makes a false one among them with probability α at most,
-    however the tests depend on each other.
+    If all tests with an adjusted p-value below α are called significant, the probability that any
+    of these calls is false is at most α, however the tests depend on each other.
 
     Raises:
         ValueError: if a value is not between 0 and 1.

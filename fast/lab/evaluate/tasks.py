@@ -56,7 +56,7 @@ class Outcome:
     """How an answer was graded."""
 
     solved: bool
-    """What accuracy counts."""
+    """Whether the problem counts as solved in the accuracy."""
     answer_correct: bool
     """Whether the final answer is right, however it was reached."""
 
@@ -71,7 +71,7 @@ class Task(ABC):
 
     @property
     def asks_after(self) -> bool:
-        """Whether problems are an `AskedAfter`: compressed before their question is known."""
+        """Whether problems are `AskedAfter`: their text is compressed before the question is known."""
         return False
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Reasoning(Task):
     one_answer = True
 
     variables: int | None = None
-    """Of every problem; None: the mixture of `reasoning.HELD_OUT_VARIABLES`."""
+    """Variables of every problem; None: the mixture of `reasoning.HELD_OUT_VARIABLES`."""
 
     def problems(self, count: int, seed: int) -> Sequence[reasoning.Problem]:
         """Return held-out problems."""
@@ -145,7 +145,7 @@ class InNovel(Task):
     """What is hidden in a novel, for models that read English (`kvlab.reference.tasks.needle`)."""
 
     words: int = 700
-    """Of the text."""
+    """Words of the text."""
     question: str = "after"
     """``after``: a text is compressed before its questions are known. ``known``: text and question
     are one prompt."""
@@ -170,7 +170,7 @@ class Needle(InNovel):
     one_answer = True
 
     needles: int = 5
-    """Hidden in each text."""
+    """Needles in each text."""
 
     def hidden(self, count: int, seed: int) -> Sequence[needle.Problem]:
         return needle.haystacks(count, seed, self.words, self.needles)
@@ -186,7 +186,7 @@ class Reading(InNovel):
     """Facts from several places of a novel, asked for at once."""
 
     facts: int = 2
-    """To be written for one answer, in the order of the question."""
+    """Facts that one answer must contain, in the order of the question."""
 
     def hidden(self, count: int, seed: int) -> Sequence[needle.Problem]:
         return needle.readings(count, seed, self.words, self.facts)

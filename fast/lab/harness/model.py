@@ -205,7 +205,7 @@ OPTIONS = {
 
 
 def _present(device: str | None) -> str | None:
-    """Return the device; lm-eval's command line asks for CUDA when nobody names one."""
+    """Return the device, or the CPU if there is no CUDA: lm-eval asks for CUDA by default."""
     if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
         log.warning("device = %r is not there: taking the CPU", device)
         return "cpu"

@@ -1,4 +1,4 @@
-"""AhaKV: entries collect attention by standing early; how flat attention is."""
+"""AhaKV: early entries collect more attention; how flat attention is."""
 
 from collections.abc import Mapping, Sequence
 from math import log

@@ -25,9 +25,9 @@ ALONE = (
 )
 """Methods of the study that are drawn: each evicts alone or quantises alone."""
 BUDGETS = ("20%", "30%", "50%", "70%")
-"""Of the study."""
+"""Budgets of the study that are drawn."""
 ALONE_REAL = ("full", "h2o", "caote:h2o", "streaming_llm", "random@recent=32")
-"""What is drawn of the real model's perplexities that have no precision."""
+"""Methods without a precision whose perplexities on the real model are drawn."""
 KINDS = {
     "eviction alone": ("tab:blue", "o"),
     "quantisation alone": ("tab:orange", "s"),
@@ -41,7 +41,7 @@ BELOW_FULL = "loss per token less the full cache's, nats (less is better)"
 
 @dataclass(frozen=True)
 class Place:
-    """A method at a budget: what it holds, and what that does to the model."""
+    """A method at a budget: what it holds, and how well the model then works."""
 
     method: str
     budget: str
@@ -51,7 +51,7 @@ class Place:
     quality: Interval
     """Share of problems solved, or nats per token lost."""
     entries: float
-    """Per KV head."""
+    """Entries per KV head."""
 
     @property
     def kind(self) -> str:
@@ -80,14 +80,14 @@ class Panel:
 
     title: str
     axis: str
-    """What `Place.quality` is."""
+    """Label of the axis of `Place.quality`."""
     places: tuple[Place, ...]
     more: bool
     """Whether more of it is better."""
 
     @property
     def front(self) -> tuple[Place, ...]:
-        """The Pareto front, fewest bytes first: nothing as small is as good.
+        """The Pareto front, fewest bytes first: no other place is as small and as good.
 
         Of places with equal bytes and equal means the first is taken.
         """
@@ -158,7 +158,7 @@ def real_panel() -> Panel:
 def places_of_rows(found: Mapping[str, Any]) -> list[Place]:
     """Return what ``kvlab perplexity --json`` wrote as points; its first row is the full cache.
 
-    Results from before bytes were counted have no precisions: their shares are those of entries.
+    Old results without bytes have no precisions, so that the share of entries stands for bytes.
     """
     full, places = found["rows"][0], []
     for row in found["rows"]:

@@ -37,7 +37,7 @@ COLOURS = (
 )
 """Grey is left to controls."""
 MOST_TICKS = 8
-"""Places of x that are all named."""
+"""Up to so many places of x, each one gets a label."""
 
 
 def solved_over(curves: Mapping[str, Curve], horizontal: str, full: float | None = None) -> Picture:

@@ -62,7 +62,7 @@ def under_budgets(found: TaskSummary, specs: Sequence[str], budgets: Sequence[st
 
 
 def under_own_rules(found: TaskSummary) -> Table:
-    """Set methods side by side whose parameters say what they store, least memory first.
+    """List the methods whose parameters determine what they store, least memory first.
 
     Methods that store all of these short texts at full precision are left out, the full cache
     excepted.
@@ -106,7 +106,7 @@ class Both:
 
     embedded: str
     real: str
-    """With a window that suits longer texts."""
+    """Its specification on the real model, with a window that suits longer texts."""
 
 
 BOTH = (
@@ -125,11 +125,11 @@ BOTH = (
 )
 """Methods that compress while a prompt is read, which all of these measurements need."""
 HALF = 512
-"""Entries, of texts of about 1,000 tokens."""
+"""Budget in entries for texts of about 1,000 tokens."""
 
 
 def on_both_models(shown: Collection[str] | None = None) -> Table:
-    """Set what the embedded and the real model say of methods side by side.
+    """List results of methods on the embedded and on the real model side by side.
 
     Args:
         shown: names in the registry; the control is always there. Default: all.

@@ -2,7 +2,7 @@
 
 The driver hands a worker one job at a time and keeps what it returns, so that no file system has to
 be shared. A worker that dies is replaced, and its job is handed out again; nodes that join get
-workers, and those that leave are not waited for. If the driver dies, Ray ends its workers.
+workers, and the sweep does not wait for nodes that leave. If the driver dies, Ray ends its workers.
 """
 
 import logging
@@ -35,8 +35,8 @@ PATIENCE_FOR_CLUSTER = 10.0
 """Seconds until a cluster that does not answer counts as not there."""
 
 MOST_DEATHS = 5
-"""Workers that a job may take with it until it is given up: enough for bad luck, and an end if the
-job itself is what kills them, as when it needs more memory than there is."""
+"""Workers that may die during one job before the job is given up. This tolerates accidents, and
+ends a job that itself kills its workers, for example because it needs too much memory."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class RayEngine(Engine):
     """Jobs on the cluster that ``RAY_ADDRESS`` names; without it, on one made for this run."""
 
     def __init__(self, workers: int | None = None, gpus: float | None = None) -> None:
-        """Note what is wanted; the cluster is first spoken to when results are asked for.
+        """Note the arguments; the cluster is contacted when results are asked for.
 
         Args:
             workers: at most so many; None: as many as the cluster has room for.
@@ -168,7 +168,7 @@ class Crew:
 
 
 def remote_worker(gpus: float) -> Any:
-    """Ask for a `RemoteWorker`; one that dies is not restarted behind our back."""
+    """Ask for a `RemoteWorker`; Ray does not restart it if it dies."""
     kind: Any = ray.remote(RemoteWorker)
     return kind.options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
 

@@ -20,10 +20,10 @@ MOST = {"problems": 2**31 - 1, "seeds": 2**63 - 1}
 """What the columns of the data set can hold."""
 
 ORACLE = "oracle"
-"""How a sweep names, among its methods, the policy that knows what the rest of a run will need."""
+"""Name, among a sweep's methods, of the policy that knows what the rest of a run will need."""
 
 MODEL, TASK = next(iter(EMBEDDED.items()))
-"""What a sweep is of if it does not say it."""
+"""Default model and task of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,22 @@ class Sweep:
     """Entries, or percent of the mean tokens of prompt and solution, for methods that take a
     budget."""
     problems: int
-    """Per task and seed."""
+    """Problems per task and seed."""
     models: tuple[str, ...] = (MODEL,)
     """Short names of embedded models, directories, or (fast backend) ids on the hub."""
     tasks: tuple[str, ...] = (TASK,)
     seeds: tuple[int, ...] = (0,)
-    """Of the problems: every seed draws others."""
+    """Seeds of the problems: every seed draws other problems."""
     batch: int = 32
-    """Problems that run together: one piece of work. Rounding depends on the batch, so results of
-    another batch are other results."""
+    """Problems that run together: one piece of work. Rounding depends on the batch, so another
+    batch size gives other results."""
     measured: int = 0
     """The first problems of every seed on which output error, divergence and memory are
     measured."""
     backend: str = "fast"
     to_first_error: bool = False
     """Whether an answer ends at its first wrong token, which saves time. It needs tasks with one
-    right answer each; nothing is then known of final answers whose way is wrong."""
+    right answer each. The final answer after a wrong step is then not known."""
     block_size: int | None = None
     """Tokens per block of a prompt; None reads prompts at once."""
     pairs: tuple[tuple[str, str], ...] = ()
@@ -189,7 +189,7 @@ def to_toml(sweep: Sweep) -> str:
 
 
 def budgeted(spec: str) -> bool:
-    """Say whether what a sweep names among its methods takes a budget."""
+    """Say whether one of a sweep's methods, or the oracle, takes a budget."""
     return spec == ORACLE or takes_budget(spec)
 
 

@@ -122,7 +122,7 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def without_timing(table: pa.Table) -> pa.Table:
-    """Return what two runs of one sweep have in common, dictionaries written out."""
+    """Return the columns that are equal in two runs of one sweep, dictionaries written out."""
     return plain_text(table).drop_columns(list(TIMING)).combine_chunks()
 
 

@@ -74,7 +74,7 @@ class ProcessEngine(Engine):
 
 
 def attempt_job(worker: Worker, job: Job) -> list[Found] | Failure:
-    """Do a job; what goes wrong in it must not stop the others."""
+    """Do a job; an error becomes a `Failure`, so that the other jobs go on."""
     try:
         return worker.run(job)
     except Exception as error:

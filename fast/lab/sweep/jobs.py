@@ -15,7 +15,7 @@ from kvlab.reference.methods import with_seed
 from kvlab.reference.selection import budget_entries
 
 FORMAT = 1
-"""Of the results of a job; another number makes all old results count as missing."""
+"""Version of the results of a job; with a new number all old results count as missing."""
 
 BETWEEN_BATCHES = 1009
 """Between the seeds of two problems that begin a batch: more than anybody repeats a sweep."""
@@ -29,7 +29,7 @@ class Job:
     model: str
     """As the sweep names it."""
     fingerprint: str
-    """Of the model's files; for an id on the hub, the id."""
+    """Hash of the model's files; for an id on the hub, the id."""
     task: str
     seed: int
     method: str
@@ -75,14 +75,14 @@ class Plan:
 
     sweep: Sweep
     fingerprints: dict[str, str]
-    """Per model."""
+    """Fingerprint of each model."""
     entries: dict[str, dict[str, dict[str, int]]]
     """Per model and task, the budgets in entries."""
     lengths: dict[str, dict[str, float]]
     """Per model and task, the mean tokens of prompt and solution."""
 
     def jobs(self) -> Iterator[Job]:
-        """Yield the jobs, all of a model and a seed together: what is done first can be read.
+        """Yield the jobs; those of one model and seed follow each other, so that reports can begin.
 
         All methods on a batch follow each other, so that the full cache answers a batch once.
         """

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 NAME = "report"
 
 EXCEEDED = "†"
-"""Marks what held more entries than its budget."""
+"""Marks a point that held more entries than its budget."""
 
 UNKNOWN = "?"
-"""Marks what may have: no problem was measured."""
+"""Marks a point for which that is not known, because no problem was measured."""
 
 CHANCE = "≈"
-"""Marks what is not shown to solve more than eviction at random."""
+"""Marks a point that is not shown to solve more than eviction at random."""
 
 
 def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:

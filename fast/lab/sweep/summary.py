@@ -20,7 +20,7 @@ from kvlab.fast.lab.sweep.jobs import Job, Plan
 from kvlab.reference.methods import base_name
 
 LEVEL = 0.95
-"""Of every interval; tests are called significant below 1 − LEVEL."""
+"""Level of every interval; tests are called significant below 1 − LEVEL."""
 
 MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits", "payload_bits")
 
@@ -38,7 +38,7 @@ class Point:
     """Why there are no figures: what the method cannot do, or what has not been run."""
     solved: float | None = None
     interval: Interval | None = None
-    """Wilson's, of ``solved``."""
+    """Wilson's interval of ``solved``."""
     answered: float | None = None
     """Share with the right final answer; None if that is not known of every problem."""
     by_seed: Mapping[int, float] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Test:
     first: str
     second: str
     budget: int | None
-    """Of the methods that take a budget."""
+    """Budget of the methods that take one."""
     problems: int
     first_solved: float
     second_solved: float
@@ -84,9 +84,9 @@ class Test:
     """Share solved by the second minus the share solved by the first, with its bootstrap
     interval."""
     p: float
-    """McNemar's, exact and two-sided."""
+    """p-value of McNemar's test, exact and two-sided."""
     p_adjusted: float
-    """By Holm, over all tests of the task."""
+    """The p-value after Holm's correction over all tests of the task."""
 
     @property
     def verdict(self) -> str:
@@ -103,7 +103,7 @@ class TaskSummary:
     model: str
     task: str
     budgets: Mapping[str, int]
-    """As the sweep states them, and in entries."""
+    """Budgets as the sweep states them, and in entries."""
     mean_length: float
     """Tokens of prompt and solution."""
     seeds: tuple[int, ...]
@@ -117,11 +117,10 @@ class TaskSummary:
     where none of them solved a problem. The oracle is no method."""
     chance: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Per budget at which eviction at random was tried, the methods that are not shown to solve
-    more than it: than that of its readings which solved most, by McNemar's test, adjusted by
-    Holm."""
+    more than its best variant (McNemar's test, adjusted by Holm)."""
 
     def point(self, method: str, budget: int | None) -> Point:
-        """Return one point; for a method that takes no budget, whatever the budget.
+        """Return one point; a method that takes no budget has the same point at every budget.
 
         Raises:
             KeyError: if there is none.
@@ -200,7 +199,7 @@ Row = Mapping[str, Any]
 
 
 def _rows_by_point(results: Results) -> dict[tuple[Any, ...], list[Row]]:
-    """Group the rows; the plan says what a point is called, not the row."""
+    """Group the rows by point; the name of a point comes from the plan, not from the row."""
     jobs = {job.id: job for job in results.plan.jobs()}
     grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in results.rows():
@@ -328,7 +327,7 @@ def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
 FULL = "full"
 """The method that keeps everything."""
 CONTROL = "random"
-"""The method that knows nothing."""
+"""The method that evicts at random."""
 
 
 def not_above_chance(points: Sequence[Point]) -> dict[int, frozenset[str]]:
