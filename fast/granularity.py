@@ -42,7 +42,7 @@ class Joined(Score):
 @twin_of(reference.OneForAllHeads)
 @dataclass(frozen=True)
 class OneForAllHeads(Joined):
-    """One worth of an entry for all KV heads of a layer, so that all of them keep the same."""
+    """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
 
     join: Literal["layer", "union"]
 
@@ -66,7 +66,7 @@ class OneForAllHeads(Joined):
 @twin_of(reference.OfPages)
 @dataclass(frozen=True)
 class OfPages(Joined):
-    """The worth of a page, given to each of its entries."""
+    """Gives each entry the score of its page."""
 
     page: int
     join: PageScore
@@ -80,7 +80,7 @@ class OfPages(Joined):
 @twin_of(reference.WholePages)
 @dataclass(frozen=True)
 class WholePages(Protect):
-    """The page that is being written, and every page that holds an entry that is safe."""
+    """Protects the page that is being written, and every page that holds a safe entry."""
 
     inner: Protect
     page: int

@@ -16,7 +16,7 @@ QueryPositions = Int[Tensor, "N m"]
 Marks = Bool[Tensor, "N G n"]
 PerEntry = Float[Tensor, "N G n"]
 Scores = Float[Tensor, "N #G n"]
-"""Worth of every slot; one row for all heads where they decide together."""
+"""Score of every slot; one row for all heads if they decide together."""
 Candidates = Bool[Tensor, "N G n"] | None
 """Entries that may leave; None for all."""
 Room = Sequence[int]

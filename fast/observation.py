@@ -68,7 +68,7 @@ class Needs(reference.Needs):
 
     @property
     def only_sums(self) -> bool:
-        """Whether sums over the rows of a block, and over its query heads, are all it reads."""
+        """Whether the score reads only sums over the rows and the query heads of a block."""
         return self.sums_rows and self.heads in ("sum", "mean")
 
     def reads(self, clock: BatchClock) -> str:
@@ -95,7 +95,7 @@ class LayerView:
     """Gives entries of several precisions as attention kernels read them, if they can."""
 
     converted: dict[str, Tensor] = field(default_factory=dict)
-    """What has been converted to ``dtype``."""
+    """Columns that have been converted to ``dtype``."""
 
     @property
     def positions(self) -> Positions:
@@ -134,7 +134,7 @@ class LayerView:
 
 @dataclass(eq=False)
 class Attended:
-    """What some rows pay to every entry, as far as a score reads it."""
+    """Attention that some rows pay to every entry, as far as a score reads it."""
 
     weights: Probabilities | None = None
     """Probabilities of every query head."""
@@ -250,11 +250,11 @@ class Observation:
     first_head: int = 0
     """Number of the first of these KV heads in the model's layer."""
     attended: Attended = field(default_factory=Attended)
-    """What the queries pay to every entry, for a score that says that it reads it."""
+    """Attention that the queries pay to every entry, for a score that reads it."""
     newest_output: Float[Tensor, "N G rho d"] | None = None
-    """What the newest token's attention put out, where the score reads that attention alone."""
+    """Attention output of the newest token, if the score reads that token's attention alone."""
     memo: dict[Any, Any] = field(default_factory=dict)
-    """What was derived from this observation and is asked for again."""
+    """Results that were computed from this observation and are used again."""
 
     @property
     def positions(self) -> Positions:
@@ -291,7 +291,7 @@ class Observation:
     def received(self, how: GroupReduction) -> Float[Tensor, "N G _ n"]:
         """Return what every entry received from each row; ``how`` is what `Needs` say.
 
-        One row with the sum of all where the score reads nothing else.
+        If the score reads only sums, the result has one row: the sum of all rows.
         """
         if self.attended.received is not None:
             return self.attended.received[:, :, None]

@@ -76,7 +76,7 @@ class Score(ABC):
         """
 
     def retention(self, state: State, seen: Observation, candidates: Candidates) -> Retention:
-        """Return what CAOTE wraps; a score that does not say better gives itself."""
+        """Return the retention that CAOTE wraps; by default it is the score itself."""
         scores = self.score(state, seen, candidates, [0] * len(seen.positions))
         return Retention(scores.expand_as(seen.positions)[:, :, None])
 
@@ -112,7 +112,7 @@ class Budget(ABC):
 
     @abstractmethod
     def room(self, clock: Clock, entries: int, safe: int) -> int | None:
-        """Say how many unsafe ones of ``entries`` may stay; None if that depends on the data."""
+        """Say how many entries that are not safe may stay; None if that depends on the data."""
 
     def room_in(self, seen: Observation, number: int, safe: Marks | None) -> int:
         """Return the room of one sequence from its data; called where `room` returns None."""
@@ -224,8 +224,8 @@ class Nobody(Protect):
 class Edges(Protect):
     """The first ``sinks`` tokens of the text, or all of the prompt, and the last ``recent`` ones.
 
-    The reference protects the ``recent`` newest entries. Those are the newest tokens: each of them
-    has been protected since it came.
+    The reference protects the ``recent`` newest entries. They are the newest tokens, because each
+    of these tokens has been protected since it came.
     """
 
     sinks: int

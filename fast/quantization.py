@@ -94,7 +94,7 @@ def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantiz
     """Quantise each vector of ``x`` along its last axis.
 
     Source: KIVI (arXiv 2402.02750). Halves round to even; a constant group gets codes 0. A value
-    beyond float16's range is clipped to it: looking for one would stop the device.
+    beyond float16's range is clipped to it: a check would have to wait for the device.
 
     Raises:
         ValueError: if ``bits`` is no width of `WIDTHS` or ``group`` is not positive.

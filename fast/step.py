@@ -53,7 +53,7 @@ class StepResult:
     """None if nothing had to leave."""
     safe: Marks | None
     cache: LayerCache
-    """As it is after the step."""
+    """The cache after the step."""
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Storage:
         return vectors[:, :, : self.count]
 
     def readable_tables(self) -> list[VectorTable] | None:
-        """Return the tables, if attention kernels can read them: balanced keys need rewriting."""
+        """Return the tables; None if attention kernels cannot read them, as with balanced keys."""
         readable = self.balance is None and all(table.readable for table in self.tables)
         return self.tables if readable else None
 
@@ -182,7 +182,7 @@ class Storage:
     def _balanced(
         self, slots: Int[Tensor, "N G chosen"], all_wide: bool
     ) -> Float[Tensor, "N G chosen d"]:
-        """Return the vectors to be quantised; float32 where that is what is stored, or holds it."""
+        """Return the vectors to be quantised, as float32 if it holds them exactly, else float64."""
         stored = self._full_precision.dtype
         exact = all_wide and self.balance is None and stored != torch.float64
         dtype = torch.float32 if exact else torch.float64
@@ -248,7 +248,7 @@ def _used(slots: Int[Tensor, "N G rows"]) -> tuple[int, ...]:
 
 
 def _compressed(table: VectorTable, counts: tuple[int, ...] | None = None) -> VectorTable:
-    """Drop the rows that belong to no entry, as far as all sequences can do without them."""
+    """Drop rows that belong to no entry, until the fullest sequence has none of them."""
     counts = _used(table.slots) if counts is None else counts
     longest = max(counts)
     if longest == table.slots.shape[2]:

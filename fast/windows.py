@@ -36,7 +36,7 @@ def remember_queries(state: State, seen: Observation, size: int) -> None:
 def last_real(
     queries: Float[Tensor, "N G rho m d"], positions: Int[Tensor, "N m"], size: int
 ) -> tuple[Float[Tensor, "N G rho w d"], Int[Tensor, "N w"]]:
-    """Return the last ``size`` queries that are no padding; fewer stand behind padding."""
+    """Return the last ``size`` real queries; if there are fewer, padding stands before them."""
     order = (positions >= 0).to(torch.uint8).argsort(dim=-1, stable=True)[:, -size:]
     places = order[:, None, None, :, None].expand(-1, *queries.shape[1:3], -1, queries.shape[4])
     return queries.gather(3, places), positions.gather(1, order)
@@ -60,7 +60,7 @@ def window_received(
 ) -> PerEntry:
     """Sum what the last ``size`` queries pay every entry, mean over the query heads of a KV head.
 
-    Over the present entries, or over ``over`` alone.
+    The softmax runs over the present entries, or over ``over`` alone.
     """
     queries, positions = window(state, size)
     entries = seen.positions if over is None else seen.positions.masked_fill(~over, -1)

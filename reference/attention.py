@@ -20,7 +20,7 @@ def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Float[Array, "G 
 def visible(
     query_positions: Int[Array, " m"], key_positions: Int[Array, "G n"]
 ) -> Bool[Array, "G 1 m n"]:
-    """Say which entry a query may read: those at its own position or before it."""
+    """Mark the entries that a query may read: those at its own position or before it."""
     return key_positions[:, None, None, :] <= query_positions[None, None, :, None]
 
 

@@ -17,11 +17,11 @@ class Column:
 
     meaning: str = ""
     start: float = 0.0
-    """What a new entry starts with."""
+    """Number of a new entry."""
     integer: bool = False
     """Whether the numbers count something, so that other implementations must agree exactly."""
     compared: bool = True
-    """Whether test vectors ask for it; if not, it only helps to compute the other columns."""
+    """Whether test vectors compare it; if not, it only helps to compute the other columns."""
 
     def rows(self, heads: int, entries: int) -> Array:
         """Return the numbers of new entries, ``[heads, entries]``."""
@@ -101,7 +101,7 @@ class LayerCache:
         )
 
     def compact(self, keep: Int[Array, "G kept"]) -> "LayerCache":
-        """Return the cache of these entries alone: the only way by which an entry leaves."""
+        """Return the cache of these entries alone; entries leave in no other way."""
         if keep.shape[1] == len(self):
             return self
         kept = np.arange(len(keep))[:, None], keep

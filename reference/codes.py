@@ -1,4 +1,4 @@
-"""Codes: how a vector is stored in few bits per element, apart from all others."""
+"""Codes: how a vector is stored in few bits per element, independently of other vectors."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ Parts = tuple[Shaped[Array, "rows _"], ...]
 """What is stored of some vectors: packed codes first, then scales or norms."""
 
 Scale = Float[Array, "#G 1 1"]
-"""What vectors are divided by before they are coded, in float32; one number, or one per head."""
+"""Divisor of vectors before they are coded, in float32; one number, or one per head."""
 
 
 @dataclass(frozen=True)
 class Code(ABC):
-    """A way to store a vector, whatever the others are; codes of equal parameters are equal."""
+    """A way to store a vector in few bits per element; codes of equal parameters are equal."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class Code(ABC):
 
     @abstractmethod
     def encode(self, x: Float[Array, "rows d"]) -> Parts:
-        """Return what is stored of vectors, which were divided by the scale.
+        """Return what is stored of vectors; the caller has divided them by the scale.
 
         Raises:
             ValueError: if ``x`` cannot be stored.
@@ -42,13 +42,13 @@ class Code(ABC):
 
     @abstractmethod
     def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
-        """Return what attention reads, up to the scale."""
+        """Return the vectors that attention reads, still divided by the scale."""
 
 
 def scale_to(largest: float, vectors: Float[Array, "G n d"], per_head: bool = False) -> Scale:
-    """Return the scale by which no element of the vectors is larger than ``largest``.
+    """Return the scale that makes the largest element of the vectors ``largest``.
 
-    It is 1 where all elements are zero.
+    The scale is 1 if all elements are zero.
 
     Raises:
         ValueError: if an element is beyond the range of float32.

@@ -19,7 +19,7 @@ Watch = Callable[[Block, StepResult], None]
 
 @dataclass(frozen=True)
 class Session:
-    """One sequence on its way through a model; `advance` returns the next session."""
+    """The state of one sequence between two blocks; `advance` returns the next session."""
 
     model: Transformer = field(repr=False)
     policy: Policy
@@ -27,7 +27,7 @@ class Session:
     prompt: int
     """Tokens of the prompt."""
     confidence: Float[Array, " t"] = field(repr=False)
-    """Per token seen: the largest probability of its distribution; NaN where it was given."""
+    """Per token seen: the largest probability of its distribution; NaN for given tokens."""
     query_heads: bool
 
     @property

@@ -1,8 +1,8 @@
 """What leaves together: the entries of a page, or an entry in all KV heads of a layer.
 
 Engines keep the cache in pages of some 16 tokens and can only free a page that no head reads any
-more. Here a page is a run of consecutive positions, p·page to (p + 1)·page − 1, and the rules of a
-method are asked as before; its answers are joined over the page, or over the heads.
+more. Here a page is a run of consecutive positions, p·page to (p + 1)·page − 1. The rules of a
+method are applied as before; then the answers are joined over the page, or over the heads.
 """
 
 from dataclasses import dataclass
@@ -63,12 +63,12 @@ class Joined(Score):
 
 @dataclass(frozen=True)
 class OneForAllHeads(Joined):
-    """One worth of an entry for all KV heads of a layer, so that all of them keep the same."""
+    """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
 
     join: Literal["layer", "union"]
-    """``layer``: the mean of the heads' scores. ``union``: the best place that any head gives the
-    entry, 0 for its favourite and then -1, -2, ...: the heads' favourites are kept in turns until
-    the room is full."""
+    """``layer``: the mean of the heads' scores. ``union``: the best rank that any head gives the
+    entry, 0 for the best entry of a head, then -1, -2, ...: the heads' best entries are kept in
+    turns until the room is full."""
 
     @property
     def ordinal(self) -> bool:
@@ -93,7 +93,7 @@ class OneForAllHeads(Joined):
 
 @dataclass(frozen=True)
 class OfPages(Joined):
-    """The worth of a page, given to each of its entries."""
+    """Gives each entry the score of its page."""
 
     page: int
     join: PageScore
@@ -116,7 +116,7 @@ class OfPages(Joined):
 
 @dataclass(frozen=True)
 class WholePages(Protect):
-    """The page that is being written, and every page that holds an entry that is safe."""
+    """Protects the page that is being written, and every page that holds a safe entry."""
 
     inner: Protect
     page: int
@@ -129,7 +129,7 @@ class WholePages(Protect):
     def count(self, prompt: int) -> int:
         """Return the entries of as many pages as the safe entries can touch.
 
-        Where the inner protection is not `Edges`, it is as many as they fill at least.
+        If the inner protection is not `Edges`, this is the least number of pages that they fill.
         """
         if not isinstance(self.inner, Edges):
             return -(-self.inner.count(prompt) // self.page) * self.page

@@ -18,7 +18,7 @@ Make = Callable[[int], Policy]
 """Builds the policy for a budget of entries."""
 
 ROUNDING = 1e-9
-"""Two float64 computations of one output in another order, for values of size 1."""
+"""Largest difference of one output computed in two orders in float64, for values of size 1."""
 
 
 # --- promises ------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ PROMISES: Mapping[str, Callable[[Make, int, Stream], str]] = {
         failed_steps_change_nothing,
     )
 }
-"""By name; each takes how to build the policy, a budget and a stream."""
+"""Promises by name; each takes a function that builds the policy, a budget and a stream."""
 
 
 @dataclass(frozen=True)

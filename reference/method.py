@@ -44,8 +44,8 @@ class Example:
     ties: bool = False
     """Whether equal scores decide in every group, as where a score counts steps."""
     shared: bool = True
-    """Whether the tests that hold every method run it, where it takes one with any budget from six
-    entries on."""
+    """Whether the tests that all methods share run it; if it takes a budget, it must work with any
+    budget of at least six entries."""
 
 
 class Method(ABC):
@@ -122,7 +122,7 @@ class CommonOptions(Wrapper):
     """How the scores of a page's entries are joined; sums rank complete pages as means do."""
     kv_heads: KVHeads = "head"
     """Who decides: each KV head; all heads of a ``layer`` by their mean score; or the ``union`` of
-    what the heads like best, which all of them keep."""
+    the heads' best entries, which all heads keep."""
     precision: str = "full"
     """The code in which every entry is stored once its block has been attended: a name of
     `kvlab.reference.precisions`; ``full``: as the method says."""

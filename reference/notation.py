@@ -27,7 +27,7 @@ Scores = Float[Array, "G n"]
 """One number per entry."""
 
 Marks = Bool[Array, "G n"]
-"""Which of the entries something holds for."""
+"""Marks of some entries: true for a marked entry."""
 
 KeepSet = Int[Array, "G kept"]
 """Indices of the entries that stay, ascending; every KV head keeps equally many."""

@@ -31,13 +31,13 @@ class Needs:
     rows: Literal["all", "last", "none"] = "all"
     """Rows of the attention probabilities, one per query of the block."""
     prompt: bool = True
-    """Whether it reads them during the prompt, too; if not, during generation only."""
+    """Whether the score reads them during the prompt, too; if not, during generation only."""
     heads: Literal["apart", "sum", "mean", "max"] = "apart"
-    """How the query heads of a KV head are joined, if that is all that is read of them."""
+    """How the query heads of a KV head are joined before the score reads them."""
     sums_rows: bool = False
-    """Whether it reads nothing but the sum over the rows of a block."""
+    """Whether the score reads nothing but the sum over the rows of a block."""
     may_wait: bool = False
-    """Whether it may observe several generated tokens together, once a decision is due."""
+    """Whether the score may observe several generated tokens together, once a decision is due."""
 
 
 NO_ATTENTION = Needs(rows="none")
@@ -66,7 +66,7 @@ class Score(ABC):
         return False
 
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
-        """Return the random numbers that `score` uses, so that others can be given the same."""
+        """Return the random numbers that `score` uses, to give them to other implementations."""
         return {}
 
     def observe(self, state: State, seen: Observation) -> State:

@@ -23,7 +23,7 @@ from kvlab.reference.selection import budget_entries
 
 GB = 1e9
 MOST_TOKENS = 200_000
-"""A policy is asked once per token."""
+"""Most tokens of a prompt or an answer, because a policy is asked once per token."""
 MOST_USERS = 10**12
 
 

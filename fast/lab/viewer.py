@@ -12,7 +12,7 @@ TITLE = "What every method kept"
 
 
 def write_viewer(timeline: Timeline, path: Path, title: str = TITLE) -> None:
-    """Write a page that needs nothing but itself; a file of that name is replaced.
+    """Write a page that needs no other file; a file of that name is replaced.
 
     Raises:
         ValueError: if the timeline holds no run.

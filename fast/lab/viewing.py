@@ -23,7 +23,8 @@ from kvlab.reference.traces.trace import load_trace
 from kvlab.reference.transformer import Transformer, end_of_text
 
 WORDS, NEEDLES = 120, 2
-"""Of the passage in which `needle_source` hides, and the numbers in it; the first is asked for."""
+"""Words of the passage in which `needle_source` hides numbers, and how many numbers it hides; the
+first number is asked for."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Source:
     """A text to continue, or a trace, on which methods are recorded."""
 
     name: str
-    """Of the model."""
+    """Name of the model."""
     record: Callable[..., Run]
     """Called with a policy and the keyword arguments that both `record_generation` and
     `record_replay` take."""
@@ -49,7 +50,7 @@ class Row:
     """Why the method could not run; the figures below are then None."""
     tokens_read: int | None = None
     entries: float | None = None
-    """Per KV head after the last step, mean over layers and heads."""
+    """Entries per KV head after the last step, mean over layers and heads."""
     solved: bool | None = None
 
 
@@ -149,7 +150,7 @@ def text_source(
         text: the prompt.
         directory: of a Hugging Face model that the reference can read.
         max_new_tokens: tokens to write at most.
-        solved: says of what was written whether it is right.
+        solved: says whether a written text is right.
 
     Raises:
         FileNotFoundError: if the model directory is incomplete.

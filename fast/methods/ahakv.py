@@ -113,7 +113,7 @@ class SharpenedRecentAttention(Score):
         return self.prior(seen) * self.accumulated(state, seen)
 
     def accumulated(self, state: State, seen: Observation) -> PerEntry:
-        """S: the same number of rows for every candidate."""
+        """S, summed over the same number of rows for every candidate."""
         if self.accumulation == "all":
             return state.entries["accumulated"]
         return self.step_gain.received(*window(state, self.rows), seen)

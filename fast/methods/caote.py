@@ -157,7 +157,7 @@ class EvictionError(Score):
         candidates: Candidates,
         room: Sequence[int],
     ) -> PerEntry:
-        """Evict one after the other; survivors rank above all that went, the last to go highest.
+        """Evict one entry after another; rank later evictions higher, and survivors highest.
 
         Waits for the device once, to learn how many turns there are.
         """

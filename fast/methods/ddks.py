@@ -21,7 +21,7 @@ from kvlab.reference.quantization import FULL_BITS
 @twin_of(reference.AlsoDemoted)
 @dataclass(frozen=True)
 class AlsoDemoted(Protect):
-    """Besides what ``protect`` says, the entries that were demoted before: they only wait."""
+    """Protects the entries of ``protect``, and all entries that were demoted before."""
 
     protect: Protect
 
@@ -49,7 +49,7 @@ class FullPrecisionEntries(Budget):
 @twin_of(reference.Demote)
 @dataclass(frozen=True)
 class Demote(Precision):
-    """Entries that would have gone stay, quantised per token."""
+    """Entries outside the keep set stay, quantised per token."""
 
     bits: int
     group: int

@@ -180,7 +180,7 @@ def sensitivity(
 @twin_of(reference.BitsBySensitivity)
 @dataclass(frozen=True)
 class BitsBySensitivity(Precision):
-    """Sensitive or doubtful entries at ``high_bits``, the rest of the important at ``low_bits``."""
+    """Sensitive or doubtful entries at ``high_bits``, other important ones at ``low_bits``."""
 
     window: DecisionWindow
     doubt: Doubt
@@ -202,7 +202,7 @@ class BitsBySensitivity(Precision):
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         """Spare doubtful tokens from eviction, then quantise what the event decided about.
 
-        Waits for the device: how many tokens are doubtful or sensitive, only the data tell.
+        Waits for the device: only the data tell how many tokens are doubtful or sensitive.
         """
         members = self.window.members(seen)
         doubtful = self.doubt.marks(seen, members)

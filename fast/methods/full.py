@@ -12,7 +12,7 @@ from kvlab.reference.methods import full as reference
 @twin_of(reference.Recency)
 @dataclass(frozen=True)
 class Recency(Score):
-    """The newer, the better: for methods whose schedule and protection already decide."""
+    """Rates newer entries higher, for methods whose schedule and protection already decide."""
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return seen.positions.to(seen.queries.dtype)

@@ -32,7 +32,7 @@ DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
 @twin_of(reference.Recurrence)
 @dataclass(frozen=True)
 class Recurrence(Score):
-    """How soon is an entry expected to matter again, judged by its own history?"""
+    """Rates how soon an entry is expected to matter again, judged by its own history."""
 
     threshold: float
     h1: Form
@@ -115,7 +115,7 @@ class Recurrence(Score):
 
 
 def tokens_before_birth(seen: Observation) -> Positions:
-    """Count the tokens of a block, padding included, that each entry did not live to see."""
+    """Count, for each entry, the tokens of the block that came before it, padding included."""
     padding = padded(seen)
     return (seen.positions - first_position(seen)).clamp(min=0) + padding
 

@@ -74,7 +74,7 @@ class ProxyAndSample(Score):
 @twin_of(reference.SinksAndTail)
 @dataclass(frozen=True)
 class SinksAndTail(Protect):
-    """The first ``sinks`` tokens and the last of the prompt, together a share of it."""
+    """The first ``sinks`` and the last tokens of the prompt, together a share of the prompt."""
 
     sinks: int
     recent: int | None

@@ -52,7 +52,7 @@ class ImportanceMinusRedundancy(Score):
         )
 
     def redundancy(self, seen: Observation) -> PerEntry:
-        """Say how similar each key of a head is to the others."""
+        """Return how similar each key of a head is to the other keys."""
         unit = seen.keys / (seen.keys.norm(dim=-1, keepdim=True) + 1e-8)
         cosine = (unit @ unit.transpose(-1, -2)) * seen.present[..., None]
         cosine = cosine * seen.present[:, :, None]
@@ -67,6 +67,6 @@ class ImportanceMinusRedundancy(Score):
         return softmax(cosine.sum(dim=-2) / entries, seen.present)
 
     def first(self, seen: Observation) -> Bool[Tensor, "N G 1 n"]:
-        """Mark each head's entry of the lowest position."""
+        """Mark the entry of lowest position in each head."""
         earliest = torch.where(seen.present, seen.positions, torch.iinfo(torch.int32).max)
         return (seen.positions == earliest.amin(dim=-1, keepdim=True))[:, :, None]

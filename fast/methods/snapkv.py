@@ -1,4 +1,4 @@
-"""SnapKV: what the end of the prompt looks at (arXiv 2404.14469)."""
+"""SnapKV: attention of the end of the prompt (arXiv 2404.14469)."""
 
 from dataclasses import dataclass
 from typing import Literal

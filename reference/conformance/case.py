@@ -31,17 +31,17 @@ class Expected:
     ``numbers`` are compared within a tolerance, ``exact`` ones bit by bit; ``at_most`` is a bound
     of numbers above 0. A ``keep`` set is compared as a set: indices that ascend, as many as
     expected, equal to the expected ones but for the entries whose scores are too close to the
-    threshold to say who is worth more.
+    threshold to say which entry is worth more.
     """
 
     kind: Literal["numbers", "exact", "keep", "at_most"]
     value: Array
     tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
-    """By the implementation's precision; of ``numbers`` alone."""
+    """Tolerance of ``numbers``, by the implementation's precision."""
     where: Array | None = None
     """Elements that count; None: all."""
     slack: Array | None = None
-    """Further absolute tolerance of each element, as where any of two roundings is right."""
+    """Further absolute tolerance of each element, for example if two roundings are right."""
     either: Mapping[str, Array] = field(default_factory=dict)
     """By precision, marks ``[G, n]`` of entries that a ``keep`` set may hold or not."""
 

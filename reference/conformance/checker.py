@@ -61,7 +61,7 @@ def check(
             NotImplementedError for what it does not do. Or any object that has ``precision``,
             ``offers`` and ``answer``: see `Implementation`.
         arrays: module whose arrays the functions take: numpy, torch, cupy or jax.numpy.
-        device: where they lie, as that module names it.
+        device: where the arrays are, as that module names it.
         precision: number format of queries, keys and values: float32, float16 or bfloat16; it
             sets the tolerance, too.
         groups: groups to run; None: all.
@@ -75,7 +75,7 @@ def check(
 
     Raises:
         ValueError: if a target, group or precision is unknown.
-        TypeError: if an implementation is no function, or asks for what there is not.
+        TypeError: if an implementation is no function, or asks for an input that does not exist.
     """
     under_test = as_implementation(method, implementation, arrays, device, precision)
     sizes = tuple(sizes)
@@ -342,9 +342,10 @@ def misshapen(case: Case, found: Mapping[str, Array]) -> Mistake | None:
 
 
 def first_difference(case: Case, found: Mapping[str, Array], precision: str) -> Mistake | None:
-    """Return what is wrong with the first wrong output: survivors first, numbers follow from them.
+    """Return what is wrong with the first wrong output.
 
-    A judge speaks last: it looks at all outputs together.
+    Survivors are compared first, because numbers follow from them. The operation's ``judge`` comes
+    last, because it looks at all outputs together.
     """
     operation = described(case)
     for name in sorted(case.expected, key=lambda name: case.expected[name].kind == "numbers"):

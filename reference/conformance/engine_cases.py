@@ -16,7 +16,7 @@ from kvlab.reference.streams import Source
 # --- pages ---------------------------------------------------------------------------------------
 
 SPARE = 3
-"""Pages of the memory that belong to nobody or to others."""
+"""Pages of the memory that do not belong to the sequence."""
 
 
 @later

@@ -13,21 +13,21 @@ from kvlab.reference.conformance.case import PRECISIONS, ROUNDING, Expected, Tol
 from kvlab.reference.notation import Array
 
 SUMS = 32.0
-"""Roundings of float32 that a sum of some dozen terms, taken in any order, is granted."""
+"""Roundings of float32 that are allowed in a sum of some dozen terms, in any order."""
 
 PRODUCTS = 8.0
-"""Roundings of float32, relative to a logit's size, that its computation is granted; an error of a
-logit is a relative error of the probability."""
+"""Roundings of float32, relative to a logit's size, that are allowed in its computation; an error
+of a logit is a relative error of the probability."""
 
 STORED = 2.0
-"""Roundings of 16 bits that an implementation is granted which holds probabilities and outputs
-in 16 bits, as flash attention does before the product with the values."""
+"""Roundings of 16 bits that are allowed, because an implementation may hold probabilities and
+outputs in 16 bits, as flash attention does before the product with the values."""
 
 SMALLEST = {"float32": 1e-10, "float16": 2.0**-24, "bfloat16": 1e-10}
-"""What probabilities round to zero below, relative to the largest number."""
+"""Probabilities below this share of the largest number may round to zero."""
 
 MOST_ENTRIES = 2.0**53
-"""No index of an entry is above it, and none that is below it is rounded in float64."""
+"""Largest index of an entry that is accepted; up to it float64 holds every index exactly."""
 
 TIES = 2.0
 """Two scores count as equal within this many tolerances: both may be off."""
@@ -101,7 +101,7 @@ def keep(
 def later_of(kept: Bool[Array, "G n"], either: Bool[Array, "G n"]) -> Int[Array, "G kept"]:
     """Return the keep set that holds the latest of the entries of equal worth.
 
-    Which of them float64 calls better depends on the machine.
+    Which of these entries float64 rates higher depends on the machine.
     """
     chosen = kept & ~either
     for g in range(len(kept)):
@@ -119,7 +119,7 @@ def near_threshold(
 ) -> Bool[Array, "G n"]:
     """Mark entries whose score is as good as the lowest that stays or the highest that goes.
 
-    Where only entries on one side are marked, the choice is free of doubt and none is.
+    If only entries on one side are that close, the choice is clear and no entry is marked.
     """
     either = np.zeros_like(candidates)
     for g in range(len(rated)):
@@ -146,7 +146,7 @@ def equal_enough(x: Array | float, y: Array | float, tolerance: Tolerance) -> An
 # --- comparing -----------------------------------------------------------------------------------
 
 HUGE = 1e30
-"""What counts as infinite: kernels return the largest number there is."""
+"""Numbers from here on count as infinite: kernels may return the largest number instead."""
 
 
 def difference(
@@ -158,7 +158,7 @@ def difference(
         expected: what the reference says.
         found: the output.
         precision: number format in which the implementation works.
-        axes: names of the output's axes; marks of positions are told by them.
+        axes: names of the output's axes, for messages about marks of positions.
     """
     if found.shape != expected.value.shape:
         return f"has the shape {found.shape}, expected {expected.value.shape}"

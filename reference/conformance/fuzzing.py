@@ -25,7 +25,7 @@ SLOW_DRAWS = (
     HealthCheck.filter_too_much,
     HealthCheck.large_base_example,
 )
-"""What hypothesis must not complain about: the reference answers while a case is drawn."""
+"""Checks of hypothesis that are off, because the reference computes while a case is drawn."""
 
 
 def fuzz(target: str, under_test: Implementation, seed_number: int, count: int) -> Report:

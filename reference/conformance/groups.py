@@ -62,7 +62,7 @@ def ties(source: Source) -> Stream:
 
 
 def repeated_entries(source: Source) -> Stream:
-    """Every key and value occurs twice: redundant to R-KV, of equal worth to others."""
+    """Every key and value occurs twice: redundant for R-KV, equally good for others."""
     stream = plain(source)
     return replace(
         stream,
@@ -103,7 +103,7 @@ STREAMS: Mapping[str, Callable[[Source], Stream]] = {
         late_steps,
     )
 }
-"""By the name of the group."""
+"""Functions that draw a stream, by the name of the group."""
 
 SAME_STREAM = {
     "budget_ge_length": "plain",

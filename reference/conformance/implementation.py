@@ -67,15 +67,15 @@ class Functions:
     """Python functions that take the inputs and parameters that they name."""
 
     functions: Mapping[str, Any]
-    """By target; ``*.score`` stands for that step of every method."""
+    """Functions by target; ``*.score`` stands for that step of every method."""
     arrays: str = "numpy"
     """Module whose arrays they take: numpy, torch, cupy, jax.numpy."""
     device: str | None = None
     precision: str = "float32"
-    """Number format of vectors that they are given."""
+    """Number format of the vectors that the functions get."""
     strict: bool = False
-    """Whether inputs lie in the same memory in every call, and must not be changed: but for those
-    with the name of an output, which may be updated in place."""
+    """Whether inputs lie in the same memory in every call, and must not be changed. An input with
+    the name of an output may be updated in place."""
     _convert: Callable[[Array], Any] = field(init=False, repr=False)
     _memory: dict[Any, Any] = field(init=False, repr=False, default_factory=dict)
 

@@ -123,7 +123,7 @@ class Isolated:
 
 
 def serve(connection: Connection, loading: Loading) -> None:
-    """Answer questions until the other side hangs up: the life of the process."""
+    """Answer questions until the other process closes the connection."""
     os.dup2(sys.stderr.fileno() if has_file(sys.stderr) else 2, 1)  # stdout is the report's alone
     try:
         functions = load(loading.file, loading.arrays, loading.device, loading.precision)

@@ -27,7 +27,7 @@ NOT_CUT = (
     *("kept", "groups", "bytes", "blocks", "calls", "N", "H", "layers", "vocab"),
     *("pages", "page", "places", "levels"),
 )
-"""Axes that follow others, or that a model has once and for all."""
+"""Axes that depend on other axes, or that the model fixes."""
 
 CODED = ("length", "d")
 """Axes that are cut into groups with a scale each."""
@@ -84,7 +84,7 @@ def fails(case: Case, wrong: Wrong) -> str | None:
 
 
 def reductions(case: Case) -> Iterator[Case]:
-    """Yield smaller cases, the boldest first; cases that the reference refuses are left out."""
+    """Yield smaller cases, the largest cuts first, without cases that the reference refuses."""
     for inputs, parameters in (*shorter(case), *simpler(case)):
         smaller = answered(case, inputs, parameters)
         if smaller is None or not is_block_newest(smaller.inputs):
@@ -124,7 +124,7 @@ def is_block_newest(inputs: Inputs) -> bool:
 
 
 def has_infinite(expected: Mapping[str, Expected]) -> bool:
-    """Whether a number that is asked for is infinite: another subject than finite ones."""
+    """Whether an expected number is infinite: such a failure is not one with finite numbers."""
     return any(np.isinf(each.value).any() for each in expected.values())
 
 
@@ -169,10 +169,11 @@ def axis_length(case: Case, axis: str) -> int:
 
 
 def cut_axis(case: Case, axis: str, wanted: int, last: bool) -> tuple[Inputs, Parameters] | None:
-    """Return inputs with the first or last ``wanted`` along an axis; None if that cannot be.
+    """Return inputs with the first or last ``wanted`` along an axis; None if that is impossible.
 
-    A stream keeps its start, and a block of queries its own entries, the newest ones: in a step of
-    a method with their state; in a building block, which has none, by their positions alone.
+    A stream keeps its start. A block of queries keeps its own entries, which are the newest: in a
+    step of a method with their state; in a building block, which has no state, with their positions
+    alone.
     """
     if last and axis == "t":
         return None

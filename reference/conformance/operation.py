@@ -65,11 +65,11 @@ class Operation:
     compute: Compute
     """The reference's answer to any inputs."""
     derive: Derive = field(default=unchanged)
-    """Inputs anew where some follow from others, such as attention from queries and keys."""
+    """Computes inputs that follow from other inputs, such as attention from queries and keys."""
     of_method: bool = False
     """Whether it is a step of a method, as in ``h2o.score``."""
     judge: Judge | None = None
-    """Where several answers are right: what they have in common."""
+    """Checks what all right answers have in common, if several are right."""
 
     def input(self, name: str, x: Array) -> Field:
         """Describe an input; an array that a score remembers or draws may have any name."""

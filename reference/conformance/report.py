@@ -14,7 +14,7 @@ from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.minimise import Found
 
 IN_FULL = 3
-"""Failures that are shown with their smallest inputs; of others only what is wrong."""
+"""Failures that are shown with their smallest inputs; of further ones only the reason is shown."""
 
 
 ABOUT_GROUPS: Mapping[str, Mapping[str, str]] = tomllib.loads(
@@ -42,7 +42,7 @@ class Outcome:
     reason: str = ""
     """What is wrong, or why it was not tested."""
     smallest: Found | None = None
-    """The same failure with the smallest inputs; of the first failure of a group alone."""
+    """The same failure with the smallest inputs; only the first failure of a group has it."""
     compared: bool = False
     """Whether numbers are wrong, and not a shape, a name, or the call itself."""
 

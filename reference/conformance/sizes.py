@@ -171,7 +171,7 @@ class Sized:
     draw: Callable[[Source], Stream]
     budget: int
     counters: bool = False
-    """Whether it is for methods alone that count something of every entry."""
+    """Whether only methods that count something of every entry use it."""
 
 
 def second_turn(source: Source) -> Stream:

@@ -241,7 +241,7 @@ def stored_expected(cache: LayerCache) -> dict[str, Expected]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The way of a stream under a policy."""
+    """What a stream gave under a policy."""
 
     output: Array
     present: Array

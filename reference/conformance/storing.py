@@ -14,13 +14,13 @@ from kvlab.reference.conformance.targets import operation, target_of
 from kvlab.reference.notation import Array
 
 RELATIVE = 1e-13
-"""More than float64 arithmetic of these sizes is off, relative to the number."""
+"""Bound on the error of float64 arithmetic of these sizes, relative to the number."""
 
 CANCELLED = 1e-15
 """The same, relative to the largest number, where positive and negative terms cancel."""
 
 NOTHING = 1e-13
-"""What cancelled to less, relative to the largest number, is stored as 0."""
+"""If terms cancel to less than this share of the largest number, the result is stored as 0."""
 
 
 class UncertainError(Exception):

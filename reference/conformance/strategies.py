@@ -1,7 +1,7 @@
-"""Hypothesis strategies of valid inputs, for the test suites of others.
+"""Hypothesis strategies of valid inputs, for the test suites of other projects.
 
 Needs ``pip install hypothesis``. Numbers are exact in bfloat16 and float16, and no query is left
-without an entry, so that whatever an implementation does wrong on them is its own fault.
+without an entry, so that a wrong answer is always an error of the implementation.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from kvlab.reference.notation import Array
 from kvlab.reference.streams import Source, Stream, random_stream
 
 Draw = Callable[..., Any]
-"""What hypothesis hands to a composite strategy: it draws from another."""
+"""The function that hypothesis gives a composite strategy to draw from other strategies."""
 
 
 def vectors(*shape: int, largest: int = 4) -> st.SearchStrategy[Array]:

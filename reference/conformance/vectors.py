@@ -62,7 +62,7 @@ LOADED = {np.dtype(np.float32): np.float64, np.dtype(np.int32): np.int64}
 def published_methods() -> tuple[str, ...]:
     """Return the names of the methods that have published vectors, in the order of the index.
 
-    They are made in this order whatever the registry's is, so that a new method renames no tensor.
+    Vectors are made in this order, not the registry's, so that a new method renames no tensor.
     """
     index = json.loads((DIRECTORY / INDEX).read_text(encoding="utf-8"))
     specs = (entry["method"] for entry in index["cases"])

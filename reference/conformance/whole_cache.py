@@ -35,10 +35,10 @@ LOGIT_ERROR = 2e-4
 """Tolerance of a logit, relative to the largest one: ten times what float32 was seen to lose."""
 
 CODED_LOGIT_ERROR = 2e-3
-"""The same where entries are stored as codes, one of which may fall to the other side."""
+"""The same where entries are stored as codes, one of which may be rounded the other way."""
 
 NUDGE = 5e-6
-"""Relative noise under which a published stream has to end the same: as much as float32 loses."""
+"""Relative noise that must not change a published stream's result: as much as float32 loses."""
 
 NUDGES = 4
 
@@ -95,7 +95,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Sequence:
-    """One sequence on its way through the model."""
+    """The state of one sequence between two blocks."""
 
     caches: tuple[LayerCache, ...]
     prompt: int

@@ -127,7 +127,7 @@ class SharpenedRecentAttention(Score):
         return window_work(sizes, self.rows) + vector_work(sizes, 2 * sizes.n * sizes.d)
 
     def accumulated(self, state: State, seen: Observation) -> Scores:
-        """S: the same number of rows for every candidate."""
+        """S, summed over the same number of rows for every candidate."""
         if self.accumulation == "all":
             return state.entries["accumulated"]
         queries, positions = state.stream["queries"], state.stream["query_positions"]
@@ -163,7 +163,7 @@ class AhaKV(Method):
     accumulation: Literal["recent", "all"] = "recent"
     """``recent``: the last r rows; ``all``: every row since the entry was written."""
     value_prior: Literal["squared", "norm", "none"] = "squared"
-    """What of a value's norm weighs the sum."""
+    """Factor on the sum: the squared norm of the value, its norm, or none."""
     kernel: int = 5
     """Neighbours κ over which the prior is smoothed; odd."""
     border: Border = "shrink"

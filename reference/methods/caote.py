@@ -161,7 +161,7 @@ class EvictionError(Score):
         candidates: Bool[Array, " n"],
         room: int,
     ) -> Float[Array, " n"]:
-        """Evict one after the other; survivors rank above all that went, the last to go highest."""
+        """Evict one entry after another; rank later evictions higher, and survivors highest."""
         order = np.full(len(candidates), np.inf)
         evicted = np.zeros(len(candidates), dtype=bool)
         for turn in range(int(candidates.sum()) - room):

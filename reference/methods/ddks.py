@@ -63,7 +63,7 @@ class FullPrecisionEntries(Budget):
 
 @dataclass(frozen=True)
 class Demote(Precision):
-    """Entries that would have gone stay, quantised per token."""
+    """Entries outside the keep set stay, quantised per token."""
 
     bits: int
     group: int

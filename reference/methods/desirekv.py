@@ -195,7 +195,7 @@ def sensitivity(
 
 @dataclass(frozen=True)
 class BitsBySensitivity(Precision):
-    """Sensitive or doubtful entries at ``high_bits``, the rest of the important at ``low_bits``."""
+    """Sensitive or doubtful entries at ``high_bits``, other important ones at ``low_bits``."""
 
     window: DecisionWindow
     doubt: Doubt
@@ -299,7 +299,7 @@ class DesireKV(Method):
     doubt_threshold: float | None = None
     """Absolute confidence λ, instead of the quantile."""
     doubt_shift: Literal[0, 1] = 1
-    """1: the token after the unconfident one is protected; 0: that one itself."""
+    """1: the token after the unconfident token is protected; 0: the unconfident token itself."""
     importance: Literal["attention", "random"] = "attention"
     """``random``: the ablation DesireKV-I."""
     sensitivity: Literal["outliers", "random"] = "outliers"
@@ -307,7 +307,7 @@ class DesireKV(Method):
     protection: Literal["confidence", "none"] = "confidence"
     """``none``: the ablation DesireKV-P."""
     seed: int = 0
-    """Of the ablations' draws."""
+    """Seed of the ablations' draws."""
 
     name = "desirekv"
     source = "Cheng et al., DesireKV, AAAI 2026, vol. 40, pp. 20518-20526, §4"

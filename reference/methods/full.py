@@ -18,7 +18,7 @@ from kvlab.reference.policy import (
 
 @dataclass(frozen=True)
 class Recency(Score):
-    """The newer, the better: for methods whose schedule and protection already decide."""
+    """Rates newer entries higher, for methods whose schedule and protection already decide."""
 
     needs = NO_ATTENTION
 

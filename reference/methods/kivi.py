@@ -72,7 +72,7 @@ class KeysPerChannelValuesPerToken(Precision):
 
 @dataclass(frozen=True)
 class KIVI(Method):
-    """Evict nothing, keep less of each number."""
+    """Evict nothing; store keys and values in fewer bits."""
 
     key_bits: int = 4
     """Bits of a key's codes: 2, 3, 4 or 8."""

@@ -45,7 +45,7 @@ class KeyNorm(Score):
 
 @dataclass(frozen=True)
 class Knorm(Method):
-    """Keep the entries with the shortest keys; attention is not asked."""
+    """Keep the entries with the shortest keys; attention is not used."""
 
     recent: int = 0
     """Newest entries that are safe."""

@@ -49,7 +49,7 @@ def decreasing(form: Form) -> Callable[[Float[Array, "..."]], Float[Array, "..."
 
 @dataclass(frozen=True)
 class Recurrence(Score):
-    """How soon is an entry expected to matter again, judged by its own history?"""
+    """Rates how soon an entry is expected to matter again, judged by its own history."""
 
     threshold: float
     h1: Form
@@ -99,7 +99,7 @@ class Recurrence(Score):
         return state.with_entries(stamp=stamp, interval=interval, activated=activated)
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        """Add both heuristics; without an interval H1's limit can stay, if it is wanted."""
+        """Add both heuristics; an entry without an interval gets 0, or H1's limit."""
         elapsed = seen.clock.generated - state.entries["stamp"]
         interval = state.entries["interval"]
         recurs = interval > 0
@@ -137,12 +137,12 @@ class LazyEviction(Method):
     h2: Form = "sigmoid"
     """Form of H2; ``none`` leaves it out."""
     h2_reading: Literal["code", "printed", "acl"] = "code"
-    """What H2 is taken of: MRI − 1, 1/(MRI − 1) as printed, or MRI + 1."""
+    """Argument of H2: MRI − 1, 1/(MRI − 1) as printed, or MRI + 1."""
     official: bool = False
     """Add 1 inside H1, as the authors' code does."""
     stamp_start: StampStart = "before_birth"
-    """What TS is before the first activation: the step before birth, or birth as in RaaS, so that
-    the time until then is an interval; ``first_activation``: that time is none."""
+    """TS before the first activation: the step before birth, or birth as in RaaS, so that the time
+    until that activation is an interval; ``first_activation``: this time is no interval."""
     zero_interval: Literal["worthless", "limit"] = "worthless"
     """What an entry with MRI = 0 is worth: nothing, or H1's limit, which is 1 if Δ = 0, too."""
     guard: bool = False

@@ -127,9 +127,9 @@ class NACL(Method):
     temperature: float = 1.0
     """T of the draw: the lower, the closer to the largest F."""
     causal: bool = True
-    """Whether a proxy sees only what stands before it."""
+    """Whether a proxy sees only the entries up to its own position."""
     seed: int = 0
-    """Of the draw; layers and heads draw independently."""
+    """Seed of the draw; layers and heads draw independently."""
 
     name = "nacl"
     source = "Chen et al., NACL: A General and Effective KV Cache Eviction Framework, 2408.03675"

@@ -1,4 +1,4 @@
-"""Random eviction: the control beside which every score has to show that it knows something.
+"""Random eviction: the control that every useful score has to beat.
 
 Equations (numbered here):
 
@@ -28,7 +28,7 @@ from kvlab.reference.policy import (
 MULTIPLIERS = (0x7FEB352D, 0x5BD1E995, 0x27D4EB2F)
 """Odd numbers of 31 bits, well mixed: their products with 32 bits fit 64 signed ones."""
 BITS = 24
-"""Of a draw: as many as a 32-bit float holds exactly."""
+"""Bits of a draw: as many as a 32-bit float holds exactly."""
 
 
 def mixed(numbers: Any) -> Any:
@@ -80,7 +80,7 @@ class Random(Method):
     draw: Literal["each", "once"] = "each"
     """When an entry gets its number: at each decision anew, or once for all."""
     seed: int = 0
-    """Of the draw; layers, heads, entries and decisions draw independently."""
+    """Seed of the draw; layers, heads, entries and decisions draw independently."""
 
     name = "random"
     source = "the control; no paper"

@@ -76,7 +76,7 @@ class ImportanceMinusRedundancy(Score):
         )
 
     def redundancy(self, keys: Float[Array, "n d"]) -> Float[Array, " n"]:
-        """Say how similar each key of one head is to the others."""
+        """Return how similar each key of one head is to the other keys."""
         unit = keys / (np.linalg.norm(keys, axis=-1, keepdims=True) + 1e-8)
         cosine = unit @ unit.T
         np.fill_diagonal(cosine, 0.0)
@@ -91,7 +91,7 @@ class ImportanceMinusRedundancy(Score):
 
 @dataclass(frozen=True)
 class RKV(Method):
-    """Keep what is important and not said twice."""
+    """Keep entries that are important and not redundant."""
 
     mix: float = 0.07
     """Weight λ of importance."""

@@ -1,4 +1,4 @@
-"""SnapKV: what the end of the prompt looks at (arXiv 2404.14469, §4).
+"""SnapKV: attention of the end of the prompt (arXiv 2404.14469, §4).
 
 Equations (numbered here):
 
@@ -74,7 +74,7 @@ class SnapKV(Method):
     kernel: int = 5
     """Neighbours κ of the pooling; odd."""
     pooling: Literal["mean", "max"] = "mean"
-    """What is taken of the neighbours."""
+    """How the scores of neighbours are joined."""
     border: Border = "zero"
     """What lies beyond the border of a mean: zeros, or nothing (``shrink``)."""
     schedule: Literal["after_prefill", "every_block"] = "after_prefill"

@@ -45,7 +45,7 @@ class ValueLength(Score):
 
 @dataclass(frozen=True)
 class ValueNorm(Method):
-    """Keep the entries with the longest values; attention is not asked. kvlab's own control."""
+    """Keep the entries with the longest values; attention is not used. kvlab's own control."""
 
     recent: int = 0
     """Newest entries that are safe."""

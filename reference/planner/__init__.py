@@ -1,1 +1,1 @@
-"""The planner: memory and time of serving a model under a policy, told by its rules alone."""
+"""The planner: memory and time of serving a model under a policy, from its rules alone."""

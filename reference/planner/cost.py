@@ -31,9 +31,9 @@ class Runtime:
     """
 
     bandwidth_share: float = 0.8
-    """Of the peak bandwidth, that kernels reach."""
+    """Share of the peak bandwidth that kernels reach."""
     flops_share: float = 0.6
-    """Of the peak arithmetic, that matrix products reach."""
+    """Share of the peak arithmetic that matrix products reach."""
     start: float = 3e-6
     """Seconds that the device loses between two kernels."""
     host: float = 0.0
@@ -42,7 +42,7 @@ class Runtime:
     passes: float = 1.0
     """How often a step moves the whole cache: 1 where attention reads it once."""
     memory_share: float = 0.9
-    """Of the memory, that may be used."""
+    """Share of the memory that may be used."""
 
     def __post_init__(self) -> None:
         check_at_least(0, start=self.start, host=self.host, passes=self.passes)
@@ -76,11 +76,11 @@ class Memory:
     state: int | float
     """Positions and what the score remembers of every entry."""
     workspace: int | float
-    """What one prompt takes while it is read, and the logits of one token per sequence."""
+    """Activations of one prompt while it is read, and the logits of one token per sequence."""
 
     @property
     def total(self) -> int | float:
-        """All of them."""
+        """Bytes of all parts."""
         return self.weights + self.cache + self.state + self.workspace
 
 
@@ -342,7 +342,7 @@ class Fleet:
     batch: int
     """Sequences per device."""
     tokens_per_second: float
-    """Of every user while decoding, at the slowest stretch of `STRETCH` tokens."""
+    """Tokens per second of every user while decoding, in the slowest `STRETCH` tokens."""
     limit: str
     """What keeps a device from more sequences: ``memory``, ``speed`` or ``batch``."""
 
@@ -371,8 +371,8 @@ def fleet(
         batch: sequences per device; None for as many as fit and are fast enough.
 
     Raises:
-        ValueError: if not even one sequence fits on a device, ``batch`` does not, or it is too
-            slow.
+        ValueError: if not even one sequence fits on a device, ``batch`` sequences do not fit, or
+            the device is too slow.
     """
     check_at_least(1, users=users, batch=1 if batch is None else batch)
     check_at_least(0, least_speed=least_speed)

@@ -39,7 +39,7 @@ class PaperFigure:
 @cache
 @cache
 def paper_figures() -> tuple[PaperFigure, ...]:
-    """Return all of them."""
+    """Return every printed figure, with the cost model's."""
     return (*desirekv_memory(), *desirekv_throughput(), *lazy_eviction_memory(), *latencies())
 
 
@@ -139,7 +139,7 @@ ROWS = {"full": "FullKV", "tova": "TOVA", "lazy_eviction": "LazyEviction"}
 
 
 def printed_milliseconds(length: int, spec: str) -> tuple[float, str]:
-    """Table 8 at a budget of half the length, and what has to be said of the figure.
+    """Return Table 8's figure at a budget of half the length, and a note on the figure.
 
     One of nine rows contradicts itself; its throughput agrees with Table 7 (claim LE-12c).
     """

@@ -1,8 +1,8 @@
-"""How many entries a policy holds, and at how many bits, told by its rules alone.
+"""How many entries a policy holds, and at how many bits, from its rules alone.
 
-Schedules, protection and budgets are asked as in a model, with positions but without queries, keys
-or values. Who is kept does not matter for how many; only DesireKV's doubtful tokens depend on data:
-here no token is doubtful.
+Schedules, protection and budgets are called as in a model, with positions but without queries, keys
+or values. The number of kept entries does not depend on which entries are kept. Only the number of
+DesireKV's doubtful tokens depends on data: here no token is doubtful.
 """
 
 from collections.abc import Iterator
@@ -132,7 +132,7 @@ def decide(
 
 
 def without_data(clock: Clock, held: StoredBits, head_dim: int) -> Observation:
-    """Return an observation whose positions and bits alone are true."""
+    """Return an observation in which only positions and bits are real."""
     n = len(held)
     nothing = np.broadcast_to(0.0, (1, n, head_dim))
     return Observation(

@@ -53,7 +53,7 @@ class Family:
     equations: tuple[str, ...]
     """Tags of the equations that the file implements, each tagged once in its code."""
     precisions: Mapping[str, OnArrival]
-    """By name."""
+    """Precisions by name."""
     divergences: tuple[Divergence, ...]
 
 

@@ -115,7 +115,7 @@ class TurboQuantMSE(Code):
         return indices.astype(np.uint8)
 
     def read(self, indices: UInt8[Array, "rows d"]) -> Float[Array, "rows d"]:
-        """Return the unit vector, about, that indices stand for."""
+        """Return the vectors, of length about 1, that indices stand for."""
         d = indices.shape[1]
         return codebook(self.width, d)[indices] @ rotation(d, self.seed)  # [TURBOQUANT 4]
 
@@ -161,7 +161,7 @@ def normalized(
     """Return the vectors at length 1, zero where they are zero, and their lengths in float16.
 
     Raises:
-        ValueError: if a vector is not finite or longer than float16 can say.
+        ValueError: if a vector is not finite, or its length is beyond float16's range.
     """
     norm = np.linalg.norm(x, axis=1, keepdims=True)
     if not (norm <= np.finfo(np.float16).max).all():

@@ -46,7 +46,7 @@ Formula = Callable[[float, float], float]
 Entry = tuple[int, Fraction]
 """An entry's weight e^x before its normalisation, and its value prior."""
 Rows = Callable[[int, int], Any]
-"""Of the number n of tokens and a position j, or of n and the number r of recent rows."""
+"""A function of the number n of tokens and a position j, or of n and the number r of recent rows."""
 
 
 # --- definitions ---------------------------------------------------------------------------------
@@ -630,7 +630,7 @@ def gain_harms_the_models_own_attention(
 def value_prior(
     values: Float[Array, "n d"], kernel: int = 5, power: float = 2
 ) -> Float[Array, " n"]:
-    """γ̄ of Eq. 13-14: smoothed norms, divided by their maximum; borders average what is there."""
+    """γ̄ of Eq. 13-14: smoothed norms, divided by their maximum; means at borders have fewer terms."""
     norms = np.linalg.norm(values, axis=1) ** power
     half = kernel // 2
     smooth = np.array([norms[max(0, j - half) : j + half + 1].mean() for j in range(len(norms))])

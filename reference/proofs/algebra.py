@@ -9,7 +9,7 @@ from sympy import Expr
 from kvlab.reference.proofs.claim import Finding, proved, refuted
 
 SMALL = (sympy.Rational(1, 2), sympy.Rational(1, 3), sympy.Rational(1, 5), 2, 3)
-"""Where a false identity is looked at, in this order."""
+"""Numbers that are tried in a false identity, in this order."""
 MOST_TRIED = 20
 
 

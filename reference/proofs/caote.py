@@ -49,7 +49,7 @@ FLOAT32 = 2e-6
 
 Activation = Callable[[Array], Array]
 Error = Callable[[Any, Any], Any]
-"""Of α_j and ‖X − v_j‖: a score."""
+"""A score as a function of α_j and ‖X − v_j‖."""
 
 
 # --- definitions ---------------------------------------------------------------------------------

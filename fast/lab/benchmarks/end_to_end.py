@@ -139,7 +139,7 @@ def capacities(model: Any, methods: list[str], tokens: int, most: int) -> Iterat
 
 
 def next_batch(fits: int, too_many: int, most: int) -> int:
-    """Double the batch until it does not fit, then halve the gap, down to an eighth of the batch."""
+    """Double the batch until it does not fit, then halve the gap, down to an eighth of it."""
     if too_many > most:
         return min(2 * fits, most) if fits < most else too_many
     gap = too_many - fits

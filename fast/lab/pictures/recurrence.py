@@ -36,7 +36,7 @@ def attention_map(rows: Float[Array, "t t"], prompt: int, marked: Sequence[int] 
     for entry in marked:
         place = entry, entry
         axes.annotate("", place, xytext=(11, -1), textcoords="offset points", arrowprops=arrow)
-    axes.set(xlabel="entry that is looked at", ylabel="token that looks")
+    axes.set(xlabel="entry that is attended to", ylabel="token that attends")
     return finish(figure, "Attention of one head: columns that light up, fade and light up again.")
 
 
@@ -57,7 +57,7 @@ def lifelines(
         axes.axhline(entry.threshold, color=RED, linewidth=0.6)
         axes.set(ylim=(0, 1.02), xlim=(0, len(rows)), yticks=[0, 1])
         axes.set_ylabel(visible(words[entry.position]), rotation=0, ha="right", va="center")
-    panels[-1].set_xlabel("token that looks")
+    panels[-1].set_xlabel("token that attends")
     return finish(
         figure,
         "Single tokens receive much attention, then none for many steps, then much again.",

@@ -78,7 +78,7 @@ def mass_over_budget(trace: Recording, specs: Sequence[str], budgets: Sequence[i
     for number, spec in enumerate(specs):
         axes.plot(budgets, curve("mass", number), "o-", markersize=3, label=spec)
     axes.plot(budgets, curve("random", 0), ":", color=GREY, linewidth=1, label="at random, mean")
-    axes.set(xlabel="entries per KV head", ylabel="share of attention on what is there")
+    axes.set(xlabel="entries per KV head", ylabel="share of attention on kept entries")
     return finish(figure, "Attention that is kept over the budget, by method.")
 
 

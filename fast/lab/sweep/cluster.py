@@ -45,7 +45,7 @@ class Place:
 
     actor: Any
     pending: Any
-    """What it is asked for: first whether it is there, then for one job after the other."""
+    """The awaited reply: first the worker's versions, then the result of one job after another."""
     job: Job | None = None
 
 

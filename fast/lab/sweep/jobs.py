@@ -18,7 +18,7 @@ FORMAT = 1
 """Version of the results of a job; with a new number all old results count as missing."""
 
 BETWEEN_BATCHES = 1009
-"""Between the seeds of two problems that begin a batch: more than anybody repeats a sweep."""
+"""Step of a method's seed from one problem to the next: more than a sweep has seeds."""
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,8 @@ class TaskSummary:
     """The pairs that the sweep names."""
     leaders: Mapping[int, frozenset[str]]
     """Per budget, of the methods known to hold it, those that are not shown to be worse than the
-    method that solved most: by McNemar's test of all pairs at all budgets, adjusted by Holm. None
-    where none of them solved a problem. The oracle is no method."""
+    method that solved most (McNemar's test of all pairs at all budgets, adjusted by Holm). The set
+    is empty if no method solved a problem. The oracle does not count."""
     chance: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Per budget at which eviction at random was tried, the methods that are not shown to solve
     more than its best variant (McNemar's test, adjusted by Holm)."""
@@ -300,7 +300,7 @@ def _discordant(first: Point, second: Point) -> tuple[int, int]:
 def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
     """Return per budget the methods known to hold it and not shown to be worse than the best.
 
-    Where the best solved nothing there are none.
+    If the best solved nothing, the set is empty.
     """
     points = [p for p in points if p.refusal is None and p.holds_budget and p.method != ORACLE]
     budgets = sorted({p.budget for p in points if p.budget is not None})

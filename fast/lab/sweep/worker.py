@@ -40,11 +40,11 @@ class Found:
     kl: float | None = None
     agreement: float | None = None
     entries: float | None = None
-    """Most per KV head, mean over the layers."""
+    """Most entries per KV head, mean over the layers."""
     nbytes: float | None = None
     """Most bytes of keys and values."""
     average_bits: float | None = None
-    """Per element of the full cache, at the last token."""
+    """Bits per element of the full cache, at the last token."""
     payload_bits: float | None = None
     seconds_per_token: float | None = None
     nbytes_over_tokens: tuple[float, ...] = field(default=(), repr=False)
@@ -70,7 +70,7 @@ class Question:
 
     @property
     def stop(self) -> int | None:
-        """Token that ends an answer; None if the last of the solution stands elsewhere in it."""
+        """Last token of the solution, which ends an answer; None if the solution has it twice."""
         *others, last = self.solution
         return None if last in others else last
 
@@ -86,7 +86,7 @@ class Question:
 
 @dataclass(frozen=True)
 class FullAnswer:
-    """What the full cache makes of a question: the yardstick of a measurement."""
+    """The full cache's answer to a question, with which measurements compare."""
 
     question: Question
     tokens: list[int]

@@ -19,9 +19,9 @@ from kvlab.reference.tasks.jumps import Size
 from kvlab.reference.tasks.jumps_oracle import least_memory
 
 RUNS = ((45, 65), (2, 9), (10, 25), (26, 44), (66, 80), (81, 100))
-"""Fewest and most steps of the sizes that are measured; training knows none above 65."""
+"""Fewest and most steps of the sizes that are measured; training has none above 65."""
 SHARE_OF_OTHERS = 3
-"""The first size gets all problems, the others one in so many."""
+"""The first size gets all problems, each other size one in so many."""
 
 
 def evaluate(directory: Path, problems: int, seed: int) -> list[dict[str, Any]]:

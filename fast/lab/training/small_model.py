@@ -22,11 +22,11 @@ class Schedule:
     """What decides the learning rate."""
 
     steps: int
-    """Of the whole training."""
+    """Steps of the whole training."""
     learning_rate: float
-    """The highest."""
+    """The highest learning rate."""
     warmup: int
-    """Steps until the highest."""
+    """Steps until the highest rate is reached."""
     decay: float
     """Share of the steps, at the end, over which the rate falls to zero."""
 

@@ -5,7 +5,7 @@ The command goes on where its last checkpoint was written if it was stopped.
 What made the model learn:
 
 - A register with its value is one token, whose embedding starts as the sum of name and digit.
-- A line of the program has as many tokens as a step, so that both can be copied alike.
+- A line of the program has as many tokens as a step, so that both are copied in one way.
 - Two look-ups by name are built into the start, and stay as they are while the model learns to use
   them (`start_with_look_ups`). From a random start, the names of the operands were still guessed
   after 700 steps; look-ups that were free to change from the first step were lost within 200.
@@ -51,7 +51,7 @@ class Stage:
     sizes: tuple[Size, ...]
     """Each batch takes its problems from one of them."""
     tokens: int
-    """Of a batch, about."""
+    """Tokens of a batch, about."""
     drills: float
     """Share of the tokens that are in drills."""
 
@@ -185,7 +185,7 @@ class Curriculum:
     pools: dict[Size, list[Problem]] = field(default_factory=dict)
 
     def batch(self) -> Batch:
-        """Draw problems of one size and drills as long as they are."""
+        """Draw problems of one size, and drills of the same length."""
         stage, rows, asked = STAGES[self.stage], [], []
         size = stage.sizes[int(self.rng.integers(len(stage.sizes)))]
         for problem in self.take(size, int(stage.tokens * (1 - stage.drills))):
@@ -251,7 +251,7 @@ def _batch(rows: list[list[str]], asked: list[Any], problems: int) -> Batch:
 
 
 def kinds_of_tokens() -> dict[str, Tensor]:
-    """Return for each kind of token whose share of right ones is watched which ids are of it."""
+    """Return the ids of each kind of token; training watches the share of right tokens by kind."""
     vocabulary = jumps.vocabulary()
     kinds = {
         "names": [token in jumps.REGISTERS for token in vocabulary],
