@@ -108,7 +108,9 @@ class HostProtect(Protect):
                 safe = self.specification.safe(row.seen)
                 if np.ptp(safe.sum(axis=-1)):
                     counts = safe.sum(axis=-1)
-                    raise ValueError(f"every KV head must protect equally many entries, got {counts}")
+                    raise ValueError(
+                        f"every KV head must protect equally many entries, got {counts}"
+                    )
                 marks[row.number] = row.in_slots(safe)
         return marks.to(seen.positions.device)
 

@@ -68,7 +68,7 @@ class StoredBits:
     """Bits per element of each key, scales and zero points included."""
     values: Float[Array, " n"]
     drawn: LayerCache | None = None
-    """Drawn vectors, stored as these are; for precisions that are asked by running them."""
+    """Random vectors stored in the same way, for precisions whose bits are found by storing."""
 
     @classmethod
     def nothing(cls) -> "StoredBits":

@@ -164,7 +164,7 @@ class Precision(ABC):
     def account(
         self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
     ) -> StoredBits:
-        """Return the bits that `store` leaves; of ``seen``, the positions alone are true.
+        """Return the bits that `store` leaves; in ``seen`` only positions and bits are real.
 
         The default runs `store` on random vectors.
         """

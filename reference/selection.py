@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from kvlab.reference.notation import Array
 
 MOST_ENTRIES = 2**31 - 1
-"""No budget is larger: data sets of results count entries in 32 bits."""
+"""Largest budget, because data sets of results count entries in 32 bits."""
 
 
 def budget_entries(budget: int | str, length: int) -> int:

@@ -13,7 +13,7 @@ from kvlab.reference.notation import Array
 
 @dataclass(frozen=True)
 class SmallFloat:
-    """A format with subnormal numbers; what is too large is stored as the largest number."""
+    """A format with subnormal numbers; numbers beyond its range become the largest number."""
 
     exponent_bits: int
     mantissa_bits: int

@@ -1,4 +1,4 @@
-"""Where keys or values live: each vector at its own precision, codes in tables really packed."""
+"""Storage of keys or values: each vector at its own precision, codes packed in tables."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -175,7 +175,7 @@ class StoredVectors:
     """
 
     vectors: Float[Array, "G n d"]
-    """What attention reads: each vector as it came, or what its codes say."""
+    """What attention reads: each vector as it came, or decoded."""
     table: Int[Array, "G n"]
     """Index into ``tables``; `FULL` for entries at full precision."""
     row: Int[Array, "G n"]

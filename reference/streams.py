@@ -1,4 +1,4 @@
-"""Streams of tokens as one layer sees them, and the way of a policy through a stream.
+"""Streams of tokens as one layer sees them, and runs of a policy over a stream.
 
 Drawn numbers are the same bits on every machine: they come from the raw output of a bit generator,
 whose stream NumPy guarantees, by integer arithmetic alone; distributions of NumPy are promised for
@@ -32,11 +32,11 @@ class Stream:
     blocks: tuple[int, ...]
     """Tokens of each block."""
     first: int = 0
-    """Position of the first token; where not 0, all before it have long left the cache."""
+    """Position of the first token; if it is not 0, all tokens before it have left the cache."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
     layer: int = 0
-    """Number of the layer, which policies that draw at random look at."""
+    """Number of the layer; policies that draw at random depend on it."""
 
     @property
     def tokens(self) -> int:
@@ -82,7 +82,7 @@ def block_lengths(prompt: int, generated: int, size: int | None = None) -> tuple
 
 
 def run_stream(policy: Policy, stream: Stream) -> Iterator[StepResult]:
-    """Lead one layer through a stream; yield the result of every step.
+    """Run a policy in one layer over a stream; yield the result of every step.
 
     Raises:
         ValueError: if the policy cannot work with the stream's prompt.

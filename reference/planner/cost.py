@@ -390,8 +390,8 @@ def fleet(
 
     if (fastest := speed(batch or 1)) < least_speed:
         raise ValueError(
-            f"least_speed = {least_speed} is above the {fastest:.1f} tokens/s of "
-            f"{batch or 1} at once"
+            f"least_speed = {least_speed} must be at most {fastest:.1f}, the tokens/s of each of "
+            f"{batch or 1} sequences at once"
         )
     if batch is not None:
         return Fleet(-(-users // batch), batch, fastest, "batch")

@@ -119,7 +119,7 @@ def lowered(before: StoredBits, after: StoredBits) -> int:
 def decide(
     policy: Policy, clock: Clock, held: StoredBits, head_dim: int
 ) -> tuple[StoredBits, bool]:
-    """Let a due step select and store, and say whether not all could stay; the oldest go."""
+    """Select and store; the oldest candidates leave. Also say whether any candidate had to."""
     seen = without_data(clock, held, head_dim)
     safe = policy.protect.safe(seen)[0]
     room = policy.budget.room(seen, safe[None])

@@ -46,7 +46,7 @@ Formula = Callable[[float, float], float]
 Entry = tuple[int, Fraction]
 """An entry's weight e^x before its normalisation, and its value prior."""
 Rows = Callable[[int, int], Any]
-"""A function of the number n of tokens and a position j, or of n and the number r of recent rows."""
+"""A function of the number n of tokens and of a position j, or of the number r of recent rows."""
 
 
 # --- definitions ---------------------------------------------------------------------------------
@@ -247,8 +247,8 @@ def _second_moment(weights: Sequence[int], gain: int) -> Fraction:
 def positions_are_not_exchangeable(
     *, model: Path, least: float = 0.25, most: float = np.inf, falls: int = -1
 ) -> Finding:
-    """Entries cannot expect the same attention wherever they stand, as Eq. 4's proof needs it; but
-    accumulated attention falls with position all the same.
+    """The attention that an entry can expect depends on its position, which Eq. 4's proof excludes;
+    but accumulated attention falls with position all the same.
 
     Embedded model: the attention of its last 60 rows to the quarters of the first two thirds of the
     text, relative to equal shares, mean over heads.
@@ -474,8 +474,8 @@ def small_budgets_are_missed(
 def scaled_lambda_aims_elsewhere(
     *, tokens: Callable[[int, int, float], float] = lambda i, k, c: i * (k / i) ** (c * c)
 ) -> Finding:
-    """c times λ aims at i·(k/i)^(c²) tokens: half of it at 2,407 of 3,600 for k = 720, twice of it
-    at 6, which small numbers of samples do not reach.
+    """c times λ aims at i·(k/i)^(c²) tokens. For k = 720 of i = 3,600, half of λ aims at 2,407
+    tokens, and twice λ at 6, which small numbers of samples do not reach.
 
     Monte Carlo, held to 0.1 nats for c = 0.5 and 1; at c = 2 about 32 tokens are left.
     """
@@ -738,9 +738,9 @@ def open_choices_matter_little(
     budget_choice: float = 0.95,
     joined: Callable[[Array], Array] = lambda group: group.max(axis=0),
 ) -> Finding:
-    """Neither whether k is the whole budget B or the selected part B_s, nor whether a group of
-    query heads joins its scores by their mean or their maximum, changes more than a twentieth or a
-    tenth of what is kept.
+    """Two open choices matter little. Whether k is the whole budget B or the selected part B_s
+    changes at most a twentieth of the kept entries; whether a group of query heads joins its scores
+    by their mean or their maximum changes at most a tenth.
 
     Embedded model, one problem, B = 100, 16 recent rows; mean over heads and KV heads.
     """

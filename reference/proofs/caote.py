@@ -576,7 +576,7 @@ def split_sum_covers_every_column(*, second: Callable[[int], int] = lambda i: i 
 
 
 def _overflows() -> Iterable[tuple[int, int, Fraction, Fraction]]:
-    """H2O's scores whenever the cache is one entry above its budget; then the largest one leaves.
+    """H2O's scores whenever the cache is one entry above its budget; then the largest score leaves.
 
     Yields budget, tokens so far, sum of the scores, sum of the scores that left before.
     """
@@ -625,9 +625,9 @@ def h2o_scores_after_evictions(
 def block_scores_sum_to_the_block(
     *, total: Callable[[int], int] = lambda m: m, exceeds_from: int = 2
 ) -> Finding:
-    """H2O's score as §2 prints it, summed over the current block's m queries, sums to m: while
-    generating it is TOVA's, and not above 1 as §3.2 needs it. So H2O has to accumulate, as §3.2 and
-    Theorem B.1 say in words.
+    """H2O's scores as §2 prints them, over the current block's m queries, sum to m. While
+    generating, m is 1: the scores are TOVA's, and their sum is not above 1 as §3.2 needs it. So H2O
+    has to accumulate, as §3.2 and Theorem B.1 say in words.
 
     Exact fractions: two older entries, blocks of 1 to 3 queries, all whole weights up to 3 in each
     of their rows.
@@ -677,9 +677,9 @@ def eviction_chooses_by_scores(
 def _wrong_choice(
     cases: Sequence[tuple[int, int]], among: Callable[[int, int], int], new_stay: bool = False
 ) -> tuple[Any, ...] | None:
-    """Find scores by which others than the best b of the first ``among`` are the best of all.
+    """Find scores for which the best b of the first ``among`` entries are not the best b of all.
 
-    ``new_stay``: only scores by which all m new entries, which come last, are among the best.
+    ``new_stay``: only scores for which all m new entries, which come last, are among the best.
     """
     for b, m in cases:
         for scores in permutations(range(b + m)):
@@ -871,11 +871,11 @@ def rectified(x: Array) -> Array:
 
 
 Map = Callable[[Network], Array]
-"""From the change of the attention output to that of the logits."""
+"""The map from the change of the attention output to the change of the logits."""
 
 
 def _logit_errors(claimed: Map, heads: int, activation: Activation | None) -> tuple[float, str]:
-    """How far the claimed change of the logits is off, relative to the change, at most."""
+    """Return the largest relative error of the claimed change of the logits, and the cases."""
     worst = 0.0
     for seed in range(50):
         network = Network(heads, seed)
@@ -935,8 +935,8 @@ def logit_error_with_feed_forward(
 @PAPER.ours("CA-10e", "B.2, case 3, with an activation function", Verdict.VERIFIED)
 @false("it is linear", activation=linear)
 def rectifier_breaks_the_logit_error(*, activation: Activation = rectified) -> Finding:
-    """With a rectifier in the feed-forward part, as real models have a non-linear function there,
-    case 3 predicts changes that are off by more than their own size.
+    """Real models have a non-linear function in the feed-forward part. With a rectifier there, the
+    changes that case 3 predicts are off by more than their own size.
     """
     worst, domain = _logit_errors(through_feed_forward, 1, activation)
     return measured(worst > 1, f"{domain} up to {worst:.0%} of the change")
@@ -979,7 +979,7 @@ WRAPPERS = ("CAOTE", "FastCAOTE")
 
 
 def legible(table: Scores) -> dict[str, Sequence[float]]:
-    """Rows all of whose figures our copy shows."""
+    """Rows of which our copy shows all figures."""
     return {name: row for name, row in table.items() if not np.isnan(row).any()}
 
 

@@ -102,7 +102,7 @@ def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str
     Args:
         contradictions: the figures that contradict the statement, in words.
         total: figures or sentences that were looked at.
-        what: what they are, and what those do that agree: "averages are the mean of their row".
+        what: what the agreeing ones are and do, such as "averages are the mean of their row".
         reading: what is true instead.
     """
     evidence = f"the paper's own figures: {total - len(contradictions)} of {total} {what}"
@@ -112,11 +112,11 @@ def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str
 
 
 def sentences(margins: Mapping[str, Sequence[float]], turned: int = 1) -> Finding:
-    """Judge sentences on a table by how much its figures carry them.
+    """Judge sentences on a table by how clearly its figures support them.
 
     Args:
         margins: sentence → differences of figures that have to be above 0.
-        turned: −1 turns every sentence round.
+        turned: −1 reverses every sentence.
     """
     wrong = [sentence for sentence, each in margins.items() if min(turned * m for m in each) <= 0]
     return tabulated(wrong, len(margins), "sentences agree with their table")
@@ -141,7 +141,7 @@ def false(words: str, /, **instead: Any) -> Callable[[Check], Check]:
 
 
 def right(words: str, /, **instead: Any) -> Callable[[Check], Check]:
-    """Name what a refuted statement becomes when it is put right."""
+    """Name the corrected form of a refuted statement."""
     return _neighbour(Neighbour(words, True, instead))
 
 
@@ -170,7 +170,7 @@ class Claim:
 
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:
-        """Statements close to this one that the check tells from it."""
+        """Statements close to this one, which the check has to judge differently."""
         return self.check.__dict__.get("neighbours", ())
 
     @property

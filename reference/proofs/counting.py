@@ -1,7 +1,7 @@
 """Counts: the operations of a formula; what methods update, rank and hold while they run.
 
 The one file of proofs that imports the methods: LazyEviction's Table 6 and Fig. 6 are about what
-they do, not about a formula.
+methods do, not about a formula.
 """
 
 import operator
@@ -68,7 +68,7 @@ class Counting(Score):
 
     @property
     def columns(self) -> Any:
-        """The counted score's."""
+        """Columns of the counted score."""
         return self.inner.columns
 
     def observe(self, state: Any, seen: Any) -> Any:

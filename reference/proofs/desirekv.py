@@ -41,7 +41,7 @@ TASKS = ("GSM8K", "MATH", "AIME2024", "GPQA")
 
 Block = Sequence[Fraction]
 Smoothing = Callable[[Sequence[Fraction], int, int], Fraction]
-"""Of the importances, a token's place i and the half-width w."""
+"""A function of the importances, a token's place i and the half-width w."""
 Score = Callable[[Block], Fraction]
 
 
@@ -98,7 +98,7 @@ def small_blocks(length: int, largest: int) -> Iterable[Block]:
 
 
 Memory = Callable[[Any], Any]
-"""Of the step t."""
+"""A number of bits as a function of the step t."""
 
 
 def equation_2(t: Any, bits: Any = 16) -> Any:
@@ -110,7 +110,7 @@ def equation_2(t: Any, bits: Any = 16) -> Any:
 
 
 def traffic(t: Any) -> Any:
-    """What is read over all steps up to t."""
+    """Bits that are read over all steps up to t."""
     step = sympy.symbols("s", positive=True, integer=True)
     return sympy.summation(equation_2(step), (step, 1, t))
 
@@ -167,8 +167,8 @@ def memory_of_the_example(*, unit: int = 1000 * 2**20) -> Finding:
 @false("4 bits are kept", bits=4.0)
 @false("the weights do not count", weights=0.0)
 def saving_of_the_whole(*, bits: float = 3.0, weights: float = 15.5) -> Finding:
-    """The printed 55 % are saved of cache and weights together, at 3.0 bits; Table 3 prints 2.9 for
-    the model of this section, with which it would be 56 %.
+    """The printed 55 % is the saving of cache and weights together, at 3.0 bits; with the 2.9 bits
+    that Table 3 prints for the model of this section, it would be 56 %.
     """
     saved = 1 - (weights + 32.8 * bits / 16) / (weights + 32.8)
     evidence = f"({weights} + 32.8·{bits:g}/16)/{weights + 32.8:.1f}: {saved:.1%} are saved"
@@ -382,9 +382,9 @@ def error_is_at_most_half_a_step(
 @PAPER.ours("DE-4c", "§4.3, outliers and approximation errors", Verdict.VERIFIED)
 @false("the outliers themselves suffer", sign=-1)
 def neighbours_of_outliers_suffer(*, sign: int = 1) -> Finding:
-    """Under a quantiser that spans minimum to maximum, as KIVI's does, it is not the outliers that
-    suffer larger errors, as §4.3 has it for quantisers made for typical values, but their block's
-    other values.
+    """§4.3 says that outliers suffer larger errors, for quantisers made for typical values. Under a
+    quantiser that spans minimum to maximum, as KIVI's does, the other values of their block suffer
+    larger errors.
 
     Mean absolute errors at 4 bits in random blocks of 64 heavy-tailed values.
     """
@@ -610,7 +610,7 @@ def losses(scores: Sequence[float], full: Sequence[float]) -> list[float]:
 
 
 def put_right(table: Table) -> Table:
-    """Table 3 with every loss as its scores have it."""
+    """Table 3 with every loss computed from its scores."""
     return {
         model: {
             method: {**row, "losses": losses(row["scores"], rows["BF16"]["scores"])}
@@ -623,7 +623,8 @@ def put_right(table: Table) -> Table:
 @PAPER.printed("DE-5e", "Table 3, losses", Verdict.REFUTED)
 @right("every loss is computed from its score", table=put_right(TABLES["accuracy"]))
 def losses_follow_from_the_scores(*, table: Table | None = None) -> Finding:
-    """Every loss is the score's distance from the full cache's, in percent of it.
+    """Every loss is the score's distance from the full cache's score, in percent of the full
+    cache's score.
 
     A tenth of a point more or less is taken for rounding.
     """
@@ -678,8 +679,8 @@ def aime_scores_lie_on_a_grid(
 @PAPER.ours("DE-10", "§3.1 and §3.3 on Tables 1 and 2", Verdict.VERIFIED)
 @false("2400 samples tell them apart as little", samples=2400)
 def protections_differ_by_chance(*, samples: int = 240) -> Finding:
-    """With 240 samples, the grid that all scores lie on, neither table tells its two protections
-    apart: the 95 % intervals of both differences hold 0.
+    """With 240 samples, the grid that all scores lie on, neither table shows a difference between
+    its two protections: the 95 % intervals of both differences contain 0.
 
     Two independent shares; the paper does not say which samples belong together.
     """
@@ -695,7 +696,7 @@ def protections_differ_by_chance(*, samples: int = 240) -> Finding:
 
 
 def margins_of_sentences() -> dict[str, list[float]]:
-    """By how much the figures carry each sentence on Tables 3 and 4."""
+    """By how much the figures support each sentence on Tables 3 and 4."""
     models = TABLES["accuracy"].values()
     own = [(rows["Ours"], rows) for rows in models]
     whole, *parts = (TABLES["ablation"][name] for name in ("DesireKV", "-I", "-S", "-P"))

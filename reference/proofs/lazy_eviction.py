@@ -2,7 +2,8 @@
 
 TS is the generated step of an entry's latest activation, MRI its longest interval between two
 activations, Δ the steps since the latest one. The authors' code starts TS one step before an entry
-is born, so that the first activation ends an interval, too; where nothing else is said, so do we.
+is born, so that the first activation ends an interval, too; we do the same unless a claim says
+otherwise.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ MODELS = ("DS-Llama-8B", "DS-Qwen-7B", "Qwen3-4B", "QwQ-32B")
 
 Form = Callable[[Expr], Expr]
 Importance = Callable[[float, float], float]
-"""Of MRI and Δ."""
+"""A score as a function of MRI and Δ."""
 
 
 # --- definitions ---------------------------------------------------------------------------------
@@ -221,8 +222,8 @@ def histories(largest: int) -> list[tuple[int, int]]:
 def reading_of_h2_decides(
     *, other: Importance = printed_importance, small: Importance = official_importance
 ) -> Finding:
-    """Which reading of H2 is taken decides what is kept where MRIs are small: two thirds of the
-    kept entries differ at a mean MRI of 3. The code's −1 in H1 changes less than a tenth anywhere.
+    """Where MRIs are small, the reading of H2 decides which entries are kept: at a mean MRI of 3,
+    two thirds of the kept entries differ. The code's −1 in H1 changes less than a tenth anywhere.
 
     Half of 1000 synthetic entries is kept, Δ geometric with mean MRI; chance keeps 0.5 in common.
     """
@@ -268,7 +269,7 @@ def recurring_tokens_are_retained(
     guarded: Importance = lambda mri, d: printed_importance(mri, d) + 2 * (d < mri),
 ) -> Finding:
     """Entries whose time since the latest activation exceeds their MRI are evicted first, those
-    with Δ < MRI are retained: by Eq. 2 none of the latter scores below one of the former.
+    with Δ < MRI are retained: by Eq. 2 no entry with Δ < MRI scores below an entry with Δ > MRI.
 
     All pairs with MRI from 2, below which the printed H2 has no value, to 10 and Δ up to 10,
     smallest first.
@@ -363,8 +364,8 @@ def no_recurrence_means_never_activated(*, start: Start = "step before birth") -
 def start_of_the_stamp_matters_little(
     *, model: Path, birth: float = 0.9, first_activation: float = 0.8
 ) -> Finding:
-    """Where TS starts changes little: at birth, as in RaaS, nine tenths of what is kept stay the
-    same, and eight tenths if the first activation counts for nothing.
+    """The start of TS matters little: if TS starts at birth, as in RaaS, nine tenths of the kept
+    entries stay the same; if the first activation counts for nothing, eight tenths do.
 
     Embedded model, one problem: the better half of the entries at its end, the last 16 left out;
     mean over the KV heads.
@@ -539,7 +540,7 @@ def one_percent_of_the_samples_gives_the_window(
 
 
 Attention = Callable[[Array, np.random.Generator], Array]
-"""What the check takes for a head's attention, of what was observed."""
+"""Returns the attention that a check uses, from a head's observed attention."""
 
 
 def as_observed(rows: Array, rng: np.random.Generator) -> Array:
@@ -548,14 +549,14 @@ def as_observed(rows: Array, rng: np.random.Generator) -> Array:
 
 
 def shuffled(rows: Array, rng: np.random.Generator) -> Array:
-    """Noise: each row pays what it pays to random visible entries."""
+    """Noise: each row's attention, spread over the visible entries in random order."""
     return np.array(
         [np.append(rng.permutation(row[: t + 1]), row[t + 1 :]) for t, row in enumerate(rows)]
     )
 
 
 def unchanging(rows: Array, rng: np.random.Generator) -> Array:
-    """Every row pays what the last one pays."""
+    """Every row has the attention of the last row."""
     return np.tril(np.tile(rows[-1], (len(rows), 1)))
 
 
@@ -868,9 +869,9 @@ def method_is_best_everywhere(
 @false("Table 1 has two such models on MATH-500", above={"MATH-500 50 %": 2, "AIME 30 %": 0})
 @false("Table 1 has one on AIME", above={"MATH-500 50 %": 1, "AIME 30 %": 1})
 def table_1_beats_the_full_cache_once(*, above: Mapping[str, int] | None = None) -> Finding:
-    """Table 1 carries the sentence, for half of the cache, for one of four models on MATH-500. It
+    """Table 1 supports the sentence, for half of the cache, for one of four models on MATH-500. It
     prints AIME at 30 % only, where LazyEviction is above the full cache on no model; Fig. 5, which
-    has no figures, may.
+    prints no figures, may support it.
     """
     claimed = above or {"MATH-500 50 %": 1, "AIME 30 %": 0}
     tables = {task: TABLES["accuracy"][task] for task in claimed}
@@ -946,7 +947,7 @@ def full_cache_latency_is_linear(
 
 
 def margins_of_sentences() -> dict[str, list[float]]:
-    """By how much the figures carry each sentence on Tables 3 to 5 and 7 to 10."""
+    """By how much the figures support each sentence on Tables 3 to 5 and 7 to 10."""
     rows, runs, latency = TABLES["differences"], TABLES["throughput"], TABLES["latency"]
     ours = TABLES["accuracy"]["GSM8K 50 %"]["Ours"][0]
     waiting = [row for name, row in rows.items() if name.startswith("Table 3")]

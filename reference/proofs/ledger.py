@@ -41,7 +41,7 @@ class Row:
     paper: str
     place: str
     says: str
-    """In our own words."""
+    """The content, in our own words."""
     claims: tuple[str, ...] = ()
     """Tags of the checks."""
     tests: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Row:
     declared: str = ""
     """What nobody here can check, and why."""
     repeat: tuple[str, ...] = ()
-    """Commands for who has what is missing here."""
+    """Commands for readers who have what is missing here."""
 
     @property
     def covers(self) -> list[str]:
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def commands(self) -> list[str]:
-        """What repeats the row."""
+        """Commands that repeat the row."""
         tags = "".join(f" --claim {tag}" for tag in self.claims)
         return [
             *([f"kvlab prove{tags}"] if tags else []),

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from kvlab.reference.notation import Array
 
 ROUNDING = 1e-9
-"""Two float64 computations of one quantity in another order, relative: 1e-15 per term."""
+"""Largest relative difference of a quantity computed in two orders in float64: 1e-15 per term."""
 
 
 def softmax(logits: Float[Array, "... n"]) -> Float[Array, "... n"]:

@@ -47,7 +47,7 @@ HALT = 0
 STEP = 9
 """Tokens of a step, and of a line of the program."""
 X, X_VALUE, Y, Y_VALUE, SUM, RESULT = 1, 2, 4, 5, 7, 8
-"""Where in a step its parts stand; the label comes first."""
+"""Places of the parts of a step; the label is at place 0."""
 
 _DRAWN = 4096
 """Programs that are drawn at once: most of them halt too early or never."""
@@ -101,7 +101,7 @@ SIZES = {
 
 
 class Line(NamedTuple):
-    """A line of the program: it adds register y to register x. All three are numbers of names."""
+    """A line of the program: it adds register y to register x. Label, x and y are indices of names."""
 
     label: int
     x: int
@@ -133,7 +133,7 @@ class Problem:
     registers: tuple[tuple[int, int], ...]
     """Numbers of the registers' names, and their first values, in the order of the prompt."""
     lines: tuple[Line, ...]
-    """In the order of the prompt."""
+    """Lines of the program, in the order of the prompt."""
     steps: tuple[Step, ...]
 
     @property

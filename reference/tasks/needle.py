@@ -17,7 +17,7 @@ import numpy as np
 from kvlab.reference.tasks import english, reasoning
 
 CITIES = ("Oslo", "Lima", "Accra", "Hanoi", "Quito", "Turin", "Perth", "Kyoto", "Dakar", "Minsk")
-"""Whose secret numbers are hidden."""
+"""Cities whose secret numbers are hidden."""
 
 KINDS = (
     ("The secret number of {} is", "What is the secret number of {}?", CITIES),
@@ -47,7 +47,7 @@ class Needle:
     opening: str
     """How an answer begins."""
     answer: str
-    """What has to follow directly."""
+    """Text that has to follow the opening directly."""
 
     @property
     def topic(self) -> str:
@@ -115,7 +115,7 @@ def haystacks(count: int, seed: int, words: int, needles: int) -> list[Problem]:
 def readings(count: int, seed: int, words: int, facts: int) -> list[Problem]:
     """Hide facts in passages of the novel, and ask for all facts of a passage at once.
 
-    An answer that begins well goes on only if the model goes back to another place of the text.
+    To continue a right beginning, the model has to go back to another place of the text.
 
     Args:
         count: number of problems; the first problems are the same for every ``count``.
@@ -223,5 +223,5 @@ def steps(problem: reasoning.Problem) -> list[slice]:
 
 
 def nearest(value: float, among: Sequence[float]) -> int:
-    """Return the number of the value that is nearest; of two the first."""
+    """Return the index of the nearest value; of two equally near values the first."""
     return int(np.argmin(np.abs(np.asarray(among) - value)))

@@ -133,7 +133,7 @@ def record_replay(
 
 @dataclass(frozen=True)
 class Overheard(Score):
-    """A score whose ratings are also told to somebody."""
+    """A score that also reports its ratings to a listener."""
 
     base: Score
     tell: Callable[[Observation, Bool[Array, "G n"], Float[Array, "G n"]], None]
@@ -153,7 +153,7 @@ class Overheard(Score):
     def score(
         self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
     ) -> Float[Array, "G n"]:
-        """Rate the entries, and tell."""
+        """Rate the entries, and report the ratings."""
         scores = self.base.score(state, seen, candidates, room)
         self.tell(seen, candidates, scores)
         return scores
@@ -176,7 +176,7 @@ class Known:
         return cls(whole, np.zeros((kv_heads, 0)), whole, whole, whole)
 
     def grow(self, t: int) -> None:
-        """Make room for the tokens of a block: not scored, never activated, stored wide."""
+        """Make room for the tokens of a block: not scored, never activated, at full precision."""
         G, before = self.state.shape
         fills = {"state": WIDE, "score": np.nan, "stamp": 0, "interval": 0, "activated": 0}
         for name, fill in fills.items():
@@ -284,7 +284,7 @@ class Recorder:
         return found
 
     def thin_out(self) -> None:
-        """Drop every other snapshot while they hold too much."""
+        """Drop every other snapshot while they hold more than ``most_values`` entries."""
         while sum(each.size for each in self.snapshots) > self.most_values and (
             self.every < len(self.steps)
         ):
@@ -320,7 +320,7 @@ class Recorder:
 # --- texts of tokens -----------------------------------------------------------------------------
 
 INCOMPLETE = "\ufffd"
-"""What tokenizers put where bytes do not make up a character yet."""
+"""Character that tokenizers write where bytes do not make up a character yet."""
 
 CONTEXT = 4
 """Tokens before a token on which its text may depend: blanks between words."""

@@ -68,8 +68,8 @@ FIRST_STATES = ((0, 0), (FULL_BITS, FULL_BITS))
 class Events:
     """Changes of state, in the order of layer, KV head, position and step; one array element each.
 
-    A token is stored at full precision from the step that reads it; only what differs from that is
-    an event.
+    A token is stored at full precision from the step that reads it; only another state in that step
+    or a later change of state is an event.
     """
 
     layer: Int[Array, " events"]
@@ -106,9 +106,9 @@ class Snapshot:
     layer: int
     """Indices into `Run.steps` and `Run.layers`."""
     attention: Float[Array, "G n"]
-    """From the step's last token, mean over the query heads of a KV head."""
+    """Attention from the step's last token, mean over the query heads of a KV head."""
     score: Float[Array, "G n"]
-    """At the latest decision: NaN before the first one, −∞ where the entry was protected."""
+    """Score at the latest decision: NaN before the first one, −∞ where the entry was protected."""
     stamp: Int[Array, "G n"]
     """Generated token by which the entry was last activated; 0 if by none."""
     interval: Int[Array, "G n"]
@@ -136,7 +136,7 @@ class Run:
     texts: tuple[str, ...]
     """Text of every token of prompt and answer; the last is written but never read."""
     solved: bool | None
-    """Whether the answer is right; None where nobody can say."""
+    """Whether the answer is right; None if that is not known."""
     layers: tuple[int, ...]
     """Number of each recorded layer in the model."""
     kv_heads: int

@@ -22,18 +22,18 @@ def synthetic(
     texts: tuple[str, ...] | None = None,
     seed: int = 0,
 ) -> Timeline:
-    """Draw runs under which every head evicts down to a budget, some entries at 8 bits before.
+    """Draw runs under which every head evicts down to a budget; some entries first go to 8 bits.
 
     Args:
         methods: Number of runs, named ``random-0`` onwards.
-        tokens: That are read, the prompt included; one more is written.
+        tokens: Tokens that are read, the prompt included; one more is written.
         prompt: Tokens that the first step reads.
         layers: Number of layers.
-        kv_heads: Per layer.
+        kv_heads: KV heads per layer.
         budget: Entries per KV head that a step leaves at most.
         every: Steps from one snapshot to the next.
-        texts: Of every token, ``tokens + 1`` of them; short English words by default.
-        seed: Of everything that is drawn.
+        texts: Text of every token, ``tokens + 1`` of them; short English words by default.
+        seed: Seed of everything that is drawn.
 
     Raises:
         ValueError: if a number is below 1, the prompt exceeds the tokens, or there are not as many

@@ -1,7 +1,8 @@
 """What it costs to let attention choose who leaves, measured on real attention (CAOTE §1, Fig. 1).
 
-At every step of a text some entries have to go. Attention names those that it looks at least, CAOTE
-those without each of which the output changes least. Both choices are judged by the change itself.
+At every step of a text some entries have to go. Attention chooses the entries with the least
+attention; CAOTE chooses the entries whose eviction, one by one, changes the output least. Both
+choices are judged by the change that they cause.
 """
 
 from collections.abc import Sequence
@@ -23,11 +24,11 @@ class Choice:
     layer: int
     kv_head: int
     by_attention: Float[Array, " steps"]
-    """When the entries with the least attention leave."""
+    """Change when the entries with the least attention leave."""
     by_error: Float[Array, " steps"]
-    """When the entries with the least eviction errors leave."""
+    """Change when the entries with the least eviction errors leave."""
     common: Float[Array, " steps"]
-    """Share of the leaving entries that both name."""
+    """Share of the leaving entries that both choices have in common."""
 
 
 def choices(heads: Sequence[Head], share: float = 0.0, first: int = 40) -> list[Choice]:

@@ -28,12 +28,12 @@ class Quadrants:
 
     @property
     def important(self) -> Bool[Array, " n"]:
-        """Above the median of importance."""
+        """Marks of the tokens above the median of importance."""
         return self.importance > np.median(self.importance)
 
     @property
     def sensitive(self) -> Bool[Array, " n"]:
-        """Above the median of sensitivity."""
+        """Marks of the tokens above the median of sensitivity."""
         return self.sensitivity > np.median(self.sensitivity)
 
     @property

@@ -1,7 +1,7 @@
 """Judges the entries that a policy kept in a replay, beside chance and the best keep sets.
 
 An entry is activated by a token that gives it at least α of its attention. It regains importance
-when it is activated after at least ``gap`` tokens without (LazyEviction §3 calls that recurrence);
+when it is activated after ``gap`` tokens or more without (LazyEviction §3 calls that recurrence);
 the recall of a policy is how often such an entry was still there.
 """
 

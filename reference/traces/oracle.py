@@ -1,8 +1,8 @@
 """How much attention could be kept at best, if the future were known?
 
-The objective is the mass of attention on what is there: the sum, over generated tokens, of the full
-cache's attention (mean over the query heads of a KV head) that falls on present entries. Entries
-never come back, and at most B of them stay after every token.
+The objective is the mass of attention on present entries: the sum, over generated tokens, of the
+full cache's attention (mean over the query heads of a KV head) to these entries. Entries never come
+back, and at most B of them stay after every token.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from kvlab.reference.notation import Array
 from kvlab.reference.traces.replay import Layer, stretches
 
 NEVER = -1e18
-"""Gain of a succession that cannot be."""
+"""Gain of an impossible succession."""
 
 
 def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[Array, " t"]:
@@ -79,7 +79,7 @@ def oracle_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
 def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"]:
     """Return the mass that evicting at random holds in the mean; exact.
 
-    After every token that makes it one too many, each of the B + 1 entries leaves with the same
+    After every token that brings the cache to B + 1 entries, each of them leaves with the same
     probability; of a longer prompt, any B entries stay.
 
     Args:
@@ -101,7 +101,7 @@ def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
 
 
 def survival(first: int, last: int, prompt: int, budget: int) -> Float[Array, "m n"]:
-    """Return how probably each entry is there when the tokens first … last − 1 look."""
+    """Return the probability that each entry is present for the tokens first … last − 1."""
     token, entry = np.arange(first, last)[:, None], np.arange(last)
     born = np.maximum(entry, prompt)
     evictions = np.maximum(0, token - np.maximum(born, budget))
@@ -116,7 +116,7 @@ def bound_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"
     Whatever a policy does, a token finds at most B older entries and itself there, so its mass is
     at most that of itself and the B largest others. The bound asks more than any policy can do: it
     may choose anew for every token, and take back what has left. It holds for policies that never
-    keep more than B entries after a step; a lagged one has to be compared at its largest size.
+    keep more than B entries after a step; a lagged policy must be compared at its largest size.
 
     Args:
         layer: of a trace.

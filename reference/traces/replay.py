@@ -5,7 +5,7 @@ A replay asks the policies the same questions in the same order as a model would
 own attention, over everything seen, is the yardstick; it is computed once, block by block, for
 all policies.
 
-Entries never come back, so one number per entry tells the whole story: `Fate.left`.
+Entries never come back, so one number per entry is enough: `Fate.left`.
 """
 
 from collections import deque
@@ -165,7 +165,7 @@ class Layer(Stream):
 
 
 class Run:
-    """One policy on its way through one layer, and what becomes of the entries."""
+    """The state of one policy in one layer, and the fates of the entries so far."""
 
     def __init__(self, policy: Policy, layer: Layer, block_size: int | None) -> None:
         G, t, _ = layer.keys.shape
@@ -216,7 +216,7 @@ class Run:
         return np.take_along_axis(positions, result.keep, axis=1)
 
     def note_evictions(self, result: StepResult) -> None:
-        """Write down who left after a step."""
+        """Note the entries that left after a step."""
         if result.keep is None:
             return
         positions = result.seen.positions

@@ -52,7 +52,7 @@ VERSION = 1
 VECTORS = ("queries", "keys", "values")
 MEMBERS = (*VECTORS, "positions", "tokens", "prompt", "confidence", "metadata")
 DTYPES = ("float16", "float32", "float64")
-"""What queries, keys and values may be stored as."""
+"""Number formats of stored queries, keys and values."""
 
 METADATA: Mapping[str, tuple[tuple[type, ...], str]] = {
     "version": ((int,), f"the whole number {VERSION}"),
@@ -64,7 +64,7 @@ METADATA: Mapping[str, tuple[tuple[type, ...], str]] = {
 """Entries of the metadata, and what each may be; the version decides about the rest."""
 
 BROKEN = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What NumPy raises on files that are cut, damaged or something else."""
+"""Exceptions that NumPy raises on files that are cut, damaged or of another kind."""
 
 
 @dataclass(frozen=True)

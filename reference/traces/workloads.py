@@ -26,7 +26,7 @@ class Workload:
     logits: Float[Array, "t t"]
     """Wanted logits; only those at or below the diagonal are visible."""
     facts: Mapping[str, Array] = field(default_factory=dict)
-    """What the workload's function says it knows, by name."""
+    """Known facts by name; the docstring of the workload's function lists them."""
 
     @property
     def attention(self) -> Float[Array, "t t"]:
@@ -118,8 +118,8 @@ def periodic_recurrence(
     attended to ``filler_uses`` times, ``filler_interval`` steps apart, and never again. With
     ``self_attention`` every token also looks at itself.
 
-    Facts: ``recurring`` (positions), ``intervals`` of these, and ``active`` ``[t, t]``: who is
-    attended to by whom.
+    Facts: ``recurring`` (positions), ``intervals`` of these, and ``active`` ``[t, t]``: whether a
+    query (row) attends to an entry (column).
     """
     rng = np.random.default_rng(seed)
     kept = np.sort(prompt + rng.permutation(tokens // 2)[:recurring])
@@ -242,9 +242,9 @@ def key_outliers(
 ) -> Workload:
     """Keys of which some hold outliers, independently of how important they are (DesireKV Fig. 3).
 
-    Outliers lie in channels that no query reads, so that logits do not know of them.
+    Outliers lie in channels that no query reads, so that they do not change the logits.
 
-    Facts: ``outliers`` (who has some) and ``importance`` (logit of each entry).
+    Facts: ``outliers`` (keys that have some) and ``importance`` (logit of each entry).
     """
     rng = np.random.default_rng(seed)
     importance = rng.normal(size=tokens)
@@ -283,4 +283,4 @@ WORKLOADS = {
         key_outliers,
     )
 }
-"""By name; each takes ``seed`` and its own parameters."""
+"""Workloads by name; each takes ``seed`` and its own parameters."""

@@ -273,7 +273,7 @@ def test_the_slowest_stretch_counts():
 def test_a_fleet_that_cannot_be():
     with pytest.raises(ValueError, match="does not fit on V100"):
         fleet(plan(shape=SHAPES["qwq-32b"], hardware=HARDWARE["v100"]), 1)
-    with pytest.raises(ValueError, match=r"least_speed = 1000.0 is above"):
+    with pytest.raises(ValueError, match=r"least_speed = 1000.0 must be at most"):
         fleet(plan(), 1, least_speed=1000.0)
     with pytest.raises(ValueError, match="users = 0"):
         fleet(plan(), 0)

@@ -112,7 +112,7 @@ export class AhaKV extends Method {
       "What competes while decoding: the position, the entries present, or no more than k."),
     gain_floor: real(0, 0, 2, "Least gain where more than k tokens compete."),
     accumulation: choice("recent", ["recent", "all"], "recent: the last rows; all: every row since the entry was written."),
-    value_prior: choice("squared", ["squared", "norm", "none"], "What of a value's norm weighs the sum."),
+    value_prior: choice("squared", ["squared", "norm", "none"], "Factor on the sum: the squared norm of the value, its norm, or none."),
     kernel: whole(5, 1, 15, "Neighbours over which the prior is smoothed; odd."),
     border: choice("shrink", ["zero", "shrink"], "What lies beyond the border of that mean: nothing (shrink), or zeros."),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),

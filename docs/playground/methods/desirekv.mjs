@@ -184,11 +184,11 @@ export class DesireKV extends Method {
     outlier_mean: choice("outliers", ["outliers", "block"], "Average the distances over the outliers, or over the block."),
     doubt_quantile: real(0.1, 0, 1, "Share of the window's least confident steps after which tokens are protected."),
     doubt_threshold: real(null, 0, 1, "Confidence below which the next token is protected, instead of the quantile.", { none: true }),
-    doubt_shift: whole(1, 0, 1, "1: the token after the unconfident one is protected; 0: that one itself."),
+    doubt_shift: whole(1, 0, 1, "1: the token after the unconfident token is protected; 0: the unconfident token itself."),
     importance: choice("attention", ["attention", "random"], "random, the ablation DesireKV-I, is not offered here."),
     sensitivity: choice("outliers", ["outliers", "random"], "random, the ablation DesireKV-S, is not offered here."),
     protection: choice("confidence", ["confidence", "none"], "none: the ablation DesireKV-P."),
-    seed: whole(0, 0, 100, "Of the ablations' draws."),
+    seed: whole(0, 0, 100, "Seed of the ablations' draws."),
   };
 
   constructor(given) {

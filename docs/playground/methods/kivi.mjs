@@ -25,7 +25,7 @@ export class KeysPerChannelValuesPerToken {
   }
 }
 
-/** Evict nothing, keep less of each number. */
+/** Evict nothing; store keys and values in fewer bits. */
 export class KIVI extends Method {
   static id = "kivi";
   static title = "KIVI";

@@ -6,7 +6,7 @@ import { Edges, Entries, EveryBlock, Full, Policy, Score } from "../policy.mjs";
 
 /** The negative length of the key. */
 export class KeyNorm extends Score {
-  says = "The shorter its key, the more an entry is worth; attention is not asked.";
+  says = "The shorter its key, the more an entry is worth; attention is not used.";
   signed = true;
 
   score(state, seen) {

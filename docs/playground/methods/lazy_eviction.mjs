@@ -89,7 +89,7 @@ export class LazyEviction extends Method {
     h1: choice("sigmoid", Object.keys(DECREASING), "Form of H1, which falls with the time since the last activation."),
     h2: choice("sigmoid", Object.keys(DECREASING), "Form of H2, which falls with the longest interval."),
     h2_reading: choice("code", ["code", "printed", "acl"],
-      "What H2 is taken of: MRI − 1, 1/(MRI − 1) as printed, or MRI + 1."),
+      "Argument of H2: MRI − 1, 1/(MRI − 1) as printed, or MRI + 1."),
     official: flag(false, "Add 1 inside H1, as the authors' code does."),
     stamp_start: choice("before_birth", ["before_birth", "birth", "first_activation"],
       "What an entry's stamp is before its first activation: the step before birth, or birth; first_activation: none."),

@@ -43,7 +43,7 @@ export class Random extends Method {
     recent: whole(0, 0, 64, "Newest entries that are safe."),
     every: whole(1, 1, 32, "Generated tokens between two evictions."),
     draw: choice("each", ["each", "once"], "When an entry gets its number: at each decision anew, or once for all."),
-    seed: whole(0, 0, 100, "Of the draw; layers, heads, entries and decisions draw independently."),
+    seed: whole(0, 0, 100, "Seed of the draw; layers, heads, entries and decisions draw independently."),
   };
 
   constructor(given) {

@@ -55,7 +55,7 @@ export class ImportanceMinusRedundancy extends Score {
   }
 }
 
-/** Keep what is important and not said twice. */
+/** Keep entries that are important and not redundant. */
 export class RKV extends Method {
   static id = "rkv";
   static title = "R-KV";

@@ -36,7 +36,9 @@ DEFAULT_METHODS = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova"
 
 TextFile = Annotated[
     Path | None,
-    typer.Option(help="UTF-8 file that hides needles; default: a novel; embedded models: problems."),
+    typer.Option(
+        help="UTF-8 file that hides needles; default: a novel; embedded models: problems."
+    ),
 ]
 Lengths = Annotated[
     str | None, typer.Option(help="Tokens of a prompt in a text, separated by commas.")
@@ -44,7 +46,9 @@ Lengths = Annotated[
 Depths = Annotated[
     str, typer.Option(help="Percent of the text before the needle, separated by commas.")
 ]
-Trials = Annotated[int, typer.Option(help="Needles per cell; embedded models: problems per length.")]
+Trials = Annotated[
+    int, typer.Option(help="Needles per cell; embedded models: problems per length.")
+]
 BatchSize = Annotated[
     int | None,
     typer.Option(help="Haystacks that are read together; default: 1; embedded models: 8."),

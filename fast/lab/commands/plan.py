@@ -38,10 +38,10 @@ Spread = Annotated[
         "--spread", help="Users are anywhere in their texts; default: all at their fullest."
     ),
 ]
-Speed = Annotated[
-    float, typer.Option(help="Least tokens per second for every user.")
+Speed = Annotated[float, typer.Option(help="Least tokens per second for every user.")]
+BandwidthShare = Annotated[
+    float, typer.Option(help="Share of the peak bandwidth that kernels reach.")
 ]
-BandwidthShare = Annotated[float, typer.Option(help="Share of the peak bandwidth that kernels reach.")]
 FlopsShare = Annotated[
     float, typer.Option(help="Share of the peak arithmetic that matrix products reach.")
 ]

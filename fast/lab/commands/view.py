@@ -44,21 +44,27 @@ def view(
     model: ModelDirectory = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Trace of any model; its text is shown. --model then names its tokenizer."),
+        typer.Option(
+            help="Trace of any model; its text is shown. --model then names its tokenizer."
+        ),
     ] = None,
     prompt: PromptText = None,
     prompt_file: PromptFile = None,
     problem: Annotated[
         int,
         typer.Option(
-            min=0, help="If no prompt: number of the problem to read, a program or a novel's needle."
+            min=0,
+            help="If no prompt: number of the problem to read, a program or a novel's needle.",
         ),
     ] = 0,
     max_new_tokens: MaxNewTokens = 192,
     block_size: BlockSize = None,
     threshold: Threshold = 0.01,
     most_values: Annotated[
-        int, typer.Option(help="Most entries in the snapshots of a method; more makes the page finer and larger.")
+        int,
+        typer.Option(
+            help="Most entries in the snapshots of a method; more makes the page finer and larger."
+        ),
     ] = MOST_VALUES // 4,
     as_json: AsJson = False,
 ) -> None:

@@ -102,7 +102,9 @@ def compare(
     """
     started = time.perf_counter()
     if len(sweep.models) > 1 or len(sweep.tasks) > 1:
-        raise ValueError("a comparison is of one model on one task")
+        raise ValueError(
+            f"models = {sweep.models} and tasks = {sweep.tasks} must be one model and one task"
+        )
     sweep = replace(sweep, measured=sweep.measured or sweep.problems)
     results = run_in_memory(sweep, workers, report, tell)
     (summary,) = summarise(results)
