@@ -25,7 +25,7 @@ from kvlab.reference.policy import Clock, Schedule, check_protected
 
 @dataclass(frozen=True)
 class Retention:
-    """What CAOTE wraps: weights of the entries, in proportion to which they are read."""
+    """Numbers proportional to the attention on each entry, which CAOTE uses."""
 
     rows: Float[Tensor, "N G k n"]
     """One row per query head, or per KV head."""

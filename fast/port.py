@@ -20,7 +20,7 @@ REFERENCE, FAST = "kvlab.reference.", "kvlab.fast."
 def port(policy: reference.Policy) -> Policy:
     """Translate a policy of the reference.
 
-    A score, protection or budget without a twin runs on the host, which is slow; a log says so.
+    A score, protection or budget without a twin runs on the host, which is slow; a warning says so.
 
     Raises:
         ValueError: if its precision has no twin.

@@ -82,8 +82,8 @@ def _difference(model: Any) -> str | None:
         distance = logit_distance(found, wanted)
         if not distance <= allowed:
             return (
-                "does not write under compress() what it writes without it "
-                f"({name}: logits are off by {distance:.2g} of their length)"
+                "gives other logits under compress() than without it "
+                f"({name}: they differ by {distance:.2g} of their length)"
             )
     return ""
 

@@ -43,7 +43,9 @@ class StreamClock:
         """Raise ValueError if a call of this shape does not fit the calls before it."""
         N, m = shape
         if self.rows and len(self.rows) != N:
-            raise ValueError(f"batch of {N} sequences, the cache holds {len(self.rows)}")
+            raise ValueError(
+                f"a batch of {N} sequences must be of the {len(self.rows)} that the cache holds"
+            )
         if self._gave_many and m > 1:
             raise ValueError(
                 "the prompt came in pieces: give it at once, and compress(block_size=...) "

@@ -2,7 +2,7 @@
 
 ``KVLAB_KERNELS`` is ``torch``, ``triton`` (CUDA only) or ``interpret`` (Triton's interpreter, for
 tests on a CPU). Unset, CUDA tensors take Triton and all others PyTorch; float64 always takes
-PyTorch. Nothing else falls back: whoever asks for Triton and does not have it is told.
+PyTorch. There is no other fallback: if Triton is asked for and missing, an error says so.
 """
 
 import os

@@ -62,8 +62,8 @@ def received_attention(
 ) -> Float[Tensor, "N G n"]:
     """Add up the attention that every entry gets, over rows and query heads of its KV head.
 
-    All rows for H2O, the last r with AhaKV's step gain, a window for SnapKV and RPC: give the rows
-    that count.
+    Give the rows that count: all rows for H2O, the last r rows with step gains for AhaKV, a window
+    for SnapKV and RPC.
 
     Args:
         queries: rows of the block; logits are q·k/√d.

@@ -195,8 +195,8 @@ def caption(found: Simulation) -> str:
     return (
         "over the generated tokens, all recorded layers and KV heads · entries, KiB: largest · "
         "mass: share of the full cache's attention on kept entries · skill: of the way from "
-        f"evicting at random, 0 %, to {best} · error: attention output, relative · hits: there "
-        "when it regained importance · early: evicted, and activated again later"
+        f"evicting at random, 0 %, to {best} · error: attention output, relative · hits: entries "
+        "there when they regained importance · early: entries evicted, and activated again later"
     )
 
 

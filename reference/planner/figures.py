@@ -39,7 +39,7 @@ class PaperFigure:
 @cache
 @cache
 def paper_figures() -> tuple[PaperFigure, ...]:
-    """Return every printed figure, with the cost model's."""
+    """Return every printed figure, beside the cost model's figure."""
     return (*desirekv_memory(), *desirekv_throughput(), *lazy_eviction_memory(), *latencies())
 
 

@@ -630,7 +630,7 @@ def gain_harms_the_models_own_attention(
 def value_prior(
     values: Float[Array, "n d"], kernel: int = 5, power: float = 2
 ) -> Float[Array, " n"]:
-    """γ̄ of Eq. 13-14: smoothed norms, divided by their maximum; means at borders have fewer terms."""
+    """γ̄ of Eq. 13-14: smoothed norms, divided by their maximum; at borders means of fewer norms."""
     norms = np.linalg.norm(values, axis=1) ** power
     half = kernel // 2
     smooth = np.array([norms[max(0, j - half) : j + half + 1].mean() for j in range(len(norms))])

@@ -101,7 +101,7 @@ SIZES = {
 
 
 class Line(NamedTuple):
-    """A line of the program: it adds register y to register x. Label, x and y are indices of names."""
+    """A line of the program: it adds register y to register x. All are indices of names."""
 
     label: int
     x: int

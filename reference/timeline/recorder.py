@@ -109,7 +109,7 @@ def record_replay(
     check_replay(trace, [policy], block_size)
     t, prompt = trace.shape[3], trace.prompt
     if len(texts) != t:
-        raise ValueError(f"texts of {len(texts)} tokens must be those of the trace's {t}")
+        raise ValueError(f"texts of {len(texts)} tokens must be of the {t} tokens of the trace")
     recorder = Recorder(threshold, most_values)
     layers = [
         Stream(

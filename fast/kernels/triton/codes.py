@@ -32,8 +32,8 @@ def unpacked(packed, BITS: tl.constexpr):
 def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
     """Return the codes ``number`` of both halves of a word, next to each other, as numbers.
 
-    They become the last digits of 128 in bfloat16, or of 1024 in float16, without any conversion;
-    `bias_of` says what is left of that.
+    The codes become the last digits of 128 in bfloat16, or of 1024 in float16, without any
+    conversion; `bias_of` says what stays added to them.
     """
     mask: tl.constexpr = (2**BITS - 1) * 0x00010001
     pair = (words >> (BITS * number)) & mask

@@ -85,7 +85,10 @@ def per_head(x: Tensor) -> Tensor:
     try:
         flat = x.view(x.shape[0] * x.shape[1], *x.shape[2:])
     except RuntimeError:
-        raise ValueError(f"strides {x.stride()} of {tuple(x.shape)} join no heads") from None
+        raise ValueError(
+            f"strides {x.stride()} of shape {tuple(x.shape)} must allow sequences and heads to be "
+            "joined without copying"
+        ) from None
     if flat.shape[-1] > 1 and flat.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last axis must be contiguous")
     return flat

@@ -257,7 +257,7 @@ def decode_attention_triton(
     N, G, rho, m, d = queries.shape
     n = keys.shape[2]
     if m != 1:
-        raise ValueError(f"queries of {m} tokens: one at a time is decoded")
+        raise ValueError(f"queries of {m} tokens must be of 1 token")
     if compute_dtype(keys.dtype) != torch.float32:
         raise ValueError(f"keys of {keys.dtype}: Triton kernels compute in float32")
     if not n:

@@ -106,7 +106,7 @@ def keep_sets(
 
 @on_its_device
 def keep_slots_triton(scores: Tensor, safe: Tensor | None, positions: Tensor, width: int) -> Tensor:
-    """Do what `keep_slots` says, in Triton: ascending slots, ``width`` of which stay everywhere."""
+    """Do what `keep_slots` says, in Triton; slots are ascending, and every head keeps ``width``."""
     N, G, n = positions.shape
     scores = scores.to(torch.float32).contiguous()
     flat = per_head(positions)

@@ -1,9 +1,9 @@
 """Attention of one token to tables of 16, 8, 4 and 2 bits, in one pass over their codes.
 
-Codes are small whole numbers, so that a tensor core multiplies them without rounding: what belongs
-to a scale is added up first, and multiplied by the scale afterwards, in float32. For that queries
-and probabilities are spread over rows, one per group of channels. Vectors are the first factor and
-queries the second, because tensor cores take 16 rows or more, but 8 columns.
+Codes are small whole numbers, so that a tensor core multiplies them without rounding: products that
+share a scale are added up first, and multiplied by the scale afterwards, in float32. For that,
+queries and probabilities are spread over rows, one per group of channels. Vectors are the first
+factor and queries the second, because tensor cores take 16 rows or more, but 8 columns.
 """
 
 # pyright: reportArgumentType=false

@@ -92,7 +92,7 @@ def move_survivors_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
             raise ValueError(f"buffer of strides {buffer.stride()} must be contiguous")
         kind = "wide" if buffer.dim() > 4 else str(buffer.dtype)
         if kind in kinds:
-            raise ValueError(f"two buffers hold {kind}")
+            raise ValueError(f"two buffers hold {kind}: there must be at most one")
         kinds[kind] = buffer.view(torch.int32)
     wide = kinds.get("wide")
     narrow, other = kinds.get("torch.int32"), kinds.get("torch.float32")

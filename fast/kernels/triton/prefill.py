@@ -89,7 +89,8 @@ def attend_rows(
 ):  # fmt: skip
     """Write each row's log-sum-exp over one part of the entries and, WITH_VALUES, the output.
 
-    The log-sum-exp of a row that reads nothing is −inf. Grid: (heads, blocks of rows, parts); outputs need one part.
+    The log-sum-exp of a row that reads nothing is −inf. Grid: (heads, blocks of rows, parts);
+    outputs need one part.
     """
     head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     sequence = head // heads_of_one

@@ -112,7 +112,7 @@ class Contrast:
         check_choice(KINDS, kind=self.kind)
         check_choice(tuple(BUDGETS), task=self.task)
         if self.ours == self.other:
-            raise ValueError(f"ours = {self.ours!r} must not be the other method, too")
+            raise ValueError(f"ours = {self.ours!r} must differ from other")
         if not self.budgets:
             some = takes_budget(self.ours) or takes_budget(self.other)
             object.__setattr__(self, "budgets", BUDGETS[self.task] if some else (None,))

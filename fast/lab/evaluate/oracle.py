@@ -23,7 +23,7 @@ from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Pol
 
 @dataclass(frozen=True, eq=False)
 class Foreseen(reference.Score):
-    """Rates an entry the higher, the sooner it is used."""
+    """Rates an entry higher if it is used sooner."""
 
     next_use: Int[Array, "N t t"]
     """For every problem, moment and entry, the query that uses the entry next."""

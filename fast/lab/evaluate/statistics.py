@@ -48,7 +48,7 @@ def paired_difference(
         ValueError: unless both are equally long and hold at least two values.
     """
     if len(first) != len(second) or len(first) < 2:
-        raise ValueError(f"{len(first)} and {len(second)} values must be two pairs at least")
+        raise ValueError(f"{len(first)} and {len(second)} values must be equally many, at least 2")
     change = np.asarray(second) - np.asarray(first)
     means = _drawn(len(change), resamples) @ change / len(change)
     low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])

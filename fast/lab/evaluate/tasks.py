@@ -71,7 +71,7 @@ class Task(ABC):
 
     @property
     def asks_after(self) -> bool:
-        """Whether problems are `AskedAfter`: their text is compressed before the question is known."""
+        """Whether problems are `AskedAfter`: texts are compressed before the question is known."""
         return False
 
     @abstractmethod

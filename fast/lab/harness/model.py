@@ -207,7 +207,7 @@ OPTIONS = {
 def _present(device: str | None) -> str | None:
     """Return the device, or the CPU if there is no CUDA: lm-eval asks for CUDA by default."""
     if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
-        log.warning("device = %r is not there: taking the CPU", device)
+        log.warning("device = %r is not available: the CPU is used", device)
         return "cpu"
     return device
 

@@ -152,7 +152,7 @@ def accuracy_caption(each: TaskSummary) -> str:
     sentences = [
         f"In brackets: Wilson's {LEVEL:.0%} interval.",
         f"{EXCEEDED}: held more entries than the budget at some time on a measured problem, "
-        "because it looks only now and then, evicts only after the prompt, or protects more.",
+        "because it evicts only now and then or only after the prompt, or protects more entries.",
         f"{UNKNOWN}: no problem was measured, so whether it held the budget is not known."
         if unknown
         else "",
