@@ -44,7 +44,7 @@ print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
 # ## Judge
 #
 # A replay asks each policy the same questions in the same order as the model would. `mass` is the
-# share of the full cache's attention that falls on what is there, `error` the relative change of
+# share of the full cache's attention that falls on kept entries, `error` the relative change of
 # the attention output, `hits` how often an entry was there when it mattered again.
 
 # %%
