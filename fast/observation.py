@@ -165,7 +165,7 @@ def attend_as_needed(
     """Attend, and find in the same pass what a score needs: the computation is chosen here.
 
     Args:
-        needs: of the policy's score.
+        needs: needs of the policy's score.
         read: whether the score reads these rows; otherwise only the output is computed.
         queries: some rows of a block.
         query_positions: of the rows; None for the newest token alone, which reads every entry.

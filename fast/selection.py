@@ -1,4 +1,4 @@
-"""Order among entries: who is first to go, and ranks. `kvlab.fast.kernels.keep` finds keep sets."""
+"""Order among entries: the first to go, and ranks. `kvlab.fast.kernels.keep` finds keep sets."""
 
 from collections.abc import Callable
 

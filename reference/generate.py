@@ -153,7 +153,7 @@ def generate(
         max_new_tokens: tokens to write at most.
         stop: token id after which to end; it is part of the result.
         temperature: 0 for the likeliest token.
-        seed: of the sampling.
+        seed: seed of the sampling.
         block_size: tokens per block of prefill; None for the whole prompt at once.
         query_heads: see `start`.
         watch: called after every step of every layer.

@@ -126,7 +126,7 @@ def check_state(score: Score, state: State, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless a score wrote each of its columns, with a row for every entry.
 
     Args:
-        score: which score has observed a block.
+        score: the score that has observed a block.
         state: what it remembers now.
         shape: KV heads and entries.
     """

@@ -34,7 +34,7 @@ class Example:
     """
 
     spec: str
-    """In registry syntax."""
+    """The method in registry syntax."""
     budget: int | None = 12
     """Entries that may stay; None where the method sizes itself."""
     groups: tuple[str, ...] | None = None
@@ -69,7 +69,7 @@ class Method(ABC):
     """Whether a budget has to be given; the others state their memory by their own parameters.
     Where an option decides, `needs_budget` is overridden."""
     examples: ClassVar[tuple[Example, ...]] = ()
-    """For tests and test vectors, the main reading first; empty: the method with its defaults."""
+    """Cases for tests and test vectors, main reading first; empty: the method with its defaults."""
     compared: ClassVar[tuple[str, ...]] = ()
     """Specifications for comparisons on texts of some 200 tokens, as those of the embedded model;
     empty: the method with its defaults."""

@@ -41,7 +41,7 @@ class Needs:
 
 
 NO_ATTENTION = Needs(rows="none")
-"""For scores that read no attention probabilities of the block."""
+"""The needs of scores that read no attention probabilities of the block."""
 
 
 class Score(ABC):

@@ -183,7 +183,7 @@ class CompressedCache(Cache):
 
     @property
     def clocks(self) -> tuple[Clock, ...]:
-        """Where every sequence stands."""
+        """The clock of every sequence."""
         return self.clock.rows
 
     def kept(self) -> list[tuple[int, ...]]:

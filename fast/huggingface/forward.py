@@ -98,7 +98,7 @@ class Forward:
     def _place(self, block: dict[str, Any], positions: Tensor, first_tokens: bool) -> None:
         """Give a block the positions of its tokens, and no mask where none is read.
 
-        A prompt's mask is always built, because otherwise nobody sees that it is not causal.
+        A prompt's mask is always built, so that `attention` can refuse a mask that is not causal.
         """
         if self.cache.model_counts_positions:
             return

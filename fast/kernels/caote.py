@@ -23,7 +23,7 @@ def eviction_errors(
 
     Args:
         h: retention, each row adding up to 1; 0 for empty slots.
-        values: of the entries.
+        values: values of the entries.
         fast: FastCAOTE: the mean of all values stands in for the output; no slot may be empty.
         output: Σ h·v where the caller has it, as after attention; None to compute it. An output
             of 16 bits is off by their rounding, and so are distances to it. PyTorch computes it

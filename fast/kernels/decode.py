@@ -26,8 +26,8 @@ def decode_attention(
     """Attend from one token to all entries.
 
     Args:
-        queries: of the token; logits are q·k/√d.
-        keys: of the entries, with any strides, channels next to each other.
+        queries: queries of the token; logits are q·k/√d.
+        keys: keys of the entries, with any strides, channels next to each other.
         values: likewise.
         positions: -1 marks empty slots; None where there is none.
         softcap: bound into which logits are squeezed.

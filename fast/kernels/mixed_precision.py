@@ -40,7 +40,7 @@ def attend_to_tables(
     PyTorch takes the others.
 
     Args:
-        queries: of the token; logits are q·k/√d.
+        queries: queries of the token; logits are q·k/√d.
         keys: tables that together hold each entry's key once.
         values: likewise; entries may be in other tables than their keys.
         entries: slots n; a slot in no table is empty.

@@ -19,7 +19,7 @@ def move_survivors(
     """Move rows to the front of their buffers, in place: row i becomes what row ``slots[i]`` was.
 
     Args:
-        buffers: of the layout ``[columns, N, G, capacity, ...]``.
+        buffers: buffers of the layout ``[columns, N, G, capacity, ...]``.
         slots: which rows stay.
         ascending: whether slots ascend and none lies before its new place.
     """

@@ -29,9 +29,9 @@ def attend_block(
 
     Args:
         queries: rows of the block; logits are q·k/√d.
-        keys: of the entries, with any strides, channels next to each other.
+        keys: keys of the entries, with any strides, channels next to each other.
         values: likewise.
-        query_positions: of the rows; −1 for padding, which reads nothing.
+        query_positions: positions of the rows; −1 for padding, which reads nothing.
         positions: of the entries; −1 marks empty slots. A row reads entries at or before its own.
         softcap: bound into which logits are squeezed.
 
@@ -67,8 +67,8 @@ def received_attention(
 
     Args:
         queries: rows of the block; logits are q·k/√d.
-        keys: of the entries.
-        query_positions: of the rows; −1 for padding, which reads nothing.
+        keys: keys of the entries.
+        query_positions: positions of the rows; −1 for padding, which reads nothing.
         positions: of the entries; −1 marks empty slots. A row reads entries at or before its own.
         gains: factor on each row's logits; None for 1.
         softcap: bound into which logits are squeezed, before the gain.

@@ -339,7 +339,7 @@ def prepared(
 
     Args:
         method: in registry syntax.
-        budget: of the method.
+        budget: budget of the method.
         given: inputs and parameters.
         before: whether the state is that before the block, of older entries alone.
     """

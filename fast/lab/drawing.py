@@ -69,10 +69,10 @@ def canvas(
     """Return an empty drawing and its axes, row by row.
 
     Args:
-        columns: of axes.
-        rows: of axes.
-        width: of the whole drawing, in inches.
-        height: of the whole drawing, in inches.
+        columns: columns of axes.
+        rows: rows of axes.
+        width: width of the whole drawing, in inches.
+        height: height of the whole drawing, in inches.
         subplots: further arguments of `matplotlib.figure.Figure.subplots`.
     """
     import matplotlib

@@ -54,14 +54,14 @@ def generate(
 
     Args:
         model: a decoder of transformers.
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         prompt: the text to continue, at least one token.
         method: registry syntax.
         budget: entries, or percent of the prompt and ``max_new_tokens`` together.
         block_size: tokens per block of the prompt; None reads the prompt at once.
         max_new_tokens: tokens to write at most.
         temperature: 0 takes the likeliest token.
-        seed: of the draws, for a temperature above 0.
+        seed: seed of the draws, for a temperature above 0.
         report: is called after each token.
 
     Raises:

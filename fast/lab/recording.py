@@ -30,7 +30,7 @@ def record_generation(
         model: a decoder of transformers.
         layers: numbers of the layers to record; None records all full-attention layers.
         dtype: number format of the stored queries, keys and values, one of `DTYPES`.
-        name: of the model, in the trace; by default the name that the model was loaded by.
+        name: name of the model, in the trace; by default the name that the model was loaded by.
         inputs: what ``model.generate`` is given; ``input_ids`` holds one sequence.
 
     Raises:
@@ -114,7 +114,7 @@ class Recorder:
 
         Args:
             tokens: ids of prompt and answer; a token that the model never read is left out.
-            confidence: of the tokens that the model read.
+            confidence: confidence of the tokens that the model read.
             model: name of the model.
 
         Raises:

@@ -148,7 +148,7 @@ def text_source(
 
     Args:
         text: the prompt.
-        directory: of a Hugging Face model that the reference can read.
+        directory: directory of a Hugging Face model that the reference can read.
         max_new_tokens: tokens to write at most.
         solved: says whether a written text is right.
 
@@ -175,8 +175,8 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
     """Ask methods about a recorded generation.
 
     Args:
-        path: of the trace.
-        directory: of the model whose tokenizer tells the texts of the tokens; None: the embedded
+        path: path of the trace.
+        directory: the model whose tokenizer gives the texts of the tokens; None: the embedded
             model's if the trace is of one, else token ids stand for texts.
 
     Raises:

@@ -33,7 +33,7 @@ ATTEMPTS = 2000
 """Most streams that are drawn until one has clear decisions only."""
 
 QUICK_ATTEMPTS = 20
-"""The same for a method without published vectors, whose cases are made while somebody waits."""
+"""The same for a method without published vectors, whose cases are made during the check."""
 
 CLEAR = 1e-4
 """Least relative distance between the lowest score that stays and the highest that goes."""

@@ -70,7 +70,7 @@ def check(
         calls: how often each case is asked; every answer has to be right.
         spec: version of the specification whose vectors are used.
         sizes: ``small``: the vectors; ``kernel``, ``long``: cases that are drawn on the spot.
-        seed: of the numbers of drawn cases.
+        seed: seed of the numbers of drawn cases.
         progress: is told the number of cases done, of all cases, and the current target.
 
     Raises:

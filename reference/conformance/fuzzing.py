@@ -34,7 +34,7 @@ def fuzz(target: str, under_test: Implementation, seed_number: int, count: int) 
     Args:
         target: a building block, or a step of a method.
         under_test: the implementation.
-        seed_number: of the numbers that are drawn.
+        seed_number: seed of the numbers that are drawn.
         count: cases that are drawn at most.
 
     Raises:

@@ -136,7 +136,7 @@ def write(cases: Iterable[Case], directory: Path, specification: str = "0.9") ->
     Args:
         cases: to be written.
         directory: where.
-        specification: that the cases belong to; the index carries it, from 1.0 on.
+        specification: specification that the cases belong to; the index carries it, from 1.0 on.
 
     Raises:
         OSError: if the directory cannot be written.

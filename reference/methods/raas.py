@@ -47,7 +47,7 @@ class LastUse(Score):
         return Needs(prompt=False, heads="max" if self.share is None else "mean")
 
     def observe(self, state: State, seen: Observation) -> State:
-        """Stamp what each generated token looks at; the prompt's attention is not used."""
+        """Stamp the entries that each generated token uses; prompt queries do not count."""
         stamp = state.entries["stamp"].copy()
         if seen.clock.prefilling:
             return state

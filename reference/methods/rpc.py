@@ -79,7 +79,7 @@ class ShareOfGenerated(Budget):
 
 @dataclass(frozen=True)
 class RPC(Method):
-    """Compress the reasoning path periodically by what its newest tokens look at."""
+    """Compress the reasoning path periodically, by the attention of its newest tokens."""
 
     interval: int = 1024
     """Generated tokens P between two compressions."""

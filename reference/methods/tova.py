@@ -48,7 +48,7 @@ class LastRowAttention(Score):
 
 @dataclass(frozen=True)
 class TOVA(Method):
-    """Drop what the newest token looks at least; nothing is protected, not even that token."""
+    """Drop the entry with the least attention of the newest token; no entry is protected."""
 
     every: int = 1
     """Generated tokens between two evictions."""

@@ -121,8 +121,8 @@ class Plan:
     def sequence_bytes(self) -> float:
         """Cache and state of one sequence while it writes, at its fullest or, spread, in the mean.
 
-        Layers decide one after the other: while one of them still holds what a step attended to,
-        the others hold what is left after it.
+        Layers decide one after another: while one layer still holds the entries that a step
+        attended to, the other layers hold the entries that are left after their decisions.
         """
         return sum(self._while_writing(bytes_) for bytes_ in self._bytes_over_time)
 

@@ -91,7 +91,7 @@ def count_window(spec: str, budget: int, window: int, seed: int = 0) -> Counts:
         spec: registry syntax.
         budget: entries per head.
         window: tokens; the method's own period divides it.
-        seed: of the random queries, keys and values.
+        seed: seed of the random queries, keys and values.
     """
     counts = Counts()
     policy = methods.get(spec, budget)

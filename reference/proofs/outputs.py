@@ -36,7 +36,7 @@ def random_caches(
     """Logits and values of random caches of up to 8 channels.
 
     Args:
-        seed: of everything random.
+        seed: seed of everything random.
         number: caches.
         entries: the fewest, and one more than the most.
     """

@@ -26,7 +26,7 @@ def passage(rng: np.random.Generator, words: int) -> str:
 
     Args:
         rng: draws the place.
-        words: of the passage, rounded up to the end of a sentence.
+        words: words of the passage, rounded up to the end of a sentence.
 
     Raises:
         ValueError: if the novel is shorter, or ``words`` is below 1.

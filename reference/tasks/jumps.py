@@ -228,8 +228,8 @@ def held_out(count: int, seed: int = 0, size: Size = SIZES[600]) -> list[Problem
 
     Args:
         count: number of problems.
-        seed: of the draw; the first problems are the same for every ``count``.
-        size: of every problem.
+        seed: seed of the draw; the first problems are the same for every ``count``.
+        size: size of every problem.
 
     Raises:
         ValueError: if ``count`` or ``seed`` is negative, or runs of this size are too rare to draw.
@@ -307,7 +307,7 @@ def run(registers: Sequence[tuple[int, int]], lines: Sequence[Line], start: int)
 
     Args:
         registers: number of the name and first value of each.
-        lines: of the program.
+        lines: lines of the program.
         start: label of the line that runs first.
     """
     values, line_of = dict(registers), {line.label: line for line in lines}

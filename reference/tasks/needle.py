@@ -94,8 +94,8 @@ def haystacks(count: int, seed: int, words: int, needles: int) -> list[Problem]:
 
     Args:
         count: number of problems; the first problems are the same for every ``count``.
-        seed: of the draw.
-        words: of each passage.
+        seed: seed of the draw.
+        words: words of each passage.
         needles: hidden in each passage; so many problems share a text.
 
     Raises:
@@ -119,8 +119,8 @@ def readings(count: int, seed: int, words: int, facts: int) -> list[Problem]:
 
     Args:
         count: number of problems; the first problems are the same for every ``count``.
-        seed: of the draw.
-        words: of each passage.
+        seed: seed of the draw.
+        words: words of each passage.
         facts: hidden in each passage.
 
     Raises:

@@ -73,8 +73,8 @@ def held_out(count: int, seed: int = 0, variables: int | None = None) -> list[Pr
 
     Args:
         count: number of problems.
-        seed: of the draw; the first problems are the same for every ``count``.
-        variables: of every problem; None: drawn from `HELD_OUT_VARIABLES`.
+        seed: seed of the draw; the first problems are the same for every ``count``.
+        variables: variables of every problem; None: drawn from `HELD_OUT_VARIABLES`.
 
     Raises:
         ValueError: if ``count`` or ``seed`` is negative, or there cannot be so many variables.

@@ -47,7 +47,7 @@ def record_generation(
         policy: the method.
         prompt: text to continue.
         max_new_tokens: tokens to write at most.
-        budget: of the policy, in entries, to be shown.
+        budget: budget of the policy, in entries, to be shown.
         stop: token id after which to end.
         block_size: tokens per block of prefill; None for the whole prompt at once.
         threshold: attention from which on an entry counts as activated.
@@ -97,7 +97,7 @@ def record_replay(
         trace: a recorded generation of any model.
         texts: text of each of its tokens.
         policy: the method.
-        budget: of the policy, in entries, to be shown.
+        budget: budget of the policy, in entries, to be shown.
         block_size: tokens per block of the prompt; None for the whole prompt at once.
         threshold: attention from which on an entry counts as activated.
         most_values: entries that all snapshots may hold; steps between them are left out.

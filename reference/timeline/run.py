@@ -129,7 +129,7 @@ class Run:
     """
 
     method: str
-    """In registry syntax."""
+    """The method in registry syntax."""
     budget: int | None
     prompt: int
     """Tokens of the prompt."""

@@ -35,8 +35,8 @@ def choices(heads: Sequence[Head], share: float = 0.0, first: int = 40) -> list[
     """Let every query from the token ``first`` on drop entries that it sees, its own excluded.
 
     Args:
-        heads: of `kvlab.reference.traces.observed.observe`.
-        share: of the entries that leave together; at least one does.
+        heads: heads of `kvlab.reference.traces.observed.observe`.
+        share: share of the entries that leave together; at least one does.
         first: index of the first query, at least 2.
 
     Raises:

@@ -52,9 +52,9 @@ def quadrants(layer: Layer, recent: int = 32, radius: int = 3, group: int = 64) 
     """Judge the tokens of a layer of a trace as DesireKV does.
 
     Args:
-        layer: of a trace.
+        layer: layer of a trace.
         recent: newest tokens, whose queries judge and which are not judged themselves.
-        radius: of the smoothing.
+        radius: radius of the smoothing.
         group: channels per block of a key.
 
     Raises:

@@ -53,7 +53,7 @@ def recall(
 
     Args:
         layer: whose attention decides, mean over the query heads of a KV head.
-        fates: of the entries of this layer.
+        fates: fates of the entries of this layer.
         threshold: attention α from which on a token activates an entry.
         gap: tokens without activation after which an entry regains importance.
 

@@ -25,7 +25,7 @@ def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[A
     the heaviest B disjoint chains are an assignment of successors, which is solved exactly.
 
     Args:
-        attention: of every token to every entry, zeros after the diagonal.
+        attention: attention of every token to every entry, zeros after the diagonal.
         prompt: tokens of the prompt, which all see each other; the choice begins after them.
         budget: entries B that stay after every token.
 
@@ -59,7 +59,7 @@ def oracle_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     Takes memory of t² and time of t³: about a second for 1,000 tokens and one head.
 
     Args:
-        layer: of a trace.
+        layer: layer of a trace.
         budgets: entries per KV head.
 
     Raises:
@@ -83,7 +83,7 @@ def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     probability; of a longer prompt, any B entries stay.
 
     Args:
-        layer: of a trace.
+        layer: layer of a trace.
         budgets: entries per KV head.
 
     Raises:
@@ -119,7 +119,7 @@ def bound_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"
     keep more than B entries after a step; a lagged policy must be compared at its largest size.
 
     Args:
-        layer: of a trace.
+        layer: layer of a trace.
         budgets: entries per KV head.
 
     Raises:

@@ -81,7 +81,7 @@ def most_recurring(entries: Iterable[Recurring], count: int, gap: int = 16) -> l
     """Return the entries that came back most often after at least ``gap`` steps, one per position.
 
     Args:
-        entries: of `activations`.
+        entries: entries of `activations`.
         count: how many at most.
         gap: steps without activation.
     """
@@ -133,9 +133,9 @@ def intervals(
     """Let the model solve held-out problems with the full cache; return every entry's MRI.
 
     Args:
-        directory: of the model.
+        directory: directory of the model.
         problems: how many held-out problems.
-        seed: of the problems.
+        seed: seed of the problems.
         threshold: attention from which on an entry is activated.
         draw: draws the problems, which are those of the embedded reasoner if nothing else is said.
 

@@ -177,7 +177,7 @@ def record_trace(
         prompt: token ids.
         max_new_tokens: tokens to write at most; the last one that it writes is never read.
         stop: token id after which to end.
-        name: of the model, in the trace.
+        name: name of the model, in the trace.
 
     Raises:
         ValueError: as `kvlab.reference.generate.generate`.

@@ -52,10 +52,10 @@ def workload(
     """Build the trace for wanted logits.
 
     Args:
-        name: of the workload.
+        name: name of the workload.
         logits: wanted logits, query by key.
         prompt: tokens of the prompt.
-        seed: of the rotation, and of the values unless they are given.
+        seed: seed of the rotation, and of the values unless they are given.
         values: Gaussian by default.
         facts: what is known.
 

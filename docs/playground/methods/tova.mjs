@@ -26,7 +26,7 @@ export class LastRowAttention extends Score {
   }
 }
 
-/** Drop what the newest token looks at least; nothing is protected, not even that token. */
+/** Drop the entry with the least attention of the newest token; no entry is protected. */
 export class TOVA extends Method {
   static id = "tova";
   static title = "TOVA";

@@ -104,8 +104,8 @@ class KvpressWorker:
     Args:
         python: interpreter of an environment with kvpress.
         device: as PyTorch names it.
-        threads: of PyTorch.
-        directory: of the model; by default the small one with random weights.
+        threads: threads of PyTorch.
+        directory: directory of the model; by default the small one with random weights.
 
     Raises:
         RuntimeError: if the process does not start.

@@ -75,9 +75,9 @@ class Capacity:
     tokens: int
     batch: int
     tokens_per_second: float
-    """Of all sequences together."""
+    """Tokens per second of all sequences together."""
     cache_bytes: int | None
-    """At the end; None for the full cache."""
+    """Bytes of the cache at the end; None for the full cache."""
 
 
 def llama_8b(device: str) -> Any:

@@ -176,10 +176,10 @@ def problem_haystacks(tokenizer: Any, depths: Sequence[float], trials: int, seed
     """Hide nothing: every definition in the embedded model's problems is a needle.
 
     Args:
-        tokenizer: of the embedded model.
+        tokenizer: tokenizer of the embedded model.
         depths: 0 is the first definition, 1 the last; each needle counts at the nearest depth.
         trials: problems of each length.
-        seed: of the problems.
+        seed: seed of the problems.
 
     Raises:
         ValueError: if there is no depth, a depth is not allowed, or ``trials`` is below 1.
@@ -209,12 +209,12 @@ def text_haystacks(
     """Hide secret numbers in a text.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: tokenizer of the model.
         hay: the text; a text longer than needed is cut, each time at another place.
         lengths: tokens of the whole prompt, question included, at most.
         depths: share of the text before the needle.
         trials: needles at each depth in each length.
-        seed: of cities, numbers and cuts.
+        seed: seed of cities, numbers and cuts.
         chat: apply the tokenizer's chat template.
 
     Raises:

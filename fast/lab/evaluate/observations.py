@@ -175,10 +175,10 @@ def write(model: Any, tokenizer: Any, count: int, tokens: int, seed: int) -> lis
 
     Args:
         model: a decoder of transformers.
-        tokenizer: of the model, with a chat template.
+        tokenizer: tokenizer of the model, with a chat template.
         count: texts.
-        tokens: that the model writes.
-        seed: of the texts and of the draws.
+        tokens: tokens that the model writes.
+        seed: seed of the texts and of the draws.
     """
     problems = needle.haystacks(len(needle.KINDS) * count, seed, words=120, needles=5)
     prompts = [

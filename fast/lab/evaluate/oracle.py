@@ -67,7 +67,7 @@ def oracle_policy(next_uses: Sequence[Int[Array, "_ _"]], budget: int, recent: i
     holds the newest steps completely.
 
     Args:
-        next_uses: of each problem of a batch, in order; see `kvlab.reference.tasks.jumps_oracle`.
+        next_uses: for each problem of a batch, in order; see `kvlab.reference.tasks.jumps_oracle`.
         budget: entries that stay.
         recent: newest entries that are safe.
     """

@@ -20,7 +20,7 @@ def write_report(
 
     Args:
         comparison: what was found.
-        path: of the report.
+        path: path of the report.
         example: methods on one problem, for the viewer.
 
     Returns:

@@ -30,7 +30,7 @@ class Shown:
     figure: str
     """A name in `Observed.figures`."""
     printed: str
-    """Of the paper, in its setting."""
+    """The paper's figure, in the paper's setting."""
 
 
 OBSERVED = (

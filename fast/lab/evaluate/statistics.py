@@ -76,8 +76,8 @@ def paired_shares(
         only_first: trials in which the first alone succeeded.
         only_second: trials in which the second alone succeeded.
         trials: number of all trials.
-        level: of the interval.
-        resamples: of the bootstrap.
+        level: level of the interval.
+        resamples: resamples of the bootstrap.
 
     Raises:
         ValueError: unless the counts are not negative and together not more than trials ≥ 1.

@@ -19,7 +19,7 @@ from kvlab.reference.policy import Clock, Policy
 
 GB = 1e9
 STRAIGHT = 1e-9
-"""Change of slope, as a share of the largest value, that nobody sees."""
+"""Change of slope, as a share of the largest value, that is not visible."""
 
 # --- models and devices ---------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ def entry_bytes(policy: Policy) -> int:
 def remembered(policy: Policy, shape: Shape, prompt: int) -> dict[str, tuple[int, ...]]:
     """Return shapes of what a layer remembers besides its entries, once the prompt is read.
 
-    The policy is let to look at a prompt of zeros, for one KV head.
+    The policy observes a prompt of zeros, for one KV head.
     """
     queries = np.zeros((1, shape.group, prompt, shape.head_dim))
     keys = np.zeros((1, prompt, shape.head_dim))

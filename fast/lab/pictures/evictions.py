@@ -61,8 +61,8 @@ def losses(heads: Sequence[Head], shares: Sequence[float], first: int = 40) -> T
     """List what evicting shares of the entries costs by attention and by CAOTE's score.
 
     Args:
-        heads: of one text.
-        shares: of the entries that leave together; 0 for a single one.
+        heads: heads of one text.
+        shares: shares of the entries that leave together; 0 for a single one.
         first: index of the first query.
     """
     rows = []

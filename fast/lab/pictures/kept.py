@@ -23,7 +23,7 @@ STRUCK_OUT = "text-decoration: line-through; opacity: 0.35"
 
 @dataclass(frozen=True)
 class KeptText:
-    """Tokens in which those that have left the cache are struck out, one paragraph per method.
+    """A text in which tokens that have left the cache are struck out, one paragraph per method.
 
     Raises:
         ValueError: if a mask has not as many marks as there are tokens.

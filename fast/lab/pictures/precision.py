@@ -98,7 +98,7 @@ def bytes_held(caches: Mapping[str, Sequence[LayerCache]], tokens: int) -> Table
     """List the bytes of all layers: codes, scales and zero points, and bits per element.
 
     Args:
-        caches: of every layer, by method.
+        caches: caches of every layer, by method.
         tokens: seen; a full cache holds them all at 16 bits.
     """
     rows = []

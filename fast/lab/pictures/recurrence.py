@@ -90,7 +90,7 @@ def interval_histogram(
         intervals: MRI of every entry; entries that are never activated, 0, are counted in the
             title.
         quantile: which one is marked; the paper's window is the 80 % quantile.
-        bins: of the histogram.
+        bins: bins of the histogram.
     """
     figure, (axes,) = canvas(height=3.2)
     active = intervals[intervals > 0]
@@ -111,10 +111,10 @@ def intervals_by_threshold(
     """List how the distribution of MRI depends on the attention that counts as activation.
 
     Args:
-        directory: of the model.
+        directory: directory of the model.
         thresholds: attention α from which on an entry is activated.
         problems: how many held-out problems.
-        seed: of the problems.
+        seed: seed of the problems.
     """
     rows = []
     for threshold in thresholds:

@@ -29,7 +29,7 @@ def judgements(names: Sequence[str], judged: Sequence[Sequence[Judgement]]) -> T
     """List what a replay says about methods, means over layers.
 
     Args:
-        names: of the methods.
+        names: names of the methods.
         judged: what `judge` yields, one list of judgements per layer.
     """
 

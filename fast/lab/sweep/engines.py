@@ -21,7 +21,7 @@ class Failure:
 
     reason: str
     trace: str = ""
-    """Where it happened."""
+    """Traceback of the error."""
 
 
 Result = tuple[Job, list[Found] | Failure]

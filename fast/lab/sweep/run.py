@@ -77,7 +77,7 @@ def choose_engine(name: str, workers: int | None = None, gpus: float | None = No
 
     Args:
         name: one of `ENGINES`.
-        workers: of the Ray engine; None takes as many as fit the cluster.
+        workers: workers of the Ray engine; None takes as many as fit the cluster.
         gpus: per worker of the Ray engine; None takes 1 if the cluster has any.
 
     Raises:
@@ -105,11 +105,11 @@ def run_sweep(
     report: Report = lambda done, total, what: None,
     compact: bool = False,
 ) -> Ran:
-    """Do the jobs that are missing; every result is kept as soon as it is there.
+    """Do the jobs that are missing; every result is stored at once.
 
     Args:
         plan: the sweep.
-        directory: of the sweep; results of other jobs in it are left alone.
+        directory: directory of the sweep; results of other jobs in it are left alone.
         engine: who does the jobs.
         report: is called before the first job and after each.
         compact: when nothing is missing any more, put the results into one file.
