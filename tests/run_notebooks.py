@@ -45,15 +45,20 @@ warnings.simplefilter("error")
 warnings.filterwarnings("default", module="ipykernel")
 """
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-BLOCKED = """
+WITHOUT = """
 import sys
-class Blocker:
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "triton", "transformers"):
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Blocker())
-del Blocker
+        if name.split(".")[0] not in {modules}:
+            return self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+del Without
 """
+"""Makes Python find no module of those names, as if they were not installed."""
 
 
 def main() -> None:
@@ -117,7 +122,8 @@ def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
     """Run all cells in place, then every wrong answer against its check."""
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with TemporaryDirectory() as sockets, kernel(notebook, Path(sockets), environment) as client:
-        blocked = "" if name in NEED_TORCH else BLOCKED
+        torch = ("torch", "triton", "transformers")
+        blocked = "" if name in NEED_TORCH else WITHOUT.format(modules=torch)
         for code in (STRICT, blocked):
             run_hidden(client, code)
         for index, cell in enumerate(notebook.cells):

@@ -396,7 +396,10 @@ def test_the_command_runs(page, tmp_path, monkeypatch):
     with shapes_checked(False):
         result = CliRunner().invoke(app, [*arguments, *own, *report])
     assert result.exit_code == 0, result.output
-    assert parsed(page)[1]["picture"][0] in result.output
+    name, _, options = parsed(page)[1]["picture"][0].partition("@")
+    assert re.search(rf"^{name} .+", result.output, re.MULTILINE)
+    if options:
+        assert f"  {options.replace(',', ', ')}\n" in result.output
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

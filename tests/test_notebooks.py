@@ -67,22 +67,14 @@ def test_the_site_lists_every_notebook():
     ids=lambda path: path.stem,
 )
 def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
-    blocked = BLOCK.format(modules=("torch", "triton", "transformers", "IPython", "jupytext"))
+    blocked = run_notebooks.WITHOUT.format(
+        modules=("torch", "triton", "transformers", "IPython", "jupytext")
+    )
     run = f"{blocked}\nimport runpy; runpy.run_path({str(source)!r}, run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", run], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
-
-
-BLOCK = """
-import sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {modules}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Blocker())
-"""
 
 
 def small(check="assert answer == 2"):

@@ -325,9 +325,10 @@ def usage(meta: Meta) -> str:
     spec = meta["picture"][0]
     budget = ", budget=120" if methods.takes_budget(spec) else ""
     share = " --budget 50%" if methods.takes_budget(spec) else ""
+    compared = spec if spec == "full" else f"full {spec}"
     return "\n\n".join(
         [
-            f'```\nkvlab compare --methods "full {spec}"{share} --problems 4\n```',
+            f'```\nkvlab compare --methods "{compared}"{share} --problems 4\n```',
             f"""```python
 from kvlab.fast.models import embedded_directory
 from kvlab.reference import Transformer, generate, load_tokenizer, methods
