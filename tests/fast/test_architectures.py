@@ -306,7 +306,7 @@ def test_a_model_that_writes_something_else_is_refused_with_what_differs(
     model = broken(tiny("llama", dtype), when)
     for _ in range(2):
         with (
-            pytest.raises(ValueError, match=rf"({what}).*off by.*verify=False"),
+            pytest.raises(ValueError, match=rf"({what}).*differ by.*verify=False"),
             compress(model, "h2o", 12),
         ):
             pass
