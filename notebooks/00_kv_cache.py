@@ -76,15 +76,16 @@ costs.bytes_over_tokens(sessions, shape)
 
 # %% [markdown]
 # The table does the same arithmetic for real models, from their published configurations. Llama 2
-# had one KV head for each of its 32 query heads; today's models let several query heads share one
-# (*grouped-query attention*), which divides the cache by the size of the group.
+# 7B has one KV head for each of its 32 query heads. The other models in the table let several query
+# heads share one KV head (*grouped-query attention*), which divides the cache by the size of the
+# group.
 
 # %%
 costs.cache_sizes(list(SHAPES.values()), tokens=32768)
 
 # %% [markdown]
-# The last column is the point where the cache weighs as much as the model. Reasoning models reach
-# this point with a few users at once.
+# The last column is the point where the cache weighs as much as the model. The tokens of all users
+# count together: Llama 3.1 8B reaches this point with four texts of 32,768 tokens.
 
 # %%
 from kvlab.reference import HARDWARE

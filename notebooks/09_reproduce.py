@@ -136,8 +136,9 @@ claims.contrasts(judged["caote"])
 # its window, CAOTE improves much on chained arithmetic, and nothing that could be shown on jump
 # programs, where SnapKV solves a tenth at most. Around TOVA no gain is seen where every KV head
 # decides for itself. Where the layer decides as one, the gain is three points at 85 %, which 200
-# problems could not show and 1,500 do. The output error does not fall around TOVA: TOVA's weights
-# are those of one query, and the next query looks elsewhere.
+# problems could not show and 1,500 do. The output error does not fall around TOVA. Our
+# guess, which we did not test: TOVA's weights are those of one query, and the next query reads
+# other entries.
 #
 # Perplexity and needles of chained arithmetic say the same in another way: at 70 % CAOTE improves
 # H2O's perplexity in both settings, at 50 % CAOTE makes it worse where the newest half is
