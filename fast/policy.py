@@ -246,9 +246,9 @@ class Edges(Protect):
         return min(clock.seen, self.first(clock) + self.recent)
 
 
-@twin_of(reference.Both)
+@twin_of(reference.ProtectedByEither)
 @dataclass(frozen=True)
-class Both(Protect):
+class ProtectedByEither(Protect):
     """Whatever one of two protections keeps safe."""
 
     one: Protect

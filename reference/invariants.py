@@ -80,7 +80,7 @@ def whole_length_changes_nothing(make: Make, budget: int, stream: Stream) -> str
     return ""
 
 
-def heads_do_not_know_their_number(
+def heads_may_be_reordered(
     make: Make, budget: int, stream: Stream, tolerance: float = ROUNDING
 ) -> str:
     """Reordering the KV heads reorders outputs and keep sets, and nothing else."""
@@ -123,7 +123,7 @@ PROMISES: Mapping[str, Callable[[Make, int, Stream], str]] = {
         keep_sets_are_ascending_and_entries_keep_their_positions,
         due_steps_leave_at_most_the_budget,
         whole_length_changes_nothing,
-        heads_do_not_know_their_number,
+        heads_may_be_reordered,
         failed_steps_change_nothing,
     )
 }

@@ -125,7 +125,7 @@ class Protect(ABC):
 
     def with_edges(self, edges: "Edges") -> "Protect":
         """Return a protection under which the edges of the text are safe, too."""
-        return Both(self, edges)
+        return ProtectedByEither(self, edges)
 
 
 class Budget(ABC):
@@ -319,7 +319,7 @@ class Edges(Protect):
 
 
 @dataclass(frozen=True)
-class Both(Protect):
+class ProtectedByEither(Protect):
     """Whatever one of two protections keeps safe."""
 
     one: Protect

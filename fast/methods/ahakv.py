@@ -35,11 +35,11 @@ class StepGain:
         seen: Observation,
     ) -> PerEntry:
         """Sum the sharpened attention of these queries, mean over the heads of a KV head."""
-        crowd = self.crowd(positions, seen)
-        gains = torch.sqrt(2 * torch.log(crowd))
+        excess = self.excess(positions, seen)
+        gains = torch.sqrt(2 * torch.log(excess))
         if self.gain == "measured":
-            return self.measured(queries, positions, seen, gains, crowd > 1).sum(dim=3).mean(dim=2)
-        gains = torch.where(crowd > 1, gains.clamp(min=self.floor), 1.0)
+            return self.measured(queries, positions, seen, gains, excess > 1).sum(dim=3).mean(dim=2)
+        gains = torch.where(excess > 1, gains.clamp(min=self.floor), 1.0)
         summed = received_attention(
             queries,
             seen.view.stored_keys,
@@ -50,7 +50,7 @@ class StepGain:
         )
         return summed / queries.shape[2]
 
-    def crowd(self, positions: Int[Tensor, "N w"], seen: Observation) -> Float[Tensor, "N w"]:
+    def excess(self, positions: Int[Tensor, "N w"], seen: Observation) -> Float[Tensor, "N w"]:
         """Tokens that compete for each of the k places of a row, at least 1."""
         competing = (positions + 1).double()
         decoding = positions >= seen.clock.prompt[:, 0]
@@ -67,7 +67,7 @@ class StepGain:
         positions: Int[Tensor, "N w"],
         seen: Observation,
         gains: Float[Tensor, "N w"],
-        crowded: Bool[Tensor, "N w"],
+        exceeded: Bool[Tensor, "N w"],
     ) -> Float[Tensor, "N G rho w n"]:
         """Sharpened attention where the gain is divided by the spread that each row has."""
         raw, mask = seen.logits(queries), visible(positions, seen.positions)
@@ -76,7 +76,7 @@ class StepGain:
         gain = gains[:, None, None, :, None].to(raw.dtype)
         gain = torch.where(flat, 1.0, gain / deviation.masked_fill(flat, 1.0))
         gain = gain.clamp(min=self.floor)
-        return softmax(raw * torch.where(crowded[:, None, None, :, None], gain, 1.0), mask)
+        return softmax(raw * torch.where(exceeded[:, None, None, :, None], gain, 1.0), mask)
 
 
 def spread(

@@ -326,10 +326,10 @@ def wrong(under_test: Implementation, case: Case) -> Mistake | None:
         return Mistake(str(error))
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
         return Mistake(f"{type(error).__name__}: {error}")
-    return misshapen(case, found) or first_difference(case, found, under_test.precision)
+    return shape_mistake(case, found) or first_difference(case, found, under_test.precision)
 
 
-def misshapen(case: Case, found: Mapping[str, Array]) -> Mistake | None:
+def shape_mistake(case: Case, found: Mapping[str, Array]) -> Mistake | None:
     """Return which output is missing, or has another shape than the expected one."""
     outputs = described(case).outputs
     for name, expected in case.expected.items():

@@ -70,15 +70,15 @@ class StepGain:
         elif self.in_decode == "none":
             competing = np.where(decoding, self.target, competing)
         d = seen.queries.shape[-1]
-        crowd = np.maximum(competing / self.target, 1.0)
-        gain = np.sqrt(2 * np.log(crowd) / d) * np.sqrt(d)  # [AhaKV 12]
+        excess = np.maximum(competing / self.target, 1.0)
+        gain = np.sqrt(2 * np.log(excess) / d) * np.sqrt(d)  # [AhaKV 12]
         gain = gain[None, None, :, None]
         if self.gain == "measured":
             deviation = spread(raw, mask)
             flat = deviation <= 1e-12 * np.abs(raw).max(axis=-1, keepdims=True)
             gain = np.where(flat, 1.0, gain / np.where(flat, 1.0, deviation))
         gain = np.maximum(gain, self.floor)
-        return np.where((crowd > 1)[None, None, :, None], gain, 1.0)
+        return np.where((excess > 1)[None, None, :, None], gain, 1.0)
 
 
 def spread(

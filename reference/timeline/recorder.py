@@ -68,7 +68,7 @@ def record_generation(
 
     written = generate(
         model,
-        recorder.listening(policy),
+        recorder.with_reported_scores(policy),
         ids,
         max_new_tokens,
         stop=stop,
@@ -122,7 +122,7 @@ def record_replay(
         )
         for index, number in enumerate(trace.metadata.layers)
     ]
-    asked = recorder.listening(policy)
+    asked = recorder.with_reported_scores(policy)
     for results in zip(*(run_stream(asked, layer) for layer in layers), strict=True):
         for result in results:
             recorder.note(result)
@@ -132,11 +132,11 @@ def record_replay(
 
 
 @dataclass(frozen=True)
-class Overheard(Score):
+class ReportedScore(Score):
     """A score that also reports its ratings to a listener."""
 
     base: Score
-    tell: Callable[[Observation, Bool[Array, "G n"], Float[Array, "G n"]], None]
+    report: Callable[[Observation, Bool[Array, "G n"], Float[Array, "G n"]], None]
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -155,7 +155,7 @@ class Overheard(Score):
     ) -> Float[Array, "G n"]:
         """Rate the entries, and report the ratings."""
         scores = self.base.score(state, seen, candidates, room)
-        self.tell(seen, candidates, scores)
+        self.report(seen, candidates, scores)
         return scores
 
 
@@ -187,7 +187,7 @@ class Known:
 
 @dataclass
 class Recorder:
-    """Collects a run from the steps of a policy, in the form that `listening` gives."""
+    """Collects a run from the steps of a policy, in the form that `with_reported_scores` gives."""
 
     threshold: float
     most_values: int = MOST_VALUES
@@ -205,11 +205,11 @@ class Recorder:
             raise ValueError(f"most_values = {self.most_values} must be at least 1")
         self.recurrence = LazyEviction(threshold=self.threshold).policy(budget=10**9).score
 
-    def listening(self, policy: Policy) -> Policy:
-        """Return the same policy, whose ratings the recorder overhears."""
-        return replace(policy, score=Overheard(policy.score, self.overhear))
+    def with_reported_scores(self, policy: Policy) -> Policy:
+        """Return the same policy, whose score reports its ratings to the recorder."""
+        return replace(policy, score=ReportedScore(policy.score, self.note_scores))
 
-    def overhear(
+    def note_scores(
         self, seen: Observation, candidates: Bool[Array, "G n"], scores: Float[Array, "G n"]
     ) -> None:
         """Write the ratings of a decision down."""

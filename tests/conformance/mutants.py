@@ -715,16 +715,18 @@ BUGS = (
         "step gain without the square root",
         "ahakv",
         "methods/ahakv.py",
-        "np.sqrt(2 * np.log(crowd) / d) * np.sqrt(d)",
-        "2 * np.log(crowd)",
+        "np.sqrt(2 * np.log(excess) / d) * np.sqrt(d)",
+        "2 * np.log(excess)",
     ),
-    Bug("logarithm to the base 2", "ahakv", "methods/ahakv.py", "np.log(crowd)", "np.log2(crowd)"),
+    Bug(
+        "logarithm to the base 2", "ahakv", "methods/ahakv.py", "np.log(excess)", "np.log2(excess)"
+    ),
     Bug(
         "step gain multiplies 1/√d instead of replacing it",
         "ahakv",
         "methods/ahakv.py",
-        "np.sqrt(2 * np.log(crowd) / d) * np.sqrt(d)",
-        "np.sqrt(2 * np.log(crowd) / d)",
+        "np.sqrt(2 * np.log(excess) / d) * np.sqrt(d)",
+        "np.sqrt(2 * np.log(excess) / d)",
     ),
     Bug(
         "competing tokens: position instead of position + 1",

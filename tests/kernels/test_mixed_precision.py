@@ -13,7 +13,7 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
 from kvlab.fast.kernels.quantise import quantise
-from kvlab.fast.kernels.triton.mixed_precision import first_parts, odd
+from kvlab.fast.kernels.triton.mixed_precision import as_odd, first_parts
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
 from kvlab.fast.storage import Partners, Storage
 from kvlab.reference.attention import attend
@@ -205,8 +205,8 @@ def test_every_table_gets_parts(rows, spare):
 @given(st.lists(st.integers(0, 2**27)))
 def test_row_counts_compile_nothing_anew(rows):
     """Triton compiles a kernel anew for an argument of 1 and for multiples of 16."""
-    assert all(number != 1 and number % 16 for number in odd(rows))
-    assert [(number - 3) >> 1 for number in odd(rows)] == rows
+    assert all(number != 1 and number % 16 for number in as_odd(rows))
+    assert [(number - 3) >> 1 for number in as_odd(rows)] == rows
 
 
 def test_partners_are_the_same_when_kept_as_when_found_anew():

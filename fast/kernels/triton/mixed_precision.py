@@ -44,8 +44,8 @@ ROW = tl.constexpr(2**TABLE_SHIFT - 1)
 
 @triton.jit
 @no_type_check
-def number_of(odd):
-    """Invert `odd`."""
+def from_odd(odd):
+    """Invert `as_odd`."""
     return (odd - 3) >> 1
 
 
@@ -180,7 +180,7 @@ def attend_to_rows(
             if number == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
                 at = partner & ROW
                 output, offset = with_values(
-                    output, offset, weights, mine, head * number_of(value_rows[number]) + at,
+                    output, offset, weights, mine, head * from_odd(value_rows[number]) + at,
                     values[number], value_scales[number], value_zeros[number],
                     D, VALUE_BITS[number], VALUE_OWN[number], GROUP,
                     BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE,
@@ -220,7 +220,7 @@ def attend_to_a_part_of_tables(
     """Attention of a head's queries to one part of one table of keys.
 
     ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
-    tables' first parts; like numbers of rows they went through `odd`. Writes what
+    tables' first parts; like numbers of rows they went through `as_odd`. Writes what
     `decode.attend_to_a_part` writes. Grid: (heads, PARTS).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -232,9 +232,9 @@ def attend_to_a_part_of_tables(
     q = tl.load(queries + at, mask=asked, other=0.0).to(TYPE)
     q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
     for number in tl.static_range(len(KEY_BITS)):
-        first, last = number_of(firsts[number]), number_of(firsts[number + 1])
+        first, last = from_odd(firsts[number]), from_odd(firsts[number + 1])
         if (part >= first) & (part < last):
-            rows = number_of(key_rows[number])
+            rows = from_odd(key_rows[number])
             rounds = tl.cdiv(tl.cdiv(rows, BLOCK_N), last - first)
             turn = (part - first) * rounds
             attend_to_rows(
@@ -287,7 +287,7 @@ def attend_to_tables_triton(
         tuple(found[i].contiguous() for i in asked),
         value_vectors, value_scales, value_zeros,
         parts.raw, parts.largest, parts.total, parts.output,
-        odd(rows), odd([values[i].rows for i in given]), odd(first_parts(rows, count)),
+        as_odd(rows), as_odd([values[i].rows for i in given]), as_odd(first_parts(rows, count)),
         entries, magnitude(sum(rows)), d**-0.5, softcap or 0.0,
         KEY_BITS=tuple(keys[i].bits for i in asked), KEY_OWN=key_own,
         BY_CHANNEL=tuple(keys[i].by_channel for i in asked),
@@ -300,7 +300,7 @@ def attend_to_tables_triton(
     return parts.combined(queries, entries, reduce)
 
 
-def odd(numbers: Sequence[int]) -> tuple[int, ...]:
+def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:
     """Return 2·x + 3 of every number: Triton compiles again for 1 and for multiples of 16."""
     return tuple(2 * number + 3 for number in numbers)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvlab.fast.lab import viewing
 from kvlab.fast.lab.evaluate.compare import Comparison
-from kvlab.fast.lab.evaluate.findings import points_at, telling_budget
+from kvlab.fast.lab.evaluate.findings import budget_of_largest_spread, points_at
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.summary import CONTROL, Point
 from kvlab.fast.lab.terminal import Report
@@ -24,7 +24,7 @@ def record_example(comparison: Comparison, report: Report | None = None) -> Time
     Return None if the model is not embedded, because the reference may not be able to read it, and
     if no two methods differ on a problem.
     """
-    sweep, budget = comparison.sweep, telling_budget(comparison)
+    sweep, budget = comparison.sweep, budget_of_largest_spread(comparison)
     (model,), (spec,) = sweep.models, sweep.tasks
     if model not in EMBEDDED or budget is None:
         return None

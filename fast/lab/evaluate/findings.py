@@ -10,14 +10,14 @@ from kvlab.reference.quantization import FULL_BITS
 
 def sentences(comparison: Comparison) -> list[str]:
     """Say what lost least, what eviction at random does, and what the other methods do."""
-    budget = telling_budget(comparison)
+    budget = budget_of_largest_spread(comparison)
     found = [without_budget(comparison)]
     if budget is not None:
         found = [least_lost(comparison, budget), beside_control(comparison, budget), *found]
     return [sentence for sentence in found if sentence]
 
 
-def telling_budget(comparison: Comparison) -> int | None:
+def budget_of_largest_spread(comparison: Comparison) -> int | None:
     """Return the budget at which methods differ most, the smallest of equal ones.
 
     A budget does not count if it holds the whole text, or if only one method has figures there.

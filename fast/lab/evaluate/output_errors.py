@@ -17,7 +17,7 @@ import typer
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.perplexity import Passage, cut_windows, problem_passages
-from kvlab.fast.lab.evaluate.side_by_side import Moved, read_moved
+from kvlab.fast.lab.evaluate.side_by_side import OutputChange, read_changes
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import points
 from kvlab.fast.lab.sweep.summary import CONTROL
@@ -35,7 +35,7 @@ FIGURES = ("output_error", "kl", "agreement", "entries", "average_bits")
 
 def measure(
     backend: FastBackend, passages: Sequence[Passage], asked: Sequence[tuple[str, int | None]]
-) -> Iterator[Moved]:
+) -> Iterator[OutputChange]:
     """Feed the rated tokens of passages under methods; yield each method's figures.
 
     Args:
@@ -51,7 +51,7 @@ def measure(
     yardstick = [logits for _, logits in backend.measure(YARDSTICK, None, prompts, rated)]
     for method, budget in asked:
         found = backend.measure(method, budget, prompts, rated, yardstick)
-        yield Moved(method, budget, means([measurement for measurement, _ in found]))
+        yield OutputChange(method, budget, means([measurement for measurement, _ in found]))
 
 
 def means(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
@@ -61,7 +61,7 @@ def means(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
     }
 
 
-def control(rows: Sequence[Moved], budget: int | None) -> Moved:
+def control(rows: Sequence[OutputChange], budget: int | None) -> OutputChange:
     """Return eviction at random at a budget.
 
     Raises:
@@ -101,7 +101,7 @@ def main(
         print_line(f"{row.method}: KL {row.interval('kl').mean:.3f}")
 
 
-def stored_rows(path: Path, settings: Mapping[str, Any]) -> list[Moved]:
+def stored_rows(path: Path, settings: Mapping[str, Any]) -> list[OutputChange]:
     """Return the rows that a file holds, none if there is no file.
 
     Raises:
@@ -112,7 +112,7 @@ def stored_rows(path: Path, settings: Mapping[str, Any]) -> list[Moved]:
     stored = json.loads(path.read_text(encoding="utf-8"))
     if any(stored[name] != value for name, value in settings.items()):
         raise ValueError(f"out = {path} holds what was measured on other texts or another model")
-    return read_moved(stored)
+    return read_changes(stored)
 
 
 if __name__ == "__main__":

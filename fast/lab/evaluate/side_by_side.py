@@ -81,7 +81,7 @@ def read_observed(stored: Mapping[str, Any]) -> list[Observed]:
 
 
 @dataclass(frozen=True)
-class Moved:
+class OutputChange:
     """One method at one budget; every figure has one value per text."""
 
     method: str
@@ -93,14 +93,14 @@ class Moved:
         """Return the mean of a figure over the texts, with its bootstrap interval."""
         return Interval(*mean_interval(self.figures[figure]))
 
-    def less(self, other: "Moved", figure: str) -> Interval:
+    def difference_from(self, other: "OutputChange", figure: str) -> Interval:
         """Return a figure less another method's, text by text."""
         return Interval(*paired_difference(other.figures[figure], self.figures[figure]))
 
 
-def read_moved(stored: Mapping[str, Any]) -> list[Moved]:
+def read_changes(stored: Mapping[str, Any]) -> list[OutputChange]:
     """Return the rows of a stored measurement."""
-    return [Moved(**row) for row in stored["rows"]]
+    return [OutputChange(**row) for row in stored["rows"]]
 
 
 def stored(name: str, model: str) -> dict[str, Any]:
@@ -114,9 +114,9 @@ def stored_observations(model: str) -> list[Observed]:
     return read_observed(stored("observations", model))
 
 
-def stored_errors(model: str) -> list[Moved]:
+def stored_errors(model: str) -> list[OutputChange]:
     """Return how far every method moves outputs and predictions."""
-    return read_moved(stored("output_errors", model))
+    return read_changes(stored("output_errors", model))
 
 
 def with_interval(interval: Interval) -> str:
@@ -202,11 +202,11 @@ def nats_text(row: Mapping[str, Any], sign: str = "+") -> str:
 HEADINGS = {"entries": "entries", "output_error": "output error", "kl": "KL, nats"}
 
 
-def cell_of(rows: Sequence[Moved], figure: str) -> Callable[[Moved], str | None]:
+def cell_of(rows: Sequence[OutputChange], figure: str) -> Callable[[OutputChange], str | None]:
     """Return what writes a figure of the row whose method has the same name, options aside."""
     named = {row.method.partition("@")[0]: row for row in rows}
 
-    def cell(row: Moved) -> str | None:
+    def cell(row: OutputChange) -> str | None:
         found = named.get(row.method.partition("@")[0])
         if found is None:
             return None

@@ -101,7 +101,7 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Both:
+class NamesOnBothModels:
     """A method as the study and the measurements on the real model name it."""
 
     embedded: str
@@ -109,19 +109,19 @@ class Both:
     """Its specification on the real model, with a window that suits longer texts."""
 
 
-BOTH = (
-    Both("full", "full"),
-    Both("random@recent=16", "random@recent=32"),
-    Both("streaming_llm", "streaming_llm"),
-    Both("knorm", "knorm"),
-    Both("h2o", "h2o"),
-    Both("caote:h2o", "caote:h2o"),
-    Both("fast_caote:h2o", "fast_caote:h2o"),
-    Both("tova@per_head=true", "tova@per_head=true"),
-    Both("caote:tova", "caote:tova"),
-    Both("snapkv@window=16,schedule=every_block", "snapkv@schedule=every_block"),
-    Both("caote:snapkv@window=16", "caote:snapkv"),
-    Both("ahakv@recent=16", "ahakv@recent=32"),
+ON_BOTH_MODELS = (
+    NamesOnBothModels("full", "full"),
+    NamesOnBothModels("random@recent=16", "random@recent=32"),
+    NamesOnBothModels("streaming_llm", "streaming_llm"),
+    NamesOnBothModels("knorm", "knorm"),
+    NamesOnBothModels("h2o", "h2o"),
+    NamesOnBothModels("caote:h2o", "caote:h2o"),
+    NamesOnBothModels("fast_caote:h2o", "fast_caote:h2o"),
+    NamesOnBothModels("tova@per_head=true", "tova@per_head=true"),
+    NamesOnBothModels("caote:tova", "caote:tova"),
+    NamesOnBothModels("snapkv@window=16,schedule=every_block", "snapkv@schedule=every_block"),
+    NamesOnBothModels("caote:snapkv@window=16", "caote:snapkv"),
+    NamesOnBothModels("ahakv@recent=16", "ahakv@recent=32"),
 )
 """Methods that compress while a prompt is read, which all of these measurements need."""
 HALF = 512
@@ -134,7 +134,11 @@ def on_both_models(shown: Collection[str] | None = None) -> Table:
     Args:
         shown: names in the registry; the control is always there. Default: all.
     """
-    rows = [each for each in BOTH if shown is None or base_name(each.real) in {*shown, "random"}]
+    rows = [
+        each
+        for each in ON_BOTH_MODELS
+        if shown is None or base_name(each.real) in {*shown, "random"}
+    ]
     solved, needles = (stored_summary(name) for name in (STUDY, NEEDLES))
     half, quarter = solved.budgets["50%"], stored_summary(f"perplexity_{REAL}").budgets["25%"]
     losses = stored_losses()

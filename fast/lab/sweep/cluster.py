@@ -40,7 +40,7 @@ ends a job that itself kills its workers, for example because it needs too much 
 
 
 @dataclass
-class Place:
+class PooledWorker:
     """A worker, or one that waits until the cluster has room for it."""
 
     actor: Any
@@ -72,11 +72,11 @@ class RayEngine(Engine):
             gpus = self.gpus_per_worker()
             if not room(gpus):
                 raise ValueError(f"gpus = {gpus:g} per worker is more than the cluster has")
-            crew = Crew(jobs, gpus, self.workers)
+            pool = WorkerPool(jobs, gpus, self.workers)
             try:
-                yield from crew.work()
+                yield from pool.work()
             finally:
-                crew.dismiss()
+                pool.stop_workers()
 
     def gpus_per_worker(self) -> float:
         """Return the GPUs that each worker asks for."""
@@ -85,62 +85,62 @@ class RayEngine(Engine):
         return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
 
 
-class Crew:
+class WorkerPool:
     """The workers of one sweep, and the jobs that are still to be handed out."""
 
     def __init__(self, jobs: Sequence[Job], gpus: float, most: int | None) -> None:
         self.waiting = deque(jobs)
         self.gpus, self.most = gpus, most
-        self.places: list[Place] = []
+        self.workers: list[PooledWorker] = []
         self.deaths: dict[str, int] = {}
-        self.stillborn = 0
+        self.failed_starts = 0
         """Workers in a row that died before they had a job."""
 
     def work(self) -> Iterator[Result]:
         """Yield every job once."""
-        while self.waiting or any(place.job for place in self.places):
-            self.hire()
-            pending = [place.pending for place in self.places]
+        while self.waiting or any(worker.job for worker in self.workers):
+            self.start_workers()
+            pending = [worker.pending for worker in self.workers]
             ready, _ = ray.wait(pending, num_returns=1, timeout=PATIENCE)
-            for place in [each for each in self.places if each.pending in ready]:
-                yield from self.serve(place)
+            for worker in [each for each in self.workers if each.pending in ready]:
+                yield from self.take_result(worker)
 
-    def hire(self) -> None:
+    def start_workers(self) -> None:
         """Ask for as many workers as the cluster has room for and jobs are left for."""
         wanted = min(self.most or room(self.gpus), room(self.gpus) or 1)
-        busy = sum(place.job is not None for place in self.places)
-        for _ in range(min(wanted, busy + len(self.waiting)) - len(self.places)):
+        busy = sum(worker.job is not None for worker in self.workers)
+        for _ in range(min(wanted, busy + len(self.waiting)) - len(self.workers)):
             actor = remote_worker(self.gpus)
-            self.places.append(Place(actor, actor.version.remote()))
+            self.workers.append(PooledWorker(actor, actor.version.remote()))
 
-    def serve(self, place: Place) -> Iterator[Result]:
+    def take_result(self, worker: PooledWorker) -> Iterator[Result]:
         """Take what a worker has done, and hand it the next job."""
-        job = place.job
+        job = worker.job
         try:
-            answer: Any = ray.get(place.pending)
+            answer: Any = ray.get(worker.pending)
         except RayActorError as error:
-            self.places.remove(place)
+            self.workers.remove(worker)
             if job is not None:
-                yield from self.mourn(job, one_line(error))
+                yield from self.retry_or_give_up(job, one_line(error))
             else:
-                self.count_stillborn(error)
+                self.count_failed_start(error)
             return
         except RayError as error:  # the answer was lost on its way
             answer = Failure(one_line(error))
         if job is None:
             check_version(answer)
-            self.stillborn = 0
+            self.failed_starts = 0
         else:
             yield job, answer
-        self.hand_out(place)
+        self.assign_next_job(worker)
 
-    def count_stillborn(self, error: RayError) -> None:
+    def count_failed_start(self, error: RayError) -> None:
         """Raise ConnectionError if workers do not even start, as where kvlab is not installed."""
-        self.stillborn += 1
-        if self.stillborn >= MOST_DEATHS:
+        self.failed_starts += 1
+        if self.failed_starts >= MOST_DEATHS:
             raise ConnectionError(f"the cluster's workers do not start: {one_line(error)}")
 
-    def mourn(self, job: Job, reason: str) -> Iterator[Result]:
+    def retry_or_give_up(self, job: Job, reason: str) -> Iterator[Result]:
         """Put the job of a dead worker back, or give it up."""
         self.deaths[job.id] = self.deaths.get(job.id, 0) + 1
         if self.deaths[job.id] < MOST_DEATHS:
@@ -148,23 +148,23 @@ class Crew:
         else:
             yield job, Failure(f"{MOST_DEATHS} workers died of it: {reason}")
 
-    def hand_out(self, place: Place) -> None:
+    def assign_next_job(self, worker: PooledWorker) -> None:
         """Give a worker the next job, of the model that it has loaded if there is one."""
         if not self.waiting:
-            self.places.remove(place)
-            ray.kill(place.actor)
+            self.workers.remove(worker)
+            ray.kill(worker.actor)
             return
-        held = None if place.job is None else place.job.fingerprint
+        held = None if worker.job is None else worker.job.fingerprint
         number = next((n for n, j in enumerate(self.waiting) if j.fingerprint == held), 0)
-        place.job = self.waiting[number]
+        worker.job = self.waiting[number]
         del self.waiting[number]
-        place.pending = place.actor.run.remote(place.job)
+        worker.pending = worker.actor.run.remote(worker.job)
 
-    def dismiss(self) -> None:
+    def stop_workers(self) -> None:
         """End the workers, whatever they are doing."""
-        for place in self.places:
-            ray.kill(place.actor)
-        self.places.clear()
+        for worker in self.workers:
+            ray.kill(worker.actor)
+        self.workers.clear()
 
 
 def remote_worker(gpus: float) -> Any:
@@ -181,7 +181,7 @@ class RemoteWorker:
 
     def version(self) -> dict[str, str | None]:
         """Return the versions that results depend on."""
-        return what_counts()
+        return relevant_versions()
 
     def run(self, job: Job) -> list[Found] | Failure:
         """Do a job."""
@@ -253,7 +253,7 @@ def _devices(present: float, wanted: float) -> int:
     return int(present) * int(1 / wanted) if wanted < 1 else int(present / wanted)
 
 
-def what_counts() -> dict[str, str | None]:
+def relevant_versions() -> dict[str, str | None]:
     """Return the versions on which results depend."""
     found = versions()
     return {name: found[name] for name in ("python", "kvlab", "torch", "transformers")}
@@ -261,6 +261,6 @@ def what_counts() -> dict[str, str | None]:
 
 def check_version(theirs: dict[str, str | None]) -> None:
     """Raise ValueError if a worker has other versions than the driver."""
-    for name, ours in what_counts().items():
+    for name, ours in relevant_versions().items():
         if theirs[name] != ours:
             raise ValueError(f"a worker of the cluster has {name} {theirs[name]}, not {ours}")

@@ -148,7 +148,9 @@ class Worker:
 
     def attempts(self, job: Job, questions: Sequence[Question]) -> dict[int, Found]:
         """Answer the questions that the method fits, and grade the answers, by number."""
-        refusals = [each.refused(reason) for each in questions if (reason := misfit(job, each))]
+        refusals = [
+            each.refused(reason) for each in questions if (reason := refusal_reason(job, each))
+        ]
         rows = {each.problem: each for each in refusals}
         fitting = [question for question in questions if question.number not in rows]
         made = together_or_alone(
@@ -246,7 +248,7 @@ def asked(job: Job, questions: Sequence[Question]) -> tuple[Asked, int | None]:
     return oracle_policy(next_uses, job.budget, task.recent), None
 
 
-def misfit(job: Job, question: Question) -> str | None:
+def refusal_reason(job: Job, question: Question) -> str | None:
     """Say why a method cannot take a prompt, without running the method."""
     if job.method == ORACLE:
         return None

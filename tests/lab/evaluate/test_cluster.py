@@ -175,24 +175,24 @@ def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, tmp_path):
 
 def test_a_job_that_kills_its_workers_is_given_up(undisturbed):
     jobs = list(make_plan(read_sweep(undisturbed[0])).jobs())[:2]
-    crew = cluster.Crew(jobs, gpus=0.0, most=None)
-    job = crew.waiting.popleft()
+    pool = cluster.WorkerPool(jobs, gpus=0.0, most=None)
+    job = pool.waiting.popleft()
     for _ in range(cluster.MOST_DEATHS - 1):
-        assert list(crew.mourn(job, "it died")) == []
-        assert crew.waiting.popleft() is job
-    ((given_up, failure),) = crew.mourn(job, "it died")
+        assert list(pool.retry_or_give_up(job, "it died")) == []
+        assert pool.waiting.popleft() is job
+    ((given_up, failure),) = pool.retry_or_give_up(job, "it died")
     assert given_up is job
     assert failure == Failure(f"{cluster.MOST_DEATHS} workers died of it: it died")
-    assert list(crew.waiting) == jobs[1:]
+    assert list(pool.waiting) == jobs[1:]
 
 
 def test_workers_that_never_start_end_the_sweep():
-    crew = cluster.Crew([], gpus=0.0, most=None)
+    pool = cluster.WorkerPool([], gpus=0.0, most=None)
     error = cluster.RayError("it died\nModuleNotFoundError: No module named 'kvlab'")
     for _ in range(cluster.MOST_DEATHS - 1):
-        crew.count_stillborn(error)
+        pool.count_failed_start(error)
     with pytest.raises(ConnectionError, match=r"do not start: .*No module named 'kvlab'"):
-        crew.count_stillborn(error)
+        pool.count_failed_start(error)
 
 
 def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch):
@@ -228,7 +228,7 @@ def test_a_worker_gets_a_gpu_where_there_are_any(monkeypatch):
 
 
 def test_other_versions_are_refused():
-    ours = cluster.what_counts()
+    ours = cluster.relevant_versions()
     cluster.check_version(ours)
     with pytest.raises(ValueError, match=r"a worker of the cluster has kvlab 0\.0\.1, not"):
         cluster.check_version({**ours, "kvlab": "0.0.1"})

@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.fast.lab.evaluate import example
 from kvlab.fast.lab.evaluate.compare import COLUMNS, Comparison
-from kvlab.fast.lab.evaluate.findings import sentences, telling_budget
+from kvlab.fast.lab.evaluate.findings import budget_of_largest_spread, sentences
 from kvlab.fast.lab.evaluate.statistics import Interval, wilson
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, leaders, not_above_chance
@@ -106,14 +106,14 @@ def test_equal_methods_are_named_together():
 def test_a_budget_for_everything_tells_nothing_nor_does_a_single_method():
     roomy = {(method, budget and 2 * budget): text for (method, budget), text in OUTCOMES.items()}
     found = comparison(roomy)
-    assert telling_budget(found) is None
+    assert budget_of_largest_spread(found) is None
     alone = {key: text for key, text in OUTCOMES.items() if key[0] in ("full", "h2o")}
-    assert telling_budget(comparison(alone)) is None
+    assert budget_of_largest_spread(comparison(alone)) is None
 
 
 def test_without_budgets_there_is_no_telling_one():
     own = {key: text for key, text in OUTCOMES.items() if key[1] is None}
-    assert telling_budget(comparison(own)) is None
+    assert budget_of_largest_spread(comparison(own)) is None
     assert len(sentences(comparison(own))) == 1
 
 

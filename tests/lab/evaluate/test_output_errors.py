@@ -10,7 +10,7 @@ from kvlab.fast.lab.evaluate import output_errors
 from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.output_errors import control, main, measure
 from kvlab.fast.lab.evaluate.perplexity import Passage
-from kvlab.fast.lab.evaluate.side_by_side import Moved, read_moved
+from kvlab.fast.lab.evaluate.side_by_side import OutputChange, read_changes
 from kvlab.fast.models import reasoner_directory
 
 
@@ -34,9 +34,10 @@ def test_what_evicts_nothing_moves_nothing():
 
 def test_differences_are_paired():
     rows = [
-        Moved(name, 4, {"kl": kl}) for name, kl in (("h2o", [1.0, 2.0]), ("random", [2.0, 4.0]))
+        OutputChange(name, 4, {"kl": kl})
+        for name, kl in (("h2o", [1.0, 2.0]), ("random", [2.0, 4.0]))
     ]
-    difference = rows[0].less(rows[1], "kl")
+    difference = rows[0].difference_from(rows[1], "kl")
     assert (difference.mean, difference.low, difference.high) == (-1.5, -2.0, -1.0)
 
 
@@ -53,7 +54,7 @@ def test_a_measurement_goes_on_where_it_stands(tmp_path, monkeypatch):
     monkeypatch.setattr(output_errors, "measure", nothing)
     main("h2o;tova", out, passages=2, budgets="50%")
     assert [method for method, _ in asked] == ["tova"]
-    (row,) = read_moved(before)
+    (row,) = read_changes(before)
     assert (row.method, row.budget) == ("h2o", asked[0][1])
     with pytest.raises(ValueError, match="other texts or another model"):
         main("h2o", out, passages=3)
