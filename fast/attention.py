@@ -17,7 +17,7 @@ Reduction = GroupReduction | Literal["none", "skip"]
 
 
 def compute_dtype(stored: torch.dtype) -> torch.dtype:
-    """Return the precision of logits, probabilities and scores: float64 if stored, else float32."""
+    """Return the format of logits, probabilities and scores: float64 for float64, else float32."""
     return torch.promote_types(stored, torch.float32)
 
 
@@ -118,7 +118,7 @@ def attend_without_weights(
     return torch.where(mask.any(-1, keepdim=True), output, 0.0)
 
 
-def reduce_group(x: Float[Tensor, "N G rho *rest"], how: Reduction) -> Tensor:
+def reduce_group(x: Float[Tensor, "N G rho *rest"], how: GroupReduction) -> Tensor:
     """Reduce over the query heads that share a KV head."""
     if x.shape[2] == 1:
         return x[:, :, 0]

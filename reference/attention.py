@@ -10,7 +10,11 @@ from kvlab.reference.notation import Array
 
 
 def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Float[Array, "G rho m d"]:
-    """Put query head h = g·rho + r under the KV head g that it reads."""
+    """Put query head h = g·rho + r under the KV head g that it reads.
+
+    Raises:
+        ValueError: if the number of query heads is no multiple of ``kv_heads``.
+    """
     H, m, d = heads.shape
     if H % kv_heads:
         raise ValueError(f"query heads = {H} must be a multiple of kv_heads = {kv_heads}")
@@ -66,6 +70,10 @@ def attend(
     mask: Bool[Array, "G _ m n"] | None,
     softcap: float | None = None,
 ) -> tuple[Float[Array, "G rho m d"], Float[Array, "G rho m n"]]:
-    """Return the attention output and the attention probabilities of a block of queries."""
+    """Return the attention output and the attention probabilities of a block of queries.
+
+    Raises:
+        ValueError: if a logit is not finite, or a query may attend to no entry.
+    """
     attention = softmax(logits(queries, keys, softcap), mask)
     return weighted_values(attention, values), attention

@@ -166,5 +166,5 @@ class Pages(Budget):
         if self.budget < least:
             raise ValueError(
                 f"budget = {self.budget} must be at least {least}: two pages of {self.page}, and "
-                f"room for the {protected} entries that are protected"
+                f"room for the {protected} entries of the pages that hold a protected entry"
             )

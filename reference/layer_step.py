@@ -122,15 +122,17 @@ def attend_survivors(seen: Observation, keep: KeepSet) -> Float[Array, "G rho m 
     return weighted_values(survivors / survivors.sum(axis=-1, keepdims=True), seen.values)
 
 
-def check_state(score: Score, state: State, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless a score wrote each of its columns, with a row for every entry.
+def check_state(score: Score, state: State | None, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a score returned each of its columns, with a row for every entry.
 
     Args:
         score: the score that has observed a block.
-        state: what it remembers now.
+        state: what it remembers now; None, which is refused, where it forgot to return it.
         shape: KV heads and entries.
     """
     name, declared = type(score).__name__, sorted(score.columns)
+    if not isinstance(state, State):
+        raise ValueError(f"{name}.observe returned {state!r}: it must return a State")
     if sorted(state.entries) != declared:
         raise ValueError(
             f"{name}.observe wrote the columns {sorted(state.entries)}, and {name}.columns "

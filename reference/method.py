@@ -56,10 +56,11 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    source: ClassVar[str]
+    source: ClassVar[str] = "no paper"
     """Paper, arXiv identifier, sections."""
     published: ClassVar[str] = "unpublished"
-    """Year and month, as in ``2023-06``: tables list methods in this order."""
+    """Year and month, as in ``2023-06``: tables list methods in this order. Empty for controls,
+    which come first."""
     equations: ClassVar[tuple[str, ...]] = ()
     """Tags of the equations that the file implements, each tagged once in its code."""
     variants: ClassVar[Mapping[str, str]] = {}
@@ -76,7 +77,7 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         for option, value in vars(self).items():
-            check_option(type(self), option, value)
+            check_option(type(self), self.name, option, value)
 
     @property
     def needs_budget(self) -> bool:
@@ -184,21 +185,24 @@ KINDS = {
 """Types of options, as messages name them."""
 
 
-def check_option(method: type[Method], option: str, value: Any) -> None:
-    """Raise ValueError or TypeError unless an option may have a value."""
-    hint = type_hints(method)[option]
+def check_option(kind: type, name: str, option: str, value: Any) -> None:
+    """Raise ValueError or TypeError unless an option of a dataclass may have a value.
+
+    Errors call the dataclass ``name``.
+    """
+    hint = type_hints(kind)[option]
     if typing.get_origin(hint) is Literal:
         check_choice(typing.get_args(hint), **{option: value})
     elif not _accepts(hint, value):
         expected = " or ".join(KINDS[kind] for kind in typing.get_args(hint) or (hint,))
-        raise TypeError(f"{option} = {value!r} of {method.name} must be {expected}")
+        raise TypeError(f"{option} = {value!r} of {name} must be {expected}")
 
 
 @cache
-def type_hints(method: type[Method]) -> Mapping[str, Any]:
-    """Return the types of a method's options, by name."""
-    hints = typing.get_type_hints(method)
-    return {field.name: hints[field.name] for field in fields(method)}  # type: ignore[arg-type]
+def type_hints(kind: type) -> Mapping[str, Any]:
+    """Return the types of a dataclass's options, by name."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}  # type: ignore[arg-type]
 
 
 def _accepts(hint: Any, value: Any) -> bool:

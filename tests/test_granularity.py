@@ -158,7 +158,7 @@ def test_a_page_of_one_and_a_head_of_its_own_are_the_method_itself():
         (
             "h2o@page=16,recent=18",
             32,
-            "budget = 32 must be at least 48.*the 48 entries that are protected",
+            "budget = 32 must be at least 48.*the 48 entries of the pages",
         ),
         ("kivi@page=16", None, "page = 16 must be 1 for kivi"),
         ("desirekv@page=16", None, "page = 16 must be 1 for desirekv"),

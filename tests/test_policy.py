@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,6 +150,7 @@ def untouched(state):
             None,
             r"gave column 'largest' the shape \(2, 3\): it must begin with \(2, 4\)",
         ),
+        (lambda state: None, None, "LargestAttention.observe returned None: it must return a Sta"),
         (
             untouched,
             lambda largest: largest[0],
@@ -168,8 +170,9 @@ def test_what_a_score_gives_is_checked(wrote, scores, message):
         def columns(self):
             return {"largest": Column("largest attention so far")}
 
-        def observe(self, state, seen):
-            return state.with_entries(**wrote(state))
+        def observe(self, state, seen) -> Any:
+            columns = wrote(state)
+            return None if columns is None else state.with_entries(**columns)
 
         def score(self, state, seen, candidates, room):
             return scores(state.entries["largest"])

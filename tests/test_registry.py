@@ -187,6 +187,7 @@ def test_other_processes_know_it_too(file):
     ("content", "message"),
     [
         (None, "KVLAB_METHODS: .*mine.py cannot be imported: file = .*mine.py does not exist"),
+        ("", "KVLAB_METHODS: .*mine.py defines no method"),
         ("1 / 0", "mine.py cannot be imported: .* cannot be run: ZeroDivisionError"),
         (SOURCE.replace('"looks"\n', '"h2o"\n'), "method 'h2o' is defined twice: by H2O of .*h2o"),
         (SOURCE.replace('"looks"\n', '"mikv"\n'), "method 'mikv' is defined twice: by DDKS of"),

@@ -8,7 +8,7 @@ from html import escape
 from rooms import FRONT, REFERENCE_ROOMS, Graph, reachable, read_graph, room
 
 WIDTH, BOX, HEIGHT, GAP = 900, 128, 46, 40
-"""Of the drawing, of a room (width and height), and between two rows, in pixels."""
+"""Width of the drawing; width and height of a room; gap between two rows; in pixels."""
 BORDER = 620
 """Where the fast side begins."""
 

@@ -1,4 +1,4 @@
-"""The rooms of the code, who may rest on whom, and who does: read from the imports.
+"""The rooms of the code, which room may import which, and which does: read from the imports.
 
 An import counts wherever it stands, also inside of a function; only one that is there for the type
 checker alone does not.

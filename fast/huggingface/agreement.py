@@ -1,7 +1,8 @@
 """Check on a few tokens that a model gives the same logits under `compress` as without it.
 
-No list of names can say which models do: architectures differ in places that no check of a name or
-a configuration sees, and a mask or an argument that is lost gives wrong text, not an error.
+No list of names can say for which models this holds: architectures differ in places that no check
+of a name or a configuration sees, and a mask or an argument that is lost gives wrong text, not an
+error.
 So the full cache is compared with the stock model, once per class, configuration, number format
 and device of a model in a process.
 """
@@ -37,7 +38,8 @@ def check_agreement(model: Any) -> None:
     """Compare the full cache with the stock model's logits, unless that was done before.
 
     One text is read at once. Another, padded on the left, is read in two blocks, then one token
-    alone. Models that cannot read text alone, and logits that are no numbers, are not judged.
+    alone. Models that cannot read a text without other inputs, and logits that are no
+    numbers, are not judged.
 
     Raises:
         ValueError: if the logits differ, or the model fails under `compress`; what differed is

@@ -262,7 +262,9 @@ def _compressed(
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).replace("\\", "").split()) or type(error).__name__
+    said = " ".join(str(error).replace("\\", "").split())
+    kind = "" if isinstance(error, ValueError) else type(error).__name__
+    text = ": ".join(filter(None, (kind, said))) or type(error).__name__
     return text if len(text) <= 240 else text[:237] + "..."
 
 
@@ -276,9 +278,9 @@ compared with itself.
 
 **What is compared.** A text of {LENGTH} tokens, then {WRITTEN} single tokens; the logits of every
 token, under the full cache, against the stock model's eager attention without a cache. Two texts
-are read at once; the second one is padded with {PADDING} columns on the left; the padded ones are
-read in blocks of {BLOCK}; and TOVA reads them with a budget of the whole length. Windows are 8
-tokens long, so every sliding layer reaches its window. *Right* means that every logit vector lies
+are read at once; the second one is padded with {PADDING} columns on the left. The same pair is
+also read in blocks of {BLOCK}, and by TOVA with a budget of the whole length. Windows are 8 tokens
+long, so every sliding layer reaches its window. *Right* means that every logit vector lies
 within {TOLERANCE:g} of the stock model's, as a share of its length; the largest distance stands
 beside it. *Refused* means an error before or at the first call; what it says stands beside it.
 *Not compared* are architectures whose small configuration cannot be built, or whose stock model

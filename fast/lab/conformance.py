@@ -109,7 +109,7 @@ def quantize(x, bits, group):
 
 
 def quantize_channels(x, bits, group):
-    """The same along tokens."""
+    """Return codes, scales and zero points of groups along tokens: one scale per channel."""
     return tuple(part.T for part in quantize(x.T.contiguous(), bits, group))
 
 
@@ -388,7 +388,7 @@ def fill_state(policy: Policy, cache: LayerCache, given: Mapping[str, Any], new:
 
 @lru_cache(maxsize=4)
 def decoder(directory: str, sliding_window: int | None) -> PreTrainedModel:
-    """Return the model of a Hugging Face directory, with a window in every second layer.
+    """Return the model of a Hugging Face directory, with any window in every second layer.
 
     Llama has no windows, so that such a model is built as a Qwen2, whose biases are set to 0.
     """

@@ -164,7 +164,7 @@ def ledger_page() -> str:
         alone = sum(not (row.claims or row.tests or row.figures or row.measured) for row in rows)
         parts += [
             f"## {about.title}\n",
-            f"{about.source}: {len(rows)} rows, {alone} of them declared alone; "
+            f"{about.source}: {len(rows)} rows, {alone} of them only declared; "
             f"{count(about.claims)}.\n",
             "| where | what | checked | measured | declared | repeat with |",
             "|---|---|---|---|---|---|",

@@ -34,7 +34,7 @@ class StepGain:
         positions: Int[Tensor, "N w"],
         seen: Observation,
     ) -> PerEntry:
-        """Sum the sharpened attention of these queries, mean over the heads of a KV head."""
+        """Sum the sharpened attention of these queries, mean over the query heads of a KV head."""
         excess = self.excess(positions, seen)
         gains = torch.sqrt(2 * torch.log(excess))
         if self.gain == "measured":

@@ -78,7 +78,7 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         ValueError: if the file cannot be read.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist")
+        raise FileNotFoundError(f"model = {file} does not exist")
     import_module("gguf")
     inside: dict[str, Any] = {"gguf_file": file.name}
     with _quietly(local=False):
@@ -147,7 +147,10 @@ def _is_directory(model: str | Path) -> bool:
     if not directory.is_dir():
         if isinstance(model, str) and HUB_ID.fullmatch(model):
             return False
-        raise FileNotFoundError(f"model directory {model} does not exist")
+        raise FileNotFoundError(
+            f"model = {model} does not exist; choose a short name (kvlab models list), a "
+            "directory, or an id on the hub"
+        )
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"{directory / 'config.json'} does not exist")
     if not any(directory.glob("*.safetensors")):

@@ -202,7 +202,10 @@ def code_of(parameters: Parameters) -> Code:
 
 
 def encoded(code: Code, x: Array, first: Array) -> tuple[Array, tuple[Array, ...], Array | None]:
-    """Return codes one by one, scales and norms of each vector, and the scale of the layer."""
+    """Return the unpacked codes, everything that is stored, and the scale of the layer, if any.
+
+    Packed codes are stored first, then block scales or norms.
+    """
     scale = code.scale(first)
     divided = x if scale is None else x / scale.astype(np.float64)
     packed, *further = code.encode(divided.reshape(-1, x.shape[-1]))
@@ -254,12 +257,12 @@ def normalised(inputs: Inputs, parameters: Parameters, method: str | None) -> In
     """Make every row of retention add up to 1 again.
 
     Raises:
-        ValueError: if a row is negative somewhere, or zero.
+        ValueError: if a row has a negative element, or only zeros.
     """
     h = inputs["h"]
     sums = h.sum(axis=-1, keepdims=True)
     if (h < 0).any() or (sums <= 0).any():
-        raise ValueError("h must be positive, and each row must add up to 1")
+        raise ValueError("h must be at least 0, and no row may hold only zeros")
     return {**inputs, "h": h / sums}
 
 

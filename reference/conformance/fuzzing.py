@@ -67,7 +67,7 @@ def drawn(target: str) -> st.SearchStrategy[Any]:
     """Return the strategy that draws cases of a target.
 
     Raises:
-        ValueError: if the target is unknown, or a whole cache, whose streams are published alone.
+        ValueError: if the target is unknown, or a whole cache: its streams are not drawn.
     """
     method, _, name = target.rpartition(".")
     if not operation_of(target).of_method:

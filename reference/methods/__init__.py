@@ -136,13 +136,17 @@ def discover() -> None:
     """Import the modules of this package and the ones that `OUTSIDE` names; register their methods.
 
     Raises:
-        ValueError: if a module or file that `OUTSIDE` names cannot be imported, or a name is
-            defined twice.
+        ValueError: if a module or file that `OUTSIDE` names cannot be imported or defines no
+            method, or a name is defined twice.
     """
     for module in pkgutil.iter_modules(__path__):
         register_all(importlib.import_module(f"{__name__}.{module.name}"))
     for named in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
-        register_all(import_named(named))
+        known = len(_registered)
+        if not register_all(import_named(named)) and len(_registered) == known:
+            raise ValueError(
+                f"{OUTSIDE}: {named} defines no method, a class that derives from Method"
+            )
 
 
 def import_named(named: str) -> ModuleType:
@@ -159,19 +163,21 @@ def import_named(named: str) -> ModuleType:
         raise ValueError(f"{OUTSIDE}: {named} cannot be imported: {error}") from error
 
 
-def register_all(module: ModuleType) -> None:
-    """Register the methods that a module defines; methods that it imports are left out.
+def register_all(module: ModuleType) -> list[type[Method]]:
+    """Register and return the methods that a module defines; those that it imports are left out.
 
     Raises:
         TypeError: if one is no dataclass.
         ValueError: see `register`.
     """
+    found = []
     for value in vars(module).values():
         defined = inspect.isclass(value) and value.__module__ == module.__name__
         if defined and issubclass(value, Method) and not inspect.isabstract(value):
             if not is_dataclass(value):
                 raise TypeError(f"{value.__name__} of {source_of(value)} must be a dataclass")
-            register(value)
+            found.append(register(value))
+    return found
 
 
 # --- what methods say of themselves --------------------------------------------------------------
@@ -352,7 +358,7 @@ def _take(options: dict[str, Any], part: type[Method]) -> dict[str, Any]:
 def _build(part: type[Method], options: Mapping[str, Any], **base: Method) -> Method:
     meant = {option: _meant(part, option, value) for option, value in options.items()}
     for option, value in meant.items():
-        check_option(part, option, value)
+        check_option(part, part.name, option, value)
     return part(**meant, **base)
 
 

@@ -393,8 +393,8 @@ class DesireKV(Method):
             topic="fixed budget",
             paper="none",
             elsewhere="needed for comparison at equal memory",
-            default="memory follows from the thresholds",
-            option="a budget, together with scope=all",
+            default="memory follows from the thresholds; the option needs a budget",
+            option="desirekv@scope=all",
         ),
     )
 

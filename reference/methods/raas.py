@@ -60,7 +60,7 @@ class LastUse(Score):
         return state.with_entries(stamp=stamp)
 
     def used(self, attention: Float[Array, "G rho n"], present: Marks) -> Marks:
-        """Mark what counts as used: above the threshold, or the top share of the group's mean."""
+        """Mark the used entries: attention ≥ threshold, or in the top share of the group's mean."""
         if self.share is None:
             return (attention.max(axis=1) >= self.threshold) & present
         stamped = np.ceil(self.share * present.sum(axis=-1, keepdims=True))

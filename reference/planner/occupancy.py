@@ -27,7 +27,7 @@ class Occupancy:
     attended: Int[Array, " t"]
     """Entries that each token's query found, its own included."""
     entries: Int[Array, " t"]
-    """Entries after each token; within a block of the prompt, after its last."""
+    """Entries after each token; for the tokens of a block of the prompt, after the block's last."""
     ranked: Bool[Array, " t"]
     """Whether scores decided after this token, because not all candidates could stay."""
     moved: Bool[Array, " t"]
@@ -119,7 +119,7 @@ def lowered(before: StoredBits, after: StoredBits) -> int:
 def decide(
     policy: Policy, clock: Clock, held: StoredBits, head_dim: int
 ) -> tuple[StoredBits, bool]:
-    """Select and store; the oldest candidates leave. Also say whether any candidate had to."""
+    """Select and store; the oldest candidates leave. Also say whether any had to leave."""
     seen = without_data(clock, held, head_dim)
     safe = policy.protect.safe(seen)[0]
     room = policy.budget.room(seen, safe[None])

@@ -950,8 +950,8 @@ def smaller_error_may_change_the_logits_more(
     bound: Callable[[Array], float] = lambda W: float(np.linalg.norm(W, 2)),
     matrices: Sequence[tuple[int, int]] | None = None,
 ) -> Finding:
-    """A smaller eviction error can, as the paper says, but need not change the logits less; their
-    change is at most the map's spectral norm times the eviction error.
+    """As the paper says, a smaller eviction error can change the logits less, but it need not. The
+    logits change by at most the map's spectral norm times the eviction error.
 
     Diagonal maps diag(a, b) with a, b up to 3, changes in whole numbers up to 3, smallest first;
     the bound on 200 random maps and changes.

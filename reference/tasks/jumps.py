@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 
 END = "\n"
@@ -234,8 +235,7 @@ def held_out(count: int, seed: int = 0, size: Size = SIZES[600]) -> list[Problem
     Raises:
         ValueError: if ``count`` or ``seed`` is negative, or runs of this size are too rare to draw.
     """
-    if count < 0 or seed < 0:
-        raise ValueError(f"count = {count} and seed = {seed} must not be negative")
+    check_at_least(0, count=count, seed=seed)
     drawn = draw(np.random.default_rng(seed), size)
     return list(islice(filter(is_held_out, drawn), count))
 

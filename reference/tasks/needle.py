@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise, zip_longest
 
 import numpy as np
 
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.tasks import english, reasoning
 
 CITIES = ("Oslo", "Lima", "Accra", "Hanoi", "Quito", "Turin", "Perth", "Kyoto", "Dakar", "Minsk")
@@ -140,8 +141,7 @@ def readings(count: int, seed: int, words: int, facts: int) -> list[Problem]:
 
 def _check(count: int, seed: int, **needles: int) -> None:
     """Refuse a draw that cannot be made."""
-    if count < 0 or seed < 0:
-        raise ValueError(f"count = {count} and seed = {seed} must not be negative")
+    check_at_least(0, count=count, seed=seed)
     for name, value in needles.items():
         if not 1 <= value <= len(KINDS):
             raise ValueError(f"{name} = {value} must be between 1 and {len(KINDS)}")

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvlab.reference.checks import check_at_least
+
 NAMES = tuple(string.ascii_lowercase)
 OPERATORS = ("+", "-")
 END = "\n"
@@ -79,8 +81,7 @@ def held_out(count: int, seed: int = 0, variables: int | None = None) -> list[Pr
     Raises:
         ValueError: if ``count`` or ``seed`` is negative, or there cannot be so many variables.
     """
-    if count < 0 or seed < 0:
-        raise ValueError(f"count = {count} and seed = {seed} must not be negative")
+    check_at_least(0, count=count, seed=seed)
     rng = np.random.default_rng([_HELD_OUT, seed])
     return [
         chain(rng, int(rng.choice(HELD_OUT_VARIABLES)) if variables is None else variables, FACTS)

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float, Int
 
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.traces.oracle import bound_of, oracle_of, random_of
@@ -58,9 +58,10 @@ def recall(
         gap: tokens without activation after which an entry regains importance.
 
     Raises:
-        ValueError: if ``threshold`` or ``gap`` is negative.
+        ValueError: if ``threshold`` is not between 0 and 1, or ``gap`` is negative.
     """
-    check_at_least(0, threshold=threshold, gap=gap)
+    check_share(threshold=threshold)
+    check_at_least(0, gap=gap)
     G, t, _ = layer.keys.shape
     active = np.zeros((G, t), dtype=np.int64) - 1
     """Latest token that activated each entry."""

@@ -26,7 +26,7 @@ def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[A
 
     Args:
         attention: attention of every token to every entry, zeros after the diagonal.
-        prompt: tokens of the prompt, which all see each other; the choice begins after them.
+        prompt: tokens of the prompt; entries leave only after its last token.
         budget: entries B that stay after every token.
 
     Returns:
@@ -80,7 +80,7 @@ def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     """Return the mass that evicting at random holds in the mean; exact.
 
     After every token that brings the cache to B + 1 entries, each of them leaves with the same
-    probability; of a longer prompt, any B entries stay.
+    probability; of a prompt longer than B, B entries drawn at random stay.
 
     Args:
         layer: layer of a trace.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.notation import Array
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
@@ -61,9 +61,9 @@ def activations(trace: Recording, threshold: float) -> Iterator[Recurring]:
     A query head that gives at least ``threshold`` activates the entry of its KV head.
 
     Raises:
-        ValueError: if ``threshold`` is negative.
+        ValueError: if ``threshold`` is not between 0 and 1.
     """
-    check_at_least(0, threshold=threshold)
+    check_share(threshold=threshold)
     prompt, t = trace.prompt, trace.shape[3]
     for number in range(trace.shape[0]):
         layer = Layer.of(trace, number)
@@ -140,15 +140,13 @@ def intervals(
         draw: draws the problems, which are those of the embedded reasoner if nothing else is said.
 
     Raises:
-        ValueError: if ``problems`` is below 1, ``threshold`` negative or above all attention, or
-            ``seed`` negative.
+        ValueError: if ``problems`` is below 1, ``threshold`` not between 0 and 1 or above all
+            attention, or ``seed`` negative.
         FileNotFoundError: if the model directory is incomplete.
     """
-    if problems < 1:
-        raise ValueError(f"problems = {problems} must be at least 1")
-    if seed < 0:
-        raise ValueError(f"seed = {seed} must not be negative")
-    check_at_least(0, threshold=threshold)
+    check_at_least(1, problems=problems)
+    check_at_least(0, seed=seed)
+    check_share(threshold=threshold)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
     found: list[int] = []
     for problem in draw(problems, seed):

@@ -254,9 +254,9 @@ def existing_file(path: str | Path) -> Path:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
+        raise FileNotFoundError(f"trace = {path} does not exist")
     if not path.is_file():
-        raise ValueError(f"{path} is no trace: it is no file")
+        raise ValueError(f"trace = {path} must be a file")
     return path
 
 

@@ -65,5 +65,5 @@ def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():
 
 
 def test_a_negative_threshold_is_refused(solved):
-    with pytest.raises(ValueError, match="threshold = -1 must be at least 0"):
+    with pytest.raises(ValueError, match="threshold = -1 must be between 0 and 1"):
         next(activations(solved[0], -1))

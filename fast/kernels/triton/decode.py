@@ -50,9 +50,10 @@ def attend_to_a_part(
 ):  # fmt: skip
     """Attention of a head's queries to one part of its entries.
 
-    With WIDE products are of float32, without of the stored numbers; sums always are float32.
-    Writes, with SCORES, the raw logits, and of this part the largest logit, the sum of exponentials
-    below it and the unnormalised output. Grid: (heads, PARTS); a program walks some blocks.
+    With WIDE, products are formed in float32; without WIDE, in the stored number format. Sums are
+    always float32. Writes the raw logits (with SCORES) and, of this part, the largest logit, the
+    sum of exp(logit − largest) and the unnormalised output. Grid: (heads, PARTS); a program walks
+    some blocks.
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, column = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
@@ -209,7 +210,11 @@ class Parts:
         reduce: Reduction,
         counters: RecurrenceCounters | None = None,
     ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-        """Return the output and the probabilities, as `decode_attention` does."""
+        """Return the output and the probabilities, as `decode_attention` does.
+
+        Raises:
+            ValueError: if the columns of the counters lie differently in memory.
+        """
         heads, parts, rho, _ = self.output.shape
         output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         reduced = reduce not in ("none", "skip")
@@ -219,7 +224,10 @@ class Parts:
         if counters is not None:
             elapsed, interval = per_head(counters.elapsed), per_head(counters.interval)
             if elapsed.stride() != interval.stride():
-                raise ValueError("counters need columns that lie alike in memory")
+                raise ValueError(
+                    f"counters must have equal strides, got {elapsed.stride()} for elapsed and "
+                    f"{interval.stride()} for interval"
+                )
             threshold = counters.threshold
         combine[(heads, 1 if reduce == "skip" else triton.cdiv(n, TOGETHER))](
             self.raw, self.largest, self.total, self.output, output, received, elapsed, interval,

@@ -147,7 +147,10 @@ class KvpressWorker:
 def kvpress(
     worker: KvpressWorker, setting: Setting, press: str | None = None, interval: int | None = None
 ) -> Contender:
-    """Return a press of kvpress under its DecodingPress; None: the full cache beside kvpress."""
+    """Return a press of kvpress under its DecodingPress.
+
+    Without a press it is transformers' full cache, in kvpress's environment.
+    """
     about = {"press": press, "interval": interval, "entries": setting.entries}
 
     def ask(what: str, run: Run) -> dict[str, Any]:

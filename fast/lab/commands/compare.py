@@ -16,6 +16,7 @@ from kvlab.fast.lab.commands.options import (
     Workers,
     prepare_output,
     read_budgets,
+    read_methods,
 )
 from kvlab.fast.lab.evaluate import compare as comparing
 from kvlab.fast.lab.evaluate.backends import default_backend
@@ -82,7 +83,7 @@ def compare(
     model = model or MODEL
     task = task or EMBEDDED.get(model, TASK)
     sweep = Sweep(
-        methods=tuple((methods or "").replace(";", " ").split()) or registry.compared(),
+        methods=registry.compared() if methods is None else read_methods(methods),
         budgets=read_budgets(budgets) or comparing.DEFAULT_BUDGETS,
         problems=problems,
         measured=min(problems, MEASURED.get(backend, 1)),

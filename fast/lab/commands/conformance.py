@@ -41,7 +41,7 @@ from kvlab.reference.conformance import (
     vectors,
 )
 from kvlab.reference.conformance.checker import targets
-from kvlab.reference.conformance.operation import Operation
+from kvlab.reference.conformance.operation import DESCRIBED, Operation
 from kvlab.reference.conformance.report import ABOUT_GROUPS, shown, to_badge
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.whole_cache import MODEL
@@ -62,7 +62,7 @@ ProgramLine = Annotated[
 JUnitFile = Annotated[Path | None, typer.Option(help="JUnit XML to write.")]
 
 MOST_NAMES = 12
-"""Targets that are named although nothing of them was tested."""
+"""How many targets without a test the report names at most."""
 
 
 @app.command()
@@ -249,7 +249,7 @@ def show_target(
         for name, value in case.parameters.items():
             values.setdefault(name, {})[str(value)] = None
     options = option_meanings(parse(target.rpartition(".")[0])) if operation.of_method else {}
-    meanings = {**options, **operation.parameters}
+    meanings = {**DESCRIBED["parameters"], **options, **operation.parameters}
     described = {
         "summary": operation.summary,
         "source": source_of(operation, target),
@@ -313,7 +313,8 @@ def generate(
     if method is not None:
         methods.lookup(method)
         if out is None or spec != "0.9":
-            raise ValueError("method can only be given with out, and with spec = '0.9'")
+            given = "no --out" if out is None else f"--out {out}"
+            raise ValueError(f"--method needs --out and --spec 0.9, got {given} and --spec {spec}")
     directory = out or vectors.SPECIFICATIONS[spec]
     prepare_output("out", directory / vectors.INDEX)
     with working("computing the vectors"):

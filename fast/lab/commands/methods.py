@@ -9,7 +9,7 @@ import typer
 from kvlab.fast.lab.commands.options import AsJson, ModelDirectory, Problems, Seed, Threshold
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.tables import Column, Table, tabulate
-from kvlab.fast.lab.terminal import print_caption, print_json, print_table
+from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table
 from kvlab.fast.models import EMBEDDED, model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import field_docstrings
@@ -69,7 +69,10 @@ def show_divergences(names: tuple[str, ...], as_json: bool) -> None:
         return
     columns = [Column(name) for name in ("topic", "paper", "elsewhere", "default", "option")]
     for name, entries in found.items():
-        print_table(tabulate(entries, columns, words=5), name)
+        if entries:
+            print_table(tabulate(entries, columns, words=5), name)
+        elif len(found) == 1:
+            print_line(f"{name}: no divergences")
 
 
 def recurrence(

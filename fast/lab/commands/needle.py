@@ -19,6 +19,7 @@ from kvlab.fast.lab.commands.options import (
     read_book,
     read_budgets,
     read_methods,
+    refuse_without_text,
     words,
 )
 from kvlab.fast.lab.terminal import (
@@ -80,8 +81,8 @@ def needle(
     A budget in percent is that share of each haystack.
     """
     hay = read_book(text, model)
-    if hay is None and (lengths, chat) != (None, False):
-        raise ValueError("--lengths and --chat need a --text, or a model that reads English")
+    if hay is None:
+        refuse_without_text(lengths=lengths, chat=chat or None)
     check_seed(seed)
     shares = [number("depths", each) / 100 for each in words(depths)]
     if not all(0 <= share <= 1 for share in shares):

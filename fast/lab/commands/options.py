@@ -83,6 +83,13 @@ def read_methods(text: str) -> tuple[str, ...]:
     return tuple(specs)
 
 
+def refuse_without_text(**options: object) -> None:
+    """Raise ValueError if an option is given that only a text to read gives a meaning."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"--{name} needs a --text, or a --model that reads English")
+
+
 def read_budgets(texts: Sequence[str] | None) -> tuple[str, ...]:
     """Return the budgets of a repeated option, each checked.
 
@@ -168,8 +175,10 @@ def prepare_output(name: str, file: Path | None) -> None:
         with TemporaryFile(dir=file.parent):
             pass
     except OSError as error:
+        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = "a part of the path is no directory" if in_the_way else error.strerror
         raise ValueError(
-            f"{name} = {file} cannot be written: {error.strerror}; name a file in a directory that "
+            f"{name} = {file} cannot be written: {reason}; choose a path below a directory that "
             "you may write to"
         ) from None
 

@@ -17,6 +17,7 @@ from kvlab.fast.lab.commands.options import (
     read_book,
     read_budgets,
     read_methods,
+    refuse_without_text,
 )
 from kvlab.fast.lab.terminal import (
     is_first_process,
@@ -76,8 +77,8 @@ def perplexity(
     A budget in percent is that share of a window.
     """
     written = read_book(text, model)
-    if written is None and (window, prompt) != (None, None):
-        raise ValueError("--window and --prompt need a --text, or a model that reads English")
+    if written is None:
+        refuse_without_text(window=window, prompt=prompt)
     specs, asked = read_methods(methods), read_budgets(budgets) or ("50%",)
     with working(f"loading {model or 'the embedded reasoner'}"):
         from kvlab.fast.lab.evaluate import perplexity as measuring

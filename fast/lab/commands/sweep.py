@@ -8,6 +8,7 @@ import typer
 from kvlab.fast.lab.commands.options import AsJson, prepare_output
 from kvlab.fast.lab.terminal import (
     errors,
+    print_caption,
     print_json,
     print_line,
     print_table,
@@ -104,4 +105,5 @@ def report(
         return
     for each in summaries:
         print_table(reporting.accuracy_table(each), f"{each.task}, model {each.model}")
+        print_caption(reporting.accuracy_caption(each))
     print_line(f"report: {place / reporting.NAME}.html")

@@ -54,6 +54,7 @@ def view(
         int,
         typer.Option(
             min=0,
+            max=9999,
             help="If no prompt: number of the problem to read, a program or a novel's needle.",
         ),
     ] = 0,

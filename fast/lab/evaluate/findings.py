@@ -55,8 +55,8 @@ def least_lost(comparison: Comparison, budget: int) -> str:
     full = [point for point in points_at(comparison, None) if point.method == FULL]
     beside = f"; the full cache, which forgets nothing, solved {solved(full[0])}" if full else ""
     return (
-        f"{names(best)} lost least: with {forgotten} forgotten, the model solved {solved(best[0])} "
-        f"problems{beside}.{next_best(comparison, budget, points[len(best) :])}"
+        f"{names(best)} lost least: with {forgotten} forgotten, the model solved {solved(best[0])}"
+        f"{beside}.{next_best(comparison, budget, points[len(best) :])}"
     )
 
 
@@ -105,7 +105,7 @@ def solved(point: Point) -> str:
     assert point.interval is not None
     low, high = 100 * point.interval.low, 100 * point.interval.high
     return (
-        f"{sum(point.outcomes)} of {point.problems} "
+        f"{sum(point.outcomes)} of {point.problems} problem{'s' * (point.problems != 1)} "
         f"({100 * LEVEL:.0f} % interval {low:.0f} to {high:.0f} %)"
     )
 

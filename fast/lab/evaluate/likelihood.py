@@ -125,7 +125,7 @@ def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
     if not any(schedule.due(Clock(end, size, tokens)) for end in ends):
         raise ValueError(
             f"nothing is evicted while {tokens} tokens are read in blocks of {size}: "
-            "take feed = 'steps'"
+            "take --feed steps (feed = 'steps')"
         )
 
 

@@ -54,7 +54,7 @@ THRESHOLDS = (1e-4, 5e-4, 1e-2)
 GAP = 16
 """Steps back at which a token that is important now is looked for (LazyEviction Fig. 2b)."""
 RECENT = 32
-"""Rows that AhaKV sums; as many newest tokens do not count in figures of bias."""
+"""Rows that AhaKV sums; the same number of newest tokens is left out of the figures of bias."""
 KEEPERS = {
     "H2O": "h2o@recent=0",
     "AhaKV": f"ahakv@recent={RECENT}",
@@ -220,7 +220,7 @@ def main(
     texts: Annotated[int, typer.Option(min=2, help="Texts of each kind.")] = 6,
     tokens: Annotated[int, typer.Option(min=32, help="Tokens that the model writes.")] = 512,
     every: Annotated[int, typer.Option(min=1, help="Record every so many layers.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of texts and draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of texts and draws.")] = 0,
 ) -> None:
     """Measure what the papers observed; an embedded model reads its own problems alone."""
     network, tokenizer = load(model)

@@ -246,7 +246,8 @@ COLUMNS = (
 
 def title(found: Perplexities) -> str:
     """Say what was read."""
-    return f"{found.passages} passages of {found.mean_length:.0f} tokens, {found.tokens} rated"
+    windows = "1 window" if found.passages == 1 else f"{found.passages} windows"
+    return f"{windows} of {found.mean_length:.0f} tokens, {found.tokens} rated"
 
 
 def caption(found: Perplexities) -> str:
@@ -256,6 +257,6 @@ def caption(found: Perplexities) -> str:
         how = f"prompts {how}, the rest fed token by token, as if written"
     return (
         f"{how} · gap: perplexity less the full cache's · nats: loss per token less the full "
-        "cache's, paired over the passages · entries: kept at the end · KiB: of keys and values "
+        "cache's, paired over the windows · entries: kept at the end · KiB: of keys and values "
         "then, scales included, an unquantised element at 16 bits"
     )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Int
 
+from kvlab.reference.method import check_option
 from kvlab.reference.methods import read_options
 from kvlab.reference.notation import Array
 from kvlab.reference.tasks import jumps, jumps_oracle, needle, reasoning
@@ -222,8 +223,10 @@ def find_task(spec: str) -> Task:
         raise ValueError(
             f"unknown option {min(unknown)!r} of task {name}; allowed are {', '.join(allowed)}"
         )
-    task = kind(**options)
     try:
+        for option, value in options.items():
+            check_option(kind, name, option, value)
+        task = kind(**options)
         task.problems(1, seed=0)
     except (ValueError, TypeError) as error:
         raise ValueError(f"task {spec!r} cannot be drawn: {error}") from None

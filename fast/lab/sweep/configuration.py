@@ -68,6 +68,8 @@ class Sweep:
     def __post_init__(self) -> None:
         check_at_least(1, problems=self.problems, batch=self.batch)
         check_at_least(0, measured=self.measured)
+        for seed in self.seeds:
+            check_at_least(0, seed=seed)
         if self.problems > MOST["problems"]:
             raise ValueError(f"problems = {self.problems} must be at most {MOST['problems']}")
         if self.measured > self.problems:
@@ -87,7 +89,7 @@ class Sweep:
     def _check_lists(self) -> None:
         for name in ("methods", "models", "tasks", "seeds"):
             if not getattr(self, name):
-                raise ValueError(f"{name} must name at least one")
+                raise ValueError(f"{name} must name at least one {name[:-1]}")
         for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):
             values = getattr(self, name)
             if twice := [value for value in values if values.count(value) > 1]:

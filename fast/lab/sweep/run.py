@@ -188,7 +188,7 @@ def read_stored(directory: Path) -> Stored:
     """
     path = directory / PLAN
     if not path.is_file():
-        raise FileNotFoundError(f"{directory} holds no sweep: {path} does not exist")
+        raise FileNotFoundError(f"directory = {directory} holds no sweep: {path} does not exist")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         written = dict(content["plan"])

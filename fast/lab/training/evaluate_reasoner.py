@@ -23,7 +23,7 @@ RECURRENCE_THRESHOLD = 0.01
 
 
 def evaluate(directory: Path, problems: int, seed: int) -> dict[str, Any]:
-    """Return accuracy with interval, trace lengths and the distribution of recurrence."""
+    """Return accuracy with interval, lengths in tokens and the distribution of recurrence."""
     sweep = Sweep(
         SPECS,
         (BUDGET,),

@@ -175,7 +175,7 @@ def test_trace_prints_a_summary(tmp_path):
         (["--prompt", "a", "--prompt-file", "b"], "--prompt and --prompt-file cannot both be"),
         (["--prompt-file", "/nowhere"], "/nowhere does not exist"),
         (["--model", "/nowhere"], "--prompt or --prompt-file must be given with --model"),
-        (["--model", "/nowhere", "--prompt", "a"], "model directory /nowhere does not exist"),
+        (["--model", "/nowhere", "--prompt", "a"], "model = /nowhere does not exist"),
         (["--prompt", ""], "prompt must hold at least one token"),
         (["--device", "abacus"], "device = 'abacus' cannot be used"),
         (["--device", "meta"], "device = 'meta' cannot be used: it holds no numbers"),
@@ -265,7 +265,7 @@ def test_a_full_disk_is_named(tmp_path, monkeypatch, capfd):
 
 def test_a_report_that_cannot_be_written_says_what_to_do(monkeypatch, capfd):
     error = refusal(monkeypatch, capfd, "compare", "--report", "/proc/c.html")
-    assert "name a file in a directory that you may write to" in error
+    assert "choose a path below a directory that you may write to" in error
 
 
 def test_control_characters_are_shown_not_obeyed():

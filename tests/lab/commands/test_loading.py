@@ -123,7 +123,7 @@ def test_code_of_a_model_is_never_run(directory):
 
 @pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "a/b/c", "a b", "../up"])
 def test_a_directory_that_does_not_exist_is_not_looked_for_on_the_hub(name):
-    with pytest.raises(FileNotFoundError, match=f"model directory {name} does not exist"):
+    with pytest.raises(FileNotFoundError, match=f"model = {name} does not exist"):
         loading.load(name)
 
 

@@ -83,7 +83,7 @@ def test_the_report_shows_who_was_kept(trace, tmp_path):
         (["--budget", "0"], "budget = '0' must be at least 1 entry"),
         (["--methods", "kivi@group=3"], "group"),
         (["--methods", "raas", "--budget", "12"], "no method could run; raas: budget = 12"),
-        (["--threshold", "-1"], "threshold = -1.0 must be at least 0"),
+        (["--threshold", "-1"], "threshold = -1.0 must be between 0 and 1"),
         (["--gap", "-1"], "gap = -1 must be at least 0"),
         (["--report", "/"], "report = / is a directory"),
     ],

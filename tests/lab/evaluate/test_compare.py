@@ -125,9 +125,17 @@ def test_compare_prints_json(tmp_path, monkeypatch):
     [
         (["compare", "--methods", "h3o"], "unknown method 'h3o'"),
         (["compare", "--problems", "0"], "problems = 0 must be at least 1"),
-        (["recurrence", "--problems", "1", "--threshold", "2"], "threshold = 2.0 is more"),
-        (["compare", "--seed", "-1"], "seed = -1 must not be negative"),
-        (["recurrence", "--seed", "-1"], "seed = -1 must not be negative"),
+        (
+            ["recurrence", "--problems", "1", "--threshold", "2"],
+            "threshold = 2.0 must be between 0 and 1",
+        ),
+        (["compare", "--seed", "-1"], "seed = -1 must be at least 0"),
+        (["recurrence", "--seed", "-1"], "seed = -1 must be at least 0"),
+        (["compare", "--methods", ""], "methods must name at least one method"),
+        (
+            ["compare", "--task", "jumps@most=x"],
+            "task 'jumps@most=x' cannot be drawn: most = 'x' of jumps must be a whole number",
+        ),
         (["compare", "--budget", "0"], "budget = '0' must be at least 1 entry"),
         (["compare", "--backend", "cuda"], "backend = 'cuda' must be one of 'fast', 'reference'"),
         (["compare", "--model", "/nowhere"], "does not exist"),

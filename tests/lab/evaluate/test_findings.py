@@ -69,14 +69,14 @@ def test_the_sentences_by_hand():
     0 to 27.8 of 0 and 72.2 to 100 of 10. McNemar: 2/2⁹ = .0039, times the four tests of Holm."""
     assert sentences(comparison()) == [
         "caote:h2o lost least: with 50 % of what the model had read forgotten, the model solved "
-        "9 of 10 (95 % interval 60 to 98 %) problems; the full cache, which forgets nothing, "
-        "solved 10 of 10 (95 % interval 72 to 100 %). Next: h2o, 1 of 10 (95 % interval 2 to "
-        "40 %).",
-        "With as much forgotten at random, the model solved 0 of 10 (95 % interval 0 to 28 %). "
-        "Only caote:h2o is shown to solve more than that (McNemar's exact test, Holm's correction "
-        "over all budgets).",
-        "By a rule of their own: kivi solved 9 of 10 (95 % interval 60 to 98 %) with 25 % of the "
-        "memory.",
+        "9 of 10 problems (95 % interval 60 to 98 %); the full cache, which forgets nothing, "
+        "solved 10 of 10 problems (95 % interval 72 to 100 %). Next: h2o, 1 of 10 problems (95 % "
+        "interval 2 to 40 %).",
+        "With as much forgotten at random, the model solved 0 of 10 problems (95 % interval 0 to "
+        "28 %). Only caote:h2o is shown to solve more than that (McNemar's exact test, Holm's "
+        "correction over all budgets).",
+        "By a rule of their own: kivi solved 9 of 10 problems (95 % interval 60 to 98 %) with 25 % "
+        "of the memory.",
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_small_sample_claims_nothing():
 def test_the_next_best_may_be_level():
     close = {**OUTCOMES, ("h2o", 50): "0001111111"}
     end = "(95 % interval 40 to 89 %); 10 problems are too few to say that h2o is worse."
-    assert sentences(comparison(close))[0].endswith(f"Next: h2o, 7 of 10 {end}")
+    assert sentences(comparison(close))[0].endswith(f"Next: h2o, 7 of 10 problems {end}")
 
 
 def test_where_nothing_is_solved_nothing_is_praised():

@@ -175,8 +175,8 @@ def test_the_command_reads_a_text(directory, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "reasoner", "--lengths", "9"], "need a --text"),
-        (["--chat"], "need a --text"),
+        (["--model", "reasoner", "--lengths", "9"], "needs a --text"),
+        (["--chat"], "needs a --text"),
         (["--depths", "101"], "depths = 101 must be between 0 and 100 percent"),
         (["--depths", "deep"], "depths: 'deep' must be a number"),
         (["--depths", ","], "depths must name at least one"),

@@ -117,7 +117,7 @@ def test_a_method_that_only_looks_while_writing_needs_steps(loaded):
     passages = cut_windows(token_ids(tokenizer, TEXT), 60, 10, most=1)
     spec = "lazy_eviction@window=4,threshold=0.05"
     refused = measure_perplexity(model, passages, Reading((spec,), ("20",), 16, "blocks")).rows[1]
-    assert "take feed = 'steps'" in str(refused.refusal)
+    assert "take --feed steps" in str(refused.refusal)
     assert refused.perplexity is None
     ran = measure_perplexity(model, passages, Reading((spec,), ("20",), 16, "steps")).rows[1]
     assert ran.refusal is None
@@ -150,7 +150,7 @@ def test_the_command_reads_a_text(directory, tmp_path):
     assert found["passages"] == 2
     assert found["tokens"] == 2 * 89
     printed = CliRunner().invoke(app, arguments).stdout
-    assert "2 passages of 90 tokens, 178 rated" in printed
+    assert "2 windows of 90 tokens, 178 rated" in printed
 
 
 def test_the_command_needs_no_text_for_the_embedded_model():
@@ -164,7 +164,7 @@ def test_the_command_needs_no_text_for_the_embedded_model():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "reasoner", "--window", "9"], "need a --text"),
+        (["--model", "reasoner", "--window", "9"], "needs a --text"),
         (["--text", "/nowhere"], "text = /nowhere does not exist"),
         (["--windows", "0"], "windows = 0 must be at least 1"),
         (["--block-size", "-1"], "block_size = -1 must be at least 1"),
