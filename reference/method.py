@@ -76,8 +76,7 @@ class Method(ABC):
     empty: the method with its defaults."""
 
     def __post_init__(self) -> None:
-        for option, value in vars(self).items():
-            check_option(type(self), self.name, option, value)
+        check_options(type(self), self.name, vars(self))
 
     @property
     def needs_budget(self) -> bool:
@@ -185,24 +184,25 @@ KINDS = {
 """Types of options, as messages name them."""
 
 
-def check_option(kind: type, name: str, option: str, value: Any) -> None:
-    """Raise ValueError or TypeError unless an option of a dataclass may have a value.
+def check_options(owner: type, name: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError or TypeError unless fields of a dataclass may have the values of options.
 
     Errors call the dataclass ``name``.
     """
-    hint = type_hints(kind)[option]
-    if typing.get_origin(hint) is Literal:
-        check_choice(typing.get_args(hint), **{option: value})
-    elif not _accepts(hint, value):
-        expected = " or ".join(KINDS[kind] for kind in typing.get_args(hint) or (hint,))
-        raise TypeError(f"{option} = {value!r} of {name} must be {expected}")
+    for option, value in options.items():
+        hint = type_hints(owner)[option]
+        if typing.get_origin(hint) is Literal:
+            check_choice(typing.get_args(hint), **{option: value})
+        elif not _accepts(hint, value):
+            expected = " or ".join(KINDS[kind] for kind in typing.get_args(hint) or (hint,))
+            raise TypeError(f"{option} = {value!r} of {name} must be {expected}")
 
 
 @cache
-def type_hints(kind: type) -> Mapping[str, Any]:
+def type_hints(owner: type) -> Mapping[str, Any]:
     """Return the types of a dataclass's options, by name."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(owner)
+    return {field.name: hints[field.name] for field in fields(owner)}  # type: ignore[arg-type]
 
 
 def _accepts(hint: Any, value: Any) -> bool:

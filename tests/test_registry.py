@@ -1,5 +1,6 @@
 """The registry's syntax, and that equations and divergences are complete."""
 
+import importlib
 import inspect
 import os
 import re
@@ -172,6 +173,22 @@ def test_an_installed_module_is_named_without_its_file(file, monkeypatch):
     with methods_named("looks_file"):
         assert methods.lookup("looks").__module__ == "looks_file"
     sys.modules.pop("looks_file")
+
+
+REGISTERED = "@methods.register\n@dataclass(frozen=True)\nclass Looks"
+
+
+def test_a_module_may_import_its_method_and_be_imported_before(file, monkeypatch):
+    """The class was registered by its decorator, before the registry reads the environment."""
+    known = SOURCE.replace("import Column", "import methods, Column")
+    file.write_text(known.replace("@dataclass(frozen=True)\nclass Looks", REGISTERED))
+    (file.parent / "shelf.py").write_text("from looks_file import Looks")
+    monkeypatch.syspath_prepend(file.parent)
+    with methods_named("shelf"):
+        importlib.import_module("shelf")
+        assert methods.lookup("looks").__module__ == "looks_file"
+    for name in ("shelf", "looks_file"):
+        sys.modules.pop(name)
 
 
 def test_other_processes_know_it_too(file):

@@ -1,4 +1,4 @@
-"""Every room rests only on the rooms below it, and no module on itself."""
+"""Every room rests only on the rooms below it, no module on itself, and none is too long."""
 
 import ast
 
@@ -62,6 +62,29 @@ def test_kernels_rest_only_on_what_uses_no_kernel(graph):
 def test_pages_and_notebooks_do_not_import_the_command_line(path):
     for name in imported(ast.parse(path.read_text())):
         assert not name.startswith((f"{LAB}.cli", f"{LAB}.commands")), name
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+MODULES = [path for folder in PACKAGES.values() for path in folder.rglob("*.py")]
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 60
+
+
+def test_no_module_but_proofs_is_too_long():
+    outside = [path for path in MODULES if path.parent.name != "proofs"]
+    assert not [path for path in outside if len(path.read_text().splitlines()) > MOST_LINES]
+
+
+def test_no_function_but_kernels_is_too_long():
+    found = [
+        (path, node.name)
+        for path in MODULES
+        if path.parent.name != "triton"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= MOST_LINES_OF_A_FUNCTION
+    ]
+    assert not found
 
 
 # --- what the tests would notice -----------------------------------------------------------------

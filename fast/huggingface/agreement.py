@@ -2,9 +2,8 @@
 
 No list of names can say for which models this holds: architectures differ in places that no check
 of a name or a configuration sees, and a mask or an argument that is lost gives wrong text, not an
-error.
-So the full cache is compared with the stock model, once per class, configuration, number format
-and device of a model in a process.
+error. So the full cache is compared with the stock model, once per class, configuration, number
+format and device of a model in a process.
 """
 
 import inspect
@@ -26,8 +25,9 @@ BLOCK = 2
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 """Largest distance of two logit vectors, as a share of the length of the stock model's.
 
-In bfloat16 transformers' own implementations of attention lie up to 0.09 apart (SmolLM2), so that a
-small difference shows in float32 only; the softmax of eager attention is always in float32.
+In bfloat16 transformers' own implementations of attention lie about 0.1 apart
+(``docs/compress.md``), so that a small difference shows in float32 only; the softmax of eager
+attention is always in float32.
 """
 
 _differences: dict[Any, str] = {}
@@ -38,8 +38,8 @@ def check_agreement(model: Any) -> None:
     """Compare the full cache with the stock model's logits, unless that was done before.
 
     One text is read at once. Another, padded on the left, is read in two blocks, then one token
-    alone. Models that cannot read a text without other inputs, and logits that are no
-    numbers, are not judged.
+    alone. Models that cannot read a text without other inputs, and logits that are no numbers, are
+    not judged.
 
     Raises:
         ValueError: if the logits differ, or the model fails under `compress`; what differed is

@@ -262,9 +262,9 @@ def _compressed(
 
 
 def _one_line(error: Exception) -> str:
-    said = " ".join(str(error).replace("\\", "").split())
-    kind = "" if isinstance(error, ValueError) else type(error).__name__
-    text = ": ".join(filter(None, (kind, said))) or type(error).__name__
+    text = " ".join(str(error).replace("\\", "").split())
+    if not (text and isinstance(error, ValueError)):
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text if len(text) <= 240 else text[:237] + "..."
 
 

@@ -51,6 +51,11 @@ def percent(share: float | None, digits: int = 0, sign: str = "") -> str:
     return MISSING if share is None else f"{100 * share:{sign}.{digits}f} %"
 
 
+def counted(number: int, noun: str) -> str:
+    """Write a number of things, as in ``1 problem`` and ``1,200 problems``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def percent_interval(mean: float, low: float, high: float) -> str:
     """Write a share and its interval in percent."""
     return f"{percent(mean)} ({100 * low:.0f}–{100 * high:.0f})"

@@ -30,7 +30,7 @@ from kvlab.reference.method import (
     Example,
     Method,
     Wrapper,
-    check_option,
+    check_options,
     type_hints,
 )
 from kvlab.reference.policy import Policy
@@ -143,7 +143,9 @@ def discover() -> None:
         register_all(importlib.import_module(f"{__name__}.{module.name}"))
     for named in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
         known = len(_registered)
-        if not register_all(import_named(named)) and len(_registered) == known:
+        module = import_named(named)
+        register_all(module)
+        if len(_registered) == known and not holds_method(module):
             raise ValueError(
                 f"{OUTSIDE}: {named} defines no method, a class that derives from Method"
             )
@@ -163,21 +165,30 @@ def import_named(named: str) -> ModuleType:
         raise ValueError(f"{OUTSIDE}: {named} cannot be imported: {error}") from error
 
 
-def register_all(module: ModuleType) -> list[type[Method]]:
-    """Register and return the methods that a module defines; those that it imports are left out.
+def register_all(module: ModuleType) -> None:
+    """Register the methods that a module defines; methods that it imports are left out.
 
     Raises:
         TypeError: if one is no dataclass.
         ValueError: see `register`.
     """
-    found = []
     for value in vars(module).values():
         defined = inspect.isclass(value) and value.__module__ == module.__name__
         if defined and issubclass(value, Method) and not inspect.isabstract(value):
             if not is_dataclass(value):
                 raise TypeError(f"{value.__name__} of {source_of(value)} must be a dataclass")
-            found.append(register(value))
-    return found
+            register(value)
+
+
+def holds_method(module: ModuleType) -> bool:
+    """Whether a module defines or imports a registered method from outside this package.
+
+    Such a method was registered before if the module had been imported already.
+    """
+    held = {value for value in vars(module).values() if inspect.isclass(value)}
+    return any(
+        not each.__module__.startswith(f"{__name__}.") for each in held & {*_registered.values()}
+    )
 
 
 # --- what methods say of themselves --------------------------------------------------------------
@@ -357,8 +368,7 @@ def _take(options: dict[str, Any], part: type[Method]) -> dict[str, Any]:
 
 def _build(part: type[Method], options: Mapping[str, Any], **base: Method) -> Method:
     meant = {option: _meant(part, option, value) for option, value in options.items()}
-    for option, value in meant.items():
-        check_option(part, part.name, option, value)
+    check_options(part, part.name, meant)
     return part(**meant, **base)
 
 

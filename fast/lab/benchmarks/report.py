@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlab.fast.lab.benchmarks.results import RESULTS, Result, gpu_of, read, result_files
 from kvlab.fast.lab.reports import Block, Code, Heading, Text
-from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.tables import Column, Table, counted, percent, tabulate
 from kvlab.fast.lab.terminal import console
 
 
@@ -45,7 +45,7 @@ def machine_text(result: Result) -> str:
     """Say in one paragraph where a result was measured."""
     found = result["machine"]
     cores, memory, threads = (found.get(name) for name in ("cores", "memory_gib", "threads"))
-    threaded = f", {threads} {'thread' if threads == 1 else 'threads'}" if threads else ""
+    threaded = f", {counted(threads, 'thread')}" if threads else ""
     load = f", load average {found['load_before']:.1f}" if "load_before" in found else ""
     gpu = f"{found['gpu']}; " if found.get("gpu") else ""
     versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v is not None)

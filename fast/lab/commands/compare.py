@@ -25,7 +25,7 @@ from kvlab.fast.lab.evaluate.findings import sentences
 from kvlab.fast.lab.evaluate.report import write_report
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.configuration import MODEL, TASK, Sweep
-from kvlab.fast.lab.tables import Column, Lines
+from kvlab.fast.lab.tables import Column, Lines, counted
 from kvlab.fast.lab.terminal import (
     print_caption,
     print_json,
@@ -112,10 +112,8 @@ def run(sweep: Sweep, workers: int, quiet: bool) -> tuple[comparing.Comparison, 
     """Compare, print every row as soon as it is there, and record a problem for the viewer."""
     if not quiet:
         print_caption(WHAT_IT_IS)
-        several = "" if sweep.problems == 1 else "s"
-        print_line(
-            f"{sweep.problems} problem{several} of {sweep.tasks[0]}, {sweep.backend} backend"
-        )
+        problems = counted(sweep.problems, "problem")
+        print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend")
         print_line("")
         print_line(ROWS.head())
     with reporting(transient=True) as told:

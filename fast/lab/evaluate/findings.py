@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kvlab.fast.lab.evaluate.compare import Comparison
 from kvlab.fast.lab.sweep.summary import CONTROL, FULL, LEVEL, Point
+from kvlab.fast.lab.tables import counted
 from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS
 
@@ -105,7 +106,7 @@ def solved(point: Point) -> str:
     assert point.interval is not None
     low, high = 100 * point.interval.low, 100 * point.interval.high
     return (
-        f"{sum(point.outcomes)} of {point.problems} problem{'s' * (point.problems != 1)} "
+        f"{sum(point.outcomes)} of {counted(point.problems, 'problem')} "
         f"({100 * LEVEL:.0f} % interval {low:.0f} to {high:.0f} %)"
     )
 

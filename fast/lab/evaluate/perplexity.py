@@ -13,7 +13,7 @@ from kvlab.fast.lab.evaluate.likelihood import Likelihood, Reading, check_feed, 
 from kvlab.fast.lab.evaluate.statistics import paired_difference
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.points import points
-from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.precisions import OnArrival
 from kvlab.reference.selection import budget_entries
@@ -246,7 +246,7 @@ COLUMNS = (
 
 def title(found: Perplexities) -> str:
     """Say what was read."""
-    windows = "1 window" if found.passages == 1 else f"{found.passages} windows"
+    windows = counted(found.passages, "window")
     return f"{windows} of {found.mean_length:.0f} tokens, {found.tokens} rated"
 
 

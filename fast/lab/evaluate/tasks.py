@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Int
 
-from kvlab.reference.method import check_option
+from kvlab.reference.method import check_options
 from kvlab.reference.methods import read_options
 from kvlab.reference.notation import Array
 from kvlab.reference.tasks import jumps, jumps_oracle, needle, reasoning
@@ -224,8 +224,7 @@ def find_task(spec: str) -> Task:
             f"unknown option {min(unknown)!r} of task {name}; allowed are {', '.join(allowed)}"
         )
     try:
-        for option, value in options.items():
-            check_option(kind, name, option, value)
+        check_options(kind, name, options)
         task = kind(**options)
         task.problems(1, seed=0)
     except (ValueError, TypeError) as error:

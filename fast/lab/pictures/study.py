@@ -16,7 +16,7 @@ from kvlab.fast.lab.pictures.solved import is_of_the_papers, solved_over
 from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
 from kvlab.fast.lab.sweep.summary import FULL, LEVEL, Point, TaskSummary
-from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS
 
@@ -88,8 +88,8 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
     problems, seeds = stored.plan.sweep.problems * len(found.seeds), len(found.seeds)
     papers = sum(map(is_of_the_papers, specs))
     return (
-        f"Problems solved, in percent, of {problems:,} problems from {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}, with Wilson's {LEVEL:.0%} interval. Columns: the "
+        f"Problems solved, in percent, of {counted(problems, 'problem')} from "
+        f"{counted(seeds, 'seed')}, with Wilson's {LEVEL:.0%} interval. Columns: the "
         "budget in percent of what the full cache holds in the end, and in entries per KV head and "
         f"layer. The last {papers} rows are methods of the four papers. Bold: not shown to be "
         f"worse than the best of the column, if that solved any. {EXCEEDED}: held more entries "
