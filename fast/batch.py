@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from kvlab.fast.notation import Marks, QueryPositions
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 
 
 @dataclass(eq=False)

@@ -13,8 +13,9 @@ from kvlab.fast.policy import Budget, Edges, Protect, Score, twin_of
 from kvlab.fast.selection import in_ascending_position, rank
 from kvlab.reference import granularity as reference
 from kvlab.reference.cache import Column
+from kvlab.reference.checks import check_protected
 from kvlab.reference.granularity import PageScore
-from kvlab.reference.policy import Clock, check_protected
+from kvlab.reference.observation import Clock
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.layer_step import check_scores, check_state
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 
 STREAM = "sequences"
 """Key of `State.stream` for what the reference remembers of each sequence's token stream."""

@@ -20,7 +20,9 @@ from kvlab.fast.notation import Candidates, Marks, Room, Scores
 from kvlab.fast.observation import Needs, Observation
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
-from kvlab.reference.policy import Clock, Schedule, check_protected
+from kvlab.reference.checks import check_protected
+from kvlab.reference.observation import Clock
+from kvlab.reference.policy import Schedule
 
 
 @dataclass(frozen=True)

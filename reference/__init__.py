@@ -9,10 +9,11 @@ Start to read with `kvlab.reference.policy` (the four questions and the step) an
 
 from kvlab.reference import methods
 from kvlab.reference.cache import Column, LayerCache, State
+from kvlab.reference.divergence import Divergence
 from kvlab.reference.generate import Generation, Session, advance, generate, prefill
 from kvlab.reference.invariants import check_promises
 from kvlab.reference.layer_step import step
-from kvlab.reference.method import Divergence, Example, Method, Wrapper
+from kvlab.reference.method import Example, Method, Wrapper
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.planner.cost import Fleet, Plan, Runtime, fleet
 from kvlab.reference.planner.hardware import HARDWARE, Hardware

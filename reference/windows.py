@@ -10,7 +10,7 @@ from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_choice, check_kernel
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.policy import Observation
+from kvlab.reference.observation import Observation
 
 GroupReduction = Literal["mean", "max", "sum"]
 Border = Literal["zero", "shrink"]

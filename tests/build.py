@@ -6,7 +6,8 @@ import numpy as np
 
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.layer_step import select
-from kvlab.reference.policy import Clock, Observation, Policy, Score
+from kvlab.reference.observation import Clock, Observation
+from kvlab.reference.policy import Policy, Score
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 
 Array = np.ndarray

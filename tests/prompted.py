@@ -6,7 +6,8 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.layer_step import Block, empty_cache, step
-from kvlab.reference.policy import Clock, Never
+from kvlab.reference.observation import Clock
+from kvlab.reference.policy import Never
 
 
 def scores_after_prompt(spec, budget, queries, keys, values):

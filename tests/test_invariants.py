@@ -14,7 +14,8 @@ from tolerances import FLOAT64
 
 from kvlab.reference import invariants as promised
 from kvlab.reference import methods
-from kvlab.reference.policy import Entries, Observation, Precision, Score
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Entries, Precision, Score
 from kvlab.reference.streams import Source, Stream, random_stream, run_stream
 
 SEEDS = st.integers(0, 2**32 - 1)

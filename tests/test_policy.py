@@ -10,9 +10,9 @@ from kvlab.reference import methods
 from kvlab.reference.attention import attend, group_heads, softmax, visible
 from kvlab.reference.cache import Column
 from kvlab.reference.layer_step import Block, empty_cache, step
+from kvlab.reference.observation import Clock
 from kvlab.reference.policy import (
     AfterPrefillThenEverySeen,
-    Clock,
     Entries,
     EveryBlock,
     EveryDecode,

@@ -1,9 +1,25 @@
-"""Every room rests only on the rooms below it, no module on itself, and none is too long."""
+"""Every room rests only on the rooms below it, no module on itself, and none is too long.
+
+Names are imported from the module that defines them.
+"""
 
 import ast
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
-from rooms import LAB, PACKAGES, ROOT, Graph, allowed, imported, reachable, read_graph, room
+from rooms import (
+    LAB,
+    PACKAGES,
+    ROOT,
+    Graph,
+    allowed,
+    imported,
+    name_of,
+    reachable,
+    read_graph,
+    room,
+)
 
 SCRIPTS = [*(ROOT / "docs" / "hooks").glob("*.py"), *(ROOT / "notebooks").glob("*.py")]
 
@@ -31,6 +47,27 @@ def circles(graph: Graph) -> list[set[str]]:
     return [set(group) for group in groups]
 
 
+def bound_by_imports(path: Path) -> set[str]:
+    """Return the names that the imports of a file bind."""
+    return {
+        each.asname or each.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
+
+
+def second_hand(path: Path, bound: Mapping[str, set[str]]) -> set[str]:
+    """Return the names that a file imports from a module that imports them itself."""
+    return {
+        f"{node.module}.{each.name}"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+        if each.name in bound.get(node.module or "", ())
+    }
+
+
 # --- the tests -----------------------------------------------------------------------------------
 
 
@@ -45,6 +82,20 @@ def test_every_room_rests_on_those_below_it(graph):
 
 def test_no_modules_import_each_other(graph):
     assert circles(graph) == []
+
+
+def test_names_are_imported_from_where_they_are_defined(tmp_path):
+    bound = {
+        name_of(package, path.relative_to(folder)): bound_by_imports(path)
+        for package, folder in PACKAGES.items()
+        for path in folder.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    importers = [*MODULES, *(ROOT / "tests").rglob("*.py")]
+    assert {path: found for path in importers if (found := second_hand(path, bound))} == {}
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("from kvlab.reference.policy import Clock, Score\n")
+    assert second_hand(wrong, bound) == {"kvlab.reference.policy.Clock"}
 
 
 def test_kernels_rest_only_on_what_uses_no_kernel(graph):

@@ -18,7 +18,7 @@ from kvlab.fast.huggingface.sharding import shard_of
 from kvlab.fast.joint_layers import JointLayers, can_join
 from kvlab.fast.policy import Policy
 from kvlab.fast.step import Block, StepResult
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 
 TICKET = "_kvlab_ticket"
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.batch import BatchClock
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 
 AHEAD = 64
 """Tokens after the prompt whose confidence the first buffer can hold."""

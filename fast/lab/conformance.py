@@ -34,7 +34,7 @@ from kvlab.fast.precisions import OnArrival
 from kvlab.fast.quantization import Quantized
 from kvlab.fast.step import Block, decide, step, view_of
 from kvlab.fast.windows import max_pool, mean_pool
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 
 ARRAYS = "torch"
 

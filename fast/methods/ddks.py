@@ -13,8 +13,9 @@ from kvlab.fast.notation import Marks
 from kvlab.fast.observation import Observation
 from kvlab.fast.policy import Budget, Precision, Protect, twin_of
 from kvlab.fast.storage import EMPTY, Storage
+from kvlab.reference.checks import check_protected
 from kvlab.reference.methods import ddks as reference
-from kvlab.reference.policy import Clock, check_protected
+from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS
 
 

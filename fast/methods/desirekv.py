@@ -23,7 +23,7 @@ from kvlab.fast.windows import (
     window_received,
 )
 from kvlab.reference.methods import desirekv as reference
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.windows import Border
 

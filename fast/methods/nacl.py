@@ -15,7 +15,7 @@ from kvlab.fast.selection import rank
 from kvlab.fast.windows import remember_queries, window, window_logits
 from kvlab.reference.methods import nacl as reference
 from kvlab.reference.methods.nacl import proxy_count
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 
 
 @twin_of(reference.ProxyAndSample)

@@ -8,7 +8,7 @@ from kvlab.fast.observation import Observation
 from kvlab.fast.policy import Budget, Score, twin_of
 from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window_received
 from kvlab.reference.methods import rpc as reference
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 
 
 @twin_of(reference.SelectorAttention)

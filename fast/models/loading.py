@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from kvlab.fast.huggingface.sharding import check_divisible, kv_heads
 from kvlab.fast.models import model_location
-from kvlab.reference.windows import check_choice
+from kvlab.reference.checks import check_choice
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 """``auto`` is what the checkpoint is stored in."""

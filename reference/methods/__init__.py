@@ -23,10 +23,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, get_args
 
+from kvlab.reference.divergence import Divergence
 from kvlab.reference.importing import import_file
 from kvlab.reference.method import (
     CommonOptions,
-    Divergence,
     Example,
     Method,
     Wrapper,

@@ -15,17 +15,11 @@ from kvlab.reference.accounting import Sizes, Work, vector_work, window_work
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least, check_kernel
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    Edges,
-    Entries,
-    EveryBlock,
-    Observation,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy, Score
 from kvlab.reference.windows import Border, mean_pool, remember_queries
 
 

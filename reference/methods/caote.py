@@ -13,9 +13,11 @@ from jaxtyping import Bool, Float
 from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_kernel
-from kvlab.reference.method import Divergence, Example, Wrapper
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Wrapper
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.policy import EveryBlock, Full, Needs, Nobody, Observation, Policy, Score
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import EveryBlock, Full, Needs, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool
 
 Heads = Literal["l2", "mean", "max", "attention", "layer"]

@@ -15,15 +15,16 @@ from jaxtyping import Float
 from kvlab.reference.accounting import StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice, check_protected
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.h2o import AccumulatedAttention
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks
+from kvlab.reference.observation import Observation
 from kvlab.reference.policy import (
     Budget,
     Edges,
     EveryBlock,
-    Observation,
     Policy,
     Precision,
     Protect,

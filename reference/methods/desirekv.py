@@ -26,15 +26,16 @@ from kvlab.reference.accounting import (
 )
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.checks import check_at_least, check_choice, check_share
-from kvlab.reference.method import Divergence, Example, Method
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
+from kvlab.reference.observation import Observation
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Budget,
     Entries,
     EveryGenerated,
-    Observation,
     Policy,
     Precision,
     Protect,

@@ -10,17 +10,11 @@ Equations (numbered here; the score is Eq. 4 of AhaKV and the h of CAOTE's Eq. 2
 from dataclasses import dataclass
 
 from kvlab.reference.cache import Column, State
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.policy import (
-    Edges,
-    Entries,
-    EveryBlock,
-    Needs,
-    Observation,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Edges, Entries, EveryBlock, Needs, Policy, Score
 from kvlab.reference.windows import GroupReduction, reduce_group
 
 

@@ -16,18 +16,12 @@ import numpy as np
 from kvlab.reference.accounting import SCALE_AND_ZERO, StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
-from kvlab.reference.method import Divergence, Example, Method, refuse_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, refuse_budget
 from kvlab.reference.methods.full import Recency
 from kvlab.reference.notation import KeepSet, Marks
-from kvlab.reference.policy import (
-    EveryBlock,
-    Nobody,
-    Observation,
-    Policy,
-    Precision,
-    Stored,
-    Unlimited,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import EveryBlock, Nobody, Policy, Precision, Stored, Unlimited
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
 
 

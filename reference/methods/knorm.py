@@ -12,17 +12,11 @@ import numpy as np
 
 from kvlab.reference.accounting import Sizes, Work, vector_work
 from kvlab.reference.cache import State
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    Edges,
-    Entries,
-    EveryBlock,
-    Observation,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy, Score
 
 
 @dataclass(frozen=True)

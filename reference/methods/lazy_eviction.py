@@ -16,17 +16,11 @@ from jaxtyping import Float
 
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least, check_choice
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.policy import (
-    Edges,
-    Entries,
-    EveryDecode,
-    Needs,
-    Observation,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Edges, Entries, EveryDecode, Needs, Policy, Score
 from kvlab.reference.windows import GroupReduction, reduce_group
 
 Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]

@@ -15,17 +15,11 @@ from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_share
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    AfterPrefill,
-    Entries,
-    Observation,
-    Policy,
-    Protect,
-    Score,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import NO_ATTENTION, AfterPrefill, Entries, Policy, Protect, Score
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import remember_queries, window_attention, window_logits
 

@@ -14,19 +14,12 @@ from jaxtyping import Bool, Float
 
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.divergence import Divergence
 from kvlab.reference.granularity import Pages, WholePages
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    Edges,
-    Entries,
-    EveryDecode,
-    Needs,
-    Observation,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryDecode, Needs, Policy, Score
 from kvlab.reference.selection import rank
 
 

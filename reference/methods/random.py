@@ -11,19 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    Edges,
-    Entries,
-    EveryBlock,
-    Observation,
-    Policy,
-    Score,
-    State,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy, Score
 
 MULTIPLIERS = (0x7FEB352D, 0x5BD1E995, 0x27D4EB2F)
 """Odd numbers of 31 bits, well mixed: their products with 32 bits fit 64 signed ones."""

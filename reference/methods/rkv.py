@@ -17,14 +17,15 @@ from kvlab.reference.accounting import ELEMENT, Sizes, Work, window_work
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel, check_share, check_window
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
+from kvlab.reference.observation import Observation
 from kvlab.reference.policy import (
     NO_ATTENTION,
     AfterPrefillThenEverySeen,
     Edges,
     Entries,
-    Observation,
     Policy,
     Score,
 )

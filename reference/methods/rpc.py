@@ -16,15 +16,16 @@ import numpy as np
 from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel
-from kvlab.reference.method import Divergence, Example, Method
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method
 from kvlab.reference.notation import Marks, Scores
+from kvlab.reference.observation import Observation
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Budget,
     Edges,
     Entries,
     EveryGenerated,
-    Observation,
     Policy,
     Score,
 )

@@ -14,15 +14,16 @@ from jaxtyping import Float
 from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel, check_window
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
+from kvlab.reference.observation import Observation
 from kvlab.reference.policy import (
     NO_ATTENTION,
     AfterPrefill,
     Edges,
     Entries,
     EveryBlock,
-    Observation,
     Policy,
     Score,
 )

@@ -7,7 +7,8 @@ Equations (numbered here):
 
 from dataclasses import dataclass
 
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.full import Recency
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy
 

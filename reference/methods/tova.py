@@ -11,17 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from kvlab.reference.cache import State
-from kvlab.reference.method import Divergence, Example, Method, require_budget
+from kvlab.reference.divergence import Divergence
+from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
-from kvlab.reference.policy import (
-    Entries,
-    EveryBlock,
-    Needs,
-    Nobody,
-    Observation,
-    Policy,
-    Score,
-)
+from kvlab.reference.observation import Observation
+from kvlab.reference.policy import Entries, EveryBlock, Needs, Nobody, Policy, Score
 
 
 @dataclass(frozen=True)

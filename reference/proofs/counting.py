@@ -13,7 +13,8 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.layer_step import Block, empty_cache, step
-from kvlab.reference.policy import Clock, Score
+from kvlab.reference.observation import Clock
+from kvlab.reference.policy import Score
 
 
 def _counts(operation: Callable[[float, float], Any]) -> Callable[[Any, float], Any]:

@@ -22,7 +22,8 @@ from kvlab.reference import layer_step as stepping
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
 from kvlab.reference.granularity import OneForAllHeads
-from kvlab.reference.policy import Clock, Policy
+from kvlab.reference.observation import Clock
+from kvlab.reference.policy import Policy
 from kvlab.reference.precisions import OnArrival
 
 

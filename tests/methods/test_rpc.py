@@ -5,7 +5,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 
 
 def test_timeline_of_the_paper():

@@ -9,7 +9,7 @@ from tolerances import FLOAT64
 from kvlab.reference import methods
 from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.methods.lazy_eviction import decreasing
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 from kvlab.reference.proofs import lazy_eviction as proofs
 from kvlab.reference.proofs.lazy_eviction import FORMS, PAPER
 

@@ -5,7 +5,7 @@ import pytest
 from tolerances import FLOAT64
 
 from kvlab.fast.models import reasoner_directory
-from kvlab.reference.proofs.caote import output_without
+from kvlab.reference.proofs.outputs import output_without
 from kvlab.reference.traces.eviction_choices import choice, choices, least
 from kvlab.reference.traces.observed import Head, observe_heads
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference import methods
+from kvlab.reference.checks import check_choice
 from kvlab.reference.generate import generate
 from kvlab.reference.measure import Measurement, teacher_forced
 from kvlab.reference.policy import Policy
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
-from kvlab.reference.windows import check_choice
 
 Texts = Sequence[Sequence[int]]
 """Token ids of several texts."""

@@ -25,10 +25,10 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_shares,
 )
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, summarise
+from kvlab.reference.checks import check_choice
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.windows import check_choice
 
 FIGURES = {
     "smaller error": "output_error",

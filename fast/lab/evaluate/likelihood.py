@@ -13,9 +13,9 @@ from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.measure import cache_bytes, left_padded, next_tokens
 from kvlab.fast.lab.points import check_points, points
 from kvlab.fast.policy import Policy
-from kvlab.reference.checks import check_at_least
-from kvlab.reference.policy import Clock, Schedule
-from kvlab.reference.windows import check_choice
+from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.observation import Clock
+from kvlab.reference.policy import Schedule
 
 Texts = Sequence[Sequence[int]]
 """Token ids of several texts."""

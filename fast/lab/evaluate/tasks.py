@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Int
 
+from kvlab.reference.checks import check_choice
 from kvlab.reference.method import check_options
 from kvlab.reference.methods import read_options
 from kvlab.reference.notation import Array
 from kvlab.reference.tasks import jumps, jumps_oracle, needle, reasoning
-from kvlab.reference.windows import check_choice
 
 
 @runtime_checkable

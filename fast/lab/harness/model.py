@@ -18,9 +18,8 @@ from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Likelihood, likelihoods
 from kvlab.fast.models.loading import load
 from kvlab.fast.policy import Policy
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.windows import check_choice
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ from kvlab.reference.accounting import NUMBER
 from kvlab.reference.generate import Session
 from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.notation import Array
+from kvlab.reference.observation import Clock
 from kvlab.reference.planner.cost import Kernel, Plan, fleet
 from kvlab.reference.planner.hardware import Hardware
 from kvlab.reference.planner.shape import WIDE, Shape
-from kvlab.reference.policy import Clock, Policy
+from kvlab.reference.policy import Policy
 
 GB = 1e9
 STRAIGHT = 1e-9

@@ -11,10 +11,9 @@ from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.models import EMBEDDED
 from kvlab.reference import methods
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import MOST_ENTRIES, budget_entries
-from kvlab.reference.windows import check_choice
 
 MOST = {"problems": 2**31 - 1, "seeds": 2**63 - 1}
 """What the columns of the data set can hold."""

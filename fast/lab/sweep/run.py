@@ -26,8 +26,7 @@ from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
 from kvlab.fast.lab.sweep.jobs import Job, Plan
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
-from kvlab.reference.checks import check_at_least
-from kvlab.reference.windows import check_choice
+from kvlab.reference.checks import check_at_least, check_choice
 
 PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"
 PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "pyarrow", "ray")

@@ -6,7 +6,7 @@ from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
-from kvlab.reference.policy import Clock
+from kvlab.reference.observation import Clock
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.traces.trace import load_trace, save_trace
 

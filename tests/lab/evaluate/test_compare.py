@@ -10,8 +10,8 @@ from tolerances import DECIMALS
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
-from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.evaluate.report import tables, write_report
+from kvlab.fast.lab.evaluate.compare import compare, tables
+from kvlab.fast.lab.evaluate.report import write_report
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.engines import LocalEngine

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.fast.lab.evaluate.contrasts import stored_summary
+from kvlab.fast.lab.evaluate.contrasts import REAL, stored_summary
 from kvlab.fast.lab.evaluate.side_by_side import (
     EMBEDDED,
-    REAL,
     errors_table,
     intervals,
     losses_table,
