@@ -1,4 +1,7 @@
-"""Options that several commands share, and what reads and checks them."""
+"""What reads and checks the options of commands.
+
+Commands are moving from the aliases here to a dataclass of settings each: see `settings`.
+"""
 
 import os
 from collections.abc import Sequence
