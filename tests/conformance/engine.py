@@ -1,6 +1,6 @@
 """A small serving engine in NumPy: batches, slots that are written in place, packed codes.
 
-It shares no line with the reference. `cache_bugs.py` plants bugs into copies of this file, so every
+It shares no line with the reference. `mutants.py` plants bugs into copies of this file, so every
 line that can go wrong in an engine stands alone.
 """
 
