@@ -2,7 +2,7 @@
 
 `bugs.toml` lists them. A bug of the reference is planted in a copy of it that is imported anew, and
 the copy is put to the test as anybody's kernel would be; a bug of whole caches is planted in a copy
-of `engine.py`. ``PYTHONPATH=tests python tests/conformance/mutants.py > docs/conformance_bugs.md`` writes the page.
+of `engine.py`. ``PYTHONPATH=tests python tests/conformance/mutants.py`` prints the page of bugs.
 """
 
 import importlib
