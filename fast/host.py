@@ -20,9 +20,9 @@ from kvlab.fast.observation import Needs, Observation
 from kvlab.fast.policy import Budget, Protect, Retention, Score
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
-from kvlab.reference.layer_step import check_scores, check_state
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
+from kvlab.reference.step import check_scores, check_state
 
 STREAM = "sequences"
 """Key of `State.stream` for what the reference remembers of each sequence's token stream."""

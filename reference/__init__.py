@@ -12,7 +12,6 @@ from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.divergence import Divergence
 from kvlab.reference.generate import Generation, Session, advance, generate, prefill
 from kvlab.reference.invariants import check_promises
-from kvlab.reference.layer_step import step
 from kvlab.reference.method import Example, Method, Wrapper
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.planner.cost import Fleet, Plan, Runtime, fleet
@@ -41,6 +40,7 @@ from kvlab.reference.policy import (
 )
 from kvlab.reference.quantization import quantize
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.step import step
 from kvlab.reference.streams import Source, Stream, random_stream, run_stream
 from kvlab.reference.timeline import record_generation, record_replay
 from kvlab.reference.tokenizer import load_tokenizer

@@ -8,10 +8,10 @@ from jaxtyping import Float
 
 from kvlab.reference.attention import group_heads
 from kvlab.reference.cache import LayerCache
-from kvlab.reference.layer_step import Block, StepResult, empty_cache, step
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
+from kvlab.reference.step import Block, StepResult, empty_cache, step
 from kvlab.reference.transformer import Transformer
 
 Watch = Callable[[Block, StepResult], None]

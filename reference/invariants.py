@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvlab.reference.attention import attend, visible
-from kvlab.reference.layer_step import step
 from kvlab.reference.policy import Policy
+from kvlab.reference.step import step
 from kvlab.reference.streams import Source, Stream, random_stream, run_stream
 
 Make = Callable[[int], Policy]

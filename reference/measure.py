@@ -8,10 +8,10 @@ from jaxtyping import Float
 
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import Session, Watch, advance, choose, log_softmax, prefill
-from kvlab.reference.layer_step import Block, StepResult
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.layer_step import Block, StepResult, empty_cache, step
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
+from kvlab.reference.step import Block, StepResult, empty_cache, step
 
 
 @dataclass(frozen=True)

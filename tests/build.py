@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.layer_step import select
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy, Score
+from kvlab.reference.step import select
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 
 Array = np.ndarray
@@ -59,7 +59,7 @@ def observe_rows(score: Score, rows, prompt: int = 0, **given) -> tuple[State, O
 
 def kept(policy: Policy, state: State, seen: Observation) -> list[int]:
     """Indices that stay in the first head."""
-    return select(policy, state, seen)[1][0].tolist()
+    return select(policy, state, seen).keep[0].tolist()
 
 
 def stream(rng: np.random.Generator, G: int, rho: int, d: int, tokens: int):

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from kvlab.reference import methods
-from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Never
+from kvlab.reference.step import Block, empty_cache, step
 
 
 def scores_after_prompt(spec, budget, queries, keys, values):

@@ -9,7 +9,6 @@ from tolerances import FLOAT64
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, group_heads, softmax, visible
 from kvlab.reference.cache import Column
-from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import (
     AfterPrefillThenEverySeen,
@@ -21,6 +20,7 @@ from kvlab.reference.policy import (
     Policy,
     Score,
 )
+from kvlab.reference.step import Block, empty_cache, step
 
 
 def block(seen=4, m=4, prompt=4, G=2, rho=2, d=4):

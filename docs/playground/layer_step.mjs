@@ -1,4 +1,4 @@
-/** The step of one layer: append, attend, observe and, if due, select, store and compact; as reference/layer_step.py. */
+/** The step of one layer: append, attend, observe and, if due, select, store and compact; as reference/step.py. */
 
 import { attend, mapQueries, weightedValues } from "./attention.mjs";
 import { LayerCache } from "./cache.mjs";

@@ -10,6 +10,7 @@ import numpy as np
 from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.conformance import stages, whole_cache
+from kvlab.reference.conformance.blocks import logit_size
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.groups import (
     OPTION,
@@ -20,13 +21,13 @@ from kvlab.reference.conformance.groups import (
     stream_of,
 )
 from kvlab.reference.conformance.storing import UncertainError, finished
-from kvlab.reference.layer_step import Block, empty_cache, select
 from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Full, Policy, Unlimited
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.selection import keep_set
+from kvlab.reference.step import Block, empty_cache, select
 from kvlab.reference.streams import Source, Stream, run_stream
 
 ATTEMPTS = 2000
@@ -178,7 +179,7 @@ def is_clear(policy: Policy, event: Event, tied: bool) -> bool:
     keep = keep_set(scores, safe, room)
     stays = np.zeros_like(candidates)
     np.put_along_axis(stays, keep, True, axis=-1)
-    clear = CLEAR + CLEAR_PER_LOGIT * stages.logit_size(event.seen.queries, event.seen.keys)
+    clear = CLEAR + CLEAR_PER_LOGIT * logit_size(event.seen.queries, event.seen.keys)
     for g in range(len(scores)):
         kept, gone = scores[g, candidates[g] & stays[g]], scores[g, candidates[g] & ~stays[g]]
         if not len(kept) or not len(gone):
@@ -199,7 +200,7 @@ def is_steady(case: Case, policy: Policy) -> bool:
     names = ("queries", "keys", "values") if isinstance(policy.precision, Full) else ("queries",)
     expected = stages.replay(case.inputs, case.parameters, case.method)
     source = Source(case.name)
-    allowed = 1e-3 + 10 * NUDGE * stages.logit_size(case.inputs["queries"], case.inputs["keys"])
+    allowed = 1e-3 + 10 * NUDGE * logit_size(case.inputs["queries"], case.inputs["keys"])
     for _ in range(NUDGES):
         nudged = {
             name: x * (1 + NUDGE * source.normal(*x.shape)) if name in names else x
@@ -283,14 +284,14 @@ def event_inputs(
         yield "observe", {**common, **stages.state_inputs(policy, event.before)}, {}
     if not isinstance(policy.budget, Unlimited):
         state = stages.state_inputs(policy, event.after)
-        candidates, keep = select(policy, event.after, seen)
-        room = keep.shape[1] - int((~candidates).sum(axis=-1).max())
-        if not score.ordinal and candidates.any():
-            yield "score", {**common, **state, "candidates": candidates}, {"room": room}
+        decision = select(policy, event.after, seen)
+        if not score.ordinal and decision.candidates.any():
+            given = {**common, **state, "candidates": decision.candidates}
+            yield "score", given, {"room": decision.room}
         yield "select", {**common, **state, **more, **score.drawn(seen)}, {}
         yield "keep", {"scores": given_scores(seen, group), "positions": seen.positions, **more}, {}
     if event.fresh and event.codes:
-        _, keep = select(policy, event.after, seen)
+        keep = select(policy, event.after, seen).keep
         yield "store", {**common, "confidence": seen.confidence, "keep": keep}, {}
 
 

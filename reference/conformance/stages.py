@@ -16,13 +16,13 @@ from kvlab.reference.conformance.blocks import logit_size
 from kvlab.reference.conformance.case import Expected, Inputs, Parameters
 from kvlab.reference.conformance.expecting import exact, keep, numbers, scores
 from kvlab.reference.conformance.operation import Field, Operation, described_operation
-from kvlab.reference.layer_step import empty_cache, select
 from kvlab.reference.method import CommonOptions, Wrapper
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.selection import keep_set
+from kvlab.reference.step import empty_cache, select
 from kvlab.reference.stored_vectors import StoredVectors
 from kvlab.reference.streams import Stream, run_stream
 
@@ -199,12 +199,13 @@ def expect_scores(inputs: Inputs, parameters: Parameters, method: str | None):
 def expect_selected(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect the keep set that follows from everything that a block saw."""
     policy, seen = policy_of(method, parameters), observation_of(inputs, parameters)
-    candidates, indices = select(policy, state_of(policy, inputs), seen)
+    decision = select(policy, state_of(policy, inputs), seen)
+    candidates = decision.candidates
     if policy.score.ordinal or not candidates.any():
-        return {"keep": keep(indices)}
-    room = indices.shape[1] - int((~candidates).sum(axis=-1).max())
+        return {"keep": keep(decision.keep)}
     given = {**inputs, "candidates": candidates}
-    return {"keep": keep(indices, rated(given, {**parameters, "room": room}, method), candidates)}
+    scores = rated(given, {**parameters, "room": decision.room}, method)
+    return {"keep": keep(decision.keep, scores, candidates)}
 
 
 def expect_kept(inputs: Inputs, parameters: Parameters, method: str | None):

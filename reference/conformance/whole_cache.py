@@ -20,11 +20,11 @@ from kvlab.reference.conformance.case import Expected, Inputs, Parameters, Toler
 from kvlab.reference.conformance.expecting import at_most, exact
 from kvlab.reference.conformance.operation import Operation, described_operation
 from kvlab.reference.conformance.stages import policy_of
-from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.step import Block, empty_cache, step
 from kvlab.reference.streams import Source
 from kvlab.reference.transformer import Transformer
 

@@ -1,7 +1,7 @@
 """CAOTE and FastCAOTE: evict what changes the attention output least (arXiv 2504.14051).
 
 Equations of the paper: 8 and 9 (score = eviction error), 21 (any retention score h), 22
-(normalisation), 23 (FastCAOTE), 5-7 (evict, then attend; see `kvlab.reference.layer_step`).
+(normalisation), 23 (FastCAOTE), 5-7 (evict, then attend; see `kvlab.reference.step`).
 """
 
 from dataclasses import dataclass, field, replace

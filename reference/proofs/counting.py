@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference import methods
-from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Score
+from kvlab.reference.step import Block, empty_cache, step
 
 
 def _counts(operation: Callable[[float, float], Any]) -> Callable[[Any, float], Any]:

@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 
 from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.generate import generate
-from kvlab.reference.layer_step import Block, StepResult
 from kvlab.reference.methods.lazy_eviction import LazyEviction
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Needs, Policy, Score
+from kvlab.reference.step import Block, StepResult
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 from kvlab.reference.timeline.run import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
 from kvlab.reference.traces.replay import check_replay

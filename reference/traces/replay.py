@@ -1,7 +1,7 @@
 """Replay a trace: what would policies have kept, and what would that have cost?
 
 A replay asks the policies the same questions in the same order as a model would, by
-`kvlab.reference.layer_step.step`, and takes queries, keys and values from the trace. The trace's
+`kvlab.reference.step.step`, and takes queries, keys and values from the trace. The trace's
 own attention, over everything seen, is the yardstick; it is computed once, block by block, for
 all policies.
 
@@ -19,9 +19,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.attention import logits, softmax, weighted_values
-from kvlab.reference.layer_step import StepResult
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
+from kvlab.reference.step import StepResult
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 from kvlab.reference.traces.trace import Recording
 

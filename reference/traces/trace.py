@@ -41,9 +41,9 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from kvlab.reference.generate import generate
-from kvlab.reference.layer_step import Block, StepResult
 from kvlab.reference.methods.full import FullCache
 from kvlab.reference.notation import Array
+from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer
 
 VERSION = 1

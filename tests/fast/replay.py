@@ -5,7 +5,7 @@ the difference has to lie within the tolerance of the threshold; the reference t
 what the fast side kept, so that every step is compared from the same state.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -18,13 +18,14 @@ from kvlab.fast.batch import BatchClock
 from kvlab.fast.cache import LayerCache
 from kvlab.fast.methods import port
 from kvlab.fast.step import Block, step
-from kvlab.reference import layer_step as stepping
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
 from kvlab.reference.granularity import OneForAllHeads
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.precisions import OnArrival
+from kvlab.reference.step import Block as ReferenceBlock
+from kvlab.reference.step import Decision, Look, apply, empty_cache, look
 
 
 @dataclass
@@ -53,36 +54,26 @@ class ReferenceRow:
 
     def __init__(self, policy: Policy, kv_heads: int, head_dim: int) -> None:
         self.policy = policy
-        self.cache = stepping.empty_cache(policy, kv_heads, head_dim)
+        self.cache = empty_cache(policy, kv_heads, head_dim)
 
-    def step(self, block: stepping.Block, kept: list[np.ndarray], tolerance: Tolerance) -> "Seen":
-        """Do what the reference's step does, but keep what the fast side kept if it may."""
-        policy, clock = self.policy, block.clock
-        cache = self.cache.append(block.keys, block.values, clock.positions, policy.score.columns)
-        output, seen = stepping.observe_attention(policy, cache, block)
-        cache = replace(cache, state=policy.score.observe(cache.state, seen))
-        cache = policy.precision.encode(cache)
-        scores, margin, places = None, False, np.zeros(cache.positions.shape[1])
-        if policy.schedule.due(clock):
-            candidates, keep = stepping.select(policy, cache.state, seen)
-            room = int(candidates.sum(axis=-1).max()) - (seen.positions.shape[1] - keep.shape[1])
-            if keep.shape[1] < seen.positions.shape[1]:
-                scores = policy.score.score(cache.state, seen, candidates, room)
-                ours = [
-                    np.flatnonzero(np.isin(p, k)) for p, k in zip(seen.positions, kept, strict=True)
-                ]
-                places = uncertain_places(cache.state, seen, candidates, room, policy, tolerance)
-                if isinstance(policy.precision, reference.Full | OnArrival):
-                    margin = differ_by_margin(
-                        scores, candidates, keep, ours, tolerance.score, places
-                    )
-                    keep = np.array(ours)
-            cache, keep = policy.precision.store(cache, seen, candidates, keep)
-            if policy.evict_before_attend:
-                output = stepping.attend_survivors(seen, keep)
-            cache = cache.compact(keep)
-        self.cache = cache
-        return Seen(output, seen.positions, scores, margin, places)
+    def step(self, block: ReferenceBlock, kept: list[np.ndarray], tolerance: Tolerance) -> "Seen":
+        """Take a block, but keep what the fast side kept if it may."""
+        looked = look(self.policy, self.cache, block)
+        decision, positions = looked.decision, looked.seen.positions
+        scores, margin, places = None, False, np.zeros(positions.shape[1])
+        if decision is None:
+            self.cache = looked.cache
+            return Seen(looked.output, positions, scores, margin, places)
+        keep, scores = decision.keep, decision.scores
+        if scores is not None:
+            places = uncertain_places(self.policy, looked, decision, tolerance)
+            if isinstance(self.policy.precision, reference.Full | OnArrival):
+                ours = [np.flatnonzero(np.isin(p, k)) for p, k in zip(positions, kept, strict=True)]
+                margin = differ_by_margin(decision, ours, tolerance.score, places)
+                keep = np.array(ours)
+        result = apply(self.policy, looked, keep)
+        self.cache = result.cache
+        return Seen(result.output, positions, scores, margin, places)
 
 
 @dataclass
@@ -96,25 +87,28 @@ class Seen:
     places: np.ndarray
 
 
-def uncertain_places(state, seen, candidates, room, policy, tolerance: Tolerance) -> np.ndarray:
+def uncertain_places(
+    policy: Policy, looked: Look, decision: Decision, tolerance: Tolerance
+) -> np.ndarray:
     """Return by how much each entry's score may differ because the score counts places.
 
     Where heads keep their favourites in turns, rounding swaps the places of entries that a head
     scores nearly alike: at most by as many places as there are such entries.
     """
-    score = policy.score
+    score, candidates = policy.score, decision.candidates
     if not (isinstance(score, OneForAllHeads) and score.join == "union"):
         return np.zeros(candidates.shape[1])
-    inner = score.inner.score(state, seen, candidates, room)
+    inner = score.inner.score(looked.cache.state, looked.seen, candidates, decision.room)
     size = np.abs(np.where(candidates, inner, 0)).max(axis=1)
     near = np.abs(inner[:, :, None] - inner[:, None]) <= tolerance.score * size[:, None, None]
     return (near & candidates[:, None]).sum(axis=2).max(axis=0) - 1.0
 
 
-def differ_by_margin(scores, candidates, keep, ours, tolerance: float, places) -> bool:
+def differ_by_margin(decision: Decision, ours, tolerance: float, places) -> bool:
     """Whether two keep sets differ; fails if by more than scores near the threshold."""
-    differs = False
-    for g, (theirs, mine) in enumerate(zip(keep, ours, strict=True)):
+    differs, scores, candidates = False, decision.scores, decision.candidates
+    assert scores is not None
+    for g, (theirs, mine) in enumerate(zip(decision.keep, ours, strict=True)):
         assert len(theirs) == len(mine), (theirs, mine)
         apart = np.setxor1d(theirs, mine)
         if len(apart) == 0:
@@ -208,11 +202,11 @@ class Comparison:
             )
 
 
-def reference_block(block: Block, number: int) -> stepping.Block:
+def reference_block(block: Block, number: int) -> ReferenceBlock:
     """Return what one sequence sees of a block, without its padding."""
     clock = block.clock.rows[number]
     m = clock.block
-    return stepping.Block(
+    return ReferenceBlock(
         clock,
         block.layer,
         as_array(block.queries[number, :, :, -m:]),

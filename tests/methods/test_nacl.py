@@ -7,7 +7,7 @@ from tolerances import MONTE_CARLO
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
-from kvlab.reference.layer_step import select
+from kvlab.reference.step import select
 
 
 def one_proxy(weights, spec, budget):
@@ -21,7 +21,7 @@ def one_proxy(weights, spec, budget):
 def test_proxy_part_by_hand():
     """No random part, one sink: of F = .1 .3 .2 .4 the sink and the two largest stay."""
     policy, state, seen = one_proxy([0.1, 0.3, 0.2, 0.4], "nacl@sinks=1,random_part=0.0", 3)
-    assert select(policy, state, seen)[1].tolist() == [[0, 1, 3]]
+    assert select(policy, state, seen).keep.tolist() == [[0, 1, 3]]
 
 
 def test_the_proxy_part_is_never_left_to_chance():
@@ -29,7 +29,7 @@ def test_the_proxy_part_is_never_left_to_chance():
     weights = [0.3, 0.05, 0.1, 0.05, 0.35, 0.15]
     for seed in range(20):
         spec = f"nacl@sinks=0,random_part=0.5,seed={seed}"
-        keep = select(*one_proxy(weights, spec, 4))[1][0].tolist()
+        keep = select(*one_proxy(weights, spec, 4)).keep[0].tolist()
         assert {0, 4} <= set(keep) and len(keep) == 4
 
 
@@ -45,7 +45,7 @@ def test_the_draw_is_sampling_without_replacement():
     counts = dict.fromkeys(expected, 0)
     for seed in range(trials):
         spec = f"nacl@sinks=0,random_part=1.0,seed={seed}"
-        counts[tuple(select(*one_proxy(weights, spec, 2))[1][0].tolist())] += 1
+        counts[tuple(select(*one_proxy(weights, spec, 2)).keep[0].tolist())] += 1
     for pair, share in expected.items():
         error = np.sqrt(share * (1 - share) / trials)
         assert abs(counts[pair] / trials - share) < MONTE_CARLO * error

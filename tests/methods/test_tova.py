@@ -4,6 +4,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
+from kvlab.reference.step import select
 
 
 def test_two_heads_by_hand():
@@ -16,10 +17,8 @@ def test_two_heads_by_hand():
 def test_all_kv_heads_share_one_keep_set():
     """Heads .7/.2/.1 and .1/.2/.7 alone would drop 2 and 0; their mean drops 1."""
     seen = observation([[[[0.7, 0.2, 0.1]]], [[[0.1, 0.2, 0.7]]]])
-    from kvlab.reference.layer_step import select
-
-    shared = select(methods.get("tova", 2), State(), seen)[1]
-    own = select(methods.get("tova@per_head=true", 2), State(), seen)[1]
+    shared = select(methods.get("tova", 2), State(), seen).keep
+    own = select(methods.get("tova@per_head=true", 2), State(), seen).keep
     assert shared.tolist() == [[0, 2], [0, 2]]
     assert own.tolist() == [[0, 1], [1, 2]]
 

@@ -9,13 +9,13 @@ from perturbed import MODEL, claim_tests
 from tolerances import FLOAT16_METADATA, FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.methods import desirekv as method
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Never
 from kvlab.reference.proofs import desirekv as proofs
 from kvlab.reference.proofs.desirekv import PAPER
 from kvlab.reference.quantization import quantize
+from kvlab.reference.step import Block, empty_cache, step
 from kvlab.reference.traces.observed import observe_heads
 from kvlab.reference.windows import mean_pool
 

@@ -7,11 +7,11 @@ from perturbed import claim_tests
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.methods.lazy_eviction import decreasing
 from kvlab.reference.observation import Clock
 from kvlab.reference.proofs import lazy_eviction as proofs
 from kvlab.reference.proofs.lazy_eviction import FORMS, PAPER
+from kvlab.reference.step import Block, empty_cache, step
 
 (
     test_claims_hold,

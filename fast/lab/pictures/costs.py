@@ -10,13 +10,13 @@ from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.accounting import NUMBER
 from kvlab.reference.generate import Session
-from kvlab.reference.layer_step import Block, empty_cache, step
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.planner.cost import Kernel, Plan, fleet
 from kvlab.reference.planner.hardware import Hardware
 from kvlab.reference.planner.shape import WIDE, Shape
 from kvlab.reference.policy import Policy
+from kvlab.reference.step import Block, empty_cache, step
 
 GB = 1e9
 STRAIGHT = 1e-9

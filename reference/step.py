@@ -1,4 +1,7 @@
-"""The step of one layer: append, attend, observe, encode and, if due, select, store and compact."""
+"""The step of one layer: append, attend, observe, encode and, if due, select, store and compact.
+
+`look` does all that comes before an entry leaves, `apply` the rest, for any keep set.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,7 +11,7 @@ from jaxtyping import Float, Int
 
 from kvlab.reference.attention import attend, visible, weighted_values
 from kvlab.reference.cache import LayerCache, State
-from kvlab.reference.notation import Array, KeepSet, Marks
+from kvlab.reference.notation import Array, KeepSet, Marks, Scores
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy, Score
 from kvlab.reference.selection import keep_set
@@ -28,6 +31,32 @@ class Block:
     """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who stays, and why."""
+
+    candidates: Marks
+    """Entries that may leave."""
+    room: int
+    """How many candidates stay."""
+    scores: Scores | None
+    """None if nothing has to leave."""
+    keep: KeepSet
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a block saw in one layer, before any entry leaves."""
+
+    output: Float[Array, "G rho m d"]
+    """Attention output over all present entries."""
+    cache: LayerCache
+    """The cache with the block's entries, and what the score remembers of it."""
+    seen: Observation
+    decision: Decision | None
+    """None if the step is not due."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +83,39 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     Raises:
         ValueError: on wrong shapes, on NaN or infinity, and if the safe entries exceed the budget.
     """
+    looked = look(policy, cache, block)
+    if looked.decision is None:
+        return StepResult(looked.output, looked.cache, looked.seen)
+    return apply(policy, looked, looked.decision.keep)
+
+
+def look(policy: Policy, cache: LayerCache, block: Block) -> Look:
+    """Append a block, attend, observe, encode and, if due, select.
+
+    Raises:
+        ValueError: see `step`.
+    """
     check_block(cache, block)
-    clock = block.clock
-    cache = cache.append(block.keys, block.values, clock.positions, policy.score.columns)
+    cache = cache.append(block.keys, block.values, block.clock.positions, policy.score.columns)
     output, seen = observe_attention(policy, cache, block)
     state = policy.score.observe(cache.state, seen)
     check_state(policy.score, state, cache.positions.shape)
     cache = policy.precision.encode(replace(cache, state=state))
-    if not policy.schedule.due(clock):
-        return StepResult(output, cache, seen)
-    candidates, keep = select(policy, state, seen)
-    cache, keep = policy.precision.store(cache, seen, candidates, keep)
+    due = policy.schedule.due(block.clock)
+    return Look(output, cache, seen, select(policy, state, seen) if due else None)
+
+
+def apply(policy: Policy, looked: Look, keep: KeepSet) -> StepResult:
+    """Store and compact, so that the entries of ``keep`` stay, and those that the precision adds.
+
+    Args:
+        policy: the policy.
+        looked: what `look` returned for a step that is due.
+        keep: the policy's own decision, or another keep set from which to go on.
+    """
+    assert looked.decision is not None
+    output, seen = looked.output, looked.seen
+    cache, keep = policy.precision.store(looked.cache, seen, looked.decision.candidates, keep)
     if policy.evict_before_attend:
         output = attend_survivors(seen, keep)
     return StepResult(output, cache.compact(keep), seen, keep)
@@ -100,17 +151,18 @@ def observe_attention(
     return output, seen
 
 
-def select(policy: Policy, state: State, seen: Observation) -> tuple[Marks, KeepSet]:
-    """Return the candidates and the keep set: the safe entries and the best of the rest."""
+def select(policy: Policy, state: State, seen: Observation) -> Decision:
+    """Decide who stays: the safe entries and the best of the rest."""
     safe = policy.protect.safe(seen)
-    room = policy.budget.room(seen, safe)
     candidates = ~safe
-    if room >= candidates.sum(axis=-1).max():
-        everything = np.arange(safe.shape[1])
-        return candidates, np.tile(everything, (len(safe), 1))
+    open_entries = int(candidates.sum(axis=-1).max())
+    room = policy.budget.room(seen, safe)
+    if room >= open_entries:
+        everything = np.tile(np.arange(safe.shape[1]), (len(safe), 1))
+        return Decision(candidates, open_entries, None, everything)
     scores = policy.score.score(state, seen, candidates, room)
     check_scores(policy.score, scores, candidates, seen.layer)
-    return candidates, keep_set(scores, safe, room)
+    return Decision(candidates, room, scores, keep_set(scores, safe, room))
 
 
 def attend_survivors(seen: Observation, keep: KeepSet) -> Float[Array, "G rho m d"]:
