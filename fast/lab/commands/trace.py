@@ -1,69 +1,56 @@
 """``kvlab trace``: records a generation for the simulator."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from kvlab.fast.lab.commands.options import (
-    AsJson,
-    Device,
-    MaxNewTokens,
-    ModelName,
-    PromptFile,
-    PromptText,
-    at_least,
-    prepare_output,
-    read_prompt,
-)
+from kvlab.fast.lab.commands.options import at_least, prepare_output, read_prompt
+from kvlab.fast.lab.commands.settings import Json, Model, Prompt, command
 from kvlab.fast.lab.files import named
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference.traces.trace import DTYPES, Trace, save_trace
 
 
-def trace(
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
-        "trace.npz"
-    ),
-    model: ModelName = None,
-    prompt: PromptText = None,
-    prompt_file: PromptFile = None,
-    max_new_tokens: MaxNewTokens = 128,
-    layers: Annotated[
-        str | None, typer.Option(help="Layers to record, as in '0,3'; default: all.")
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="Number format of the arrays: float16, float32 or float64.")
-    ] = "float32",
-    device: Device = None,
-    as_json: AsJson = False,
-) -> None:
-    """Record what every layer sees while a model writes with the full cache."""
-    at_least("max_new_tokens", max_new_tokens, 1)
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype = {dtype!r} must be {' or '.join(DTYPES)}")
-    prepare_output("output", output)
-    wanted = None if layers is None else layer_numbers(layers)
-    text = read_prompt(prompt, prompt_file, model)
-    with working(f"loading {model or 'the embedded reasoner'}"):
-        from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
-        from kvlab.fast.lab.recording import record_generation
-        from kvlab.fast.models.loading import load
+@dataclass(frozen=True, kw_only=True)
+class Settings(Model, Prompt, Json):
+    """What to record."""
 
-        network, tokenizer = load(model or reasoner_directory(), device=device)
+    output: Annotated[Path, typer.Option("--output", "-o")] = Path("trace.npz")
+    """File to write."""
+    layers: str | None = None
+    """Layers to record, as in '0,3'; default: all."""
+    dtype: str = "float32"
+    """Number format of the arrays: float16, float32 or float64."""
+
+
+@command
+def trace(settings: Settings) -> None:
+    """Record what every layer sees while a model writes with the full cache."""
+    output = settings.output
+    at_least("max_new_tokens", settings.max_new_tokens, 1)
+    if settings.dtype not in DTYPES:
+        raise ValueError(f"dtype = {settings.dtype!r} must be {' or '.join(DTYPES)}")
+    prepare_output("output", output)
+    wanted = None if settings.layers is None else layer_numbers(settings.layers)
+    text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
+    network, tokenizer = settings.load()
+    from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
+    from kvlab.fast.lab.recording import record_generation
+
     inputs = encode_prompt(tokenizer, text, network.device)
-    options = decoding_options(network, max_new_tokens)
+    options = decoding_options(network, settings.max_new_tokens)
     with reporting(transient=True) as report:
-        timer = TokenTimer(max_new_tokens, report)
+        timer = TokenTimer(settings.max_new_tokens, report)
         recorded = record_generation(
-            network, layers=wanted, dtype=dtype, streamer=timer, **inputs, **options
+            network, layers=wanted, dtype=settings.dtype, streamer=timer, **inputs, **options
         )
     with working(f"compressing into {output}"), named(output):
         save_trace(recorded, output)
     summary = summarise(recorded, output)
-    if as_json:
+    if settings.json:
         print_json(summary)
     else:
         print_facts(facts(summary))
