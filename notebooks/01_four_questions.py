@@ -102,8 +102,9 @@ kept.KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.
 # and eviction at random, the control:
 
 # %%
-from kvlab.fast.lab import Sweep, compare
+from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.pictures import solved
+from kvlab.fast.lab.sweep.configuration import Sweep
 
 specs = ("random", "h2o", "h2o@every=16", "caote:h2o", shown[3])
 short = "jumps@fewest=18,most=22"

@@ -92,7 +92,7 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # notebook 09 says how they were measured):
 
 # %%
-from kvlab.fast.lab import stored_summary
+from kvlab.fast.lab.evaluate.contrasts import stored_summary
 
 specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
 bare = ("h2o@recent=0", "caote:h2o@recent=0")
@@ -106,8 +106,9 @@ claims.solved_at_budgets(stored_summary("study"), ("random", *specs, *bare))
 # cache's? The next cell measures four short programs:
 
 # %%
-from kvlab.fast.lab import Sweep, compare
+from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.pictures import solved
+from kvlab.fast.lab.sweep.configuration import Sweep
 
 solved.results(
     compare(

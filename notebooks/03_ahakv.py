@@ -120,7 +120,7 @@ bias.entropy_of_heads(real)
 # measured.
 
 # %%
-from kvlab.fast.lab import stored_summary
+from kvlab.fast.lab.evaluate.contrasts import stored_summary
 
 base = "ahakv@recent=16"
 parts = ("gain=none", "accumulation=all", "value_prior=none")

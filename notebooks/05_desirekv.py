@@ -115,7 +115,7 @@ precision.bytes_held(caches, seen)
 # the package (notebook 09).
 
 # %%
-from kvlab.fast.lab import stored_summary
+from kvlab.fast.lab.evaluate.contrasts import stored_summary
 from kvlab.fast.lab.pictures import claims
 
 claims.solved_at_budgets(stored_summary("study"), specs)
@@ -126,8 +126,9 @@ claims.solved_at_budgets(stored_summary("study"), specs)
 # everywhere, entries are only evicted. The next cell measures six short programs:
 
 # %%
-from kvlab.fast.lab import Sweep, compare
+from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.pictures import solved
+from kvlab.fast.lab.sweep.configuration import Sweep
 
 parameters = "interval=32,selector=8,group=32"
 halves = (

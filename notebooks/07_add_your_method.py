@@ -144,8 +144,9 @@ replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec 
 # Then try it on whole programs: the model writes their runs under each method.
 
 # %%
-from kvlab.fast.lab import Sweep, compare
+from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.pictures import solved
+from kvlab.fast.lab.sweep.configuration import Sweep
 
 ranked = ("random", "h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")
 short = "jumps@fewest=18,most=22"

@@ -33,8 +33,7 @@
 # and thresholds are fitted to texts of 200 and 550 tokens: the papers' own are made for thousands.
 
 # %%
-from kvlab.fast.lab import judge, stored_summary
-from kvlab.fast.lab.evaluate.contrasts import STORED
+from kvlab.fast.lab.evaluate.contrasts import STORED, judge, stored_summary
 from kvlab.fast.lab.pictures import claims
 from kvlab.fast.models import reasoner_directory
 from kvlab.reference.proofs import PAPERS
@@ -283,7 +282,7 @@ side_by_side.errors_table()
 # percent. Put `True` or `False` into `distinguishable`: does 88.25 lie outside of it?
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-from kvlab.fast.lab import wilson
+from kvlab.fast.lab.evaluate.statistics import wilson
 
 low, high = (100 * bound for bound in wilson(round(0.8840 * 1319), 1319))
 distinguishable = not low <= 88.25 <= high

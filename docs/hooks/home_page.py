@@ -11,12 +11,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.lab import needle_source, problem_source, record_methods, write_viewer
 from kvlab.fast.lab.evaluate.contrasts import REAL
 from kvlab.fast.lab.pictures import equal_bytes, study
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
-from kvlab.fast.lab.viewing import Row, Source
+from kvlab.fast.lab.viewer import write_viewer
+from kvlab.fast.lab.viewing import Row, Source, needle_source, problem_source, record_methods
 from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import methods
 

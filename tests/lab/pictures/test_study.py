@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.fast.lab import stored_summary
+from kvlab.fast.lab.evaluate.contrasts import stored_summary
 from kvlab.fast.lab.pictures import study
 from kvlab.fast.lab.tables import text_of
 
