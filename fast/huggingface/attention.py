@@ -58,6 +58,8 @@ def attention(
             module, query, key, value, attention_mask, scaling, softcap, is_causal, s_aux
         )
         return output, None
+    if is_causal is None and attention_mask is None and query.shape[2] > 1:
+        is_causal = getattr(module, "is_causal", True)  # as transformers' sdpa attention reads it
     _check_layer(module, ticket, is_causal, s_aux)
     layer: CompressedLayer = ticket.layer
     owner = layer.owner

@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.rotary import longest_alike
 
 BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
 """Arguments that have something for every token of the call."""
@@ -30,6 +31,9 @@ class Forward:
         self.signature = inspect.signature(self.forward)
         self.places_images = hasattr(model.base_model, "get_rope_index")
         """Whether the model gives the tokens of an image positions of their own (Qwen2.5-VL)."""
+        self.longest_alike = longest_alike(model)
+        self.rereads = getattr(model.config, "original_max_position_embeddings", None)
+        """Length of a text beyond which `generate` drops the cache of some models (Phi-3)."""
 
     def as_method(self) -> Callable[..., Any]:
         """Return what replaces the model's ``forward``, with its signature."""
@@ -49,7 +53,7 @@ class Forward:
         real = self._real(given.get("attention_mask"), N, m)
         size = self.block_size or m
         if m > size:
-            self._refuse_in_blocks(given)
+            self._refuse_in_blocks(given, m)
         self.cache.begin(real, (N, m), inputs.device)
         if self.places_images and _not_text(given):
             self.cache.model_counts_positions = True
@@ -116,7 +120,17 @@ class Forward:
         return min(last - first, max(0, last - (m - keep)))
 
     def _inputs(self, given: dict[str, Any]) -> Tensor:
+        inputs = given.get("input_ids")
+        inputs = given.get("inputs_embeds") if inputs is None else inputs
         if given.get("past_key_values") is not self.cache:
+            held, limit = self.cache.clock.columns, self.rereads
+            if inputs is not None and held and limit and held <= limit < held + inputs.shape[1]:
+                raise ValueError(
+                    f"a text of {held} tokens in the cache grows beyond "
+                    f"original_max_position_embeddings = {limit}, where this model reads the whole "
+                    f"text again without a cache: end at {limit} tokens (max_new_tokens), or begin "
+                    "with a longer prompt"
+                )
             raise ValueError(
                 "inside compress(), call the model with past_key_values=cache, and without options "
                 "that call it with a cache of their own (guidance_scale)"
@@ -127,8 +141,6 @@ class Forward:
             raise ValueError("return_dict = False is not supported inside compress()")
         if given.get("use_cache") is False:
             raise ValueError("use_cache = False: a compressed cache has to be used")
-        inputs = given.get("input_ids")
-        inputs = given.get("inputs_embeds") if inputs is None else inputs
         if inputs is None:
             raise ValueError("input_ids or inputs_embeds must be given")
         if inputs.shape[1] == 0:
@@ -137,7 +149,17 @@ class Forward:
             )
         return inputs
 
-    def _refuse_in_blocks(self, given: dict[str, Any]) -> None:
+    def _refuse_in_blocks(self, given: dict[str, Any], m: int) -> None:
+        length = max((row.seen for row in self.cache.clocks), default=0) + m
+        if self.longest_alike is not None and given.get("position_ids") is not None:
+            length = max(length, int(given["position_ids"].max()) + 1)
+        if self.longest_alike is not None and length > self.longest_alike:
+            raise ValueError(
+                f"block_size = {self.block_size} cannot be used with a text of {length} tokens: "
+                f"this model's rotary embedding takes other frequencies beyond "
+                f"{self.longest_alike} tokens, and earlier blocks would keep the first ones; call "
+                "compress() without block_size, or give at most so many tokens"
+            )
         for name in _not_text(given):
             raise ValueError(
                 f"{name} cannot be used with a prompt longer than block_size: call compress() "

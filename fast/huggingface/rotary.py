@@ -11,6 +11,25 @@ STATIC_TYPES = ("default", "linear", "llama3", "yarn")
 """RoPE variants whose frequencies do not depend on the length of the text."""
 
 
+def longest_alike(model: Any) -> int | None:
+    """Return how long a text may be before its length changes the frequencies of its positions.
+
+    None if no rotary embedding of the model does that. The types ``dynamic`` and ``longrope`` do:
+    every call takes the frequencies that suit its last position.
+    """
+    limits = []
+    for module in model.modules():
+        types = getattr(module, "rope_type", None)
+        for layers, kind in types.items() if isinstance(types, dict) else [(None, types)]:
+            if kind == "longrope":
+                parameters = module.config.rope_parameters
+                parameters = parameters if layers is None else parameters[layers]
+                limits.append(parameters["original_max_position_embeddings"])
+            elif kind is not None and "dynamic" in kind:
+                limits.append(module.original_max_seq_len)
+    return min(limits, default=None)
+
+
 def rotation_of(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function that rotates vectors ``[..., d]`` by positions ``[...]``.
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import SHAPE, SHARPER, prompts, tiny
 from tolerances import FLOAT32_LOGITS
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 
 from kvlab.fast import compress
 from kvlab.fast.huggingface import agreement
@@ -149,6 +149,70 @@ def test_an_image_has_the_positions_that_the_model_gives_it():
         model(input_ids=ids, **image, past_key_values=cache)
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24}
+LENGTH_MATTERS = {
+    "dynamic": (
+        "LlamaConfig",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+            "max_position_embeddings": 24,
+        },
+    ),
+    "longrope": (
+        "Phi3Config",
+        {
+            "rope_parameters": {**LONGROPE, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
+            "original_max_position_embeddings": 24,
+        },
+    ),
+}
+
+
+def length_matters(kind: str):
+    """A model whose frequencies change beyond 24 tokens."""
+    name, options = LENGTH_MATTERS[kind]
+    return text_model(name.removesuffix("Config").lower(), name, **options)
+
+
+@pytest.mark.parametrize("kind", LENGTH_MATTERS)
+def test_blocks_across_the_length_that_changes_frequencies_are_refused(kind):
+    """Earlier blocks would keep the frequencies of a short text."""
+    model, ids = length_matters(kind), prompts([40])["input_ids"]
+    expected = eager(model, input_ids=ids)
+    with compress(model, "full", block_size=6) as cache, torch.no_grad():
+        with pytest.raises(ValueError, match=r"block_size = 6 .* 40 tokens.* beyond 24 tokens"):
+            model(ids, past_key_values=cache)
+        assert cache.get_seq_length() == 0
+        found = model(ids[:, :24], past_key_values=cache).logits
+    close(found, eager(model, input_ids=ids[:, :24]))
+    with compress(model, "full") as cache, torch.no_grad():
+        close(model(ids, past_key_values=cache).logits, expected)
+
+
+@pytest.mark.parametrize("kind", LENGTH_MATTERS)
+@pytest.mark.parametrize("pieces", [(19, 1, 20), (23, 1, 1, 1)], ids=["second turn", "decoding"])
+def test_later_tokens_beyond_that_length_are_read_as_with_the_own_cache(kind, pieces):
+    model, logits = length_matters(kind), []
+    ids = prompts([sum(pieces)])["input_ids"]
+
+    def read(cache):
+        with torch.no_grad():
+            parts = [model(part, past_key_values=cache).logits for part in ids.split(pieces, 1)]
+        logits.append(torch.cat(parts, dim=1))
+
+    read(DynamicCache(config=model.config))
+    with compress(model, "full") as cache:
+        read(cache)
+    close(logits[1], logits[0])
+
+
+def test_generating_beyond_the_length_where_phi3_drops_its_cache_says_so():
+    message = "grows beyond original_max_position_embeddings = 24.*max_new_tokens"
+    model = length_matters("longrope")
+    with compress(model, "h2o", 12) as cache, pytest.raises(ValueError, match=message):
+        model.generate(**prompts([20]), past_key_values=cache, max_new_tokens=10)
+
+
 # --- refused ---
 
 
@@ -163,6 +227,12 @@ REFUSED = {
         "Gemma3TextConfig",
         ALTERNATING | {"use_bidirectional_attention": True},
     ),
+    "Gemma, bidirectional": ("gemma", "GemmaConfig", {"use_bidirectional_attention": True}),
+    "Gemma 2, bidirectional": (
+        "gemma2",
+        "Gemma2Config",
+        ALTERNATING | {"use_bidirectional_attention": True},
+    ),
     "gpt-oss": ("gpt_oss", "GptOssConfig", ALTERNATING | SMALL_EXPERTS),
 }
 MESSAGES = {
@@ -172,6 +242,8 @@ MESSAGES = {
     "MiniMax-M3": "layers of another kind",
     "Doge": "mask that is not the causal one",
     "Gemma 3, bidirectional": "mask that is not the causal one|lets tokens read later ones",
+    "Gemma, bidirectional": "lets tokens read later ones",
+    "Gemma 2, bidirectional": "lets tokens read later ones",
     "gpt-oss": "learned sinks",
 }
 
@@ -204,6 +276,24 @@ def test_a_prefix_whose_tokens_read_each_other_is_refused(verify):
         pytest.raises(ValueError, match="mask that is not the causal one"),
     ):
         model(input_ids=ids, token_type_ids=types, past_key_values=cache)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_paligemma_without_token_types_is_refused(verify):
+    """Its text part lets tokens read later ones where transformers gives it no mask."""
+    model = built(
+        AutoModelForImageTextToText,
+        "paligemma",
+        "PaliGemmaConfig",
+        text_config={**TEXT, "model_type": "gemma", "use_bidirectional_attention": True},
+        vision_config={**VISION, "image_size": 8, "num_attention_heads": 2},
+        image_token_index=90,
+    )
+    with (
+        pytest.raises(ValueError, match=r"lets tokens read later ones.*without compress\(\)"),
+        compress(model, "full", verify=verify) as cache,
+    ):
+        model(**prompts([21]), past_key_values=cache)
 
 
 def jamba():
