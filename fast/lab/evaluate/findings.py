@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvlab.fast.lab.evaluate.compare import Comparison
+from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.sweep.summary import CONTROL, FULL, LEVEL, Point
 from kvlab.fast.lab.tables import counted
 from kvlab.reference.methods import base_name
@@ -34,11 +35,14 @@ def budget_of_largest_spread(comparison: Comparison) -> int | None:
 
 
 def points_at(comparison: Comparison, budget: int | None) -> list[Point]:
-    """Return the points of a budget that have figures, the best first."""
+    """Return the methods' points of a budget that have figures, the best first.
+
+    The oracle is left out because it is no method: it reads the solution.
+    """
     points = [
         point
         for point in comparison.summary.points
-        if point.budget == budget and point.interval is not None
+        if point.budget == budget and point.interval is not None and point.method != ORACLE
     ]
     return sorted(points, key=lambda point: point.solved or 0.0, reverse=True)
 

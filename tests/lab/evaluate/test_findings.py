@@ -49,7 +49,7 @@ def comparison(outcomes=OUTCOMES):
     points = tuple(point(*key, text) for key, text in outcomes.items())
     problems = len(points[0].outcomes)
     specs = tuple(dict.fromkeys(method for method, _ in outcomes))
-    sweep = Sweep(specs, ("50", "70"), problems, tasks=("jumps",), backend="reference")
+    sweep = Sweep(specs, ("50", "70"), problems, tasks=("jumps",))
     summary = TaskSummary(
         "jumps",
         "jumps",
@@ -78,6 +78,14 @@ def test_the_sentences_by_hand():
         "By a rule of their own: kivi solved 9 of 10 problems (95 % interval 60 to 98 %) with 25 % "
         "of the memory.",
     ]
+
+
+def test_the_oracle_is_no_method_that_a_sentence_praises(recorded):
+    with_oracle = {**OUTCOMES, ("oracle", 50): "1111111111", ("oracle", 70): "1111111111"}
+    assert sentences(comparison(with_oracle)) == sentences(comparison())
+    example.record_example(comparison(with_oracle))
+    ((specs, _),) = recorded
+    assert "oracle" not in specs
 
 
 def test_a_small_sample_claims_nothing():
