@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvlab.fast import methods
+    from kvlab.fast.engine.observation import Needs, Observation
+    from kvlab.fast.engine.policy import Budget, Policy, Precision, Protect, Score, twin_of
+    from kvlab.fast.engine.step import Block, StepResult
     from kvlab.fast.huggingface import CacheMemory, CompressedCache, compress
-    from kvlab.fast.observation import Needs, Observation
-    from kvlab.fast.policy import Budget, Policy, Precision, Protect, Score, twin_of
-    from kvlab.fast.step import Block, StepResult
 
 __all__ = [
     "Block",
@@ -32,9 +32,9 @@ __all__ = [
 
 HOMES = {
     "huggingface": ("CacheMemory", "CompressedCache", "compress"),
-    "observation": ("Needs", "Observation"),
-    "policy": ("Budget", "Policy", "Precision", "Protect", "Score", "twin_of"),
-    "step": ("Block", "StepResult"),
+    "engine.observation": ("Needs", "Observation"),
+    "engine.policy": ("Budget", "Policy", "Precision", "Protect", "Score", "twin_of"),
+    "engine.step": ("Block", "StepResult"),
 }
 """Modules, and the names that are taken from them."""
 

@@ -17,8 +17,8 @@
 # %%
 import numpy as np
 
-from kvlab.fast.models import embedded_directory
 from kvlab.reference import Transformer, advance, load_tokenizer, methods, prefill
+from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")

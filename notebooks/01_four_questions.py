@@ -45,8 +45,8 @@ for question in ("score", "schedule", "protect", "budget", "precision"):
 # if every written step is right.
 
 # %%
-from kvlab.fast.models import embedded_directory
 from kvlab.reference import Transformer, budget_entries, generate, load_tokenizer
+from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")

@@ -47,7 +47,7 @@ evictions.scores_by_entry(alpha, values)
 
 # %%
 from kvlab.fast.lab.pictures import claims
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 
 tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
 claims.verdicts("caote", reasoner_directory(), tags)

@@ -22,8 +22,8 @@
 import numpy as np
 
 from kvlab.fast.lab.pictures import bias
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import observe_heads, workloads
+from kvlab.reference.models import reasoner_directory
 
 fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
 heads = observe_heads(reasoner_directory())

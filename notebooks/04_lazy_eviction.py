@@ -15,7 +15,6 @@
 
 # %%
 from kvlab.fast.lab.pictures import recurrence
-from kvlab.fast.models import embedded_directory, reasoner_directory
 from kvlab.reference import (
     Layer,
     Transformer,
@@ -25,6 +24,7 @@ from kvlab.reference import (
     most_recurring,
     record_trace,
 )
+from kvlab.reference.models import embedded_directory, reasoner_directory
 from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")

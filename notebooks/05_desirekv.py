@@ -24,7 +24,6 @@
 
 # %%
 from kvlab.fast.lab.pictures import precision
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import (
     Transformer,
     generate,
@@ -33,6 +32,7 @@ from kvlab.reference import (
     outliers_and_errors,
     record_trace,
 )
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 
 model = Transformer.from_directory(reasoner_directory())

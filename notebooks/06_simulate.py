@@ -15,7 +15,6 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvlab.fast.models import embedded_directory
 from kvlab.reference import (
     Transformer,
     load_tokenizer,
@@ -24,6 +23,7 @@ from kvlab.reference import (
     record_trace,
     save_trace,
 )
+from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")

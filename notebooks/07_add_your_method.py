@@ -113,7 +113,6 @@ checks.promises(check_promises(broken))
 
 # %%
 from kvlab.fast.lab.pictures import replays
-from kvlab.fast.models import embedded_directory
 from kvlab.reference import (
     Transformer,
     budget_entries,
@@ -122,6 +121,7 @@ from kvlab.reference import (
     methods,
     record_trace,
 )
+from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 
 directory = embedded_directory("jumps")

@@ -35,7 +35,7 @@
 # %%
 from kvlab.fast.lab.evaluate.contrasts import STORED, judge, stored_summary
 from kvlab.fast.lab.pictures import claims
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs import PAPERS
 
 found = [stored_summary(name) for name in STORED]

@@ -14,9 +14,6 @@ from kvlab.reference.generate import Generation, Session, advance, generate, pre
 from kvlab.reference.invariants import check_promises
 from kvlab.reference.method import Example, Method, Wrapper
 from kvlab.reference.observation import Clock, Observation
-from kvlab.reference.planner.cost import Fleet, Plan, Runtime, fleet
-from kvlab.reference.planner.hardware import HARDWARE, Hardware
-from kvlab.reference.planner.shape import SHAPES, Shape
 from kvlab.reference.policy import (
     NO_ATTENTION,
     AfterPrefill,
@@ -40,19 +37,22 @@ from kvlab.reference.policy import (
 )
 from kvlab.reference.quantization import quantize
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.simulator import workloads
+from kvlab.reference.simulator.cost import Fleet, Plan, Runtime, fleet
+from kvlab.reference.simulator.hardware import HARDWARE, Hardware
+from kvlab.reference.simulator.importance_and_sensitivity import outliers_and_errors, quadrants
+from kvlab.reference.simulator.judge import Judgement, judge, skill
+from kvlab.reference.simulator.observed import observe_heads
+from kvlab.reference.simulator.oracle import best_left
+from kvlab.reference.simulator.recorder import record_generation, record_replay
+from kvlab.reference.simulator.recurrence import activations, intervals, most_recurring
+from kvlab.reference.simulator.replay import Fate, Layer, replay
+from kvlab.reference.simulator.shape import SHAPES, Shape
+from kvlab.reference.simulator.stored import StoredTrace
+from kvlab.reference.simulator.trace import Metadata, Trace, load_trace, record_trace, save_trace
 from kvlab.reference.step import step
 from kvlab.reference.streams import Source, Stream, random_stream, run_stream
-from kvlab.reference.timeline import record_generation, record_replay
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces import workloads
-from kvlab.reference.traces.importance_and_sensitivity import outliers_and_errors, quadrants
-from kvlab.reference.traces.judge import Judgement, judge, skill
-from kvlab.reference.traces.observed import observe_heads
-from kvlab.reference.traces.oracle import best_left
-from kvlab.reference.traces.recurrence import activations, intervals, most_recurring
-from kvlab.reference.traces.replay import Fate, Layer, replay
-from kvlab.reference.traces.stored import StoredTrace
-from kvlab.reference.traces.trace import Metadata, Trace, load_trace, record_trace, save_trace
 from kvlab.reference.transformer import Transformer
 
 __all__ = [

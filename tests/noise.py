@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvlab.reference.traces.trace import Metadata, Trace
+from kvlab.reference.simulator.trace import Metadata, Trace
 
 
 def noise(seed=0, layers=2, G=2, rho=2, t=70, d=8, prompt=20):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs import Claim, Finding, Kind, Neighbour, Paper, Verdict
 
 MODEL: Path = reasoner_directory()

@@ -5,11 +5,11 @@ import pytest
 from cases import BUDGETED
 from tolerances import FLOAT64
 
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import generate, methods
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import advance, prefill
 from kvlab.reference.measure import divergence, teacher_forced
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer

@@ -343,9 +343,9 @@ def test_a_listing_shows_every_line_as_it_is(small):
 
 
 def test_source_pages_stay_out_of_the_search():
-    meta = get_data(source_pages.page("fast/cache.py"))[1]
+    meta = get_data(source_pages.page("fast/engine/cache.py"))[1]
     assert meta["search"] == {"exclude": True}
-    assert meta["source"] == "fast/cache.py"
+    assert meta["source"] == "fast/engine/cache.py"
 
 
 # --- what the package says -----------------------------------------------------------------------

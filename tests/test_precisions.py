@@ -13,11 +13,11 @@ from tolerances import EXACT, FLOAT64, MONTE_CARLO
 from kvlab.reference import invariants as promised
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, visible
-from kvlab.reference.planner.occupancy import occupancy
 from kvlab.reference.precisions import OnArrival, families, fp8, precisions, turboquant
 from kvlab.reference.precisions.fp8 import FP8
 from kvlab.reference.precisions.nvfp4 import NVFP4
 from kvlab.reference.precisions.turboquant import TurboQuantMSE, TurboQuantProd
+from kvlab.reference.simulator.occupancy import occupancy
 from kvlab.reference.small_floats import E2M1, E4M3, E5M2
 from kvlab.reference.stored_vectors import StoredVectors
 from kvlab.reference.streams import Source, random_stream, run_stream

@@ -39,8 +39,8 @@ def test_notebooks_and_pages_import_from_documented_places(path):
 
 
 def test_a_deep_import_would_be_seen():
-    assert imports("from kvlab.reference.traces.judge import judge") == {
-        "kvlab.reference.traces.judge"
+    assert imports("from kvlab.reference.simulator.judge import judge") == {
+        "kvlab.reference.simulator.judge"
     }
 
 

@@ -159,8 +159,8 @@ def made(tmp_path):
     ("importer", "target"),
     [
         ("reference__policy", "reference__methods__h2o"),
-        ("reference__methods__h2o", "reference__planner__cost"),
-        ("reference__traces__trace", "reference__proofs__claim"),
+        ("reference__methods__h2o", "reference__simulator__cost"),
+        ("reference__simulator__trace", "reference__proofs__claim"),
         ("reference__policy", "fast__policy"),
         ("fast__policy", "fast__huggingface"),
         ("fast__huggingface", "fast__lab__compare"),

@@ -10,12 +10,12 @@ from kvlab.fast.lab.pictures.kept import kept_over_steps
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.viewing import Source, problem_source
 from kvlab.reference import methods
-from kvlab.reference.planner.cost import Plan
-from kvlab.reference.planner.hardware import HARDWARE
-from kvlab.reference.planner.shape import SHAPES
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.timeline import Run
+from kvlab.reference.simulator.cost import Plan
+from kvlab.reference.simulator.hardware import HARDWARE
+from kvlab.reference.simulator.run import Run
+from kvlab.reference.simulator.shape import SHAPES
 
 Meta = Mapping[str, Any]
 

@@ -176,7 +176,7 @@ def equation(each: Meta, link: Link) -> str:
     tag = each["tag"]
     found = symbols.equation_in(tag, each["reference"])
     mirrored = each.get("fast") or symbols.twin(tag)
-    has_twin = (ROOT / "fast" / found.path.removeprefix("reference/")).is_file()
+    has_twin = (ROOT / symbols.twin_path(found.path)).is_file()
     if mirrored is None and has_twin:
         raise ValueError(f"[{tag}]: fast/ has no function of that name; the page has to say which")
     lines = {
@@ -333,7 +333,7 @@ def usage(meta: Meta) -> str:
         [
             f'```\nkvlab compare --methods "{compared}"{share} --problems 4\n```',
             f"""```python
-from kvlab.fast.models import embedded_directory
+from kvlab.reference.models import embedded_directory
 from kvlab.reference import Transformer, generate, load_tokenizer, methods
 from kvlab.reference.tasks import jumps
 

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.models import EMBEDDED, embedded_directory
+from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps, reasoning
 
 DOCS = Path(__file__).parents[1]

@@ -24,12 +24,11 @@ others import from them, so they may import everything that lies in them."""
 REFERENCE_ROOMS = {
     "reference core": set(),
     "tasks": {"reference core"},
+    "embedded models": set(),
     "methods": {"reference core"},
-    "traces": {"reference core", "methods", "tasks"},
-    "planner": {"reference core", "methods"},
-    "proofs": {"reference core", "methods", "tasks", "traces", "planner"},
-    "conformance": {"reference core", "methods", "tasks", "traces"},
-    "timeline": {"reference core", "methods", "traces"},
+    "simulator": {"reference core", "methods", "tasks"},
+    "proofs": {"reference core", "methods", "embedded models", "tasks", "simulator"},
+    "conformance": {"reference core", "methods", "embedded models", "tasks", "simulator"},
 }
 """The rooms of the reference, and those on which each may rest."""
 
@@ -88,10 +87,16 @@ def module(name: str, files: Mapping[str, Path]) -> str:
 
 def room(name: str) -> str:
     """Return the room in which a module lies."""
-    if name in (REFERENCE, FAST, LAB):
+    if name in (
+        REFERENCE,
+        FAST,
+        LAB,
+    ):
         return FRONT
     if name.startswith(f"{REFERENCE}."):
         first = name.removeprefix(f"{REFERENCE}.").partition(".")[0]
+        if first == "models":
+            return "embedded models"
         return first if first in REFERENCE_ROOMS else "reference core"
     first = name.removeprefix(f"{FAST}.").partition(".")[0]
     return first if first in FAST_ROOMS else "engine"

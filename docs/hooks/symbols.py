@@ -76,9 +76,15 @@ def twin(tag: str, root: Path = ROOT) -> str | None:
     The two sides share file names and names; None where ``fast/`` defines no such function.
     """
     found = equation(tag, root)
-    path = f"fast/{found.path.removeprefix('reference/')}"
+    path = twin_path(found.path)
     known = definitions(root / path) if (root / path).is_file() else {}
     return f"{path}:{found.inside}" if found.inside in known else None
+
+
+def twin_path(path: str) -> str:
+    """Return the file of ``fast/`` that mirrors one of ``reference/``."""
+    inner = path.removeprefix("reference/")
+    return f"fast/{inner}" if "/" in inner else f"fast/engine/{inner}"
 
 
 def stale(target: Target, line: str) -> bool:

@@ -1,9 +1,9 @@
 """The attention and mask functions that compressed models call, registered with transformers.
 
 A layer's ``update`` only tags the keys with a ticket; by the ticket the attention function finds
-the layer, and `kvlab.fast.step` does everything else. Arguments and masks that these functions do
-not know are refused, also in layers that are left alone: to drop an argument or a mask would give
-wrong text without an error.
+the layer, and `kvlab.fast.engine.step` does everything else. Arguments and masks that these
+functions do not know are refused, also in layers that are left alone: to drop an argument or a
+mask would give wrong text without an error.
 """
 
 from math import isclose, sqrt
@@ -16,10 +16,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from kvlab.fast.attention import compute_dtype, logits, softmax, weighted_values
-from kvlab.fast.batch import BatchClock
+from kvlab.fast.engine.attention import compute_dtype, logits, softmax, weighted_values
+from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.step import Block, step
 from kvlab.fast.huggingface.cache import TICKET, CompressedLayer, Ticket, UnsupportedModelError
-from kvlab.fast.step import Block, step
 
 IMPLEMENTATION = "kvlab"
 """Name of the two functions in the model's configuration."""

@@ -10,14 +10,14 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from kvlab.fast.batch import BatchClock
-from kvlab.fast.cache import LayerMemory
+from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import LayerMemory
+from kvlab.fast.engine.joint_layers import JointLayers, can_join
+from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.step import Block, StepResult
 from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.rotary import rotation_of
 from kvlab.fast.huggingface.sharding import shard_of
-from kvlab.fast.joint_layers import JointLayers, can_join
-from kvlab.fast.policy import Policy
-from kvlab.fast.step import Block, StepResult
 from kvlab.reference.observation import Clock
 
 TICKET = "_kvlab_ticket"

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.batch import BatchClock
+from kvlab.fast.engine.batch import BatchClock
 from kvlab.reference.observation import Clock
 
 AHEAD = 64

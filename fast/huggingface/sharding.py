@@ -7,7 +7,7 @@ so a policy whose heads decide together cannot run.
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.fast.policy import Policy
+from kvlab.fast.engine.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ once, 2·n·d·e; raw logits written and read again as float32, 8·ρ·n, and wh
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast import attention
-from kvlab.fast.attention import Reduction
+from kvlab.fast.engine import attention
+from kvlab.fast.engine.attention import Reduction
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.recurrence import RecurrenceCounters, count_recurrence
 

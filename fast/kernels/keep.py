@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast.batch import last_in_use
+from kvlab.fast.engine.batch import last_in_use
+from kvlab.fast.engine.notation import Marks, Positions, Scores
+from kvlab.fast.engine.selection import in_ascending_position
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.notation import Marks, Positions, Scores
-from kvlab.fast.selection import in_ascending_position
 
 
 def keep_slots(

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast import attention
-from kvlab.fast.attention import Reduction
+from kvlab.fast.engine import attention
+from kvlab.fast.engine.attention import Reduction
+from kvlab.fast.engine.quantization import Quantized
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.vector_tables import VectorTable
-from kvlab.fast.quantization import Quantized
 
 MOST_SPREAD = 128
 """Query heads times groups of channels that one program of Triton takes."""

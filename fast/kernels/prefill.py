@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast import attention
+from kvlab.fast.engine import attention
 from kvlab.fast.kernels.choice import uses_triton
 
 

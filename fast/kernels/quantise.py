@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast import quantization
+from kvlab.fast.engine import quantization
+from kvlab.fast.engine.quantization import Quantized
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.quantization import Quantized
 
 
 def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantized:
-    """Quantise and pack vectors along their last axis; see `kvlab.fast.quantization.quantize`.
+    """Quantise and pack vectors along their last axis: see `kvlab.fast.engine.quantization`.
 
     Triton takes widths and groups that fill bytes and lie within a power of two; others take
     PyTorch: 3 bits, and a last group that is shorter.

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.codes import Code, Coded
-from kvlab.fast.quantization import Quantized, take
+from kvlab.fast.engine.codes import Code, Coded
+from kvlab.fast.engine.quantization import Quantized, take
 from kvlab.reference.quantization import FULL_BITS
 
 TABLE_SHIFT = 27

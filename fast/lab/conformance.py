@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from kvlab.fast import attention, quantization
-from kvlab.fast.attention import compute_dtype
-from kvlab.fast.batch import BatchClock, KeepSet
-from kvlab.fast.cache import LayerCache
+from kvlab.fast.engine import attention, quantization
+from kvlab.fast.engine.attention import compute_dtype
+from kvlab.fast.engine.batch import BatchClock, KeepSet
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.observation import Attended, Observation
+from kvlab.fast.engine.policy import Elapsed, Policy
+from kvlab.fast.engine.quantization import Quantized
+from kvlab.fast.engine.step import Block, decide, step, view_of
+from kvlab.fast.engine.windows import max_pool, mean_pool
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.compression import compress
 from kvlab.fast.kernels.caote import eviction_errors
@@ -28,12 +33,7 @@ from kvlab.fast.kernels.quantise import outlier_scores, quantise
 from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.fast.methods import get
 from kvlab.fast.models.loading import load
-from kvlab.fast.observation import Attended, Observation
-from kvlab.fast.policy import Elapsed, Policy
 from kvlab.fast.precisions import OnArrival
-from kvlab.fast.quantization import Quantized
-from kvlab.fast.step import Block, decide, step, view_of
-from kvlab.fast.windows import max_pool, mean_pool
 from kvlab.reference.observation import Clock
 
 ARRAYS = "torch"

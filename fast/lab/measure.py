@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.attention import attend, visible
-from kvlab.fast.cache import LayerCache
+from kvlab.fast.engine.attention import attend, visible
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.step import Block, StepResult
 from kvlab.fast.huggingface import CompressedCache, compress
-from kvlab.fast.policy import Policy
-from kvlab.fast.step import Block, StepResult
 from kvlab.reference.measure import Measurement, divergence
 from kvlab.reference.quantization import FULL_BITS
 

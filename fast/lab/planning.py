@@ -15,11 +15,11 @@ from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods import takes_budget
-from kvlab.reference.planner.cost import Plan, Runtime, fleet
-from kvlab.reference.planner.figures import PaperFigure, paper_figures
-from kvlab.reference.planner.hardware import HARDWARE, Hardware
-from kvlab.reference.planner.shape import Shape
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.simulator.cost import Plan, Runtime, fleet
+from kvlab.reference.simulator.figures import PaperFigure, paper_figures
+from kvlab.reference.simulator.hardware import HARDWARE, Hardware
+from kvlab.reference.simulator.shape import Shape
 
 GB = 1e9
 MOST_TOKENS = 200_000

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from kvlab.fast import compress
-from kvlab.fast.step import Block, StepResult
-from kvlab.reference.traces.trace import DTYPES, VECTORS, Metadata, Trace
+from kvlab.fast.engine.step import Block, StepResult
+from kvlab.reference.simulator.trace import DTYPES, VECTORS, Metadata, Trace
 
 
 def record_generation(

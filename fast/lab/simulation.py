@@ -14,8 +14,8 @@ from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.traces.judge import EXACT, Judgement, judge, skill
-from kvlab.reference.traces.trace import Recording
+from kvlab.reference.simulator.judge import EXACT, Judgement, judge, skill
+from kvlab.reference.simulator.trace import Recording
 
 MOST_LIFETIMES = 6
 """Methods whose entries the report draws one by one."""

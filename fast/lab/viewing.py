@@ -9,17 +9,22 @@ from typing import Any
 from kvlab.fast.lab.points import check_some_ran
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
-from kvlab.fast.models import EMBEDDED, embedded_directory
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods import takes_budget
+from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.simulator.recorder import (
+    MOST_VALUES,
+    record_generation,
+    record_replay,
+    token_texts,
+)
+from kvlab.reference.simulator.run import Run, Timeline
+from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import jumps, needle
 from kvlab.reference.tasks.jumps import SIZES
-from kvlab.reference.timeline import Run, Timeline, record_generation, record_replay, token_texts
-from kvlab.reference.timeline.recorder import MOST_VALUES
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.trace import load_trace
 from kvlab.reference.transformer import Transformer, end_of_text
 
 WORDS, NEEDLES = 120, 2

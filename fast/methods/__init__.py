@@ -6,8 +6,8 @@ of the same name fast: it declares the twins of its parts.
 
 from typing import Any
 
-from kvlab.fast.policy import Policy
-from kvlab.fast.port import port
+from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.port import port
 from kvlab.reference import methods as reference
 
 __all__ = ["get", "port"]

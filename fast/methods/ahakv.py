@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.attention import softmax, visible
-from kvlab.fast.cache import State
+from kvlab.fast.engine.attention import softmax, visible
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, PerEntry, Room, Scores
+from kvlab.fast.engine.observation import Observation, parts
+from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window
 from kvlab.fast.kernels.prefill import received_attention
-from kvlab.fast.notation import Candidates, PerEntry, Room, Scores
-from kvlab.fast.observation import Observation, parts
-from kvlab.fast.policy import Score, twin_of
-from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window
 from kvlab.reference.methods import ahakv as reference
 from kvlab.reference.windows import Border
 

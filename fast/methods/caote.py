@@ -8,8 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.batch import to_device
-from kvlab.fast.cache import State
+from kvlab.fast.engine.batch import to_device
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
+from kvlab.fast.engine.observation import Needs, Observation
+from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.selection import first_to_go
+from kvlab.fast.engine.windows import among_candidates, mean_pool
 from kvlab.fast.kernels.caote import (
     eviction_error,
     eviction_errors,
@@ -18,11 +23,6 @@ from kvlab.fast.kernels.caote import (
     remaining_mass,
 )
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
-from kvlab.fast.observation import Needs, Observation
-from kvlab.fast.policy import Score, twin_of
-from kvlab.fast.selection import first_to_go
-from kvlab.fast.windows import among_candidates, mean_pool
 from kvlab.reference.cache import Column
 from kvlab.reference.methods import caote as reference
 from kvlab.reference.methods.caote import Heads

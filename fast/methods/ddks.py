@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.batch import KeepSet, to_device
-from kvlab.fast.cache import LayerCache
-from kvlab.fast.notation import Marks
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Budget, Precision, Protect, twin_of
-from kvlab.fast.storage import EMPTY, Storage
+from kvlab.fast.engine.batch import KeepSet, to_device
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.notation import Marks
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Budget, Precision, Protect, twin_of
+from kvlab.fast.engine.storage import EMPTY, Storage
 from kvlab.reference.checks import check_protected
 from kvlab.reference.methods import ddks as reference
 from kvlab.reference.observation import Clock

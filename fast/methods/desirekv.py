@@ -8,20 +8,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.batch import KeepSet
-from kvlab.fast.cache import LayerCache, State
-from kvlab.fast.kernels.quantise import outlier_scores
-from kvlab.fast.notation import Candidates, Marks, PerEntry, Positions, Room, Scores, Vectors
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Budget, Precision, Protect, Score, twin_of
-from kvlab.fast.storage import EMPTY
-from kvlab.fast.windows import (
+from kvlab.fast.engine.batch import KeepSet
+from kvlab.fast.engine.cache import LayerCache, State
+from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, Room, Scores, Vectors
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Budget, Precision, Protect, Score, twin_of
+from kvlab.fast.engine.storage import EMPTY
+from kvlab.fast.engine.windows import (
     among_candidates,
     mean_pool,
     queries_remembered,
     remember_queries,
     window_received,
 )
+from kvlab.fast.kernels.quantise import outlier_scores
 from kvlab.reference.methods import desirekv as reference
 from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS

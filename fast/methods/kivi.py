@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast.batch import KeepSet, to_device
-from kvlab.fast.cache import LayerCache
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Precision, twin_of
-from kvlab.fast.storage import EMPTY, Storage
+from kvlab.fast.engine.batch import KeepSet, to_device
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Precision, twin_of
+from kvlab.fast.engine.storage import EMPTY, Storage
 from kvlab.reference.methods import kivi as reference
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Room, Scores
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Score, twin_of
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Room, Scores
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Score, twin_of
 from kvlab.reference.methods import knorm as reference
 
 

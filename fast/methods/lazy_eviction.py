@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from kvlab.fast.cache import State
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
+from kvlab.fast.engine.observation import CounterColumns, Needs, Observation
+from kvlab.fast.engine.policy import Elapsed, Score, twin_of
 from kvlab.fast.kernels.recurrence import count_recurrence
-from kvlab.fast.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
-from kvlab.fast.observation import CounterColumns, Needs, Observation
-from kvlab.fast.policy import Elapsed, Score, twin_of
 from kvlab.reference.cache import Column
 from kvlab.reference.methods import lazy_eviction as reference
 from kvlab.reference.methods.lazy_eviction import Form, StampStart

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvlab.fast.attention import softmax
-from kvlab.fast.batch import last_in_use, to_device
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Marks, PerEntry, Room, Scores
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Protect, Score, twin_of
-from kvlab.fast.selection import rank
-from kvlab.fast.windows import remember_queries, window, window_logits
+from kvlab.fast.engine.attention import softmax
+from kvlab.fast.engine.batch import last_in_use, to_device
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Protect, Score, twin_of
+from kvlab.fast.engine.selection import rank
+from kvlab.fast.engine.windows import remember_queries, window, window_logits
 from kvlab.reference.methods import nacl as reference
 from kvlab.reference.methods.nacl import proxy_count
 from kvlab.reference.observation import Clock

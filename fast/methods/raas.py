@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Score, twin_of
-from kvlab.fast.selection import in_ascending_position, rank
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.selection import in_ascending_position, rank
 from kvlab.reference.methods import raas as reference
 
 

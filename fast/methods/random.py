@@ -5,10 +5,10 @@ from typing import Literal
 
 import torch
 
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Room, Scores
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Score, twin_of
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Room, Scores
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Score, twin_of
 from kvlab.reference.methods import random as reference
 from kvlab.reference.methods.random import draws
 

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from kvlab.fast.attention import softmax
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, PerEntry, Room, Scores
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Score, twin_of
-from kvlab.fast.windows import (
+from kvlab.fast.engine.attention import softmax
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, PerEntry, Room, Scores
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.windows import (
     among_candidates,
     max_pool,
     queries_remembered,

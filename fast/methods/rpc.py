@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Room, Scores
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Budget, Score, twin_of
-from kvlab.fast.windows import among_candidates, mean_pool, remember_queries, window_received
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Room, Scores
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Budget, Score, twin_of
+from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window_received
 from kvlab.reference.methods import rpc as reference
 from kvlab.reference.observation import Clock
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Marks, PerEntry, Room, Scores
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Score, twin_of
-from kvlab.fast.windows import (
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.windows import (
     among_candidates,
     max_pool,
     mean_pool,

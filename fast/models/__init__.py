@@ -4,12 +4,9 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
-EMBEDDED: Mapping[str, str] = {"jumps": "jumps", "reasoner": "reasoning"}
-"""Short names of the embedded models, and the kind of task that each solves; comparisons are made
-on the first one unless something else is asked for."""
+from kvlab.reference.models import EMBEDDED, embedded_directory
 
 
 @dataclass(frozen=True)
@@ -44,22 +41,6 @@ PUBLISHED: Mapping[str, Published] = {
 """Short names of the models that can be fetched."""
 
 NAME = re.compile(r"[\w-][\w.-]*")
-
-
-def embedded_directory(name: str) -> Path:
-    """Return the Hugging Face directory of an embedded model.
-
-    Raises:
-        ValueError: if no embedded model has this name.
-    """
-    if name not in EMBEDDED:
-        raise ValueError(f"embedded model = {name!r} must be one of {', '.join(EMBEDDED)}")
-    return Path(str(files("kvlab.fast.models") / name))
-
-
-def reasoner_directory() -> Path:
-    """Return the directory of the model that solves chained arithmetic."""
-    return embedded_directory("reasoner")
 
 
 def cache_directory() -> Path:

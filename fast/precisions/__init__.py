@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from kvlab.fast.batch import BatchClock, KeepSet
-from kvlab.fast.cache import LayerCache
-from kvlab.fast.codes import Code
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Precision, twin_of
+from kvlab.fast.engine.batch import BatchClock, KeepSet
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.codes import Code
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Precision, twin_of
 from kvlab.reference import precisions as reference
 
 

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.codes import Code, Parts, Scale, decode_small, encode_small, scale_to
-from kvlab.fast.policy import twin_of
+from kvlab.fast.engine.codes import Code, Parts, Scale, decode_small, encode_small, scale_to
+from kvlab.fast.engine.policy import twin_of
 from kvlab.reference.precisions import fp8 as reference
 
 

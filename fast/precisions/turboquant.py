@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from kvlab.fast.codes import Code, Parts, constant
-from kvlab.fast.policy import twin_of
-from kvlab.fast.quantization import pack, to_float16, unpack
+from kvlab.fast.engine.codes import Code, Parts, constant
+from kvlab.fast.engine.policy import twin_of
+from kvlab.fast.engine.quantization import pack, to_float16, unpack
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import turboquant as reference
 

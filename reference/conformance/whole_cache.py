@@ -28,7 +28,7 @@ from kvlab.reference.step import Block, empty_cache, step
 from kvlab.reference.streams import Source
 from kvlab.reference.transformer import Transformer
 
-MODEL = Path(__file__).parents[2] / "fast" / "models" / "reasoner"
+MODEL = Path(__file__).parents[1] / "models" / "reasoner"
 """The embedded model: ``config.json`` and ``model.safetensors``, as Hugging Face stores them."""
 
 LOGIT_ERROR = 2e-4

@@ -35,7 +35,7 @@ from kvlab.reference.proofs.claim import (
 )
 from kvlab.reference.proofs.outputs import ROUNDING, random_caches, softmax
 from kvlab.reference.proofs.ranks import spearman
-from kvlab.reference.traces.observed import Head, observe_heads, surprise
+from kvlab.reference.simulator.observed import Head, observe_heads, surprise
 
 PAPER = Paper("ahakv", "AhaKV", "arXiv 2506.03762, as summarised")
 

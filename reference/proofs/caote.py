@@ -39,7 +39,7 @@ from kvlab.reference.proofs.outputs import (
     softmax,
 )
 from kvlab.reference.proofs.ranks import spearman
-from kvlab.reference.traces.observed import observe_heads
+from kvlab.reference.simulator.observed import observe_heads
 
 PAPER = Paper("caote", "CAOTE", "arXiv 2504.14051")
 TABLES = printed_tables("caote")

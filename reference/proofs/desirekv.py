@@ -33,7 +33,7 @@ from kvlab.reference.proofs.claim import (
     verified,
 )
 from kvlab.reference.proofs.ranks import spearman
-from kvlab.reference.traces.observed import key_heads, observe_heads
+from kvlab.reference.simulator.observed import key_heads, observe_heads
 
 PAPER = Paper("desirekv", "DesireKV", "AAAI 2026, vol. 40, pp. 20518-20526")
 TABLES = printed_tables("desirekv")

@@ -38,7 +38,7 @@ from kvlab.reference.proofs.claim import (
 )
 from kvlab.reference.proofs.counting import Counts, count_window, operations
 from kvlab.reference.proofs.outputs import exact_error
-from kvlab.reference.traces.observed import prompt_tokens, received
+from kvlab.reference.simulator.observed import prompt_tokens, received
 
 PAPER = Paper("lazy_eviction", "LazyEviction", "arXiv 2506.15969")
 TABLES = printed_tables("lazy_eviction")

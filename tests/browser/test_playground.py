@@ -12,10 +12,10 @@ from sampling import slow
 from shapes import shapes_checked
 
 from kvlab.fast.lab import generation
-from kvlab.fast.models import EMBEDDED, embedded_directory
 from kvlab.fast.models.loading import load
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import generate
+from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import end_of_text

@@ -14,10 +14,10 @@ import torch
 from models import prompts
 
 from kvlab.fast import compress
-from kvlab.fast.batch import BatchClock
-from kvlab.fast.cache import LayerCache
+from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.step import Block, step
 from kvlab.fast.methods import port
-from kvlab.fast.step import Block, step
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
 from kvlab.reference.granularity import OneForAllHeads

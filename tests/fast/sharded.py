@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from kvlab.fast import compress
-from kvlab.fast.models import reasoner_directory
 from kvlab.fast.models.loading import load
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 
 TOKENS = 6

@@ -16,9 +16,9 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_LOGITS, FLOAT32_SCORES, FLOAT64
 from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
-from kvlab.fast.columns import MOST_SLACK
-from kvlab.fast.joint_layers import MOST_WAITING
-from kvlab.fast.port import port
+from kvlab.fast.engine.columns import MOST_SLACK
+from kvlab.fast.engine.joint_layers import MOST_WAITING
+from kvlab.fast.engine.port import port
 from kvlab.reference import methods
 
 SOME = (

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from kvlab.fast import models
 from kvlab.fast.lab.cli import app, main
-from kvlab.fast.models import fetching, model_location, reasoner_directory
+from kvlab.fast.models import fetching, model_location
 from kvlab.fast.models.loading import load
+from kvlab.reference.models import reasoner_directory
 
 REAL = "smollm2"
 

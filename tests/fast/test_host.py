@@ -13,14 +13,15 @@ from test_differential import DTYPES, HEADS
 from test_real_models import assert_alike
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
-from kvlab.fast import compress, host, port, twin_of
-from kvlab.fast.models import reasoner_directory
-from kvlab.fast.policy import TWINS, Full, Nobody
-from kvlab.fast.policy import Score as FastScore
-from kvlab.fast.step import step
+from kvlab.fast import compress, twin_of
+from kvlab.fast.engine import host, port
+from kvlab.fast.engine.policy import TWINS, Full, Nobody
+from kvlab.fast.engine.policy import Score as FastScore
+from kvlab.fast.engine.step import step
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.methods.caote import EvictionError
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Edges,
@@ -325,7 +326,7 @@ def test_a_negative_retention_is_refused_by_name():
 
 
 def test_a_twin_of_an_outside_package_is_found(monkeypatch):
-    monkeypatch.setattr("kvlab.fast.policy.TWINS", TWINS)
+    monkeypatch.setattr("kvlab.fast.engine.policy.TWINS", TWINS)
 
     @twin_of(ShortKeys)
     @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from replay import Tolerance, follow_with_reference
 from tolerances import FLOAT64
 
 from kvlab.fast import compress
-from kvlab.fast.codes import Coded, decode_small, encode_small
-from kvlab.fast.port import port_part
-from kvlab.fast.storage import Storage
+from kvlab.fast.engine.codes import Coded, decode_small, encode_small
+from kvlab.fast.engine.port import port_part
+from kvlab.fast.engine.storage import Storage
 from kvlab.reference import methods
 from kvlab.reference.precisions import OnArrival, precisions
 from kvlab.reference.small_floats import E4M3, E5M2

@@ -11,8 +11,9 @@ from sampling import sampled
 from transformers import AutoModelForCausalLM
 
 from kvlab.fast import compress
-from kvlab.fast.models import fetched_directory, is_fetched, reasoner_directory
+from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import needle, reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 

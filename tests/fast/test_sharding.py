@@ -20,11 +20,11 @@ from sampling import sampled
 from sharded import PROMPTS, SPECS, TOKENS, run_all, write_found
 
 from kvlab.fast import compress, methods
+from kvlab.fast.engine.step import step
 from kvlab.fast.huggingface.sharding import Shard, check_heads, shard_of
-from kvlab.fast.models import reasoner_directory
 from kvlab.fast.models.loading import load
-from kvlab.fast.step import step
 from kvlab.reference.methods import WRAPPERS, base_name, names, takes_budget
+from kvlab.reference.models import reasoner_directory
 
 HEADS = (4, 2, 8)
 BUDGET = 14

@@ -9,7 +9,7 @@ import pytest
 
 from kvlab.fast import methods as fast
 from kvlab.fast import precisions
-from kvlab.fast.policy import TWINS
+from kvlab.fast.engine.policy import TWINS
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,10 @@ def test_every_file_of_twins_has_the_name_of_a_method_or_precision():
 def test_twins_have_the_same_name_and_parameters(part):
     twin = TWINS[part]
     assert twin.__name__ == part.__name__
-    assert twin.__module__ == part.__module__.replace("kvlab.reference", "kvlab.fast")
+    inner = part.__module__.removeprefix("kvlab.reference.")
+    assert (
+        twin.__module__ == f"kvlab.fast.{inner}" if "." in inner else f"kvlab.fast.engine.{inner}"
+    )
     assert [f.name for f in fields(twin)] == [f.name for f in fields(part)]
     assert all(f.default is MISSING for f in fields(twin))
 

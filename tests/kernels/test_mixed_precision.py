@@ -11,11 +11,11 @@ from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
 from sampling import diagonal
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
+from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.triton.mixed_precision import as_odd, first_parts
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
-from kvlab.fast.storage import Partners, Storage
 from kvlab.reference.attention import attend
 
 N, G, RHO, D = 2, 2, 4, 64

@@ -8,13 +8,13 @@ import pytest
 from shapes import shapes_checked
 from tolerances import DECIMALS, FLOAT64
 
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, methods
 from kvlab.reference.accounting import Sizes, Work
-from kvlab.reference.planner.cost import Plan, Runtime, fleet, observing, selecting, slowest_speed
-from kvlab.reference.planner.figures import paper_figures
-from kvlab.reference.planner.hardware import HARDWARE, Hardware, find_hardware
-from kvlab.reference.planner.shape import SHAPES, Shape, find_shape
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.simulator.cost import Plan, Runtime, fleet, observing, selecting, slowest_speed
+from kvlab.reference.simulator.figures import paper_figures
+from kvlab.reference.simulator.hardware import HARDWARE, Hardware, find_hardware
+from kvlab.reference.simulator.shape import SHAPES, Shape, find_shape
 
 PUBLISHED = {
     "llama-3.1-8b": 8_030_261_248,

@@ -8,9 +8,9 @@ from noise import noise
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.planner.occupancy import occupancy
 from kvlab.reference.policy import Precision
-from kvlab.reference.traces.replay import replay
+from kvlab.reference.simulator.occupancy import occupancy
+from kvlab.reference.simulator.replay import replay
 
 SPECS = [
     ("full", None),

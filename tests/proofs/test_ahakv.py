@@ -8,7 +8,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference.proofs import ahakv as proofs
 from kvlab.reference.proofs.ahakv import PAPER
-from kvlab.reference.traces.observed import observe_heads
+from kvlab.reference.simulator.observed import observe_heads
 
 (
     test_claims_hold,

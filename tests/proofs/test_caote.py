@@ -15,7 +15,7 @@ from kvlab.reference.methods.caote import (
 )
 from kvlab.reference.proofs import caote as proofs
 from kvlab.reference.proofs.caote import PAPER
-from kvlab.reference.traces.observed import observe_heads
+from kvlab.reference.simulator.observed import observe_heads
 
 (
     test_claims_hold,

@@ -15,8 +15,8 @@ from kvlab.reference.policy import Never
 from kvlab.reference.proofs import desirekv as proofs
 from kvlab.reference.proofs.desirekv import PAPER
 from kvlab.reference.quantization import quantize
+from kvlab.reference.simulator.observed import observe_heads
 from kvlab.reference.step import Block, empty_cache, step
-from kvlab.reference.traces.observed import observe_heads
 from kvlab.reference.windows import mean_pool
 
 (

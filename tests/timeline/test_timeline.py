@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.simulator.recorder import record_generation
+from kvlab.reference.simulator.run import GONE, read, write
+from kvlab.reference.simulator.synthetic import synthetic
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.timeline import read, record_generation, write
-from kvlab.reference.timeline.run import GONE
-from kvlab.reference.timeline.synthetic import synthetic
 from kvlab.reference.tokenizer import load_tokenizer
 
 BUDGET = 100

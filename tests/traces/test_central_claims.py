@@ -12,9 +12,9 @@ from tolerances import FLOAT64, MONTE_CARLO
 
 from kvlab.reference import methods
 from kvlab.reference.methods.caote import eviction_error, normalize
+from kvlab.reference.simulator import workloads
+from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.streams import run_stream
-from kvlab.reference.traces import workloads
-from kvlab.reference.traces.replay import Layer, replay
 
 SEEDS = range(6)
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tolerances import FLOAT64
 
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.outputs import output_without
-from kvlab.reference.traces.eviction_choices import choice, choices, least
-from kvlab.reference.traces.observed import Head, observe_heads
+from kvlab.reference.simulator.eviction_choices import choice, choices, least
+from kvlab.reference.simulator.observed import Head, observe_heads
 
 
 def head(weights, values):

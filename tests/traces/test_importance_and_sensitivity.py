@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from noise import noise
 
-from kvlab.reference.traces.importance_and_sensitivity import (
+from kvlab.reference.simulator.importance_and_sensitivity import (
     QUADRANTS,
     Quadrants,
     outliers_and_errors,
     quadrants,
 )
-from kvlab.reference.traces.replay import Layer
+from kvlab.reference.simulator.replay import Layer
 
 
 def test_quadrants_are_named_as_in_the_paper():

@@ -11,8 +11,8 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy, Score
-from kvlab.reference.traces.oracle import best_left, bound_of, oracle_of, random_of, survival
-from kvlab.reference.traces.replay import Layer, replay, replay_layer
+from kvlab.reference.simulator.oracle import best_left, bound_of, oracle_of, random_of, survival
+from kvlab.reference.simulator.replay import Layer, replay, replay_layer
 
 SMALL = noise(layers=1, t=9, prompt=3)
 

@@ -5,9 +5,9 @@ import pytest
 from noise import noise
 
 from kvlab.reference import methods
-from kvlab.reference.traces.judge import judge, recall, skill
-from kvlab.reference.traces.replay import Fate, FullAttention, Layer
-from kvlab.reference.traces.workloads import periodic_recurrence
+from kvlab.reference.simulator.judge import judge, recall, skill
+from kvlab.reference.simulator.replay import Fate, FullAttention, Layer
+from kvlab.reference.simulator.workloads import periodic_recurrence
 
 
 class Scripted(Layer):

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.simulator.replay import replay
+from kvlab.reference.simulator.trace import record_trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.replay import replay
-from kvlab.reference.traces.trace import record_trace
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Never, Nobody, Policy, Transformer, Unlimited, generate, methods
-from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces import workloads
-from kvlab.reference.traces.recurrence import (
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.simulator import workloads
+from kvlab.reference.simulator.recurrence import (
     Recurring,
     activations,
     intervals,
     most_recurring,
 )
-from kvlab.reference.traces.trace import record_trace
+from kvlab.reference.simulator.trace import record_trace
+from kvlab.reference.tasks import reasoning
+from kvlab.reference.tokenizer import load_tokenizer
 
 THRESHOLD = 0.01
 

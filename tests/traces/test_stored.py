@@ -5,9 +5,9 @@ import pytest
 from noise import noise
 
 from kvlab.reference import methods
-from kvlab.reference.traces.replay import replay
-from kvlab.reference.traces.stored import StoredTrace
-from kvlab.reference.traces.trace import save_trace
+from kvlab.reference.simulator.replay import replay
+from kvlab.reference.simulator.stored import StoredTrace
+from kvlab.reference.simulator.trace import save_trace
 
 
 @pytest.fixture(params=[True, False], ids=["compressed", "plain"])

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlab.reference.traces.trace import MEMBERS, VERSION, Metadata, Trace, load_trace, save_trace
+from kvlab.reference.simulator.trace import (
+    MEMBERS,
+    VERSION,
+    Metadata,
+    Trace,
+    load_trace,
+    save_trace,
+)
 
 L, G, rho, t, d = 2, 3, 2, 5, 4
 

@@ -6,8 +6,8 @@ from tolerances import FLOAT64
 
 from kvlab.reference.methods.desirekv import outlier_score
 from kvlab.reference.proofs.ranks import spearman
-from kvlab.reference.traces import workloads
-from kvlab.reference.traces.replay import Layer
+from kvlab.reference.simulator import workloads
+from kvlab.reference.simulator.replay import Layer
 
 SEEDS = range(5)
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.attention import Reduction, compute_dtype
+from kvlab.fast.engine.attention import Reduction, compute_dtype
 from kvlab.fast.kernels.recurrence import RecurrenceCounters
 from kvlab.fast.kernels.triton.common import (
     ENTRIES_OF_A_PART,

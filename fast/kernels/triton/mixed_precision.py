@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvlab.fast.attention import Reduction
+from kvlab.fast.engine.attention import Reduction
+from kvlab.fast.engine.quantization import Quantized
 from kvlab.fast.kernels.triton.codes import (
     bias_of,
     read_channels,
@@ -35,7 +36,6 @@ from kvlab.fast.kernels.triton.common import (
 )
 from kvlab.fast.kernels.triton.decode import Parts, nothing_read
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
-from kvlab.fast.quantization import Quantized
 
 SHIFT = tl.constexpr(TABLE_SHIFT)
 ROW = tl.constexpr(2**TABLE_SHIFT - 1)

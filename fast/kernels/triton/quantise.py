@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvlab.fast.engine.quantization import Quantized
 from kvlab.fast.kernels.triton.common import blocks, on_its_device, tuned
-from kvlab.fast.quantization import Quantized
 
 
 @triton.jit

@@ -31,7 +31,7 @@ from kvlab.fast.lab.benchmarks.workload import (
     tiny_llama,
 )
 from kvlab.fast.lab.terminal import progress
-from kvlab.reference.planner.figures import printed_milliseconds
+from kvlab.reference.simulator.figures import printed_milliseconds
 
 SCHEMA = 1
 FULL = "transformers full cache"

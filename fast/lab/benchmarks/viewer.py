@@ -27,7 +27,7 @@ from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
 from kvlab.fast.lab.terminal import progress
 from kvlab.fast.lab.viewer import template, write_viewer
-from kvlab.reference.timeline.synthetic import synthetic
+from kvlab.reference.simulator.synthetic import synthetic
 
 SCHEMA = 1
 VIEWPORT = {"width": 1280, "height": 900}

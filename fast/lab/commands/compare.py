@@ -32,9 +32,9 @@ from kvlab.fast.lab.terminal import (
     print_line,
     reporting,
 )
-from kvlab.fast.models import EMBEDDED
 from kvlab.reference import methods as registry
-from kvlab.reference.timeline import Timeline
+from kvlab.reference.models import EMBEDDED
+from kvlab.reference.simulator.run import Timeline
 
 BATCH = {"fast": 32, "reference": 1}
 """Problems that run together: the reference takes one after the other anyway."""

@@ -28,7 +28,7 @@ from kvlab.fast.lab.terminal import (
     print_table,
     results_only,
 )
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 
 
 def evaluate(

@@ -19,8 +19,8 @@ from kvlab.fast.lab.commands.options import (
     read_prompt,
 )
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.selection import budget_entries
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from kvlab.fast.lab.commands.settings import Json, Problems, ReferenceModel, Thr
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table
-from kvlab.fast.models import EMBEDDED, model_location
+from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import field_docstrings
-from kvlab.reference.traces.recurrence import recurrence as measure_recurrence
+from kvlab.reference.models import EMBEDDED
+from kvlab.reference.simulator.recurrence import recurrence as measure_recurrence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from kvlab.fast.lab.commands.settings import Json, command
 from kvlab.fast.lab.tables import Column, tabulate
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, results_only, working
 from kvlab.fast.models import (
-    EMBEDDED,
     PUBLISHED,
     cache_directory,
     fetched_directory,
@@ -18,6 +17,7 @@ from kvlab.fast.models import (
     is_fetched,
     model_location,
 )
+from kvlab.reference.models import EMBEDDED
 
 app = typer.Typer(no_args_is_help=True, help="Fetch and list models for --model.")
 

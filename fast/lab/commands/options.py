@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.models import EMBEDDED
+from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import english
 

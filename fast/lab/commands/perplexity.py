@@ -27,7 +27,7 @@ from kvlab.fast.lab.terminal import (
     reporting,
     working,
 )
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 
 DEFAULT_METHODS = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova"
 

@@ -13,8 +13,8 @@ from kvlab.fast.lab.commands.options import AsJson, prepare_output
 from kvlab.fast.lab.evaluate.readings import stored_differences
 from kvlab.fast.lab.pages import errata_page, ledger_page
 from kvlab.fast.lab.terminal import console, errors, progress
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import proofs
+from kvlab.reference.models import reasoner_directory
 
 STYLES = {
     proofs.Verdict.PROVED: "green",

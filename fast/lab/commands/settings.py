@@ -36,8 +36,8 @@ from typer.models import ParameterInfo
 
 from kvlab.fast.lab.commands.options import CORES, read_budgets, read_methods
 from kvlab.fast.lab.terminal import working
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference.method import field_docstrings
+from kvlab.reference.models import reasoner_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -18,8 +18,8 @@ from kvlab.fast.lab.commands.settings import (
     command,
 )
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, reporting
-from kvlab.reference.traces.judge import EXACT
-from kvlab.reference.traces.stored import StoredTrace
+from kvlab.reference.simulator.judge import EXACT
+from kvlab.reference.simulator.stored import StoredTrace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from kvlab.fast.lab.commands.options import at_least, prepare_output, read_promp
 from kvlab.fast.lab.commands.settings import Json, Model, Prompt, command
 from kvlab.fast.lab.files import named
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
-from kvlab.reference.traces.trace import DTYPES, Trace, save_trace
+from kvlab.reference.simulator.trace import DTYPES, Trace, save_trace
 
 
 @dataclass(frozen=True, kw_only=True)

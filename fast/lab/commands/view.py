@@ -19,10 +19,11 @@ from kvlab.fast.lab.commands.settings import (
 )
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.fast.lab.viewer import write_viewer
-from kvlab.fast.models import EMBEDDED, model_location
+from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
+from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.timeline.recorder import MOST_VALUES
+from kvlab.reference.simulator.recorder import MOST_VALUES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from kvlab.fast.lab.evaluate.findings import budget_of_largest_spread, points_at
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.summary import CONTROL, Point
 from kvlab.fast.lab.terminal import Report
-from kvlab.fast.models import EMBEDDED, embedded_directory
 from kvlab.reference.methods import base_name
-from kvlab.reference.timeline import Timeline
+from kvlab.reference.models import EMBEDDED, embedded_directory
+from kvlab.reference.simulator.run import Timeline
 
 MOST = 3
 """Methods that are recorded."""

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.measure import cache_bytes, left_padded, next_tokens
 from kvlab.fast.lab.points import check_points, points
-from kvlab.fast.policy import Policy
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule

@@ -25,21 +25,21 @@ from kvlab.fast.lab.generation import decoding_options, token_ids
 from kvlab.fast.lab.measure import left_padded
 from kvlab.fast.lab.recording import record_generation
 from kvlab.fast.lab.terminal import print_line
-from kvlab.fast.models import EMBEDDED
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
+from kvlab.reference.models import EMBEDDED
 from kvlab.reference.proofs.lazy_eviction import missing_before
 from kvlab.reference.proofs.ranks import spearman
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import english, needle
-from kvlab.reference.traces.importance_and_sensitivity import (
+from kvlab.reference.simulator.importance_and_sensitivity import (
     QUADRANTS,
     outliers_and_errors,
     quadrants,
 )
-from kvlab.reference.traces.recurrence import activations
-from kvlab.reference.traces.replay import Layer, replay
-from kvlab.reference.traces.trace import Trace
+from kvlab.reference.simulator.recurrence import activations
+from kvlab.reference.simulator.replay import Layer, replay
+from kvlab.reference.simulator.trace import Trace
+from kvlab.reference.tasks import english, needle
 
 INSTRUCTION = (
     "Write down every number in this text, and what it belongs to. Then add the numbers, one after "

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Room, Scores
-from kvlab.fast.observation import Observation
-from kvlab.fast.policy import Score, twin_of
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Room, Scores
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Score, twin_of
 from kvlab.reference import policy as reference
 from kvlab.reference.notation import Array, Marks
 from kvlab.reference.notation import Scores as ReferenceScores

@@ -22,9 +22,10 @@ from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import points
 from kvlab.fast.lab.sweep.summary import CONTROL
 from kvlab.fast.lab.terminal import print_line
-from kvlab.fast.models import EMBEDDED, model_location
+from kvlab.fast.models import model_location
 from kvlab.reference.measure import Measurement
 from kvlab.reference.methods import base_name
+from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import english
 

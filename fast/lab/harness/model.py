@@ -14,10 +14,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from kvlab.fast import methods
+from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Likelihood, likelihoods
 from kvlab.fast.models.loading import load
-from kvlab.fast.policy import Policy
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.selection import budget_entries
 

@@ -15,7 +15,7 @@ from kvlab.reference.proofs.ahakv import (
     mean_entropy,
     step_gain,
 )
-from kvlab.reference.traces.replay import Fate
+from kvlab.reference.simulator.replay import Fate
 
 
 def accumulated_attention(

@@ -10,10 +10,10 @@ from kvlab.fast.lab.evaluate.contrasts import BUDGETS, FIGURES, Judged, Verdict,
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import TaskSummary
 from kvlab.fast.lab.tables import Column, Table, percent_interval, tabulate
-from kvlab.reference.planner.figures import paper_figures
 from kvlab.reference.proofs import PAPERS, Finding, Kind, claims
 from kvlab.reference.proofs import Verdict as Proved
 from kvlab.reference.proofs.claim import Claim
+from kvlab.reference.simulator.figures import paper_figures
 
 NO_BREAK = "\u00a0"
 

@@ -12,10 +12,10 @@ from kvlab.reference.accounting import NUMBER
 from kvlab.reference.generate import Session
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
-from kvlab.reference.planner.cost import Kernel, Plan, fleet
-from kvlab.reference.planner.hardware import Hardware
-from kvlab.reference.planner.shape import WIDE, Shape
 from kvlab.reference.policy import Policy
+from kvlab.reference.simulator.cost import Kernel, Plan, fleet
+from kvlab.reference.simulator.hardware import Hardware
+from kvlab.reference.simulator.shape import WIDE, Shape
 from kvlab.reference.step import Block, empty_cache, step
 
 GB = 1e9

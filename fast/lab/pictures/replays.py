@@ -9,10 +9,10 @@ from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.policy import Policy
-from kvlab.reference.traces.judge import Judgement, judge, skill
-from kvlab.reference.traces.replay import replay
-from kvlab.reference.traces.trace import Recording
-from kvlab.reference.traces.workloads import Workload
+from kvlab.reference.simulator.judge import Judgement, judge, skill
+from kvlab.reference.simulator.replay import replay
+from kvlab.reference.simulator.trace import Recording
+from kvlab.reference.simulator.workloads import Workload
 
 
 def answers(policies: Sequence[Policy]) -> Table:

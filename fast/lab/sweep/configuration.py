@@ -9,10 +9,10 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.models import EMBEDDED
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import takes_budget
+from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import MOST_ENTRIES, budget_entries
 
 MOST = {"problems": 2**31 - 1, "seeds": 2**63 - 1}

@@ -13,8 +13,8 @@ from typing import Any
 from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.training.card import run
+from kvlab.reference.simulator.recurrence import recurrence
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.traces.recurrence import recurrence
 
 SPECS = ("full", "streaming_llm")
 BUDGET = "30%"

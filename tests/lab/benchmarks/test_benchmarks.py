@@ -9,7 +9,7 @@ import pytest
 from kvlab.fast.lab.benchmarks import contenders, decode, memory
 from kvlab.fast.lab.benchmarks.contenders import Setting
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 
 ENTRY = 4 * 8 * 2 * 32 * 4
 """Bytes of one cached token: layers, heads, key and value, channels, float32."""

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from kvlab.fast.lab.cli import app, main
 from kvlab.fast.lab.sweep import engines
 from kvlab.fast.lab.tables import Table, visible
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, methods
 from kvlab.reference import generate as reference_generate
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
-from kvlab.reference.traces.trace import load_trace
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tolerances import FLOAT32_LOGITS
 
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import prefill
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.tokenizer import load_tokenizer
 

@@ -101,6 +101,6 @@ def test_claims_are_checked_in_other_processes():
 
 
 def proofs_model():
-    from kvlab.fast.models import reasoner_directory
+    from kvlab.reference.models import reasoner_directory
 
     return reasoner_directory()

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from tolerances import FLOAT32_LOGITS
 
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.observation import Clock
+from kvlab.reference.simulator.trace import load_trace, save_trace
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.traces.trace import load_trace, save_trace
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 loading = pytest.importorskip("kvlab.fast.models.loading")
 recording = pytest.importorskip("kvlab.fast.lab.recording")
-batch = pytest.importorskip("kvlab.fast.batch")
-port = pytest.importorskip("kvlab.fast.port")
-step = pytest.importorskip("kvlab.fast.step")
+batch = pytest.importorskip("kvlab.fast.engine.batch")
+port = pytest.importorskip("kvlab.fast.engine.port")
+step = pytest.importorskip("kvlab.fast.engine.step")
 
 WRITTEN = 12
 

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
 from kvlab.reference import methods
-from kvlab.reference.traces.replay import replay
-from kvlab.reference.traces.trace import save_trace
+from kvlab.reference.simulator.replay import replay
+from kvlab.reference.simulator.trace import save_trace
 
 
 @pytest.fixture

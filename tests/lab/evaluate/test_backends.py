@@ -8,7 +8,7 @@ from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend, ReferenceBackend, load_backend, until
 from kvlab.fast.lab.sweep.worker import Question
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 
 BUDGET = 150

@@ -21,8 +21,8 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from kvlab.fast.lab.cli import app, main  # noqa: E402
 from kvlab.fast.lab.harness.model import OPTIONS, CompressedLM  # noqa: E402
 from kvlab.fast.lab.harness.run import Settings, evaluate_tasks  # noqa: E402
-from kvlab.fast.models import reasoner_directory  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
+from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
 
 

@@ -10,11 +10,11 @@ pytest.importorskip("transformers")
 
 from kvlab.fast import methods  # noqa: E402
 from kvlab.fast.lab.evaluate.likelihood import check_feed, likelihoods  # noqa: E402
-from kvlab.fast.models import reasoner_directory  # noqa: E402
 from kvlab.fast.models.loading import load  # noqa: E402
 from kvlab.reference import Transformer  # noqa: E402
 from kvlab.reference import methods as reference  # noqa: E402
 from kvlab.reference.generate import advance, start  # noqa: E402
+from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.policy import EveryBlock, EveryDecode  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
 from kvlab.reference.tokenizer import load_tokenizer  # noqa: E402

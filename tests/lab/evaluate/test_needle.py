@@ -22,8 +22,8 @@ from kvlab.fast.lab.evaluate.needle import (  # noqa: E402
     search_needles,
     text_haystacks,
 )
-from kvlab.fast.models import reasoner_directory  # noqa: E402
 from kvlab.fast.models.loading import load  # noqa: E402
+from kvlab.reference.models import reasoner_directory  # noqa: E402
 
 HAY = "The river is long and slow. Nobody knows where it begins. " * 40
 DEPTHS = (0.0, 0.5, 1.0)

@@ -21,11 +21,11 @@ from kvlab.fast.lab.evaluate.observations import (
 from kvlab.fast.lab.evaluate.perplexity import problem_passages
 from kvlab.fast.lab.evaluate.side_by_side import intervals, read_observed
 from kvlab.fast.lab.recording import record_generation
-from kvlab.fast.models import reasoner_directory
 from kvlab.fast.models.loading import load
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before
-from kvlab.reference.traces import workloads
-from kvlab.reference.traces.recurrence import recurrence
+from kvlab.reference.simulator import workloads
+from kvlab.reference.simulator.recurrence import recurrence
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.evaluate.oracle import oracle_policy
 from kvlab.fast.lab.evaluate.tasks import TASKS, find_task
 from kvlab.fast.lab.sweep.configuration import Sweep
-from kvlab.fast.models import embedded_directory
 from kvlab.reference.cache import State
 from kvlab.reference.generate import generate
+from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps_oracle import least_memory, next_use
 from kvlab.reference.tokenizer import load_tokenizer

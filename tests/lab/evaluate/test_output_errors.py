@@ -11,7 +11,7 @@ from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.output_errors import control, main, measure
 from kvlab.fast.lab.evaluate.perplexity import Passage
 from kvlab.fast.lab.evaluate.side_by_side import OutputChange, read_changes
-from kvlab.fast.models import reasoner_directory
+from kvlab.reference.models import reasoner_directory
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,8 @@ from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
 from kvlab.fast.lab.sweep.jobs import fingerprint, make_plan
 from kvlab.fast.lab.sweep.run import PLAN, RESULTS, choose_engine, read_stored, run_sweep
 from kvlab.fast.lab.sweep.worker import Found, Worker
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference.methods import with_seed
+from kvlab.reference.models import reasoner_directory
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,15 @@ from kvlab.fast.lab.pictures.costs import cache_sizes, corners, fleets, servings
 from kvlab.fast.lab.pictures.evictions import recomputed_errors, scores_by_entry
 from kvlab.fast.lab.pictures.precision import bytes_held
 from kvlab.fast.lab.pictures.replays import answers, judgements
-from kvlab.fast.models import reasoner_directory
 from kvlab.reference import methods
 from kvlab.reference.invariants import Kept
 from kvlab.reference.methods.caote import eviction_error
-from kvlab.reference.planner.cost import Plan, fleet
-from kvlab.reference.planner.hardware import HARDWARE
-from kvlab.reference.planner.shape import SHAPES
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.simulator.cost import Plan, fleet
+from kvlab.reference.simulator.hardware import HARDWARE
+from kvlab.reference.simulator.judge import judge
+from kvlab.reference.simulator.shape import SHAPES
 from kvlab.reference.stored_vectors import StoredVectors
-from kvlab.reference.traces.judge import judge
 
 
 def test_sizes_of_a_known_model():

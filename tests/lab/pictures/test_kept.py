@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.fast.lab.pictures.kept import kept_bits, kept_over_steps
-from kvlab.reference.timeline import Events, Run
-from kvlab.reference.timeline.run import FIRST_STATES, GONE
+from kvlab.reference.simulator.run import FIRST_STATES, GONE, Events, Run
 
 
 def run(budget=3):

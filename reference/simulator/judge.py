@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
-from kvlab.reference.traces.oracle import bound_of, oracle_of, random_of
-from kvlab.reference.traces.replay import (
+from kvlab.reference.simulator.oracle import bound_of, oracle_of, random_of
+from kvlab.reference.simulator.replay import (
     Fate,
     Layer,
     check_replay,
@@ -24,7 +24,7 @@ from kvlab.reference.traces.replay import (
     replay_layer,
     stretches,
 )
-from kvlab.reference.traces.trace import Recording
+from kvlab.reference.simulator.trace import Recording
 
 EXACT = 512
 """Tokens up to which the best keep sets are found exactly unless told otherwise."""

@@ -3,7 +3,7 @@
 While single tokens are generated, most of a step's time goes into starting small operations. So the
 layers only write their keys and values and attend; score, selection and eviction run once for all
 of them, at the end of the step. Layer l's sequence r is row l·N + r of the batch axis, so that
-scores, protection and selection are those of `kvlab.fast.policy`.
+scores, protection and selection are those of `kvlab.fast.engine.policy`.
 
 Between two decisions nothing leaves. Where a score allows it, tokens in between attend by PyTorch's
 fused kernels, which do not return the probabilities. The score observes these tokens together
@@ -19,14 +19,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.attention import compute_dtype, logits, softmax, softmax_in_place, visible
-from kvlab.fast.batch import BatchClock
-from kvlab.fast.cache import LayerCache, LayerMemory
-from kvlab.fast.columns import MOST_SLACK, Columns
+from kvlab.fast.engine.attention import compute_dtype, logits, softmax, softmax_in_place, visible
+from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import LayerCache, LayerMemory
+from kvlab.fast.engine.columns import MOST_SLACK, Columns
+from kvlab.fast.engine.observation import Attended, LayerView, Observation, attend_as_needed, parts
+from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.step import Block, decide
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.observation import Attended, LayerView, Observation, attend_as_needed, parts
-from kvlab.fast.policy import Policy
-from kvlab.fast.step import Block, decide
 
 SOON = 2 * MOST_SLACK
 """Layers are joined only if a decision is due within this many tokens."""

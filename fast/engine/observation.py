@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.attention import (
+from kvlab.fast.engine.attention import (
     Reduction,
     attend,
     attend_without_weights,
@@ -16,14 +16,9 @@ from kvlab.fast.attention import (
     reduce_group,
     visible,
 )
-from kvlab.fast.batch import BatchClock
-from kvlab.fast.cache import LayerCache
-from kvlab.fast.kernels.decode import decode_attention
-from kvlab.fast.kernels.mixed_precision import attend_to_tables
-from kvlab.fast.kernels.prefill import attend_block, received_attention
-from kvlab.fast.kernels.recurrence import RecurrenceCounters
-from kvlab.fast.kernels.vector_tables import MixedEntries
-from kvlab.fast.notation import (
+from kvlab.fast.engine.batch import BatchClock
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.notation import (
     Marks,
     PerEntry,
     Positions,
@@ -32,6 +27,11 @@ from kvlab.fast.notation import (
     QueryPositions,
     Vectors,
 )
+from kvlab.fast.kernels.decode import decode_attention
+from kvlab.fast.kernels.mixed_precision import attend_to_tables
+from kvlab.fast.kernels.prefill import attend_block, received_attention
+from kvlab.fast.kernels.recurrence import RecurrenceCounters
+from kvlab.fast.kernels.vector_tables import MixedEntries
 from kvlab.reference import policy as reference
 from kvlab.reference.windows import GroupReduction
 

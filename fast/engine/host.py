@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Marks, Room, Scores
-from kvlab.fast.observation import Needs, Observation
-from kvlab.fast.policy import Budget, Protect, Retention, Score
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Marks, Room, Scores
+from kvlab.fast.engine.observation import Needs, Observation
+from kvlab.fast.engine.policy import Budget, Protect, Retention, Score
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array
@@ -36,7 +36,7 @@ def say_once(part: object) -> None:
         _named.add(type(part))
         logging.getLogger("kvlab").warning(
             "%s has no twin in PyTorch: the reference computes it on the host, which is slow "
-            "(kvlab.fast.policy.twin_of declares a twin)",
+            "(kvlab.fast.engine.policy.twin_of declares a twin)",
             type(part).__name__,
         )
 

@@ -1,8 +1,9 @@
 """Translates a policy of the reference part by part: by its twins, or with parts on the host.
 
 The twins of a method's parts stand in the module of `kvlab.fast` that has the name of the parts'
-module in `kvlab.reference`; it is imported when a part is first asked for.
-Whoever writes a method in another package declares its twins with `kvlab.fast.policy.twin_of`.
+module in `kvlab.reference`, or in `kvlab.fast.engine` for modules of the reference's core; it is
+imported when a part is first asked for. Whoever writes a method in another package declares its
+twins with `kvlab.fast.engine.policy.twin_of`.
 """
 
 from dataclasses import fields, is_dataclass
@@ -10,8 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from kvlab.fast.host import HostBudget, HostProtect, HostScore
-from kvlab.fast.policy import TWINS, Policy
+from kvlab.fast.engine.host import HostBudget, HostProtect, HostScore
+from kvlab.fast.engine.policy import TWINS, Policy
 from kvlab.reference import policy as reference
 
 REFERENCE, FAST = "kvlab.reference.", "kvlab.fast."
@@ -55,8 +56,9 @@ def port_part(part: Any) -> Any:
     if isinstance(part, reference.Precision):
         name = type(part).__name__
         raise ValueError(
-            f"precision {name} has no twin in PyTorch: write a Precision of kvlab.fast.policy that "
-            f"has the same fields and stores what `store` says, and mark it @twin_of({name}); "
+            f"precision {name} has no twin in PyTorch: write a Precision of "
+            "kvlab.fast.engine.policy that has the same fields and stores what `store` says, and "
+            f"mark it @twin_of({name}); "
             "kvlab.fast.methods.kivi is an example"
         )
     return part
@@ -65,7 +67,8 @@ def port_part(part: Any) -> Any:
 def find_twin(part: type) -> type | None:
     """Return the twin of a part of the reference; None if it has none."""
     if part not in TWINS and part.__module__.startswith(REFERENCE):
-        module = part.__module__.replace(REFERENCE, FAST, 1)
+        inner = part.__module__.removeprefix(REFERENCE)
+        module = f"{FAST}{inner}" if "." in inner else f"{FAST}engine.{inner}"
         if find_spec(module) is not None:
             import_module(module)
     return TWINS.get(part)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from kvlab.reference.notation import Array
-from kvlab.reference.traces.trace import Metadata, Trace
+from kvlab.reference.simulator.trace import Metadata, Trace
 
 LOUD = 8.0
 """Logit of an entry that is attended to, above a background of 0: 3000 times the weight."""

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods.caote import eviction_error, joint_error
 from kvlab.reference.notation import Array
-from kvlab.reference.traces.observed import Head
+from kvlab.reference.simulator.observed import Head
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def choices(heads: Sequence[Head], share: float = 0.0, first: int = 40) -> list[
     """Let every query from the token ``first`` on drop entries that it sees, its own excluded.
 
     Args:
-        heads: heads of `kvlab.reference.traces.observed.observe`.
+        heads: heads of `kvlab.reference.simulator.observed.observe`.
         share: share of the entries that leave together; at least one does.
         first: index of the first query, at least 2.
 

@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 
 from kvlab.reference import methods
-from kvlab.reference.planner.cost import Plan, Runtime
-from kvlab.reference.planner.hardware import HARDWARE
-from kvlab.reference.planner.shape import SHAPES
 from kvlab.reference.printed import printed_tables
+from kvlab.reference.simulator.cost import Plan, Runtime
+from kvlab.reference.simulator.hardware import HARDWARE
+from kvlab.reference.simulator.shape import SHAPES
 
 MIB = 2**20
 THOUSAND_MIB = 1000 * MIB

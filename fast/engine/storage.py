@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from kvlab.fast.batch import last_in_use, to_device
-from kvlab.fast.codes import Code, Coded, Scale
+from kvlab.fast.engine.batch import last_in_use, to_device
+from kvlab.fast.engine.codes import Code, Coded, Scale
+from kvlab.fast.engine.quantization import take
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
-from kvlab.fast.quantization import take
 from kvlab.reference.quantization import FULL_BITS
 
 EMPTY = -1

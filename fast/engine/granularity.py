@@ -6,11 +6,11 @@ from typing import Literal
 
 import torch
 
-from kvlab.fast.cache import State
-from kvlab.fast.notation import Candidates, Marks, PerEntry, Room, Scores
-from kvlab.fast.observation import Needs, Observation
-from kvlab.fast.policy import Budget, Edges, Protect, Score, twin_of
-from kvlab.fast.selection import in_ascending_position, rank
+from kvlab.fast.engine.cache import State
+from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
+from kvlab.fast.engine.observation import Needs, Observation
+from kvlab.fast.engine.policy import Budget, Edges, Protect, Score, twin_of
+from kvlab.fast.engine.selection import in_ascending_position, rank
 from kvlab.reference import granularity as reference
 from kvlab.reference.cache import Column
 from kvlab.reference.checks import check_protected

@@ -1,8 +1,9 @@
 """The four answers, for a batch of sequences, in tensors.
 
 Mirrors `kvlab.reference.policy`. A policy is written once, in the reference; here a part of it has
-a twin that computes with tensors, or else the reference's part runs on the host: `kvlab.fast.port`
-translates a policy part by part. Schedules and clocks use plain numbers, so both sides share them.
+a twin that computes with tensors, or else the reference's part runs on the host:
+`kvlab.fast.engine.port` translates a policy part by part. Schedules and clocks use plain numbers,
+so both sides share them.
 """
 
 from abc import ABC, abstractmethod
@@ -14,10 +15,10 @@ from typing import TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlab.fast.batch import BatchClock, KeepSet
-from kvlab.fast.cache import LayerCache, State
-from kvlab.fast.notation import Candidates, Marks, Room, Scores
-from kvlab.fast.observation import Needs, Observation
+from kvlab.fast.engine.batch import BatchClock, KeepSet
+from kvlab.fast.engine.cache import LayerCache, State
+from kvlab.fast.engine.notation import Candidates, Marks, Room, Scores
+from kvlab.fast.engine.observation import Needs, Observation
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
 from kvlab.reference.checks import check_protected

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from kvlab.fast.notation import Marks, QueryPositions
+from kvlab.fast.engine.notation import Marks, QueryPositions
 from kvlab.reference.observation import Clock
 
 

@@ -13,15 +13,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.attention import compute_dtype, softmax, visible, weighted_values
-from kvlab.fast.batch import BatchClock, KeepSet
-from kvlab.fast.cache import LayerCache
+from kvlab.fast.engine.attention import compute_dtype, softmax, visible, weighted_values
+from kvlab.fast.engine.batch import BatchClock, KeepSet
+from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.notation import Marks, Positions, Queries, Scores
+from kvlab.fast.engine.observation import Attended, LayerView, Observation, attend_as_needed, parts
+from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.selection import first_to_go
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.keep import keep_slots
-from kvlab.fast.notation import Marks, Positions, Queries, Scores
-from kvlab.fast.observation import Attended, LayerView, Observation, attend_as_needed, parts
-from kvlab.fast.policy import Policy
-from kvlab.fast.selection import first_to_go
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from kvlab.reference.notation import Array
-from kvlab.reference.traces.trace import (
+from kvlab.reference.simulator.trace import (
     BROKEN,
     VECTORS,
     check_arrays,
@@ -21,7 +21,7 @@ from kvlab.reference.traces.trace import (
 
 
 class StoredTrace:
-    """A trace that is read layer by layer; `kvlab.reference.traces.trace` has the schema.
+    """A trace that is read layer by layer; `kvlab.reference.simulator.trace` has the schema.
 
     Compressed members are best read in the order of the layers: going back to an earlier layer
     starts from the beginning.

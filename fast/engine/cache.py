@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.attention import compute_dtype
-from kvlab.fast.batch import KeepSet
-from kvlab.fast.columns import Columns
+from kvlab.fast.engine.attention import compute_dtype
+from kvlab.fast.engine.batch import KeepSet
+from kvlab.fast.engine.columns import Columns
+from kvlab.fast.engine.notation import Positions
+from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.kernels.vector_tables import MixedEntries
-from kvlab.fast.notation import Positions
-from kvlab.fast.storage import Partners, Storage
 from kvlab.reference.cache import Column
 from kvlab.reference.quantization import FULL_BITS
 

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
-from kvlab.reference.planner.hardware import Hardware
-from kvlab.reference.planner.occupancy import Occupancy, occupancy
-from kvlab.reference.planner.shape import WIDE, Shape
 from kvlab.reference.policy import Policy, Score
+from kvlab.reference.simulator.hardware import Hardware
+from kvlab.reference.simulator.occupancy import Occupancy, occupancy
+from kvlab.reference.simulator.shape import WIDE, Shape
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from kvlab.reference.notation import Array
-from kvlab.reference.traces.replay import Layer, stretches
+from kvlab.reference.simulator.replay import Layer, stretches
 
 NEVER = -1e18
 """Gain of an impossible succession."""

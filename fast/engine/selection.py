@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.notation import Marks, Positions, Scores
+from kvlab.fast.engine.notation import Marks, Positions, Scores
 
 BEYOND = torch.iinfo(torch.int32).max
 """A position that no entry has."""

@@ -13,11 +13,11 @@ from kvlab.reference.methods.lazy_eviction import LazyEviction
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Needs, Policy, Score
+from kvlab.reference.simulator.replay import check_replay
+from kvlab.reference.simulator.run import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
+from kvlab.reference.simulator.trace import Recording
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.streams import Stream, block_lengths, run_stream
-from kvlab.reference.timeline.run import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
-from kvlab.reference.traces.replay import check_replay
-from kvlab.reference.traces.trace import Recording
 from kvlab.reference.transformer import Transformer
 
 MOST_VALUES = 2**20

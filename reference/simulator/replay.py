@@ -21,9 +21,9 @@ from jaxtyping import Bool, Float, Int
 from kvlab.reference.attention import logits, softmax, weighted_values
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
+from kvlab.reference.simulator.trace import Recording
 from kvlab.reference.step import StepResult
 from kvlab.reference.streams import Stream, block_lengths, run_stream
-from kvlab.reference.traces.trace import Recording
 
 Result = TypeVar("Result")
 

@@ -10,7 +10,7 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods.desirekv import outlier_score, sensitivity
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import quantize
-from kvlab.reference.traces.replay import Layer
+from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.windows import mean_pool
 
 QUADRANTS = ("Q1", "Q2", "Q3", "Q4")

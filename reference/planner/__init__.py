@@ -1,1 +1,0 @@
-"""The planner: memory and time of serving a model under a policy, from its rules alone."""

@@ -1,0 +1,1 @@
+"""Recorded attention, replayed under any method; the memory and time that a method would need."""

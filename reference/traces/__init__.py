@@ -1,1 +1,0 @@
-"""Attention traces: recorded or synthetic, replayed under any policy, and judged."""
