@@ -1,7 +1,7 @@
 """The ``kvlab`` command. Commands that need the reference alone work without PyTorch."""
 
 from importlib.metadata import version
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, cast
 
 import typer
 
@@ -33,6 +33,9 @@ EXTRAS = {
 }
 """What the extras in `pip install 'kvlab[fast,sweep,eval]'` bring."""
 
+BadUsage = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+"""What typer raises on words that it does not understand: only a subclass has a public name."""
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command in (
     compare,
@@ -55,12 +58,11 @@ app.add_typer(conformance.app, name="conformance")
 app.add_typer(models.app, name="models")
 
 
-def print_version(wanted: bool) -> bool:
+def print_version(wanted: bool) -> None:
     """Print the version and end, if that is wanted."""
     if wanted:
         print_line(f"kvlab {version('kvlab')}")
         raise typer.Exit
-    return wanted
 
 
 @app.callback()
@@ -76,7 +78,11 @@ def about(
 def main() -> None:
     """Run the command; bad input ends with one clear line and exit code 2."""
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False))
+    except BadUsage as error:
+        if error.format_message():  # without a command, the help is printed already
+            refuse(error.format_message())
+        raise SystemExit(error.exit_code) from None
     except (ValueError, TypeError, OSError) as error:
         refuse(str(error))
     except ModuleNotFoundError as error:
