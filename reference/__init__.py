@@ -9,7 +9,7 @@ Start to read with `kvlab.reference.policy` (the four questions and the step) an
 
 from kvlab.reference import methods
 from kvlab.reference.cache import Column, LayerCache, State
-from kvlab.reference.divergence import Divergence
+from kvlab.reference.files import Divergence, load_tokenizer
 from kvlab.reference.generate import Generation, Session, advance, generate, prefill
 from kvlab.reference.invariants import check_promises
 from kvlab.reference.method import Example, Method, Wrapper
@@ -52,7 +52,6 @@ from kvlab.reference.simulator.stored import StoredTrace
 from kvlab.reference.simulator.trace import Metadata, Trace, load_trace, record_trace, save_trace
 from kvlab.reference.step import step
 from kvlab.reference.streams import Source, Stream, random_stream, run_stream
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
 
 __all__ = [

@@ -13,7 +13,7 @@ from textwrap import dedent
 from typing import Any, ClassVar, Literal
 
 from kvlab.reference.checks import check_at_least, check_choice
-from kvlab.reference.divergence import Divergence
+from kvlab.reference.files import Divergence
 from kvlab.reference.granularity import (
     KVHeads,
     OfPages,
@@ -66,6 +66,8 @@ class Method(ABC):
     variants: ClassVar[Mapping[str, str]] = {}
     """Names of the papers' ablations and variants, and what they are in registry syntax."""
     divergences: ClassVar[tuple[Divergence, ...]] = ()
+    """Where paper, code and re-implementations differ; of kvlab's own methods ``divergences.toml``
+    beside the method's file says it."""
     budgeted: ClassVar[bool] = True
     """Whether a budget has to be given; the others state their memory by their own parameters.
     Where an option decides, `needs_budget` is overridden."""

@@ -13,12 +13,13 @@ from tolerances import EXACT, FLOAT64, MONTE_CARLO
 from kvlab.reference import invariants as promised
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, visible
+from kvlab.reference.codes import E2M1, E4M3, E5M2
+from kvlab.reference.files import divergences_in
 from kvlab.reference.precisions import OnArrival, families, fp8, precisions, turboquant
 from kvlab.reference.precisions.fp8 import FP8
 from kvlab.reference.precisions.nvfp4 import NVFP4
 from kvlab.reference.precisions.turboquant import TurboQuantMSE, TurboQuantProd
 from kvlab.reference.simulator.occupancy import occupancy
-from kvlab.reference.small_floats import E2M1, E4M3, E5M2
 from kvlab.reference.stored_vectors import StoredVectors
 from kvlab.reference.streams import Source, random_stream, run_stream
 
@@ -428,6 +429,6 @@ def test_every_equation_is_tagged_once_and_every_option_can_be_typed(name):
     family = families()[name]
     text = Path(__file__).parents[1].joinpath("reference", "precisions", f"{name}.py").read_text()
     assert re.findall(rf"\[({name.upper()} \d+)\]", text) == list(family.equations)
-    for divergence in family.divergences:
+    for divergence in divergences_in("precisions")[name]:
         for spec in divergence.specifications:
             methods.get(spec)

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -13,8 +14,9 @@ import pytest
 from outside import SOURCE, methods_named
 from shapes import shapes_checked
 
-from kvlab.reference import Example, Method, Needs, check_promises, methods
+from kvlab.reference import Example, Method, Needs, check_promises, files, methods
 from kvlab.reference.accounting import Sizes
+from kvlab.reference.files import divergences_in
 from kvlab.reference.methods import METHODS, WRAPPERS, lookup
 from kvlab.reference.methods.caote import Caote
 from kvlab.reference.methods.h2o import H2O
@@ -45,12 +47,21 @@ def test_a_tag_that_is_missing_would_be_noticed():
     assert "CAOTE 99" not in all_tags()
 
 
-@pytest.mark.parametrize("name", methods.names())
-def test_divergence_options_can_be_typed(name):
+@pytest.mark.parametrize("package", ["methods", "precisions"])
+def test_divergences_are_of_files_and_their_options_can_be_typed(package):
     """Every option that a divergence names is registry syntax that parses."""
-    for divergence in methods.divergences(name):
+    found = divergences_in(package)
+    assert all((REFERENCE / package / f"{name}.py").is_file() for name in found)
+    for divergence in itertools.chain(*found.values()):
+        assert all(isinstance(value, str) and value for value in vars(divergence).values())
         for spec in re.findall(r"[a-z0-9_:]+@[a-z0-9_=.,]*[a-z0-9]", divergence.option):
             methods.parse(spec)
+
+
+def test_an_unknown_field_of_a_divergence_is_noticed(monkeypatch):
+    monkeypatch.setattr(files, "_read_data", lambda path: {"h2o": [{"subject": "heads"}]})
+    with pytest.raises(TypeError, match="subject"):
+        divergences_in("methods")
 
 
 @pytest.mark.parametrize("variant", sorted(methods.variants()))

@@ -8,10 +8,10 @@ import pytest
 from tolerances import FLOAT32_LOGITS, FLOAT64
 
 from kvlab.reference import generate, methods
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import advance, start
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import ModelConfig, Transformer
 
 torch = pytest.importorskip("torch")

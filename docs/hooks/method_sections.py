@@ -44,7 +44,7 @@ from symbols import ROOT, TARGET, Target
 
 from kvlab.fast.lab.pictures import study
 from kvlab.reference import methods
-from kvlab.reference.divergence import Divergence
+from kvlab.reference.files import Divergence
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.policy import Policy
 

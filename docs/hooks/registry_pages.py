@@ -16,6 +16,7 @@ from kvlab.fast.lab.pictures import equal_bytes
 from kvlab.reference import methods
 from kvlab.reference.conformance import blocks, published
 from kvlab.reference.conformance.report import ABOUT_GROUPS
+from kvlab.reference.files import divergences_in
 from kvlab.reference.policy import Needs, Policy
 from kvlab.reference.precisions import families
 from kvlab.reference.quantization import FULL_BITS
@@ -116,13 +117,13 @@ def tables_of_equal_bytes() -> str:
 def divergences_of_precisions() -> str:
     """Return a table per file of precisions: where its source and engines differ."""
     parts = []
-    for name, family in families().items():
+    for name, divergences in divergences_in("precisions").items():
         parts += [f"### {name}", ""]
         parts += [
             "| topic | source | elsewhere | kvlab | other readings |",
             "|---|---|---|---|---|",
         ]
-        for each in family.divergences:
+        for each in divergences:
             cells = (each.topic, each.paper, each.elsewhere, each.default, each.option)
             parts.append(f"| {' | '.join(cells)} |")
         parts.append("")

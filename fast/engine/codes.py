@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
+from kvlab.reference.codes import SmallFloat
 from kvlab.reference.notation import Array
-from kvlab.reference.small_floats import SmallFloat
 
 Parts = tuple[Shaped[Tensor, "*rows _"], ...]
 """What is stored of some vectors: packed codes first, then scales or norms."""

@@ -6,7 +6,7 @@ from kvlab.fast.lab.evaluate.readings import Difference, Differences
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.reference import methods
-from kvlab.reference.divergence import Divergence
+from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Claim, Kind, Result, Verdict, claims, count, paper
 from kvlab.reference.proofs.ledger import Row, ledger
 

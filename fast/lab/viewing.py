@@ -11,6 +11,7 @@ from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.selection import budget_entries
@@ -24,7 +25,6 @@ from kvlab.reference.simulator.run import Run, Timeline
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import jumps, needle
 from kvlab.reference.tasks.jumps import SIZES
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer, end_of_text
 
 WORDS, NEEDLES = 120, 2

@@ -9,9 +9,9 @@ from torch import Tensor
 from kvlab.fast.engine.codes import Code, Parts, Scale, decode_small, encode_small, scale_to
 from kvlab.fast.engine.policy import twin_of
 from kvlab.fast.engine.quantization import pack, unpack
+from kvlab.reference.codes import E2M1, E4M3
 from kvlab.reference.precisions import nvfp4 as reference
 from kvlab.reference.precisions.nvfp4 import BLOCK
-from kvlab.reference.small_floats import E2M1, E4M3
 
 
 @twin_of(reference.NVFP4)

@@ -16,7 +16,7 @@ from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance.case import PRECISIONS, Case
 from kvlab.reference.conformance.operation import DTYPES, Field, Operation
 from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
-from kvlab.reference.importing import import_file
+from kvlab.reference.files import import_file
 from kvlab.reference.notation import Array
 
 MOST_ARRAYS = 200

@@ -23,8 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, get_args
 
-from kvlab.reference.divergence import Divergence
-from kvlab.reference.importing import import_file
+from kvlab.reference.files import Divergence, divergences_in, import_file
 from kvlab.reference.method import (
     CommonOptions,
     Example,
@@ -227,7 +226,9 @@ def divergences(name: str) -> tuple[Divergence, ...]:
     Raises:
         ValueError: if the method is unknown.
     """
-    return lookup(name).divergences
+    method = lookup(name)
+    of_files = divergences_in("methods")
+    return method.divergences or of_files.get(method.__module__.removeprefix(f"{__name__}."), ())
 
 
 def examples() -> tuple[Example, ...]:

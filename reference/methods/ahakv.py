@@ -15,7 +15,6 @@ from kvlab.reference.accounting import Sizes, Work, vector_work, window_work
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least, check_kernel
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -181,47 +180,6 @@ class AhaKV(Method):
         "ahakv-ra": "ahakv@accumulation=all",
         "ahakv-vp": "ahakv@value_prior=none",
     }
-    divergences = (
-        Divergence(
-            topic="what λ multiplies",
-            paper="summaries: the softmax's input; the proof needs the raw q·k",
-            default="λ replaces 1/√d: gain √(2 ln(i/k)) on the usual logits",
-        ),
-        Divergence(
-            topic="i while decoding",
-            paper="not stated; evicted tokens do not compete any more",
-            default="the absolute position",
-            option="ahakv@gain_in_decode=cache, ahakv@gain_in_decode=none",
-        ),
-        Divergence(
-            topic="variance of the logits",
-            paper="assumed to be that of unit-variance queries and keys",
-            default="as assumed",
-            option="ahakv@gain=measured",
-        ),
-        Divergence(
-            topic="gain below 1",
-            paper="for k < i < 1.65·k the formula flattens",
-            default="as printed",
-            option="ahakv@gain_floor=1",
-        ),
-        Divergence(
-            topic="numerator of the softmax",
-            paper="one summary prints λx where a softmax has e^(λx)",
-            default="e^(λx)",
-        ),
-        Divergence(
-            topic="rows summed",
-            paper="the sum has r + 1 terms, the text says r",
-            default="r",
-        ),
-        Divergence(
-            topic="value prior",
-            paper="summaries print ‖v‖² and say L2 norm; κ and borders are not stated",
-            default="squared, κ = 5, mean of the real neighbours",
-            option="ahakv@value_prior=norm, ahakv@kernel=7,border=zero",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float
 from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_kernel
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Wrapper
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -226,70 +225,6 @@ class Caote(Wrapper):
         Example("caote:tova@every=5", groups=()),
     )
     compared = ("caote:h2o", "caote:tova", "caote:tova@heads=layer", "caote:snapkv@window=16")
-    divergences = (
-        Divergence(
-            topic="order within a step",
-            paper="Eq. 5-7: evict, then attend over the survivors",
-            elsewhere="all baselines attend first",
-            default="attend, then evict; in the paper's order the score is this step's error",
-            option="caote:h2o@evict_before_attend=true",
-        ),
-        Divergence(
-            topic="several victims at once",
-            paper="independent scores, the smallest go",
-            elsewhere="version 6 adds the exact joint error",
-            default="independent",
-            option="caote:h2o@several=joint_greedy, caote:h2o@several=sequential",
-        ),
-        Divergence(
-            topic="heads",
-            paper="not stated",
-            elsewhere="ports decide per query head",
-            default="L2 over the query group: the exact change of its concatenated outputs; TOVA "
-            "keeps one set per layer, so compare with tova@per_head=true or take heads=layer",
-            option="caote:tova@heads=layer, caote:tova@heads=mean, caote:tova@heads=max, "
-            "caote:tova@heads=attention; scores that are one per KV head know only heads=layer",
-        ),
-        Divergence(
-            topic="protection",
-            paper="never mentioned",
-            elsewhere="H2O and SnapKV protect recent entries",
-            default="that of the wrapped method",
-            option="caote:h2o@protect=none",
-        ),
-        Divergence(
-            topic="H2O",
-            paper="§2 sums over the current block only; Thm. B.1 and the text accumulate",
-            elsewhere="H2O accumulates",
-            default="accumulates through evictions",
-            option="caote:tova",
-        ),
-        Divergence(
-            topic="SnapKV",
-            paper="undefined: no decode step, no score for the window, pooled scores off 1",
-            default="window of the last w queries at every block, pooled on the candidates, plain "
-            "on the window, normalised over all present entries",
-            option="caote:snapkv@normalize_over=candidates, caote:snapkv@pool=5,kernel=1",
-        ),
-        Divergence(
-            topic="who may go",
-            paper="Eq. 6 searches among the first b entries, so that no new one could be evicted; "
-            "Eq. 7 then excuses evicted new ones",
-            default="all present entries that the wrapped method does not protect",
-        ),
-        Divergence(
-            topic="scale of the logits",
-            paper="Eq. 2-7 omit 1/√d",
-            elsewhere="all models scale",
-            default="the model's own attention",
-        ),
-        Divergence(
-            topic="α → 1",
-            paper="printed formula: infinite, then NaN in float32",
-            elsewhere="ports clamp α",
-            default="computed from the output of the other entries",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

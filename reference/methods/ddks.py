@@ -15,7 +15,6 @@ from jaxtyping import Float
 from kvlab.reference.accounting import StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice, check_protected
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.h2o import AccumulatedAttention
 from kvlab.reference.methods.rpc import RPC
@@ -131,27 +130,6 @@ class DDKS(Method):
     )
     compared = ("ddks@interval=32,selector=8,group=32",)
     variants = {"mikv": "ddks@reading=mikv"}
-    divergences = (
-        Divergence(
-            topic="what decides",
-            paper="MiKV: H2O's importance, keys balanced against queries",
-            elsewhere="DesireKV measures RPC's selection with the rest at 2 bits, as DDKS",
-            default="RPC's selection and timing, what DesireKV's Table 3 reports",
-            option="ddks@reading=mikv",
-        ),
-        Divergence(
-            topic="when the balance is measured",
-            paper="at prefill",
-            elsewhere="not defined for block-wise prefill",
-            default="from the queries of the block after which entries are first demoted",
-        ),
-        Divergence(
-            topic="demoted entries",
-            paper="not stated whether they can come back",
-            elsewhere="RPC re-ranks everything",
-            default="demotion is final; only entries at full precision are ranked",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

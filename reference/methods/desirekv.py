@@ -26,7 +26,6 @@ from kvlab.reference.accounting import (
 )
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.checks import check_at_least, check_choice, check_share
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
@@ -327,77 +326,6 @@ class DesireKV(Method):
         "desirekv-s": "desirekv@sensitivity=random",
         "desirekv-p": "desirekv@protection=none",
     }
-    divergences = (
-        Divergence(
-            topic="quadrants",
-            paper="Fig. 4 moves protected tokens to Q4, which Fig. 3 evicts; §4.4: high precision",
-            default="misprint for Q3: protected tokens get high_bits",
-        ),
-        Divergence(
-            topic="bits per quadrant",
-            paper="not stated; Table 3's 3.0 and 2.9 bits follow from 4 and 8 at the medians",
-            default="4 and 8, protected 8",
-            option="desirekv@high_bits=16",
-        ),
-        Divergence(
-            topic="thresholds",
-            paper="grid search, no value",
-            default="medians of the window; protection of the 10 % least confident",
-            option="desirekv@sensitivity_threshold=0.5,doubt_threshold=0.4",
-        ),
-        Divergence(
-            topic="old decisions",
-            paper="evaluates the previous P tokens",
-            elsewhere="RPC, whose selector it follows, ranks all generated tokens again",
-            default="the previous P tokens, once",
-            option="desirekv@scope=all",
-        ),
-        Divergence(
-            topic="softmax of Eq. 3",
-            paper="not stated over which keys",
-            elsewhere="RPC: over the candidates",
-            default="over the candidates",
-            option="desirekv@normalize_over=present",
-        ),
-        Divergence(
-            topic="Eq. 4",
-            paper="index i does not occur in the sum; borders not stated",
-            elsewhere="RPC: mean of 7, zeros beyond the border",
-            default="I_{i+t}, zeros",
-            option="desirekv@border=shrink",
-        ),
-        Divergence(
-            topic="frequency of outliers",
-            paper="said to count; the formula averages over the outliers only",
-            default="the formula",
-            option="desirekv@outlier_mean=block",
-        ),
-        Divergence(
-            topic="which token is protected",
-            paper="§4.4: the one after a low confidence; §3.3: the unconfident one itself",
-            default="the one after",
-            option="desirekv@doubt_shift=0",
-        ),
-        Divergence(
-            topic="widths of values",
-            paper="introduction: uniform compression; elsewhere per token",
-            default="those of the key",
-            option="desirekv@value_bits=4",
-        ),
-        Divergence(
-            topic="what happens to the unimportant",
-            paper="§3.2 and Fig. 3 evict them; §5.2 praises keeping them quantised",
-            elsewhere="that is what DDKS does",
-            default="evicted",
-        ),
-        Divergence(
-            topic="fixed budget",
-            paper="none",
-            elsewhere="needed for comparison at equal memory",
-            default="memory follows from the thresholds; the option needs a budget",
-            option="desirekv@scope=all",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

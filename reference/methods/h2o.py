@@ -10,7 +10,6 @@ Equations (numbered here; the score is Eq. 4 of AhaKV and the h of CAOTE's Eq. 2
 from dataclasses import dataclass
 
 from kvlab.reference.cache import Column, State
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.observation import Observation
@@ -65,34 +64,6 @@ class H2O(Method):
         Example("h2o@recent=4,reduce=sum", groups=("gqa",), shared=False),
     )
     compared = ("h2o", "h2o@every=16")
-    divergences = (
-        Divergence(
-            topic="heads",
-            paper="multi-head attention only",
-            elsewhere="re-implementations expand the cache and decide per query head",
-            default="per KV head, mean attention of its query heads",
-            option="h2o@reduce=max, h2o@reduce=sum, or generate(query_heads=True)",
-        ),
-        Divergence(
-            topic="recent entries",
-            paper="half of the budget",
-            elsewhere="LazyEviction gives them W entries; CAOTE never mentions them",
-            default="half of the budget",
-            option="h2o@recent=0",
-        ),
-        Divergence(
-            topic="evicted entries",
-            paper="leave the cache",
-            elsewhere="the authors' masking code hides them and may bring them back",
-            default="they leave",
-        ),
-        Divergence(
-            topic="start of accumulation",
-            paper="the whole prompt",
-            elsewhere="RaaS's baseline starts at the first generated token; R-KV's keeps one row",
-            default="the whole prompt",
-        ),
-    )
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

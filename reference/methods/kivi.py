@@ -16,7 +16,6 @@ import numpy as np
 from kvlab.reference.accounting import SCALE_AND_ZERO, StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, refuse_budget
 from kvlab.reference.methods.full import Recency
 from kvlab.reference.notation import KeepSet, Marks
@@ -94,28 +93,6 @@ class KIVI(Method):
         "kivi-k4v4": "kivi@key_bits=4,value_bits=4",
         "kivi-k8v4": "kivi@key_bits=8,value_bits=4",
     }
-    divergences = (
-        Divergence(
-            topic="widths",
-            paper="2 bit",
-            elsewhere="DesireKV compares K4V4 and K8V4; the CUDA kernel has 2 and 4 bit only",
-            default="K4V4",
-            option="kivi@key_bits=2,value_bits=2",
-        ),
-        Divergence(
-            topic="constant group",
-            paper="0/0",
-            elsewhere="code: undefined codes",
-            default="codes 0, read back exactly",
-        ),
-        Divergence(
-            topic="group and residual",
-            paper="32 and 128",
-            elsewhere="code: 128 and 128 on the command line, 32 and 32 in the example",
-            default="32 and 128",
-            option="kivi@group=32,residual=32",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,6 @@ import numpy as np
 
 from kvlab.reference.accounting import Sizes, Work, vector_work
 from kvlab.reference.cache import State
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.observation import Observation
@@ -52,14 +51,6 @@ class Knorm(Method):
     equations = ("Knorm 1", "Knorm 2")
     examples = (Example("knorm"), Example("knorm@recent=3,every=4"))
     compared = ("knorm", "knorm@recent=16")
-    divergences = (
-        Divergence(
-            topic="layers",
-            paper="every layer has the same rule",
-            elsewhere="the authors' function leaves the first two layers alone by default",
-            default="every layer",
-        ),
-    )
 
     def policy(self, budget: int | None) -> Policy:
         return Policy(

@@ -16,7 +16,6 @@ from jaxtyping import Float
 
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least, check_choice
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -171,68 +170,6 @@ class LazyEviction(Method):
             for form in ("exp", "tanh", "inverse", "log")
         },
     }
-    divergences = (
-        Divergence(
-            topic="H2",
-            paper="printed 2σ(−1/(MRI − 1)): rises with MRI, against the text; no value at MRI = 1",
-            elsewhere="code: 2σ(−(MRI − 1)); a note on the ACL version: 2σ(−MRI − 1)",
-            default="the code's",
-            option="lazy_eviction@h2_reading=printed, lazy_eviction@h2_reading=acl",
-        ),
-        Divergence(
-            topic="H1",
-            paper="2σ(−Δ/MRI)",
-            elsewhere="code: 2σ(−1 − Δ/MRI), at most 0.538, so that H2 weighs twice as much",
-            default="the paper's",
-            option="lazy_eviction@official=true",
-        ),
-        Divergence(
-            topic="MRI = 0",
-            paper="keeps H1, which divides by zero",
-            elsewhere="code: adds 1e-5 to the denominator, which gives 0",
-            default="0: never activated, first to go",
-            option="lazy_eviction@stamp_start=first_activation,zero_interval=limit",
-        ),
-        Divergence(
-            topic="first activation",
-            paper="not stated what TS starts at",
-            elsewhere="code: the step before birth, 0 for the prompt; RaaS, named in §4: birth",
-            default="the step before birth, so that the first activation ends an interval",
-            option="lazy_eviction@stamp_start=birth, lazy_eviction@stamp_start=first_activation",
-        ),
-        Divergence(
-            topic="Δ < MRI",
-            paper="introduction: such tokens are retained; the score does not enforce it",
-            elsewhere="code: the score",
-            default="the score",
-            option="lazy_eviction@guard=true",
-        ),
-        Divergence(
-            topic="heads",
-            paper="not stated",
-            elsewhere="code: per query head on an expanded cache",
-            default="per KV head: activated if any query head of the group is above α",
-            option="lazy_eviction@reduce=mean, or generate(query_heads=True)",
-        ),
-        Divergence(
-            topic="when to evict",
-            paper="Alg. 1 line 8 prints B ≥ |K|, the text |K| > B",
-            elsewhere="code: |K| > B",
-            default="|K| > B; nothing is evicted in prefill",
-        ),
-        Divergence(
-            topic="order within a step",
-            paper="the text scores with the MRI of the step before, Alg. 1 updates it first",
-            elsewhere="code: updates first",
-            default="update, then score",
-        ),
-        Divergence(
-            topic="bookkeeping",
-            paper="not stated",
-            elsewhere="code: TS and MRI in the attention's dtype; float16 rounds above 2048",
-            default="integers",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,6 @@ from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_share
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -132,29 +131,6 @@ class NACL(Method):
     examples = (
         Example("nacl@proxy_share=0.2,sinks=2,recent=2"),
         Example("nacl@proxy_share=0.2,sinks=2,recent=2,causal=false", shared=False),
-    )
-    divergences = (
-        Divergence(
-            topic="sinks",
-            paper="1 % of the prompt is protected",
-            elsewhere="code: 256 of it are sinks, which breaks below 25,700 tokens",
-            default="4 sinks, the rest of the 1 % at the end",
-            option="nacl@sinks=256",
-        ),
-        Divergence(
-            topic="attention among the proxies",
-            paper="causal",
-            elsewhere="code: not causal",
-            default="causal",
-            option="nacl@causal=false",
-        ),
-        Divergence(
-            topic="heads",
-            paper="per head",
-            elsewhere="code: KV head g reads the scores of query head g",
-            default="per KV head, mean of its query heads, independent draws",
-            option="generate(query_heads=True)",
-        ),
     )
 
     def __post_init__(self) -> None:

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float
 
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.granularity import Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
@@ -133,36 +132,6 @@ class RaaS(Method):
         Example("raas@page=4,pin_prompt=false,every=3", 16, shared=False),
     )
     compared = ("raas", "raas@pin_prompt=false,threshold=0.01")
-    divergences = (
-        Divergence(
-            topic="prompt",
-            paper="all tokens of the prompt are pinned",
-            elsewhere="code: they merely start with the newest stamp",
-            default="pinned; an error if the prompt alone exceeds the budget",
-            option="raas@pin_prompt=false",
-        ),
-        Divergence(
-            topic="what counts as used",
-            paper="attention of at least α, chosen so that about half of the entries are stamped",
-            elsewhere="an adaptive rule stamps the top half; LazyEviction takes α = 5e-4 or 1e-4",
-            default="α = 1e-4",
-            option="raas@share=0.5",
-        ),
-        Divergence(
-            topic="granularity",
-            paper="tokens in the description",
-            elsewhere="code: pages of 16 entries, rated by Quest's bound",
-            default="tokens",
-            option="raas@page=16",
-        ),
-        Divergence(
-            topic="heads",
-            paper="not stated",
-            elsewhere="code: per query head",
-            default="per KV head: used if any query head of the group reaches α",
-            option="generate(query_heads=True)",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

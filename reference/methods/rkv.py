@@ -17,7 +17,6 @@ from kvlab.reference.accounting import ELEMENT, Sizes, Work, window_work
 from kvlab.reference.attention import softmax
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel, check_share, check_window
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -122,28 +121,6 @@ class RKV(Method):
         Example("rkv@every=6,window=3,mix=0.5,similarity=0.2", shared=False),
     )
     compared = ("rkv@every=16",)
-    divergences = (
-        Divergence(
-            topic="weight of importance",
-            paper="0.1 (as remembered, not confirmed)",
-            elsewhere="code: 0.07",
-            default="0.07",
-            option="rkv@mix=0.1",
-        ),
-        Divergence(
-            topic="a key similar to none",
-            paper="nothing to spare",
-            elsewhere="code: spares column 0, so the first token looks less redundant",
-            default="nothing to spare",
-            option="rkv@first_column_quirk=true",
-        ),
-        Divergence(
-            topic="order of survivors",
-            paper="not stated",
-            elsewhere="code: in order of score, so that later pooling runs over other neighbours",
-            default="ascending position",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,6 @@ import numpy as np
 from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method
 from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.observation import Observation
@@ -104,28 +103,6 @@ class RPC(Method):
         Example("rpc@interval=6,selector=3", 28, shared=False),
     )
     compared = ("rpc@interval=32,selector=8",)
-    divergences = (
-        Divergence(
-            topic="memory",
-            paper="the generated part shrinks by c; no fixed budget",
-            elsewhere="comparisons at equal memory need one",
-            default="by c",
-            option="a budget: keeps it, prompt and selector included",
-        ),
-        Divergence(
-            topic="selector queries",
-            paper="the last R",
-            elsewhere="code: 31 distinct ones, the current one twice",
-            default="the last R",
-        ),
-        Divergence(
-            topic="heads",
-            paper="one keep set per layer",
-            elsewhere="code: also per group or per query head",
-            default="one keep set per layer",
-            option="rpc@heads=group",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel, check_window
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -94,36 +93,6 @@ class SnapKV(Method):
         Example("snapkv@window=3,border=shrink", shared=False),
     )
     compared = ("snapkv@window=16,schedule=every_block",)
-    divergences = (
-        Divergence(
-            topic="decoding",
-            paper="never evicts: the cache grows from the budget",
-            elsewhere="CAOTE compares it under a fixed budget",
-            default="never evicts",
-            option="snapkv@schedule=every_block",
-        ),
-        Divergence(
-            topic="pooling",
-            paper="code: mean over 5, window 64",
-            elsewhere="the authors' LongBench set-up: max over 7, window 32; R-KV: window 8",
-            default="mean over 5, window 64",
-            option="snapkv@pooling=max,kernel=7,window=32",
-        ),
-        Divergence(
-            topic="borders of the mean",
-            paper="zeros, always divided by κ: the first token loses 2/5 of its mass at κ = 5",
-            elsewhere="kvpress and KVCache-Factory do the same",
-            default="zeros",
-            option="snapkv@border=shrink",
-        ),
-        Divergence(
-            topic="heads",
-            paper="code decides per query head on an expanded cache",
-            elsewhere="kvpress: per KV head, pooled before the mean",
-            default="per KV head, mean before pooling",
-            option="generate(query_heads=True)",
-        ),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

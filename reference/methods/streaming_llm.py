@@ -7,7 +7,6 @@ Equations (numbered here):
 
 from dataclasses import dataclass
 
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.full import Recency
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Policy
@@ -29,21 +28,6 @@ class StreamingLLM(Method):
     published = "2023-09"
     equations = ("StreamingLLM 1",)
     examples = (Example("streaming_llm@sinks=2"),)
-    divergences = (
-        Divergence(
-            topic="positions",
-            paper="positions inside the cache, keys rotated anew at every step",
-            elsewhere="kvpress and most comparisons keep the original positions",
-            default="original positions, so that all methods are compared under the same positions",
-            option="streaming_llm@reposition=true",
-        ),
-        Divergence(
-            topic="order within a step",
-            paper="makes room before the new token attends",
-            elsewhere="the other baselines attend first",
-            default="attend, then evict: the same keep set afterwards, one block more in between",
-        ),
-    )
 
     def policy(self, budget: int | None) -> Policy:
         budget = require_budget(self.name, budget)

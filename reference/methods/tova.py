@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from kvlab.reference.cache import State
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -59,21 +58,6 @@ class TOVA(Method):
         Example("tova@every=5", groups=()),
     )
     compared = ("tova", "tova@per_head=true")
-    divergences = (
-        Divergence(
-            topic="the newest token",
-            paper="may be dropped",
-            elsewhere="kvpress forces it to stay",
-            default="may be dropped",
-        ),
-        Divergence(
-            topic="heads",
-            paper="one keep set per layer; a head-wise variant is studied",
-            elsewhere="kvpress decides per KV head",
-            default="one keep set per layer",
-            option="tova@per_head=true",
-        ),
-    )
 
     def policy(self, budget: int | None) -> Policy:
         return Policy(

@@ -1,7 +1,8 @@
 """The registry of precisions: names that the option ``precision`` of every method takes.
 
 A precision is found by itself: the registry looks through the modules of this package. Each says in
-``FAMILY`` where its codes come from, and what they are called.
+``FAMILY`` where its codes come from, and what they are called; where sources and engines differ
+stands in ``divergences.toml``.
 """
 
 import importlib
@@ -13,7 +14,6 @@ from functools import cache
 from kvlab.reference.accounting import StoredBits
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.codes import Code
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.notation import KeepSet, Marks
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Full, Precision, Stored
@@ -54,7 +54,6 @@ class Family:
     """Tags of the equations that the file implements, each tagged once in its code."""
     precisions: Mapping[str, OnArrival]
     """Precisions by name."""
-    divergences: tuple[Divergence, ...]
 
 
 @cache

@@ -15,11 +15,9 @@ from typing import Literal
 
 from jaxtyping import Float
 
-from kvlab.reference.codes import Code, Parts, Scale, scale_to
-from kvlab.reference.divergence import Divergence
+from kvlab.reference.codes import E4M3, E5M2, Code, Parts, Scale, scale_to
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import Family, OnArrival
-from kvlab.reference.small_floats import E4M3, E5M2
 
 FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 
@@ -60,33 +58,4 @@ FAMILY = Family(
         "fp8_e5m2": both("e5m2", per_head=False),
         "fp8_e5m2_head": both("e5m2", per_head=True),
     },
-    divergences=(
-        Divergence(
-            topic="where the scale comes from",
-            paper="the formats have none",
-            elsewhere="vLLM: 1.0, or calibrated on a data set; older versions could also take it "
-            "from the first forward pass, which used random tokens",
-            default="the largest element of the sequence's first block, then fixed",
-        ),
-        Divergence(
-            topic="how many scales",
-            paper="the formats have none",
-            elsewhere="vLLM: one per layer and kind, or with one attention backend one per head",
-            default="one per layer and kind",
-            option="full@precision=fp8_head",
-        ),
-        Divergence(
-            topic="too large for the format",
-            paper="e4m3 has no infinity; a conversion may saturate or give NaN",
-            elsewhere="PyTorch 2.13 converts to e4m3 with saturation and to e5m2 with infinity",
-            default="saturates, in both formats",
-        ),
-        Divergence(
-            topic="what a block reads of itself",
-            paper="the formats say nothing",
-            elsewhere="differs by engine and phase: LoRAX's prefill attends in 16 bit and codes "
-            "afterwards; FlashAttention 3 in vLLM also codes the queries",
-            default="its own keys and values as they came; codes from the next block on",
-        ),
-    ),
 )

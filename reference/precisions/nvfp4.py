@@ -16,12 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from kvlab.reference.codes import Code, Parts, Scale, scale_to
-from kvlab.reference.divergence import Divergence
+from kvlab.reference.codes import E2M1, E4M3, Code, Parts, Scale, scale_to
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import Family, OnArrival
 from kvlab.reference.quantization import pack, unpack
-from kvlab.reference.small_floats import E2M1, E4M3
 
 BLOCK = 16
 """Channels that share a scale."""
@@ -61,26 +59,4 @@ FAMILY = Family(
     source="NVIDIA's NVFP4 format; OCP Microscaling Formats (e2m1)",
     equations=("NVFP4 1", "NVFP4 2", "NVFP4 3", "NVFP4 4"),
     precisions={"nvfp4": OnArrival(NVFP4(), NVFP4())},
-    divergences=(
-        Divergence(
-            topic="scale of the layer",
-            paper="float32, one per tensor",
-            elsewhere="largest/(448·6) from calibration (auto-round, for vLLM); FlashInfer's "
-            "helper for pages: 448/largest where none is given; a first SGLang port had none",
-            default="largest/(448·6) of the sequence's first block, then fixed",
-        ),
-        Divergence(
-            topic="scale of a block",
-            paper="e4m3, 16 elements",
-            elsewhere="SGLang's `fp4_e2m1` was MXFP4-like: powers of two",
-            default="e4m3, 16 channels of one key or value",
-        ),
-        Divergence(
-            topic="layout of the scales",
-            paper="none for caches",
-            elsewhere="FlashInfer for TensorRT-LLM's kernel: scales of values interleaved over 4 "
-            "tokens",
-            default="a vector's scales lie together",
-        ),
-    ),
 )

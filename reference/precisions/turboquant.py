@@ -24,7 +24,6 @@ from jaxtyping import Float, UInt8
 
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.codes import Code, Parts
-from kvlab.reference.divergence import Divergence
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import Family, OnArrival
 from kvlab.reference.quantization import pack, unpack
@@ -181,45 +180,4 @@ FAMILY = Family(
         "turboquant_prod_3bit": OnArrival(TurboQuantProd(3, SEED), TurboQuantMSE(3, SEED)),
         "turboquant_prod_2bit": OnArrival(TurboQuantProd(2, SEED), TurboQuantMSE(2, SEED)),
     },
-    divergences=(
-        Divergence(
-            topic="residual correction of keys",
-            paper="one bit of b: signs of S r, and the norm of r",
-            elsewhere="vLLM: dropped, after reports that it lowers accuracy; quant.cpp #14: there, "
-            "but without effect on perplexity; mlx-lm #1555: helps at 3 bits and loses to 4 bits",
-            default="`turboquant` has none; `turboquant_prod` corrects keys, never values",
-            option="full@precision=turboquant_prod",
-        ),
-        Divergence(
-            topic="projection of the residual",
-            paper="Gaussian S, factor √(π/2)/d",
-            elsewhere="turboquant_plus #93: orthogonal S with √(π/2)/√d, whose spread is smaller",
-            default="as the paper",
-        ),
-        Divergence(
-            topic="rotation",
-            paper="a dense random orthogonal matrix",
-            elsewhere="SGLang #21419, vLLM, turboquant_plus: Hadamard matrix with random signs",
-            default="as the paper; one for all layers, heads, keys and values",
-        ),
-        Divergence(
-            topic="norm",
-            paper="vectors of length 1; for others the norm is stored besides",
-            elsewhere="vLLM: divided by the norm of what the codes say, so that lengths are kept; "
-            "EDEN (2604.18555) has the factor with the least error",
-            default="float16, as it is",
-        ),
-        Divergence(
-            topic="values",
-            paper="the same code as for keys, MSE version",
-            elsewhere="vLLM: uniform quantisation",
-            default="as the paper",
-        ),
-        Divergence(
-            topic="3.5 and 2.5 bits",
-            paper="more bits for some channels than for others, chosen as outliers",
-            elsewhere="SGLang #21617: outlier channels in bf16; most ports: whole bits only",
-            default="whole bits only",
-        ),
-    ),
 )

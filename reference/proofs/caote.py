@@ -13,8 +13,8 @@ import numpy as np
 import sympy
 from jaxtyping import Bool, Float
 
+from kvlab.reference.files import printed_tables
 from kvlab.reference.notation import Array
-from kvlab.reference.printed import printed_tables
 from kvlab.reference.proofs.algebra import identity
 from kvlab.reference.proofs.claim import (
     Finding,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import sympy
 
-from kvlab.reference.printed import printed_tables
+from kvlab.reference.files import printed_tables
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,

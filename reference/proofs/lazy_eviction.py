@@ -19,8 +19,8 @@ import sympy
 from jaxtyping import Float, Int
 from sympy import Expr
 
+from kvlab.reference.files import printed_tables
 from kvlab.reference.notation import Array
-from kvlab.reference.printed import printed_tables
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from kvlab.reference import methods
-from kvlab.reference.printed import printed_tables
+from kvlab.reference.files import printed_tables
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.hardware import HARDWARE
 from kvlab.reference.simulator.shape import SHAPES

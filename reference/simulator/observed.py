@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float
 
 from kvlab.reference.attention import softmax
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.notation import Array
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
 
 Gain = Callable[[int], float]

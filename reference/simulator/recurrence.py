@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Int
 
 from kvlab.reference.checks import check_at_least, check_share
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.notation import Array
 from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.simulator.trace import Recording, record_trace
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
 
 

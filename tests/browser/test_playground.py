@@ -14,10 +14,10 @@ from shapes import shapes_checked
 from kvlab.fast.lab import generation
 from kvlab.fast.models.loading import load
 from kvlab.reference import Transformer, methods
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
 from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import end_of_text
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")

@@ -20,6 +20,7 @@ from kvlab.fast.engine.policy import Score as FastScore
 from kvlab.fast.engine.step import step
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.methods.caote import EvictionError
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.policy import (
@@ -33,7 +34,6 @@ from kvlab.reference.policy import (
 )
 from kvlab.reference.policy import Full as FullPrecision
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 BUDGET = 12
 

@@ -12,8 +12,8 @@ from kvlab.fast.engine.codes import Coded, decode_small, encode_small
 from kvlab.fast.engine.port import port_part
 from kvlab.fast.engine.storage import Storage
 from kvlab.reference import methods
+from kvlab.reference.codes import E4M3, E5M2
 from kvlab.reference.precisions import OnArrival, precisions
-from kvlab.reference.small_floats import E4M3, E5M2
 from kvlab.reference.stored_vectors import StoredVectors, VectorRows
 
 ON_ARRIVAL = [name for name in precisions() if name != "full"]

@@ -8,10 +8,10 @@ import pytest
 from node import find_node
 
 from kvlab.reference import Transformer, methods
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
 from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps, reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import end_of_text
 
 NODE = find_node()

@@ -11,7 +11,7 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.pages import erratum, reading, tables
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.reference import methods
-from kvlab.reference.divergence import Divergence
+from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Claim, Finding, Kind, Result, Verdict, claims, count
 
 PAGE = Path(__file__).parents[2] / "docs" / "errata.md"

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.recorder import record_generation
 from kvlab.reference.simulator.run import GONE, read, write
 from kvlab.reference.simulator.synthetic import synthetic
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 BUDGET = 100
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from kvlab.reference import Transformer, generate, methods
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.replay import replay
 from kvlab.reference.simulator.trace import record_trace
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

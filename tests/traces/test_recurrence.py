@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.reference import Never, Nobody, Policy, Transformer, Unlimited, generate, methods
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.recurrence import (
@@ -14,7 +15,6 @@ from kvlab.reference.simulator.recurrence import (
 )
 from kvlab.reference.simulator.trace import record_trace
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 THRESHOLD = 0.01
 

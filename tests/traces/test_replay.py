@@ -10,12 +10,12 @@ from shapes import shapes_checked
 from tolerances import FLOAT64
 
 from kvlab.reference import Transformer, methods
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import advance, start
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.simulator.trace import Metadata, Trace
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 
 def fates(trace, spec, budget):

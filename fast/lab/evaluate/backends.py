@@ -11,10 +11,10 @@ import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
 from kvlab.reference.measure import Measurement, teacher_forced
 from kvlab.reference.policy import Policy
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
 
 Texts = Sequence[Sequence[int]]

@@ -20,10 +20,10 @@ from kvlab.fast.lab.sweep import engines
 from kvlab.fast.lab.tables import Table, visible
 from kvlab.reference import Transformer, methods
 from kvlab.reference import generate as reference_generate
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.tokenizer import load_tokenizer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -13,11 +13,11 @@ from kvlab.fast.lab.evaluate.likelihood import check_feed, likelihoods  # noqa: 
 from kvlab.fast.models.loading import load  # noqa: E402
 from kvlab.reference import Transformer  # noqa: E402
 from kvlab.reference import methods as reference  # noqa: E402
+from kvlab.reference.files import load_tokenizer  # noqa: E402
 from kvlab.reference.generate import advance, start  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.policy import EveryBlock, EveryDecode  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
-from kvlab.reference.tokenizer import load_tokenizer  # noqa: E402
 
 ENCODE = load_tokenizer(reasoner_directory()).encode
 PROBLEMS = reasoning.held_out(3)

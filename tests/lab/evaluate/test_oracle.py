@@ -14,11 +14,11 @@ from kvlab.fast.lab.evaluate.oracle import oracle_policy
 from kvlab.fast.lab.evaluate.tasks import TASKS, find_task
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.reference.cache import State
+from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
 from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps_oracle import least_memory, next_use
-from kvlab.reference.tokenizer import load_tokenizer
 from kvlab.reference.transformer import Transformer
 
 SHORT = jumps.Size(fewest=2, most=9)

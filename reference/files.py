@@ -1,0 +1,105 @@
+"""What is read from files: tokenizers, Python files that users name, and data beside the code."""
+
+import importlib.util
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+SPECIFICATION = re.compile(r"\w+(?::\w+)?@\w+=[\w.]+(?:,\w+=[\w.]+)*|\w+:\w+")
+"""``name@option=value,...``, or a wrapper and its base."""
+
+
+# --- data beside the code ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One point on which the paper, its authors' code and popular re-implementations differ."""
+
+    topic: str
+    paper: str
+    default: str
+    """What kvlab does."""
+    elsewhere: str = "no code"
+    """What the authors' code and re-implementations do."""
+    option: str = "none"
+    """The options, in registry syntax, that give the other readings; or words."""
+
+    @property
+    def specifications(self) -> tuple[str, ...]:
+        """The options that can be typed as they stand."""
+        return tuple(SPECIFICATION.findall(self.option))
+
+
+def divergences_in(
+    package: Literal["methods", "precisions"],
+) -> Mapping[str, tuple[Divergence, ...]]:
+    """Return what ``divergences.toml`` of a package says, by the name of the file it is about."""
+    data = _read_data(f"{package}/divergences.toml")
+    return {name: tuple(Divergence(**each) for each in found) for name, found in data.items()}
+
+
+def printed_tables(paper: str) -> dict[str, Any]:
+    """Return the tables that a paper prints, by the name that ``printed.toml`` gives them."""
+    return _read_data("printed.toml")[paper]
+
+
+@cache
+def _read_data(path: str) -> dict[str, Any]:
+    text = (files("kvlab.reference") / path).read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+# --- files that users name -----------------------------------------------------------------------
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer:
+    """Load the tokenizer of a model directory.
+
+    Raises:
+        FileNotFoundError: if the directory has no ``tokenizer.json``.
+        ValueError: if the file is corrupt.
+    """
+    path = Path(directory) / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path} is not a valid tokenizer file: {error}") from None
+
+
+def import_file(file: Path, name: str) -> ModuleType:
+    """Import a Python file as the module ``name``; its own directory can be imported from.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is no Python file, or fails.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"file = {file} does not exist")
+    specification = importlib.util.spec_from_file_location(name, file)
+    if specification is None or specification.loader is None:
+        raise ValueError(f"file = {file} must be a Python file")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for the results of commands alone
+            specification.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever a user's file does wrong is bad input
+        del sys.modules[name]
+        raise ValueError(f"file = {file} cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(file.resolve().parent))
+    return module
