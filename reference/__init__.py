@@ -39,15 +39,18 @@ from kvlab.reference.quantization import quantize
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.cost import Fleet, Plan, Runtime, fleet
-from kvlab.reference.simulator.hardware import HARDWARE, Hardware
-from kvlab.reference.simulator.importance_and_sensitivity import outliers_and_errors, quadrants
-from kvlab.reference.simulator.judge import Judgement, judge, skill
-from kvlab.reference.simulator.observed import observe_heads
-from kvlab.reference.simulator.oracle import best_left
+from kvlab.reference.simulator.judge import Judgement, best_left, judge, skill
+from kvlab.reference.simulator.observed import (
+    activations,
+    intervals,
+    most_recurring,
+    observe_heads,
+    outliers_and_errors,
+    quadrants,
+)
 from kvlab.reference.simulator.recorder import record_generation, record_replay
-from kvlab.reference.simulator.recurrence import activations, intervals, most_recurring
 from kvlab.reference.simulator.replay import Fate, Layer, replay
-from kvlab.reference.simulator.shape import SHAPES, Shape
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Hardware, Shape
 from kvlab.reference.simulator.stored import StoredTrace
 from kvlab.reference.simulator.trace import Metadata, Trace, load_trace, record_trace, save_trace
 from kvlab.reference.step import step

@@ -13,9 +13,8 @@ from kvlab.reference import methods
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan
-from kvlab.reference.simulator.hardware import HARDWARE
-from kvlab.reference.simulator.run import Run
-from kvlab.reference.simulator.shape import SHAPES
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
+from kvlab.reference.simulator.timeline import Run
 
 Meta = Mapping[str, Any]
 

@@ -18,8 +18,7 @@ from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet
 from kvlab.reference.simulator.figures import PaperFigure, paper_figures
-from kvlab.reference.simulator.hardware import HARDWARE, Hardware
-from kvlab.reference.simulator.shape import Shape
+from kvlab.reference.simulator.sizes import HARDWARE, Hardware, Shape
 
 GB = 1e9
 MOST_TOKENS = 200_000

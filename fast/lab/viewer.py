@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from kvlab.fast.lab.reports import write_page
-from kvlab.reference.simulator.run import Timeline, write
+from kvlab.reference.simulator.timeline import Timeline, write
 
 TITLE = "What every method kept"
 

@@ -21,7 +21,7 @@ from kvlab.reference.simulator.recorder import (
     record_replay,
     token_texts,
 )
-from kvlab.reference.simulator.run import Run, Timeline
+from kvlab.reference.simulator.timeline import Run, Timeline
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import jumps, needle
 from kvlab.reference.tasks.jumps import SIZES

@@ -17,9 +17,8 @@ from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy, Score
-from kvlab.reference.simulator.hardware import Hardware
 from kvlab.reference.simulator.occupancy import Occupancy, occupancy
-from kvlab.reference.simulator.shape import WIDE, Shape
+from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 from kvlab.reference import methods
 from kvlab.reference.files import printed_tables
 from kvlab.reference.simulator.cost import Plan, Runtime
-from kvlab.reference.simulator.hardware import HARDWARE
-from kvlab.reference.simulator.shape import SHAPES
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 
 MIB = 2**20
 THOUSAND_MIB = 1000 * MIB

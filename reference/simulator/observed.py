@@ -3,19 +3,28 @@
 Nothing here goes through the policies: a whole problem is read at once, with the full cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.attention import softmax
+from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.files import load_tokenizer
+from kvlab.reference.methods.caote import eviction_error, joint_error
+from kvlab.reference.methods.desirekv import outlier_score, sensitivity
 from kvlab.reference.notation import Array
+from kvlab.reference.quantization import quantize
+from kvlab.reference.simulator.replay import Layer
+from kvlab.reference.simulator.trace import Recording, record_trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import Transformer
+from kvlab.reference.windows import mean_pool
 
 Gain = Callable[[int], float]
 
@@ -108,3 +117,286 @@ def key_heads(model: Path) -> list[Head]:
 def prompt_tokens(problem: int) -> int:
     """Return the tokens of a held-out problem before its solution."""
     return len(reasoning.held_out(problem + 1)[problem].prompt.split(" "))
+
+
+# --- recurrence (LazyEviction §3, Fig. 3c) --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Distribution of the maximum recurrence interval over tokens, layers and KV heads."""
+
+    problems: int
+    threshold: float
+    entries: int
+    share_recurring: float
+    """Share of the entries with MRI > 1."""
+    quantiles: dict[str, float]
+    """MRI of the entries that were activated at all, in generated steps."""
+
+
+@dataclass(frozen=True)
+class Recurring:
+    """One entry and when it was activated."""
+
+    layer: int
+    kv_head: int
+    position: int
+    threshold: float
+    steps: tuple[int, ...]
+    """Generated steps, counted from 1, that gave it at least ``threshold`` of their attention."""
+    born: int
+    """Step before its birth; 0 for the prompt."""
+
+    @property
+    def gaps(self) -> tuple[int, ...]:
+        """Steps from birth to the first activation, and from each activation to the next."""
+        return tuple(later - earlier for earlier, later in pairwise((self.born, *self.steps)))
+
+    @property
+    def interval(self) -> int:
+        """Maximum recurrence interval, MRI (LazyEviction Eq. 1); 0 if never activated."""
+        return max(self.gaps, default=0)
+
+
+def activations(trace: Recording, threshold: float) -> Iterator[Recurring]:
+    """Yield every entry of every recorded layer with its activations, as LazyEviction sees them.
+
+    A query head that gives at least ``threshold`` activates the entry of its KV head.
+
+    Raises:
+        ValueError: if ``threshold`` is not between 0 and 1.
+    """
+    check_share(threshold=threshold)
+    prompt, t = trace.prompt, trace.shape[3]
+    for number in range(trace.shape[0]):
+        layer = Layer.of(trace, number)
+        received = layer.full_attention(0, t).attention.max(axis=1)
+        for kv_head, rows in enumerate(received):
+            for position in range(t):
+                first = max(prompt, position)
+                steps = np.flatnonzero(rows[first:, position] >= threshold) + first - prompt + 1
+                born = max(0, position - prompt)
+                found = tuple(map(int, steps))
+                yield Recurring(layer.layer, kv_head, position, threshold, found, born)
+
+
+def most_recurring(entries: Iterable[Recurring], count: int, gap: int = 16) -> list[Recurring]:
+    """Return the entries that came back most often after at least ``gap`` steps, one per position.
+
+    Args:
+        entries: entries of `activations`.
+        count: how many at most.
+        gap: steps without activation.
+    """
+    best: dict[int, Recurring] = {}
+
+    def returns(entry: Recurring) -> tuple[int, int]:
+        return sum(each >= gap for each in entry.gaps[1:]), entry.interval
+
+    for entry in entries:
+        if entry.position not in best or returns(entry) > returns(best[entry.position]):
+            best[entry.position] = entry
+    return sorted(best.values(), key=returns, reverse=True)[:count]
+
+
+Draw = Callable[[int, int], Sequence[Any]]
+"""Draws so many problems with a seed; each has a prompt and a solution, as text."""
+
+
+def recurrence(
+    directory: Path,
+    problems: int,
+    seed: int,
+    threshold: float,
+    draw: Draw = reasoning.held_out,
+) -> Recurrence:
+    """Let the model solve held-out problems with the full cache and sum up every entry's MRI.
+
+    Args and errors are those of `intervals`.
+    """
+    longest = intervals(directory, problems, seed, threshold, draw)
+    activated = longest[longest > 0]
+    levels = (0.5, 0.8, 0.9, 0.99)
+    return Recurrence(
+        problems,
+        threshold,
+        len(longest),
+        float((longest > 1).mean()),
+        {f"{100 * level:.0f} %": float(np.quantile(activated, level)) for level in levels},
+    )
+
+
+def intervals(
+    directory: Path,
+    problems: int,
+    seed: int,
+    threshold: float,
+    draw: Draw = reasoning.held_out,
+) -> Int[Array, " entries"]:
+    """Let the model solve held-out problems with the full cache; return every entry's MRI.
+
+    Args:
+        directory: directory of the model.
+        problems: how many held-out problems.
+        seed: seed of the problems.
+        threshold: attention from which on an entry is activated.
+        draw: draws the problems, which are those of the embedded reasoner if nothing else is said.
+
+    Raises:
+        ValueError: if ``problems`` is below 1, ``threshold`` not between 0 and 1 or above all
+            attention, or ``seed`` negative.
+        FileNotFoundError: if the model directory is incomplete.
+    """
+    check_at_least(1, problems=problems)
+    check_at_least(0, seed=seed)
+    check_share(threshold=threshold)
+    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+    found: list[int] = []
+    for problem in draw(problems, seed):
+        prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
+        trace = record_trace(model, prompt, len(solution), stop=solution[-1])
+        found += [entry.interval for entry in activations(trace, threshold)]
+    longest = np.array(found)
+    if not longest.any():
+        raise ValueError(f"threshold = {threshold} is more attention than any entry got")
+    return longest
+
+
+# --- who leaves (CAOTE §1, Fig. 1) ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Changes of one head's output, one per step, relative to the output's size."""
+
+    layer: int
+    kv_head: int
+    by_attention: Float[Array, " steps"]
+    """Change when the entries with the least attention leave."""
+    by_error: Float[Array, " steps"]
+    """Change when the entries with the least eviction errors leave."""
+    common: Float[Array, " steps"]
+    """Share of the leaving entries that both choices have in common."""
+
+
+def choices(heads: Sequence[Head], share: float = 0.0, first: int = 40) -> list[Choice]:
+    """Let every query from the token ``first`` on drop entries that it sees, its own excluded.
+
+    Args:
+        heads: heads of `kvlab.reference.simulator.observed.observe`.
+        share: share of the entries that leave together; at least one does.
+        first: index of the first query, at least 2.
+
+    Raises:
+        ValueError: if ``first`` is below 2, or ``share`` not in [0, 1).
+    """
+    check_at_least(2, first=first)
+    if not 0 <= share < 1:
+        raise ValueError(f"share = {share} must be at least 0 and below 1")
+    return [choice(head, share, first) for head in heads]
+
+
+def choice(head: Head, share: float, first: int) -> Choice:
+    """Return what both choices cost in one head; see `choices`."""
+    rows, steps = head.attention(), []
+    for query in range(first, len(rows)):
+        h, values = rows[query, : query + 1], head.values[: query + 1]
+        leaving = max(1, int(share * query))
+        unseen = least(h, leaving)
+        unmissed = least(eviction_error(h, values), leaving)
+        size = np.linalg.norm(h @ values)
+        steps.append(
+            (
+                joint_error(h, values, unseen) / size,
+                joint_error(h, values, unmissed) / size,
+                (unseen & unmissed).sum() / leaving,
+            )
+        )
+    by_attention, by_error, common = np.array(steps, dtype=float).T
+    return Choice(head.layer, head.kv_head, by_attention, by_error, common)
+
+
+def least(score: Float[Array, " n"], count: int) -> Array:
+    """Mark the ``count`` entries of the smallest score, the last entry excluded."""
+    marks = np.zeros(len(score), dtype=bool)
+    marks[np.argsort(score[:-1], kind="stable")[:count]] = True
+    return marks
+
+
+# --- importance and sensitivity (DesireKV §3.2, Fig. 3) -------------------------------------------
+
+
+QUADRANTS = ("Q1", "Q2", "Q3", "Q4")
+"""Neither; important; important and sensitive; sensitive."""
+
+
+@dataclass(frozen=True)
+class Quadrants:
+    """The tokens of one layer before its last ``recent`` ones."""
+
+    importance: Float[Array, " n"]
+    """Mean attention of the last queries, all heads, smoothed (Eq. 3, 4)."""
+    sensitivity: Float[Array, " n"]
+    """Outlier score of the keys, relative to the largest (Eq. 5-8)."""
+
+    @property
+    def important(self) -> Bool[Array, " n"]:
+        """Marks of the tokens above the median of importance."""
+        return self.importance > np.median(self.importance)
+
+    @property
+    def sensitive(self) -> Bool[Array, " n"]:
+        """Marks of the tokens above the median of sensitivity."""
+        return self.sensitivity > np.median(self.sensitivity)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Tokens in every quadrant."""
+        place = np.where(self.important, 1 + self.sensitive, 3 * self.sensitive)
+        return {name: int((place == number).sum()) for number, name in enumerate(QUADRANTS)}
+
+    @property
+    def r_squared(self) -> float:
+        """Share of the variance of one axis that a line through the other explains."""
+        return float(np.corrcoef(self.importance, self.sensitivity)[0, 1] ** 2)
+
+
+def quadrants(layer: Layer, recent: int = 32, radius: int = 3, group: int = 64) -> Quadrants:
+    """Judge the tokens of a layer of a trace as DesireKV does.
+
+    Args:
+        layer: layer of a trace.
+        recent: newest tokens, whose queries judge and which are not judged themselves.
+        radius: radius of the smoothing.
+        group: channels per block of a key.
+
+    Raises:
+        ValueError: unless 1 ≤ recent and at least two tokens are left.
+    """
+    check_at_least(1, recent=recent)
+    t = layer.keys.shape[1]
+    if t - recent < 2:
+        raise ValueError(f"recent = {recent} must leave two of the {t} tokens")
+    attention = layer.full_attention(t - recent, t).attention[..., : t - recent]
+    raw = attention.mean(axis=(0, 1, 2))
+    keys = layer.keys[:, : t - recent]
+    everywhere = np.ones(keys.shape[:2], dtype=bool)
+    return Quadrants(
+        mean_pool(raw, 2 * radius + 1, "zero"),
+        sensitivity(keys, everywhere, group),
+    )
+
+
+def outliers_and_errors(
+    keys: Float[Array, "G n d"], bits: int
+) -> tuple[Float[Array, "G n"], Float[Array, "G n"]]:
+    """Return every key's outlier score, and the root mean square error of storing it (Fig. 2).
+
+    Args:
+        keys: each is one block.
+        bits: per element of the stored key.
+    """
+    stored = quantize(keys.reshape(-1, keys.shape[-1]), bits, keys.shape[-1]).dequantize()
+    error = np.sqrt(((stored.reshape(keys.shape) - keys) ** 2).mean(axis=-1))
+    return outlier_score(keys), error

@@ -14,7 +14,7 @@ from kvlab.reference.notation import Array
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Needs, Policy, Score
 from kvlab.reference.simulator.replay import check_replay
-from kvlab.reference.simulator.run import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
+from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
 from kvlab.reference.simulator.trace import Recording
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.streams import Stream, block_lengths, run_stream

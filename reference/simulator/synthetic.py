@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.simulator.run import FIRST_STATES, GONE, Events, Run, Snapshot, Timeline
+from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, Events, Run, Snapshot, Timeline
 
 CODED = len(FIRST_STATES)
 """Index of the state of a coded entry: keys and values at half of `FULL_BITS`."""

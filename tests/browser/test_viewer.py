@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from kvlab.fast.lab.viewer import write_viewer
-from kvlab.reference.simulator.run import GONE
 from kvlab.reference.simulator.synthetic import synthetic
+from kvlab.reference.simulator.timeline import GONE
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium")

@@ -34,7 +34,7 @@ from kvlab.fast.lab.terminal import (
 )
 from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.simulator.run import Timeline
+from kvlab.reference.simulator.timeline import Timeline
 
 BATCH = {"fast": 32, "reference": 1}
 """Problems that run together: the reference takes one after the other anyway."""

@@ -15,7 +15,7 @@ from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.simulator.recurrence import recurrence as measure_recurrence
+from kvlab.reference.simulator.observed import recurrence as measure_recurrence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,7 @@ from kvlab.fast.lab.commands.settings import BlockSize, Json, Methods, command
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, working
 from kvlab.reference.simulator.cost import Runtime
-from kvlab.reference.simulator.hardware import HARDWARE, find_hardware
-from kvlab.reference.simulator.shape import SHAPES, find_shape
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_hardware, find_shape
 
 
 @dataclass(frozen=True, kw_only=True)

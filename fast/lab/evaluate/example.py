@@ -12,7 +12,7 @@ from kvlab.fast.lab.sweep.summary import CONTROL, Point
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.methods import base_name
 from kvlab.reference.models import EMBEDDED, embedded_directory
-from kvlab.reference.simulator.run import Timeline
+from kvlab.reference.simulator.timeline import Timeline
 
 MOST = 3
 """Methods that are recorded."""

@@ -31,12 +31,12 @@ from kvlab.reference.models import EMBEDDED
 from kvlab.reference.proofs.lazy_eviction import missing_before
 from kvlab.reference.proofs.ranks import spearman
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.importance_and_sensitivity import (
+from kvlab.reference.simulator.observed import (
     QUADRANTS,
+    activations,
     outliers_and_errors,
     quadrants,
 )
-from kvlab.reference.simulator.recurrence import activations
 from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.tasks import english, needle

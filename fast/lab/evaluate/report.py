@@ -10,7 +10,7 @@ from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.reports import Block, Drawing, Heading, Page, Text, write_html
 from kvlab.fast.lab.sweep.report import over_memory
 from kvlab.fast.lab.viewer import write_viewer
-from kvlab.reference.simulator.run import Timeline
+from kvlab.reference.simulator.timeline import Timeline
 
 
 def write_report(

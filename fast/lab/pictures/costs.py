@@ -14,8 +14,7 @@ from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.cost import Kernel, Plan, fleet
-from kvlab.reference.simulator.hardware import Hardware
-from kvlab.reference.simulator.shape import WIDE, Shape
+from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
 from kvlab.reference.step import Block, empty_cache, step
 
 GB = 1e9

@@ -11,8 +11,7 @@ from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.caote import printed_float32, relative_error, stable_float32
 from kvlab.reference.proofs.outputs import output_without
-from kvlab.reference.simulator.eviction_choices import choices
-from kvlab.reference.simulator.observed import Head
+from kvlab.reference.simulator.observed import Head, choices
 
 
 def recomputed_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Float[Array, " n"]:

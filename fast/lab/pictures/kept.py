@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from kvlab.fast.lab.drawing import INK, Picture, canvas, finish, mark_end_of_prompt
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.simulator.run import Run
+from kvlab.reference.simulator.timeline import Run
 
 # --- the text -------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from kvlab.reference.cache import LayerCache
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.ranks import spearman
 from kvlab.reference.quantization import quantize
-from kvlab.reference.simulator.importance_and_sensitivity import (
+from kvlab.reference.simulator.observed import (
     QUADRANTS,
     Quadrants,
     outliers_and_errors,

@@ -10,7 +10,7 @@ from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.lazy_eviction import code_h2, importance, printed_h2
-from kvlab.reference.simulator.recurrence import Recurring, intervals
+from kvlab.reference.simulator.observed import Recurring, intervals
 
 FAINTEST = 1e-4
 """Attention below this is drawn as nothing."""

@@ -13,7 +13,7 @@ from typing import Any
 from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.training.card import run
-from kvlab.reference.simulator.recurrence import recurrence
+from kvlab.reference.simulator.observed import recurrence
 from kvlab.reference.tasks import reasoning
 
 SPECS = ("full", "streaming_llm")

@@ -14,8 +14,7 @@ from kvlab.fast.lab.cli import app, main
 from kvlab.fast.lab.planning import measured_figures, pays_from
 from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet
-from kvlab.reference.simulator.hardware import HARDWARE
-from kvlab.reference.simulator.shape import SHAPES
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 
 SHORT = ("plan", "--prompt", "64", "--length", "256")
 

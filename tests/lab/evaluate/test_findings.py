@@ -10,7 +10,7 @@ from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, leaders, not_above_chance
 from kvlab.fast.lab.tables import Lines
 from kvlab.fast.lab.viewing import Viewed
-from kvlab.reference.simulator.run import Timeline
+from kvlab.reference.simulator.timeline import Timeline
 
 TIMELINE = Timeline("jumps", 0.01, ())
 OUTCOMES = {

@@ -25,7 +25,7 @@ from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before
 from kvlab.reference.simulator import workloads
-from kvlab.reference.simulator.recurrence import recurrence
+from kvlab.reference.simulator.observed import recurrence
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,8 @@ from kvlab.reference.invariants import Kept
 from kvlab.reference.methods.caote import eviction_error
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.cost import Plan, fleet
-from kvlab.reference.simulator.hardware import HARDWARE
 from kvlab.reference.simulator.judge import judge
-from kvlab.reference.simulator.shape import SHAPES
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 from kvlab.reference.stored_vectors import StoredVectors
 
 

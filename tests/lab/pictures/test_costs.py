@@ -11,8 +11,7 @@ from kvlab.fast.lab.pictures.costs import (
 )
 from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan
-from kvlab.reference.simulator.hardware import HARDWARE
-from kvlab.reference.simulator.shape import SHAPES
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 
 SHAPE = SHAPES["llama-3.1-8b"]
 """32 layers of 8 KV heads, 4 query heads each, 128 channels."""

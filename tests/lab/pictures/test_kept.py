@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvlab.fast.lab.pictures.kept import kept_bits, kept_over_steps
-from kvlab.reference.simulator.run import FIRST_STATES, GONE, Events, Run
+from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, Events, Run
 
 
 def run(budget=3):

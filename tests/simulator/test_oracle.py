@@ -11,7 +11,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy, Score
-from kvlab.reference.simulator.oracle import best_left, bound_of, oracle_of, random_of, survival
+from kvlab.reference.simulator.judge import best_left, bound_of, oracle_of, random_of, survival
 from kvlab.reference.simulator.replay import Layer, replay, replay_layer
 
 SMALL = noise(layers=1, t=9, prompt=3)

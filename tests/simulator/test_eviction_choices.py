@@ -6,8 +6,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.outputs import output_without
-from kvlab.reference.simulator.eviction_choices import choice, choices, least
-from kvlab.reference.simulator.observed import Head, observe_heads
+from kvlab.reference.simulator.observed import Head, choice, choices, least, observe_heads
 
 
 def head(weights, values):

@@ -13,8 +13,14 @@ from kvlab.reference.accounting import Sizes, Work
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet, observing, selecting, slowest_speed
 from kvlab.reference.simulator.figures import paper_figures
-from kvlab.reference.simulator.hardware import HARDWARE, Hardware, find_hardware
-from kvlab.reference.simulator.shape import SHAPES, Shape, find_shape
+from kvlab.reference.simulator.sizes import (
+    HARDWARE,
+    SHAPES,
+    Hardware,
+    Shape,
+    find_hardware,
+    find_shape,
+)
 
 PUBLISHED = {
     "llama-3.1-8b": 8_030_261_248,

@@ -7,7 +7,7 @@ from kvlab.reference import Never, Nobody, Policy, Transformer, Unlimited, gener
 from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator import workloads
-from kvlab.reference.simulator.recurrence import (
+from kvlab.reference.simulator.observed import (
     Recurring,
     activations,
     intervals,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from noise import noise
 
-from kvlab.reference.simulator.importance_and_sensitivity import (
+from kvlab.reference.simulator.observed import (
     QUADRANTS,
     Quadrants,
     outliers_and_errors,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvlab.reference.simulator.run import read, write
 from kvlab.reference.simulator.synthetic import synthetic
+from kvlab.reference.simulator.timeline import read, write
 
 
 def test_every_head_keeps_as_many_entries_as_the_budget_lets_it():

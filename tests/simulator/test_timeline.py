@@ -10,8 +10,8 @@ from kvlab.reference import Transformer, generate, methods
 from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.recorder import record_generation
-from kvlab.reference.simulator.run import GONE, read, write
 from kvlab.reference.simulator.synthetic import synthetic
+from kvlab.reference.simulator.timeline import GONE, read, write
 from kvlab.reference.tasks import reasoning
 
 BUDGET = 100
