@@ -7,8 +7,9 @@ import hypothesis
 import torch
 import typecheck  # noqa: F401  (before kvlab is imported)
 
-hypothesis.settings.register_profile("thorough", deadline=None)
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+NO_CLOCK = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("thorough", **NO_CLOCK)
+hypothesis.settings.register_profile("quick", **NO_CLOCK, max_examples=25)
 
 # Triton reads this when it is imported.
 if not torch.cuda.is_available():

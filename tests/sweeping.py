@@ -1,5 +1,11 @@
 """What the tests of sweeps share."""
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvlab.fast.lab.sweep.dataset import Dataset, without_timing
@@ -23,3 +29,72 @@ pairs = [["h2o", "raas"], ["full", "h2o"]]
 def results(directory: Path):
     """Return all rows but for the times."""
     return without_timing(Dataset(directory / RESULTS).read())
+
+
+COMMAND = """
+import sys
+from kvlab.fast.lab.start import main
+sys.argv[0] = "kvlab"
+main()
+"""
+
+
+@contextmanager
+def kvlab(*arguments: str, before: str = "", **environment: str) -> Iterator[subprocess.Popen]:
+    """Start the command as a user does, after some lines of Python; what still runs is ended."""
+    with subprocess.Popen(
+        [sys.executable, "-c", before + COMMAND, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class Gate:
+    """Holds all jobs of RaaS, in whatever process, until it is opened; others are done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def holding(self, module: str, worker: str) -> str:
+        """Return lines that put the gate into a class of workers, before the command runs."""
+        return f"""
+import os, time
+from pathlib import Path
+from kvlab.fast.lab.sweep import {module}
+
+class {worker}({module}.{worker}):
+    def run(self, job):
+        gate = Path({str(self.folder)!r})
+        if job.method == "raas":
+            (gate / str(os.getpid())).touch()
+            while not (gate / "open").exists():
+                time.sleep(0.02)
+        return super().run(job)
+
+{module}.{worker} = {worker}
+"""
+
+    def wait_until_held(self, process: subprocess.Popen, workers: int = 1) -> None:
+        """Wait until so many workers wait at the gate."""
+        wait_until(lambda: process.poll() is not None or len([*self.folder.iterdir()]) == workers)
+        assert process.poll() is None
+
+    def open(self) -> None:
+        """Let all jobs go on."""
+        (self.folder / "open").touch()
+
+
+def wait_until(true, seconds: float = 900) -> None:
+    """Wait for something that happens for certain; the limit only ends what hangs."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError("nothing happened")
+        time.sleep(0.02)

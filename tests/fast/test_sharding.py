@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -18,6 +17,7 @@ from cases import ALL, ONE_EACH
 from replay import random_blocks
 from sampling import sampled
 from sharded import PROMPTS, SPECS, TOKENS, run_all, write_found
+from torch.distributed import TCPStore
 
 from kvlab.fast import compress, methods
 from kvlab.fast.engine.step import step
@@ -113,6 +113,7 @@ def forked(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)  # a fork has none of its parent's threads, and waits for them
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in here.items()}, MASTER_ADDR="127.0.0.1")
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the parent listens, as torchrun does
     write_found(folder)
 
 
@@ -120,11 +121,10 @@ def forked(rank: int, port: int, folder: Path) -> None:
 def ranks(tmp_path_factory):
     """What two processes wrote and kept, and what they refused."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = [
-        get_context("fork").Process(target=forked, args=(rank, port, folder)) for rank in (0, 1)
+        get_context("fork").Process(target=forked, args=(rank, store.port, folder))
+        for rank in (0, 1)
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12, where threads run

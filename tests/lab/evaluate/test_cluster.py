@@ -4,13 +4,11 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from sweeping import SMALL, results
+from sweeping import SMALL, Gate, kvlab, results, wait_until
 
 pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
 
@@ -45,21 +43,9 @@ def undisturbed(tmp_path_factory):
     path = directory / "sweep.toml"
     path.write_text(SMALL)
     with kvlab("sweep", str(path), "--out", str(directory)) as process:
-        _, said = process.communicate(timeout=300)
+        _, said = process.communicate(timeout=900)
     assert process.returncode == 0, said
     return path, results(directory)
-
-
-def kvlab(*arguments: str, **environment: str) -> subprocess.Popen:
-    """Start the command as a user does."""
-    code = "import sys; from kvlab.fast.lab.cli import main; sys.argv[0] = 'kvlab'; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def workers(made) -> list[int]:
@@ -81,93 +67,89 @@ def workers(made) -> list[int]:
     return found
 
 
-def wait_until(true, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            raise TimeoutError("nothing happened")
-        time.sleep(0.02)
-
-
 def files(directory: Path) -> int:
     return len(Dataset(directory / RESULTS).files())
 
 
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, tmp_path):
+@pytest.fixture
+def gate(tmp_path):
+    return Gate(tmp_path / "gate")
+
+
+HELD = ("cluster", "RemoteWorker")
+
+
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, gate, tmp_path):
     path, expected = undisturbed
-    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray", "--json")
-    with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
-        wait_until(lambda: files(tmp_path) >= 1)
+    out = tmp_path / "out"
+    command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--json")
+    with kvlab(*command, before=gate.holding(*HELD), RAY_ADDRESS=nodes.address) as process:
+        gate.wait_until_held(process, workers=2)
         victims = workers(nodes)
         assert len(victims) == 2
         os.kill(victims[0], signal.SIGKILL)
         wait_until(lambda: process.poll() is not None or set(workers(nodes)) - set(victims))
-        printed, said = process.communicate(timeout=120)
+        gate.open()
+        printed, said = process.communicate(timeout=900)
     assert process.returncode == 0, said
     assert "16/16" in said
     assert json.loads(printed)["jobs"] == 16  # what Ray says of the dead worker is not among it
-    assert results(tmp_path).equals(expected)
+    assert results(out).equals(expected)
 
 
-def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, tmp_path):
+def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, gate, tmp_path):
     path, expected = undisturbed
-    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray", "--workers", "1")
-    with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
-        wait_until(lambda: files(tmp_path) >= 1)
+    out = tmp_path / "out"
+    command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--workers", "1")
+    with kvlab(*command, before=gate.holding(*HELD), RAY_ADDRESS=nodes.address) as process:
+        gate.wait_until_held(process)
         assert len(workers(nodes)) == 1
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=900)
     assert process.returncode == 130
     assert "Traceback" not in said
-    wait_until(lambda: not workers(nodes), seconds=20)
-    assert 0 < files(tmp_path) < 16
-    assert not results(tmp_path).equals(expected)
+    wait_until(lambda: not workers(nodes))
+    assert files(out) == 2
+    assert not results(out).equals(expected)
 
 
-@pytest.mark.slow
-def test_ten_kills_of_workers_and_drivers_change_nothing(nodes, undisturbed, tmp_path):
+def test_ten_kills_of_workers_and_drivers_change_nothing(nodes, undisturbed, gate, tmp_path):
+    """Kills at any moment: the gate is closed, so that no sweep ends before its turn comes."""
     path, expected = undisturbed
-    drawn = random.Random(9)
-    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray")
-    killed = {"worker": 0, "driver": 0}
-    while sum(killed.values()) < KILLS:
-        if files(tmp_path) == 16:
-            for done in drawn.sample(Dataset(tmp_path / RESULTS).files(), 12):
-                done.unlink()  # so that there is something to be killed at
-        with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
+    drawn, out = random.Random(9), tmp_path / "out"
+    command = ("sweep", str(path), "--out", str(out), "--engine", "ray")
+    for _ in range(KILLS // 2):
+        done = Dataset(out / RESULTS).files()
+        for some in drawn.sample(done, len(done) // 2):
+            some.unlink()  # so that there is something to be killed at
+        with kvlab(*command, before=gate.holding(*HELD), RAY_ADDRESS=nodes.address) as process:
             wait_until(lambda: process.poll() is not None or workers(nodes))
-            for _ in range(drawn.choice([1, 2])):
-                time.sleep(drawn.uniform(0, 4))
-                alive = workers(nodes)
-                if process.poll() is None and alive and drawn.random() < 0.5:
-                    os.kill(drawn.choice(alive), signal.SIGKILL)
-                    killed["worker"] += 1
             time.sleep(drawn.uniform(0, 4))
-            if process.poll() is None and drawn.random() < 0.7:
-                process.kill()
-                killed["driver"] += 1
-            process.communicate(timeout=300)
-        wait_until(lambda: not workers(nodes), seconds=60)
+            os.kill(drawn.choice(workers(nodes)), signal.SIGKILL)
+            time.sleep(drawn.uniform(0, 4))
+            assert process.poll() is None
+            process.kill()
+            process.communicate(timeout=900)
+        wait_until(lambda: not workers(nodes))
     with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
-        _, said = process.communicate(timeout=300)
+        _, said = process.communicate(timeout=900)
     assert process.returncode == 0, said
-    assert min(killed.values()) > 0
-    assert results(tmp_path).equals(expected)
+    assert results(out).equals(expected)
 
 
-@pytest.mark.slow
-def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, tmp_path):
+def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, gate, tmp_path):
     path, expected = undisturbed
-    command = ("sweep", str(path), "--out", str(tmp_path), "--engine", "ray", "--workers", "2")
-    with kvlab(*command, RAY_ADDRESS="") as process:
-        wait_until(lambda: files(tmp_path) >= 2)
+    out = tmp_path / "out"
+    command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--workers", "2")
+    with kvlab(*command, before=gate.holding(*HELD), RAY_ADDRESS="") as process:
+        gate.wait_until_held(process, workers=2)
         process.kill()
-        process.communicate(timeout=60)
-    assert len(read_stored(tmp_path).missing()) > 0
+        process.communicate(timeout=900)
+    assert len(read_stored(out).missing()) > 0
     with kvlab(*command, RAY_ADDRESS="") as process:
-        _, said = process.communicate(timeout=300)
+        _, said = process.communicate(timeout=900)
     assert process.returncode == 0, said
-    assert results(tmp_path).equals(expected)
+    assert results(out).equals(expected)
 
 
 # --- without a cluster ---------------------------------------------------------------------------

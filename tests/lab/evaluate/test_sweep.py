@@ -5,17 +5,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 import tomllib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
 from shapes import shapes_checked
-from sweeping import SMALL, results
+from sweeping import SMALL, Gate, kvlab, results
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
@@ -426,31 +422,18 @@ def test_a_failure_ends_with_exit_code_1(tmp_path, monkeypatch):
     assert found.exit_code == 1
 
 
-def kvlab(*arguments: str, **environment: str) -> subprocess.Popen:
-    """Start the command as a user does."""
-    code = "import sys; from kvlab.fast.lab.cli import main; sys.argv[0] = 'kvlab'; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path):
     _, directory = small
-    command = ("sweep", str(directory / "sweep.toml"), "--out", str(tmp_path))
-    with kvlab(*command) as process:
-        deadline = time.monotonic() + 60
-        while not [*Path(tmp_path).glob("results/*.parquet")] and time.monotonic() < deadline:
-            time.sleep(0.02)
+    gate, out = Gate(tmp_path / "gate"), tmp_path / "out"
+    command = ("sweep", str(directory / "sweep.toml"), "--out", str(out))
+    with kvlab(*command, before=gate.holding("engines", "Worker")) as process:
+        gate.wait_until_held(process)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=900)
     assert process.returncode == 130
     assert "nothing that was done is lost" in said
     assert "Traceback" not in said
-    assert 0 < len(Dataset(tmp_path / RESULTS).done()) < 16
+    assert len(Dataset(out / RESULTS).done()) == 2
     with kvlab(*command) as process:
-        process.communicate(timeout=120)
-    assert results(tmp_path).equals(results(directory))
+        process.communicate(timeout=900)
+    assert results(out).equals(results(directory))

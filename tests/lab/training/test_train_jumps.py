@@ -96,7 +96,7 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(tmp_path, monk
         directory.mkdir()
     Training(Recipe(steps=4), at_once).run()
 
-    monkeypatch.setattr(train_jumps, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(train_jumps, "CHECKPOINT_SECONDS", -1.0)
     training, learn = Training(Recipe(steps=4), stopped), Training.learn
 
     def stop_in_the_third(self, batch):
