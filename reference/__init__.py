@@ -51,7 +51,6 @@ from kvlab.reference.simulator.observed import (
 from kvlab.reference.simulator.recorder import record_generation, record_replay
 from kvlab.reference.simulator.replay import Fate, Layer, replay
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Hardware, Shape
-from kvlab.reference.simulator.stored import StoredTrace
 from kvlab.reference.simulator.trace import Metadata, Trace, load_trace, record_trace, save_trace
 from kvlab.reference.step import step
 from kvlab.reference.streams import Source, Stream, random_stream, run_stream
@@ -98,7 +97,6 @@ __all__ = [
     "Shape",
     "Source",
     "State",
-    "StoredTrace",
     "Stream",
     "Trace",
     "Transformer",

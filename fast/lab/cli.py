@@ -58,11 +58,12 @@ app.add_typer(conformance.app, name="conformance")
 app.add_typer(models.app, name="models")
 
 
-def print_version(wanted: bool) -> None:
+def print_version(wanted: bool) -> bool:
     """Print the version and end, if that is wanted."""
     if wanted:
         print_line(f"kvlab {version('kvlab')}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

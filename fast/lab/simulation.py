@@ -15,7 +15,7 @@ from kvlab.reference import methods
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.judge import EXACT, Judgement, judge, skill
-from kvlab.reference.simulator.trace import Recording
+from kvlab.reference.simulator.trace import Trace
 
 MOST_LIFETIMES = 6
 """Methods whose entries the report draws one by one."""
@@ -57,7 +57,7 @@ class Row:
 class Simulation:
     """What `simulate` found."""
 
-    trace: Recording
+    trace: Trace
     rows: tuple[Row, ...]
     layers: Sequence[Sequence[Judgement]]
     """For each layer, the judgements of the rows without refusal."""
@@ -70,7 +70,7 @@ class Simulation:
 
 
 def simulate(
-    trace: Recording,
+    trace: Trace,
     specs: Sequence[str],
     budgets: Sequence[int | str] = ("50%", "70%"),
     *,
@@ -116,7 +116,7 @@ def simulate(
     return Simulation(trace, tuple(rows), layers, tokens <= EXACT if exact is None else exact)
 
 
-def ask(trace: Recording, spec: str, budget: int | None) -> tuple[Row, Policy | None]:
+def ask(trace: Trace, spec: str, budget: int | None) -> tuple[Row, Policy | None]:
     """Return an empty row and the policy, or the refusal of a policy that cannot work here."""
     try:
         policy = methods.get(spec, budget)
@@ -126,7 +126,7 @@ def ask(trace: Recording, spec: str, budget: int | None) -> tuple[Row, Policy | 
     return Row(spec, budget), policy
 
 
-def check_fits(policy: Policy, trace: Recording) -> None:
+def check_fits(policy: Policy, trace: Trace) -> None:
     """Raise ValueError if a policy cannot work with a trace's prompt or head dimension."""
     policy.check(trace.prompt)
     if policy.reposition:
@@ -136,7 +136,7 @@ def check_fits(policy: Policy, trace: Recording) -> None:
         raise ValueError(f"group = {group} must divide the head dimension {d}")
 
 
-def sum_up(trace: Recording, row: Row, judged: Sequence[Judgement]) -> Row:
+def sum_up(trace: Trace, row: Row, judged: Sequence[Judgement]) -> Row:
     """Sum one policy up over the layers."""
     generated, heads = slice(trace.prompt, None), trace.shape[1]
     bits = np.sum([each.fate.bits[generated] for each in judged], axis=0) * heads
@@ -179,7 +179,7 @@ def table(found: Simulation) -> Table:
     return tabulate(found.rows, COLUMNS)
 
 
-def title(trace: Recording) -> str:
+def title(trace: Trace) -> str:
     """Say what was recorded."""
     tokens = trace.shape[3]
     return f"{trace.metadata.model}: {trace.prompt} tokens given, {tokens - trace.prompt} generated"

@@ -23,7 +23,7 @@ from kvlab.reference.simulator.replay import (
     replay_layer,
     stretches,
 )
-from kvlab.reference.simulator.trace import Recording
+from kvlab.reference.simulator.trace import Trace
 
 # --- the best, chance, and a bound ----------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class Judgement:
 
 
 def judge(
-    trace: Recording,
+    trace: Trace,
     policies: Sequence[Policy],
     block_size: int | None = None,
     workers: int = 1,

@@ -21,7 +21,7 @@ from kvlab.reference.methods.desirekv import outlier_score, sensitivity
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import quantize
 from kvlab.reference.simulator.replay import Layer
-from kvlab.reference.simulator.trace import Recording, record_trace
+from kvlab.reference.simulator.trace import Trace, record_trace
 from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import Transformer
 from kvlab.reference.windows import mean_pool
@@ -65,36 +65,37 @@ def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
     Raises:
         FileNotFoundError: if the model directory is incomplete.
     """
-    return read(model, problem, lambda i: 1.0)[0]
+    ids = _tokens(model, problem)
+    trace = record_trace(Transformer.from_directory(model), ids, 1)
+    heads = []
+    for index, layer in enumerate(trace.metadata.layers):
+        queries, keys, values = trace.vectors(index)
+        for g, group in enumerate(queries):
+            heads += [Head(layer, g, own, keys[g], values[g]) for own in group]
+    return tuple(heads)
 
 
 def surprise(model: Path, gain: Gain, problem: int = 0) -> float:
     """Return the mean −ln p of a solution's tokens if the model's own logits have a gain."""
-    logits, tokens = read(model, problem, gain)[1:]
-    start = prompt_tokens(problem)
+
+    def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
+        group = len(queries) // len(keys)
+        heads = (
+            Head(layer, h // group, own, keys[h // group], values[h // group])
+            for h, own in enumerate(queries)
+        )
+        return np.stack([head.attention(gain) @ head.values for head in heads])
+
+    tokens, start = np.array(_tokens(model, problem)), prompt_tokens(problem)
+    logits = Transformer.from_directory(model).forward(tokens, 0, attend)
     scores = logits[start - 1 : -1] - logits[start - 1 : -1].max(axis=1, keepdims=True)
     chosen = scores[np.arange(len(scores)), tokens[start:]]
     return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - chosen))
 
 
-def read(model: Path, problem: int, gain: Gain) -> tuple[tuple[Head, ...], Array, Array]:
-    """Let the model read a problem with its solution: query heads, logits and tokens."""
-    transformer = Transformer.from_directory(model)
+def _tokens(model: Path, problem: int) -> list[int]:
     text = reasoning.held_out(problem + 1)[problem].text
-    tokens = np.asarray(load_tokenizer(model).encode(text).ids, dtype=np.int64)
-    heads: list[Head] = []
-
-    def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
-        group = len(queries) // len(keys)
-        outputs = []
-        for h, own in enumerate(queries):
-            head = Head(layer, h // group, own, keys[h // group], values[h // group])
-            heads.append(head)
-            outputs.append(head.attention(gain) @ head.values)
-        return np.stack(outputs)
-
-    logits = transformer.forward(tokens, 0, attend)
-    return tuple(heads), logits, tokens
+    return load_tokenizer(model).encode(text).ids
 
 
 @cache
@@ -159,7 +160,7 @@ class Recurring:
         return max(self.gaps, default=0)
 
 
-def activations(trace: Recording, threshold: float) -> Iterator[Recurring]:
+def activations(trace: Trace, threshold: float) -> Iterator[Recurring]:
     """Yield every entry of every recorded layer with its activations, as LazyEviction sees them.
 
     A query head that gives at least ``threshold`` activates the entry of its KV head.

@@ -15,7 +15,7 @@ from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Needs, Policy, Score
 from kvlab.reference.simulator.replay import check_replay
 from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
-from kvlab.reference.simulator.trace import Recording
+from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 from kvlab.reference.transformer import Transformer
@@ -81,7 +81,7 @@ def record_generation(
 
 
 def record_replay(
-    trace: Recording,
+    trace: Trace,
     texts: Sequence[str],
     policy: Policy,
     *,

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from kvlab.reference.attention import logits, softmax, weighted_values
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
-from kvlab.reference.simulator.trace import Recording
+from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.step import StepResult
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 
@@ -60,7 +60,7 @@ class Fate:
 
 
 def replay(
-    trace: Recording,
+    trace: Trace,
     policies: Sequence[Policy],
     block_size: int | None = None,
     workers: int = 1,
@@ -81,7 +81,7 @@ def replay(
     yield from over_layers(trace, task, workers)
 
 
-def check_replay(trace: Recording, policies: Sequence[Policy], block_size: int | None) -> None:
+def check_replay(trace: Trace, policies: Sequence[Policy], block_size: int | None) -> None:
     """Raise ValueError if a policy does not fit a trace, or ``block_size`` is below 1."""
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size = {block_size} must be at least 1")
@@ -93,9 +93,7 @@ def check_replay(trace: Recording, policies: Sequence[Policy], block_size: int |
             raise ValueError(f"{policy.name}: reposition needs a model's rotary embedding")
 
 
-def over_layers(
-    trace: Recording, task: Callable[["Layer"], Result], workers: int
-) -> Iterator[Result]:
+def over_layers(trace: Trace, task: Callable[["Layer"], Result], workers: int) -> Iterator[Result]:
     """Yield the result of a task for each layer; a few layers are in memory at a time."""
     layers = (Layer.of(trace, number) for number in range(trace.shape[0]))
     if workers == 1:
@@ -141,7 +139,7 @@ class Layer(Stream):
     """One layer of a trace, in float64."""
 
     @classmethod
-    def of(cls, trace: Recording, index: int) -> "Layer":
+    def of(cls, trace: Trace, index: int) -> "Layer":
         """Take a layer out of a trace by its index among the recorded ones."""
         queries, keys, values = (x.astype(np.float64) for x in trace.vectors(index))
         t, prompt = trace.shape[3], trace.prompt

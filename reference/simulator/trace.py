@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -91,42 +91,6 @@ class Metadata:
             raise ValueError(f"softcap = {self.softcap} must be above 0 and finite")
 
 
-@runtime_checkable
-class Recording(Protocol):
-    """The part of a trace that a replay needs, in memory or on the disk."""
-
-    @property
-    def positions(self) -> Integer[Array, " t"]:
-        """Absolute position of each token."""
-        ...
-
-    @property
-    def prompt(self) -> int:
-        """How many of the tokens are the prompt."""
-        ...
-
-    @property
-    def confidence(self) -> Float[Array, " t"]:
-        """Probability of the likeliest token; NaN where given."""
-        ...
-
-    @property
-    def metadata(self) -> Metadata:
-        """Facts about the model and the file."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """L, G, rho, t and d."""
-        ...
-
-    def vectors(
-        self, index: int
-    ) -> tuple[Float[Array, "G rho t d"], Float[Array, "G t d"], Float[Array, "G t d"]]:
-        """Return queries, keys and values of one recorded layer."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Trace:
     """A recorded generation of one sequence; the module says what each field holds.
@@ -145,11 +109,8 @@ class Trace:
     metadata: Metadata
 
     def __post_init__(self) -> None:
-        check_arrays(vars(self))
-        check_values(self, self.tokens)
-        for name in VECTORS:
-            for layer, vectors in zip(self.metadata.layers, getattr(self, name), strict=True):
-                check_finite(name, layer, vectors)
+        _check_arrays(vars(self))
+        _check_values(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -161,6 +122,68 @@ class Trace:
     ) -> tuple[Float[Array, "G rho t d"], Float[Array, "G t d"], Float[Array, "G t d"]]:
         """Return queries, keys and values of one recorded layer."""
         return self.queries[index], self.keys[index], self.values[index]
+
+
+class Recorder:
+    """Collects what the layers of one sequence are handed, block by block."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, list[tuple[Array, ...]]] = {}
+
+    def note(
+        self,
+        layer: int,
+        positions: Integer[Array, " m"],
+        queries: Float[Array, "G rho m d"],
+        keys: Float[Array, "G m d"],
+        values: Float[Array, "G m d"],
+    ) -> None:
+        """Keep one block of one layer; the arrays must not change afterwards."""
+        self.pieces.setdefault(layer, []).append((positions, queries, keys, values))
+
+    def trace(
+        self,
+        tokens: Sequence[int],
+        prompt: int,
+        confidence: Float[Array, " t"],
+        model: str,
+        softcap: float | None = None,
+    ) -> Trace:
+        """Return the collected blocks as a trace, and forget them.
+
+        Args:
+            tokens: ids of prompt and answer; a token that the model never read is left out.
+            prompt: how many of them are the prompt.
+            confidence: confidence of the tokens that the model read.
+            model: name of the model.
+            softcap: bound of the model's logits.
+
+        Raises:
+            ValueError: if the layers read different tokens, or a vector is not finite.
+        """
+        layers = tuple(sorted(self.pieces))
+        positions = [np.concatenate([each[0] for each in self.pieces[n]]) for n in layers]
+        if any(not np.array_equal(positions[0], others) for others in positions[1:]):
+            raise ValueError(f"layers {list(layers)} did not read the same tokens")
+        t = len(positions[0])
+        return Trace(
+            **self._join(layers, t),
+            positions=positions[0],
+            tokens=np.array(tokens[:t]),
+            prompt=prompt,
+            confidence=confidence[:t],
+            metadata=Metadata(model, layers, softcap),
+        )
+
+    def _join(self, layers: Sequence[int], t: int) -> dict[str, Array]:
+        """Join the pieces layer by layer, so that memory holds only one layer twice."""
+        first = self.pieces[layers[0]][0][1:]
+        joined = [np.empty((len(layers), *x.shape[:-2], t, x.shape[-1]), x.dtype) for x in first]
+        for number, layer in enumerate(layers):
+            _, *parts = zip(*self.pieces.pop(layer), strict=True)
+            for array, pieces in zip(joined, parts, strict=True):
+                np.concatenate(pieces, axis=-2, out=array[number])
+        return dict(zip(VECTORS, joined, strict=True))
 
 
 def record_trace(
@@ -182,37 +205,22 @@ def record_trace(
     Raises:
         ValueError: as `kvlab.reference.generate.generate`.
     """
-    pieces: dict[int, list[tuple[Array, Array, Array]]] = {}
+    recorder = Recorder()
 
     def watch(block: Block, result: StepResult) -> None:
-        pieces.setdefault(block.layer, []).append((block.queries, block.keys, block.values))
+        recorder.note(block.layer, block.clock.positions, block.queries, block.keys, block.values)
 
     written = generate(model, FullCache().policy(), prompt, max_new_tokens, stop, watch=watch)
-    layers = sorted(pieces)
-    queries, keys, values = (
-        np.stack([np.concatenate([piece[kind] for piece in pieces[n]], axis=-2) for n in layers])
-        for kind in range(3)
-    )
-    t = written.session.seen
-    return Trace(
-        queries=queries,
-        keys=keys,
-        values=values,
-        positions=np.arange(t),
-        tokens=np.array([*prompt, *written.tokens][:t]),
-        prompt=len(prompt),
-        confidence=written.session.confidence,
-        metadata=Metadata(name, tuple(layers)),
-    )
+    tokens = [*prompt, *written.tokens]
+    return recorder.trace(tokens, len(prompt), written.session.confidence, name)
 
 
-def save_trace(trace: Trace, path: str | Path, compress: bool = True) -> None:
+def save_trace(trace: Trace, path: str | Path) -> None:
     """Write a trace; a file of that name is replaced, and only once the new one is complete.
 
     Args:
-        trace: what to write; its arrays may be memory-mapped, they are written in pieces.
+        trace: what to write.
         path: the file, ending in ``.npz``.
-        compress: False writes faster, and `StoredTrace` then finds any layer at once.
     """
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +229,7 @@ def save_trace(trace: Trace, path: str | Path, compress: bool = True) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with open(unfinished, "wb") as file:
-            (np.savez_compressed if compress else np.savez)(file, **members)
+            np.savez_compressed(file, **members)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -234,58 +242,26 @@ def load_trace(path: str | Path) -> Trace:
         FileNotFoundError: if the file does not exist.
         ValueError: if it is no trace of this version; the message names the member.
     """
-    path = existing_file(path)
-    try:
-        with open(path, "rb") as file, open_archive(file) as archive:
-            members = read_facts(archive)
-            members |= {name: read_member(archive, name) for name in VECTORS}
-        check_arrays(members)
-        return Trace(**members)
-    except BROKEN as error:
-        raise ValueError(f"{path} is no trace: {error}") from None
-
-
-def existing_file(path: str | Path) -> Path:
-    """Return the path of a trace.
-
-    Raises:
-        FileNotFoundError: if there is nothing.
-        ValueError: if there is something else than a file.
-    """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"trace = {path} does not exist")
     if not path.is_file():
         raise ValueError(f"trace = {path} must be a file")
-    return path
+    try:
+        if not zipfile.is_zipfile(path):  # NumPy takes it for objects to be loaded unsafely
+            raise ValueError("it is no complete archive of arrays (.npz)")
+        with np.load(path, allow_pickle=False) as archive:
+            members: dict[str, Any] = {"metadata": _parse_metadata(_member(archive, "metadata"))}
+            for name in MEMBERS[:-1]:
+                members[name] = _member(archive, name)
+        members["prompt"] = _scalar(members["prompt"], "prompt", "iu", "a whole number")
+        _check_arrays(members)
+        return Trace(**members)
+    except BROKEN as error:
+        raise ValueError(f"{path} is no trace: {error}") from None
 
 
-def open_archive(file: BinaryIO) -> np.lib.npyio.NpzFile:
-    """Open an archive of arrays; NumPy takes any other file for objects to be loaded unsafely.
-
-    Raises:
-        ValueError: if the file is no archive.
-    """
-    if not zipfile.is_zipfile(file):
-        raise ValueError("it is no complete archive of arrays (.npz)")
-    file.seek(0)
-    return np.load(file, allow_pickle=False)
-
-
-def read_facts(archive: np.lib.npyio.NpzFile) -> dict[str, Any]:
-    """Read everything but queries, keys and values."""
-    metadata = _parse_metadata(read_member(archive, "metadata"))
-    facts = {name: read_member(archive, name) for name in ("positions", "tokens", "confidence")}
-    prompt = _scalar(read_member(archive, "prompt"), "prompt", "iu", "a whole number")
-    return {**facts, "prompt": prompt, "metadata": metadata}
-
-
-def read_member(archive: np.lib.npyio.NpzFile, name: str) -> Array:
-    """Return a member of the file.
-
-    Raises:
-        ValueError: if it is missing or damaged.
-    """
+def _member(archive: np.lib.npyio.NpzFile, name: str) -> Array:
     if name not in archive.files:
         raise ValueError(f"{name!r} is missing; a trace holds {', '.join(MEMBERS)}")
     try:
@@ -317,16 +293,14 @@ def _parse_metadata(member: Array) -> Metadata:
         value = facts[name] = found[name]
         if not isinstance(value, kinds) or isinstance(value, bool):
             raise ValueError(f"{name} = {value!r} must be {expected}")
-        if (
-            name == "version" and value != VERSION
-        ):  # of another version, other entries may be missing
+        if name == "version" and value != VERSION:  # which may lack the entries that follow
             raise ValueError(f"version = {value} must be {VERSION}")
     if not all(type(layer) is int for layer in facts["layers"]):
         raise ValueError(f"layers = {facts['layers']} must be ascending layer numbers")
     return Metadata(**{**facts, "layers": tuple(facts["layers"])})
 
 
-def check_arrays(members: Mapping[str, Any]) -> None:
+def _check_arrays(members: Mapping[str, Any]) -> None:
     """Raise ValueError unless types and shapes fit together."""
     queries: Array = members["queries"]
     if queries.ndim != 5 or 0 in queries.shape:
@@ -335,8 +309,8 @@ def check_arrays(members: Mapping[str, Any]) -> None:
         raise ValueError(f"queries of type {queries.dtype} must be {' or '.join(DTYPES)}")
     L, G, _, t, d = queries.shape
     expected: dict[str, tuple[tuple[int, ...], str, str]] = {
-        "keys": ((L, G, t, d), queries.dtype.kind, "floating point"),
-        "values": ((L, G, t, d), queries.dtype.kind, "floating point"),
+        "keys": ((L, G, t, d), "f", "floating point"),
+        "values": ((L, G, t, d), "f", "floating point"),
         "positions": ((t,), "iu", "whole numbers"),
         "tokens": ((t,), "iu", "whole numbers"),
         "confidence": ((t,), "f", "floating point"),
@@ -354,14 +328,14 @@ def check_arrays(members: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} of type {array.dtype} must be {queries.dtype}, as queries")
 
 
-def check_values(trace: Recording, tokens: Integer[Array, " t"]) -> None:
-    """Raise ValueError if a value besides queries, keys and values is not allowed."""
+def _check_values(trace: Trace) -> None:
+    """Raise ValueError if a value is not allowed."""
     L, _, _, t, _ = trace.shape
     layers = trace.metadata.layers
     if len(layers) != L:
         raise ValueError(f"layers = {list(layers)} must name the {L} layers of queries")
-    for name, whole in (("positions", trace.positions), ("tokens", tokens)):
-        if (lowest := whole.min()) < 0:
+    for name in ("positions", "tokens"):
+        if (lowest := getattr(trace, name).min()) < 0:
             raise ValueError(f"{name} must be at least 0, the lowest is {lowest}")
     if (trace.positions[1:] <= trace.positions[:-1]).any():
         raise ValueError("positions must be strictly ascending")
@@ -371,12 +345,8 @@ def check_values(trace: Recording, tokens: Integer[Array, " t"]) -> None:
     outside = known[(known < 0) | (known > 1)]
     if outside.size:
         raise ValueError(f"confidence must be NaN or between 0 and 1, one is {outside[0]}")
-
-
-def check_finite(name: str, layer: int, vectors: Array) -> None:
-    """Raise ValueError if a layer's vectors hold NaN or infinity."""
-    if not np.isfinite(vectors).all():
-        largest = np.finfo(vectors.dtype).max
-        raise ValueError(
-            f"{name} of layer {layer} must be finite; {vectors.dtype} reaches {largest:g}"
-        )
+    for name in VECTORS:
+        for layer, vectors in zip(layers, getattr(trace, name), strict=True):
+            if not np.isfinite(vectors).all():
+                reach = f"{vectors.dtype} reaches {np.finfo(vectors.dtype).max:g}"
+                raise ValueError(f"{name} of layer {layer} must be finite; {reach}")

@@ -22,6 +22,8 @@ from kvlab.reference.simulator.sizes import (
     find_shape,
 )
 
+pytestmark = pytest.mark.usefixtures("shapes")
+
 PUBLISHED = {
     "llama-3.1-8b": 8_030_261_248,
     "llama-2-7b": 6_738_415_616,

@@ -12,6 +12,8 @@ from kvlab.reference.policy import Precision
 from kvlab.reference.simulator.occupancy import occupancy
 from kvlab.reference.simulator.replay import replay
 
+pytestmark = pytest.mark.usefixtures("shapes")
+
 SPECS = [
     ("full", None),
     ("streaming_llm@sinks=2", 12),

@@ -3,27 +3,14 @@
 import numpy as np
 import pytest
 
-from kvlab.reference import Transformer, generate, methods
-from kvlab.reference.files import load_tokenizer
-from kvlab.reference.models import reasoner_directory
+from kvlab.reference import generate, methods
 from kvlab.reference.simulator.replay import replay
-from kvlab.reference.simulator.trace import record_trace
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.simulator.trace import Recorder
 
 
-@pytest.fixture(scope="module")
-def written():
-    directory = reasoner_directory()
-    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-    problem = reasoning.held_out(1)[0]
-    prompt = tokenizer.encode(problem.prompt).ids
-    stop = tokenizer.encode(reasoning.END).ids[0]
-    return model, prompt, stop, record_trace(model, prompt, 200, stop, name="reasoner")
-
-
-def test_it_holds_all_tokens_but_the_last_written(written):
-    model, prompt, stop, trace = written
-    tokens = generate(model, methods.get("full"), prompt, 200, stop=stop).tokens
+def test_it_holds_all_tokens_but_the_last_written(reasoner, solved):
+    prompt, stop, trace = solved
+    tokens = generate(reasoner[0], methods.get("full"), prompt, 200, stop=stop).tokens
     assert trace.tokens.tolist() == [*prompt, *tokens][:-1]
     assert trace.prompt == len(prompt)
     assert trace.metadata.model == "reasoner"
@@ -31,10 +18,40 @@ def test_it_holds_all_tokens_but_the_last_written(written):
     assert (trace.confidence[len(prompt) :] > 0).all()
 
 
-def test_a_replay_keeps_what_the_live_run_keeps(written):
-    model, prompt, stop, trace = written
+def test_a_replay_keeps_what_the_live_run_keeps(reasoner, solved):
+    prompt, stop, trace = solved
     policy = methods.get("h2o", len(trace.tokens) - 1)
-    live = generate(model, policy, prompt, 200, stop=stop)
+    live = generate(reasoner[0], policy, prompt, 200, stop=stop)
     assert [*prompt, *live.tokens][:-1] == trace.tokens.tolist()  # one entry less changes no token
     for (fate,), cache in zip(replay(trace, [policy]), live.session.caches, strict=True):
         np.testing.assert_array_equal(fate.kept(len(trace.tokens) - 1), cache.positions)
+
+
+def note(recorder, layer, *positions):
+    """Note a block whose queries, keys and values name layer, position and what they are."""
+    place = np.array(positions)
+    base = np.broadcast_to((place + 100.0 * layer)[:, None], (len(place), 2))
+    recorder.note(layer, place, base[None, None], base[None] + 0.25, base[None] + 0.5)
+
+
+def test_blocks_are_joined_layer_by_layer():
+    recorder = Recorder()
+    for layer in (2, 0):
+        note(recorder, layer, 0, 1)
+        note(recorder, layer, 2)
+        note(recorder, layer, 3)
+    trace = recorder.trace(range(10, 15), 3, np.full(4, np.nan), "model", 30.0)
+    assert trace.metadata.layers == (0, 2)
+    assert trace.queries[0, 0, 0, :, 0].tolist() == [0, 1, 2, 3]
+    assert trace.keys[1, 0, :, 1].tolist() == [200.25, 201.25, 202.25, 203.25]
+    assert trace.values[0, 0, :, 0].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert trace.tokens.tolist() == [10, 11, 12, 13]
+    assert (trace.prompt, trace.metadata.softcap) == (3, 30.0)
+
+
+def test_layers_that_read_other_tokens_are_refused():
+    recorder = Recorder()
+    note(recorder, 0, 0, 1)
+    note(recorder, 1, 0)
+    with pytest.raises(ValueError, match=r"layers \[0, 1\] did not read the same tokens"):
+        recorder.trace([1, 2], 2, np.full(2, np.nan), "model")

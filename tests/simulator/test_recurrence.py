@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from kvlab.reference import Never, Nobody, Policy, Transformer, Unlimited, generate, methods
-from kvlab.reference.files import load_tokenizer
+from kvlab.reference import Never, Nobody, Policy, Unlimited, generate, methods
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.observed import (
@@ -13,23 +12,17 @@ from kvlab.reference.simulator.observed import (
     intervals,
     most_recurring,
 )
-from kvlab.reference.simulator.trace import record_trace
-from kvlab.reference.tasks import reasoning
 
 THRESHOLD = 0.01
 
 
 @pytest.fixture(scope="module")
-def solved():
-    directory = reasoner_directory()
-    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-    problem = reasoning.held_out(1)[0]
-    prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
-    trace = record_trace(model, prompt, len(solution), stop=solution[-1])
+def tracked(reasoner, solved):
+    """The trace, and every entry's interval as LazyEviction's own state has it after the answer."""
+    prompt, stop, trace = solved
     score = methods.get("lazy_eviction", 10**9, threshold=THRESHOLD).score
     observing = Policy("observing", score, Never(), Nobody(), Unlimited())
-    live = generate(model, observing, prompt, len(solution), stop=solution[-1])
-    caches = live.session.caches
+    caches = generate(reasoner[0], observing, prompt, 200, stop=stop).session.caches
     return trace, np.concatenate([cache.state.entries["interval"].ravel() for cache in caches])
 
 
@@ -40,15 +33,15 @@ def test_gaps_and_interval_of_an_entry():
     assert Recurring(0, 0, 12, 0.1, (), born=2).interval == 0
 
 
-def test_intervals_are_those_that_lazy_eviction_tracks(solved):
-    trace, live = solved
+def test_intervals_are_those_that_lazy_eviction_tracks(tracked):
+    trace, live = tracked
     found = [entry.interval for entry in activations(trace, THRESHOLD)]
     np.testing.assert_array_equal(found, live)
     assert intervals(reasoner_directory(), 1, 0, THRESHOLD).tolist() == found
 
 
-def test_another_threshold_gives_other_intervals(solved):
-    trace, live = solved
+def test_another_threshold_gives_other_intervals(tracked):
+    trace, live = tracked
     found = [entry.interval for entry in activations(trace, 10 * THRESHOLD)]
     assert (np.array(found) != live).any()
 
@@ -64,6 +57,6 @@ def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():
     assert all(entry.interval == by_place[entry.position] + 1 for entry in found)
 
 
-def test_a_negative_threshold_is_refused(solved):
+def test_a_negative_threshold_is_refused(tracked):
     with pytest.raises(ValueError, match="threshold = -1 must be between 0 and 1"):
-        next(activations(solved[0], -1))
+        next(activations(tracked[0], -1))

@@ -6,9 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from kvlab.reference import Transformer, generate, methods
-from kvlab.reference.files import load_tokenizer
-from kvlab.reference.models import reasoner_directory
+from kvlab.reference import generate, methods
 from kvlab.reference.simulator.recorder import record_generation
 from kvlab.reference.simulator.synthetic import synthetic
 from kvlab.reference.simulator.timeline import GONE, read, write
@@ -17,10 +15,7 @@ from kvlab.reference.tasks import reasoning
 BUDGET = 100
 
 
-@pytest.fixture(scope="module")
-def reasoner():
-    directory = reasoner_directory()
-    return Transformer.from_directory(directory), load_tokenizer(directory)
+pytestmark = pytest.mark.usefixtures("shapes")
 
 
 @pytest.mark.parametrize("spec", ["h2o", "lazy_eviction@window=16,threshold=0.01", "streaming_llm"])

@@ -19,7 +19,7 @@ from kvlab.fast.lab.commands.settings import (
 )
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, reporting
 from kvlab.reference.simulator.judge import EXACT
-from kvlab.reference.simulator.stored import StoredTrace
+from kvlab.reference.simulator.trace import load_trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def simulate(settings: Settings) -> None:
     prepare_output("report", settings.report)
     with reporting() as told:
         found = simulation.simulate(
-            StoredTrace(settings.trace),
+            load_trace(settings.trace),
             settings.specs,
             settings.asked("50%", "70%"),
             block_size=settings.block_size,

@@ -38,13 +38,13 @@ def trace(settings: Settings) -> None:
     text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
     network, tokenizer = settings.load()
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
-    from kvlab.fast.lab.recording import record_generation
+    from kvlab.fast.lab.recording import record_trace
 
     inputs = encode_prompt(tokenizer, text, network.device)
     options = decoding_options(network, settings.max_new_tokens)
     with reporting(transient=True) as report:
         timer = TokenTimer(settings.max_new_tokens, report)
-        recorded = record_generation(
+        recorded = record_trace(
             network, layers=wanted, dtype=settings.dtype, streamer=timer, **inputs, **options
         )
     with working(f"compressing into {output}"), named(output):

@@ -23,7 +23,7 @@ from kvlab.fast.lab.evaluate.side_by_side import Observed
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.generation import decoding_options, token_ids
 from kvlab.fast.lab.measure import left_padded
-from kvlab.fast.lab.recording import record_generation
+from kvlab.fast.lab.recording import record_trace
 from kvlab.fast.lab.terminal import print_line
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
@@ -166,7 +166,7 @@ def read(model: Any, passage: Passage, every: int = 1) -> Trace:
     layers = range(0, model.config.num_hidden_layers, every)
     options = decoding_options(model, max_new_tokens=1)
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    trace = record_generation(model, layers=layers, **given, **options)
+    trace = record_trace(model, layers=layers, **given, **options)
     return replace(trace, prompt=len(passage.prompt))
 
 

@@ -11,7 +11,7 @@ from kvlab.reference.methods import takes_budget
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.judge import Judgement, judge, skill
 from kvlab.reference.simulator.replay import replay
-from kvlab.reference.simulator.trace import Recording
+from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.simulator.workloads import Workload
 
 
@@ -58,7 +58,7 @@ def hits(layers: Sequence[Judgement]) -> float:
     return sum(int(layer.recall.hits.sum()) for layer in layers) / max(1, regained)
 
 
-def mass_over_budget(trace: Recording, specs: Sequence[str], budgets: Sequence[int]) -> Picture:
+def mass_over_budget(trace: Trace, specs: Sequence[str], budgets: Sequence[int]) -> Picture:
     """Draw the attention mass that methods hold over their budget, between chance and the best.
 
     Args:
@@ -93,7 +93,7 @@ def skills(workloads: Mapping[str, Workload], specs: Sequence[str], budget: int)
     return Table(("method", *workloads), rows)
 
 
-def entries_over_tokens(trace: Recording, specs: Mapping[str, int | None]) -> Picture:
+def entries_over_tokens(trace: Trace, specs: Mapping[str, int | None]) -> Picture:
     """Draw the entries that methods hold over the tokens (LazyEviction Fig. 6).
 
     Args:
@@ -110,7 +110,7 @@ def entries_over_tokens(trace: Recording, specs: Mapping[str, int | None]) -> Pi
 
 
 def error_by_layer(
-    traces: Sequence[Recording], pairs: Sequence[tuple[str, str]], budget: int
+    traces: Sequence[Trace], pairs: Sequence[tuple[str, str]], budget: int
 ) -> Picture:
     """Draw the error of the attention output by layer, without and with CAOTE (CAOTE Fig. 3).
 

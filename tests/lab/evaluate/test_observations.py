@@ -20,7 +20,7 @@ from kvlab.fast.lab.evaluate.observations import (
 )
 from kvlab.fast.lab.evaluate.perplexity import problem_passages
 from kvlab.fast.lab.evaluate.side_by_side import intervals, read_observed
-from kvlab.fast.lab.recording import record_generation
+from kvlab.fast.lab.recording import record_trace
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before
@@ -54,7 +54,7 @@ def test_a_text_that_is_read_at_once_shows_what_its_writing_showed(reasoner):
 def test_a_recording_of_some_layers_holds_these(reasoner):
     (passage,) = problem_passages(reasoner[1], 1)
     ids = torch.tensor([[*passage.prompt, *passage.rated]])
-    whole = record_generation(
+    whole = record_trace(
         reasoner[0], input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=1
     )
     some = read(reasoner[0], passage, every=2)
