@@ -66,8 +66,12 @@ print(f"largest difference of a logit: {np.abs(at_once - np.stack(stepwise)).max
 # $$\text{bytes per token} = 2 \cdot 2 \cdot L \cdot G \cdot d$$
 
 # %%
-from kvlab.fast.lab.pictures import costs
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 from kvlab.reference import SHAPES, Shape
+from study import costs
 
 shape = Shape.from_config(directory)
 print("formula: ", shape.token_bytes, "bytes a token")

@@ -16,8 +16,12 @@
 # An *entry* is one cached key with its value.
 
 # %%
-from kvlab.fast.lab.pictures import replays
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 from kvlab.reference import methods
+from study import replays
 
 specs = ("streaming_llm", "h2o", "tova", "snapkv", "lazy_eviction", "ahakv", "caote:h2o")
 policies = [methods.get(spec, 120) for spec in specs]
@@ -73,14 +77,15 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
 # line is the end of the prompt.
 
 # %%
-from kvlab.fast.lab.pictures import kept
+from kvlab.fast.lab.simulation import lifetimes
 from kvlab.reference import record_trace, replay
+from study import kept
 
 trace = record_trace(model, prompt, 192, stop, name="jumps")
 shown = ("streaming_llm", "h2o", "tova", "lazy_eviction@window=16,threshold=0.01", "caote:h2o")
 layers = list(replay(trace, [methods.get(spec, budget) for spec in shown]))
 fates = dict(zip(shown, layers[2], strict=True))
-kept.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
+lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 
 # %% [markdown]
 # StreamingLLM keeps the first and the last entries, a sliding band. H2O drops from the middle: the
@@ -103,8 +108,8 @@ kept.KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.
 
 # %%
 from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.pictures import solved
 from kvlab.fast.lab.sweep.configuration import Sweep
+from study import solved
 
 specs = ("random", "h2o", "h2o@every=16", "caote:h2o", shown[3])
 short = "jumps@fewest=18,most=22"
@@ -129,7 +134,7 @@ solved.results(comparison)
 # The papers' own ablations have names:
 
 # %%
-from kvlab.fast.lab.pictures import Table
+from kvlab.fast.lab.tables import Table
 
 Table(("name", "is"), list(methods.variants().items()), words=2)
 

@@ -14,9 +14,13 @@
 # others have 1.
 
 # %%
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 import numpy as np
 
-from kvlab.fast.lab.pictures import evictions
+from study import evictions
 
 alpha = np.array([0.10, 0.15, 0.75])
 values = np.array([[10.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
@@ -46,8 +50,8 @@ evictions.scores_by_entry(alpha, values)
 # checked over the domain that they state. `kvlab prove --paper caote` runs all of them.
 
 # %%
-from kvlab.fast.lab.pictures import claims
 from kvlab.reference.models import reasoner_directory
+from study import claims
 
 tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
 claims.verdicts("caote", reasoner_directory(), tags)
@@ -92,7 +96,7 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # notebook 09 says how they were measured):
 
 # %%
-from kvlab.fast.lab.evaluate.contrasts import stored_summary
+from study.contrasts import stored_summary
 
 specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
 bare = ("h2o@recent=0", "caote:h2o@recent=0")
@@ -107,8 +111,8 @@ claims.solved_at_budgets(stored_summary("study"), ("random", *specs, *bare))
 
 # %%
 from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.pictures import solved
 from kvlab.fast.lab.sweep.configuration import Sweep
+from study import solved
 
 solved.results(
     compare(

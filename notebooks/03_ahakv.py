@@ -19,11 +19,15 @@
 # reasoner:
 
 # %%
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 import numpy as np
 
-from kvlab.fast.lab.pictures import bias
 from kvlab.reference import observe_heads, workloads
 from kvlab.reference.models import reasoner_directory
+from study import bias
 
 fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
 heads = observe_heads(reasoner_directory())
@@ -39,7 +43,7 @@ bias.accumulated_attention(
 # exchangeable there:
 
 # %%
-from kvlab.fast.lab.pictures import claims
+from study import claims
 
 print(claims.explanation("AK-10", reasoner_directory()))
 
@@ -120,7 +124,7 @@ bias.entropy_of_heads(real)
 # measured.
 
 # %%
-from kvlab.fast.lab.evaluate.contrasts import stored_summary
+from study.contrasts import stored_summary
 
 base = "ahakv@recent=16"
 parts = ("gain=none", "accumulation=all", "value_prior=none")

@@ -14,7 +14,10 @@
 # up again.
 
 # %%
-from kvlab.fast.lab.pictures import recurrence
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 from kvlab.reference import (
     Layer,
     Transformer,
@@ -26,6 +29,7 @@ from kvlab.reference import (
 )
 from kvlab.reference.models import embedded_directory, reasoner_directory
 from kvlab.reference.tasks import jumps
+from study import recurrence
 
 directory = embedded_directory("jumps")
 model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
@@ -110,7 +114,7 @@ recurrence.intervals_by_threshold(reasoner_directory(), thresholds, problems=4, 
 # code has the form above.
 
 # %%
-from kvlab.fast.lab.pictures import claims
+from study import claims
 
 print(claims.explanation("LE-1", reasoner_directory()))
 recurrence.interval_scores()
@@ -128,8 +132,8 @@ recurrence.interval_scores()
 # the share of returns at which the entry was still there.
 
 # %%
-from kvlab.fast.lab.pictures import replays
 from kvlab.reference import judge, workloads
+from study import replays
 
 workload = workloads.periodic_recurrence(seed=0)
 entries_at_most = 176

@@ -23,7 +23,10 @@
 # bits:
 
 # %%
-from kvlab.fast.lab.pictures import precision
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 from kvlab.reference import (
     Transformer,
     generate,
@@ -34,6 +37,7 @@ from kvlab.reference import (
 )
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
+from study import precision
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -115,8 +119,8 @@ precision.bytes_held(caches, seen)
 # the package (notebook 09).
 
 # %%
-from kvlab.fast.lab.evaluate.contrasts import stored_summary
-from kvlab.fast.lab.pictures import claims
+from study import claims
+from study.contrasts import stored_summary
 
 claims.solved_at_budgets(stored_summary("study"), specs)
 
@@ -127,8 +131,8 @@ claims.solved_at_budgets(stored_summary("study"), specs)
 
 # %%
 from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.pictures import solved
 from kvlab.fast.lab.sweep.configuration import Sweep
+from study import solved
 
 parameters = "interval=32,selector=8,group=32"
 halves = (

@@ -48,8 +48,12 @@ print(f"{trace.prompt} tokens were given, {t - trace.prompt} written")
 # the attention output, `hits` how often an entry was there when it mattered again.
 
 # %%
-from kvlab.fast.lab.pictures import replays
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 from kvlab.reference import budget_entries, judge
+from study import replays
 
 budget = budget_entries("70%", t)
 specs = ("streaming_llm", "h2o", "tova", "raas@pin_prompt=false,threshold=0.01")
@@ -66,14 +70,14 @@ replays.judgements(specs, judged)
 # one entry each, and a slot's history is a chain of entries that take each other's place.
 
 # %%
-from kvlab.fast.lab.pictures import kept
+from kvlab.fast.lab.simulation import lifetimes
 from kvlab.reference import Layer, best_left
 
 layer = Layer.of(trace, 2)
 attention = layer.full_attention(0, t).attention.mean(axis=1)[0]
 left = {spec: judged[2][specs.index(spec)].fate.left[0] for spec in ("h2o", "caote:h2o")}
 left["best possible"] = best_left(attention, trace.prompt, budget)
-kept.lifetimes(left, trace.prompt)
+lifetimes(left, trace.prompt)
 
 # %% [markdown]
 # The oracle drops an entry right after it was needed for the last time, some of them soon after
@@ -127,8 +131,8 @@ replays.skills(made, candidates, budget=64)
 # 1,000,000 users need who all write at once, at 20 tokens per second or more for each?
 
 # %%
-from kvlab.fast.lab.pictures import costs
 from kvlab.reference import HARDWARE, SHAPES, Plan
+from study import costs
 
 length, shape, gpu = 512 + 16384, SHAPES["llama-3.1-8b"], HARDWARE["h200"]
 plans = {

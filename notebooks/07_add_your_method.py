@@ -71,7 +71,11 @@ class LoudValues(Method):
 # changes nothing. `check_promises` tries them on random streams of several shapes.
 
 # %%
-from kvlab.fast.lab.pictures import checks
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
+from study import checks
 
 checks.promises(check_promises(lambda budget: methods.get("loud_values@recent=3", budget)))
 
@@ -112,7 +116,6 @@ checks.promises(check_promises(broken))
 # so `mass` and `error` can be compared.
 
 # %%
-from kvlab.fast.lab.pictures import replays
 from kvlab.reference import (
     Transformer,
     budget_entries,
@@ -123,6 +126,7 @@ from kvlab.reference import (
 )
 from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
+from study import replays
 
 directory = embedded_directory("jumps")
 model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
@@ -145,8 +149,8 @@ replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec 
 
 # %%
 from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.pictures import solved
 from kvlab.fast.lab.sweep.configuration import Sweep
+from study import solved
 
 ranked = ("random", "h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")
 short = "jumps@fewest=18,most=22"

@@ -14,10 +14,14 @@
 # that it wants; `kvlab conformance show eviction_error` lists them.
 
 # %%
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 import numpy as np
 
-from kvlab.fast.lab.pictures import checks
 from kvlab.reference.conformance import check
+from study import checks
 
 
 def printed(h, values):

@@ -33,10 +33,14 @@
 # and thresholds are fitted to texts of 200 and 550 tokens: the papers' own are made for thousands.
 
 # %%
-from kvlab.fast.lab.evaluate.contrasts import STORED, judge, stored_summary
-from kvlab.fast.lab.pictures import claims
+import sys
+
+sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
+
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs import PAPERS
+from study import claims
+from study.contrasts import STORED, judge, stored_summary
 
 found = [stored_summary(name) for name in STORED]
 for name, each in zip(STORED, found, strict=True):
@@ -90,9 +94,9 @@ claims.contrasts(judged["lazy_eviction"])
 # picture; the bound $\max(N_0, B) + W$ holds for all sizes up to ten (LE-4):
 
 # %%
-from kvlab.fast.lab.pictures import replays
 from kvlab.reference import Transformer, budget_entries, load_tokenizer, record_trace
 from kvlab.reference.tasks import reasoning
+from study import replays
 
 model = Transformer.from_directory(reasoner_directory())
 tokenizer = load_tokenizer(reasoner_directory())
@@ -234,7 +238,7 @@ claims.untested("ahakv")
 # are too narrow; the page *Evaluate* has the commands.
 
 # %%
-from kvlab.fast.lab.evaluate import side_by_side
+from study import side_by_side
 
 side_by_side.observations_table()
 

@@ -116,7 +116,7 @@ def fingerprint(source: Path) -> str:
     digest = hashlib.sha256()
     package = sorted(
         path
-        for folder in ("reference", "fast")
+        for folder in ("reference", "fast", "docs/study")
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     )

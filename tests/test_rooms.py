@@ -21,7 +21,11 @@ from rooms import (
     room,
 )
 
-SCRIPTS = [*(ROOT / "docs" / "hooks").glob("*.py"), *(ROOT / "notebooks").glob("*.py")]
+SCRIPTS = [
+    path
+    for folder in ("docs/hooks", "docs/study", "notebooks")
+    for path in (ROOT / folder).glob("*.py")
+]
 
 # --- judging -------------------------------------------------------------------------------------
 

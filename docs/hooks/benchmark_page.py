@@ -5,9 +5,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from kvlab.fast.lab.benchmarks.report import blocks
-from kvlab.fast.lab.benchmarks.results import gpu_of, read, result_files
 from kvlab.fast.lab.reports import markdown as written
+from study.benchmarks import blocks, gpu_of, read, result_files
 
 MARK = "<!-- results -->"
 NO_GPU = (
@@ -30,7 +29,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     try:
         return markdown.replace(MARK, results())
     except ValueError as error:
-        raise PluginError(f"fast/lab/benchmarks/results: {error}") from error
+        raise PluginError(f"docs/study/results/benchmarks: {error}") from error
 
 
 def results() -> str:

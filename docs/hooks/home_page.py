@@ -11,14 +11,14 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.lab.evaluate.contrasts import REAL
-from kvlab.fast.lab.pictures import equal_bytes, study
 from kvlab.fast.lab.sweep.configuration import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.fast.lab.viewer import write_viewer
 from kvlab.fast.lab.viewing import Row, Source, needle_source, problem_source, record_methods
 from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import methods
+from study import equal_bytes, overview
+from study.contrasts import REAL
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
@@ -60,14 +60,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 @cache
 def parts() -> dict[str, str]:
     """Return the generated parts, each by the mark that it replaces."""
-    stored, found = study.read_study()
-    specs = study.families(stored)
+    stored, found = overview.read_study()
+    specs = overview.families(stored)
     return {
-        "budgets": study.under_budgets(found, specs, BUDGETS).markdown(linked),
-        "budgets explained": escape_markdown(study.explained(stored, found, specs)),
-        "own rules": study.under_own_rules(found).markdown(linked),
-        "both models": study.on_both_models().markdown(linked),
-        "picture": study.solved_over_memory(found, specs)._repr_html_(),
+        "budgets": overview.under_budgets(found, specs, BUDGETS).markdown(linked),
+        "budgets explained": escape_markdown(overview.explained(stored, found, specs)),
+        "own rules": overview.under_own_rules(found).markdown(linked),
+        "both models": overview.on_both_models().markdown(linked),
+        "picture": overview.solved_over_memory(found, specs)._repr_html_(),
         "equal bytes": equal_bytes.chart(equal_bytes.read_panels())._repr_html_(),
         "played": played(),
     }

@@ -5,8 +5,6 @@ from functools import cache
 from typing import Any
 
 from kvlab.fast.lab.drawing import Picture
-from kvlab.fast.lab.pictures.costs import entry_bytes, entry_columns, memory_held, work_per_token
-from kvlab.fast.lab.pictures.kept import kept_over_steps
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.viewing import Source, problem_source
 from kvlab.reference import methods
@@ -15,6 +13,8 @@ from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 from kvlab.reference.simulator.timeline import Run
+from study.costs import entry_bytes, entry_columns, memory_held, work_per_token
+from study.kept import kept_over_steps
 
 Meta = Mapping[str, Any]
 

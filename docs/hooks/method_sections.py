@@ -42,11 +42,11 @@ from markdown.extensions.toc import slugify
 from method_figures import BUDGET, Meta, policy
 from symbols import ROOT, TARGET, Target
 
-from kvlab.fast.lab.pictures import study
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.policy import Policy
+from study import overview
 
 Link = Callable[[Target], str]
 """Returns the address under which a page shows a line."""
@@ -114,14 +114,14 @@ def anchor(text: str, target: Target, link: Link) -> str:
 
 def on_both_models(names: Sequence[str]) -> list[str]:
     """Return the section with what both models say of methods, if it was measured."""
-    if not {*names} & {methods.base_name(each.real) for each in study.ON_BOTH_MODELS}:
+    if not {*names} & {methods.base_name(each.real) for each in overview.ON_BOTH_MODELS}:
         return []
-    table = study.on_both_models(names).markdown()
+    table = overview.on_both_models(names).markdown()
     where = "[the measurements](../evaluate.md#jump-programs-the-task-in-the-package)"
     return [
         "## On two models",
         f"The embedded model runs jump programs, SmolLM2 reads a novel; intervals are 95 %, and "
-        f"{study.CHANCE} marks what is not shown to beat `random`, the control. The page with "
+        f"{overview.CHANCE} marks what is not shown to beat `random`, the control. The page with "
         f"{where} says what the columns are.",
         table,
     ]

@@ -12,7 +12,6 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 from symbols import ROOT
 
-from kvlab.fast.lab.pictures import equal_bytes
 from kvlab.reference import methods
 from kvlab.reference.conformance import blocks, published
 from kvlab.reference.conformance.report import ABOUT_GROUPS
@@ -20,6 +19,7 @@ from kvlab.reference.files import divergences_in
 from kvlab.reference.policy import Needs, Policy
 from kvlab.reference.precisions import families
 from kvlab.reference.quantization import FULL_BITS
+from study import equal_bytes
 
 REPORTS = ROOT / "docs" / "examples" / "conformance" / "reports"
 PAGES = ROOT / "docs" / "methods"

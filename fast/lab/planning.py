@@ -1,9 +1,7 @@
 """Memory, time and devices that a model needs under methods, from the cost model."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +15,7 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet
-from kvlab.reference.simulator.figures import PaperFigure, paper_figures
-from kvlab.reference.simulator.sizes import HARDWARE, Hardware, Shape
+from kvlab.reference.simulator.sizes import Hardware, Shape
 
 GB = 1e9
 MOST_TOKENS = 200_000
@@ -278,49 +275,3 @@ def time_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
         axes.plot(smooth, label=f"{name}, batch {plan.batch}", linewidth=1.2, color=color)
     axes.set(xlabel="tokens written", ylabel="ms per step", ylim=(0, None))
     return finish(figure, "Time of a step over the tokens written.", legend="right")
-
-
-# --- the papers' figures -------------------------------------------------------------------------
-
-MEASUREMENT = "decode-cpu.json"
-TINY = Shape("tiny llama of the benchmark", 4, 256, 8, 8, 32, 688, 512)
-FLOAT32_OVER_16_BITS = 2
-
-
-def all_figures() -> list[PaperFigure]:
-    """Return figures of the papers and of our own benchmark, beside those of the cost model."""
-    return [*paper_figures(), *measured_figures()]
-
-
-def measured_figures() -> Iterator[PaperFigure]:
-    """Yield the bytes that the decoding benchmark found allocated, per method, at their most.
-
-    State is of 32-bit numbers on both sides; keys and values were float32 when measured.
-    """
-    folder = files("kvlab.fast.lab.benchmarks") / "results"
-    result = json.loads((folder / MEASUREMENT).read_text(encoding="utf-8"))
-    entries = result["parameters"]["entries"]
-    for outcome in result["parts"]["constant"]:
-        kind, _, spec = outcome["name"].partition(" ")
-        if kind != "kvlab" or spec.endswith("fused"):
-            continue
-        run = outcome["run"]
-        policy = methods.get(spec, None if spec == "full" else entries)
-        memory = Plan(TINY, HARDWARE["h200"], policy, run["prompt"], run["tokens"] - 1).memory
-        modelled = FLOAT32_OVER_16_BITS * memory.cache + memory.state
-        allocated = outcome["peak"]["bytes"]
-        what = f"{spec}: cache"
-        yield PaperFigure("kvlab", MEASUREMENT, what, allocated / 1024, modelled / 1024, "KiB")
-
-
-def figures_table(found: Sequence[PaperFigure]) -> Table:
-    """Lay the figures out."""
-    columns = (
-        Column("paper"),
-        Column("where", "source"),
-        Column("figure", lambda each: f"{each.what}; {each.note}" if each.note else each.what),
-        Column("printed", lambda each: f"{each.printed:g} {each.unit}"),
-        Column("model", "modelled", ".4g"),
-        Column("ratio", format=".2f"),
-    )
-    return tabulate(found, columns, words=3)

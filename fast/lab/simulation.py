@@ -1,17 +1,19 @@
 """Methods replayed on a recorded generation: what each would have kept, and what that costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
-from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
+from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish, mark_end_of_prompt
 from kvlab.fast.lab.points import check_some_ran, points
 from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.judge import EXACT, Judgement, judge, skill
@@ -207,8 +209,6 @@ def write_report(found: Simulation, path: Path) -> None:
 
 def report_blocks(found: Simulation) -> Iterator[Block]:
     """Yield the report from top to bottom."""
-    from kvlab.fast.lab.pictures.kept import lifetimes  # it needs Matplotlib
-
     yield Heading("kvlab simulate", 1)
     yield Text(
         f"{title(found.trace)}. The vertical line in the last picture is the end of the prompt; a "
@@ -252,3 +252,29 @@ def error_over_memory(rows: Sequence[Row]) -> Picture:
         axes.plot(*zip(*own, strict=True), label=spec, **curve_style(number, len(specs)))
     axes.set(xlabel="KiB of keys and values at their most", ylabel="relative error", ylim=(0, None))
     return finish(figure, "Error of the attention output over the memory.", legend="right")
+
+
+def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:
+    """Draw every entry of one KV head from its birth to the token after which it left.
+
+    Args:
+        left: by the name of the panel, index of that token for every entry; t if the entry stayed
+            to the end.
+        prompt: tokens of the prompt; a vertical line marks its end.
+    """
+    from matplotlib.collections import LineCollection
+
+    columns = min(3, len(left))
+    rows = -(-len(left) // columns)
+    figure, panels = canvas(columns, rows, height=0.4 + 2.3 * rows, sharex=True, sharey=True)
+    for axes, (name, last) in zip(panels, left.items(), strict=False):
+        t = len(last)
+        lines = [[(born, born), (min(gone, t - 1), born)] for born, gone in enumerate(last)]
+        axes.add_collection(LineCollection(lines, linewidths=max(0.4, 130 / t), colors="C0"))
+        mark_end_of_prompt(axes, prompt)
+        axes.set(xlim=(0, t), ylim=(0, t), title=name)
+    for axes in panels[len(left) :]:
+        axes.set_visible(False)
+    figure.supxlabel("token", fontsize=8.5)
+    figure.supylabel("position of the entry", fontsize=8.5)
+    return finish(figure, f"When each entry left, under {', '.join(left)}.")

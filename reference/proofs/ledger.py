@@ -23,7 +23,7 @@ class Measured:
     figures: Mapping[str, Sequence[float]]
     """Method → mean, and lower and upper end of its 95 % interval."""
     command: str
-    """What `python -m kvlab.fast.lab.repeat` runs."""
+    """What `python -m study.repeat` runs."""
 
     def text(self) -> str:
         """Return figures, what they are and where they come from, in words."""
@@ -47,7 +47,7 @@ class Row:
     tests: tuple[str, ...] = ()
     """Tests that tie methods or models to it."""
     figures: bool = False
-    """Whether `kvlab plan --papers` sets the cost model beside it."""
+    """Whether `python -m study.planner_figures` sets the cost model beside it."""
     measured: tuple[Measured, ...] = ()
     declared: str = ""
     """What nobody here can check, and why."""
@@ -70,12 +70,8 @@ class Row:
         return [
             *([f"kvlab prove{tags}"] if tags else []),
             *(f"python -m pytest {test}" for test in self.tests),
-            *(["kvlab plan --papers"] if self.figures else []),
-            *(
-                [f"python -m kvlab.fast.lab.repeat {self.paper} '{self.place}'"]
-                if self.measured
-                else []
-            ),
+            *(["python -m study.planner_figures docs/paper_figures.md"] if self.figures else []),
+            *([f"python -m study.repeat {self.paper} '{self.place}'"] if self.measured else []),
             *self.repeat,
         ]
 

@@ -14,7 +14,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from kvlab.fast.lab.architectures import sharpen
+from study.architectures import sharpen
 
 SHAPE = {
     "vocab_size": 97,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.fast.lab.evaluate.readings import Difference, Differences, pairs, stored_differences
 from kvlab.fast.lab.evaluate.statistics import Interval
-from kvlab.fast.lab.pages import erratum, reading, tables
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Claim, Finding, Kind, Result, Verdict, claims, count
+from study.pages import erratum, reading, tables
+from study.readings import Difference, Differences, pairs, stored_differences
 
 PAGE = Path(__file__).parents[2] / "docs" / "errata.md"
 EFFECT = Interval(-0.25, -0.5, 0.125)

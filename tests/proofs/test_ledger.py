@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from kvlab.fast.lab import repeat
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.evaluate.contrasts import JUMP_ABLATIONS, STUDY, stored_summary
-from kvlab.fast.lab.pages import ledger_page
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, claims
 from kvlab.reference.proofs.ledger import DATA, contents, ledger
+from study import repeat
+from study.contrasts import JUMP_ABLATIONS, STUDY, stored_summary
+from study.pages import ledger_page
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
@@ -92,8 +92,8 @@ def test_commands_parse(command):
         "kvlab compare --methods no_such_method",
         "python -m pytest tests/proofs/test_ledger.py::test_that_does_not_exist",
         "python -m kvlab.no_such_module",
-        "python -m kvlab.fast.lab.repeat caote 'Table 11'",
-        "python -m kvlab.fast.lab.repeat desirekv 'Eq. 1'",
+        "python -m study.repeat caote 'Table 11'",
+        "python -m study.repeat desirekv 'Eq. 1'",
     ],
 )
 def test_wrong_commands_do_not(command):
@@ -145,7 +145,7 @@ def parse_module(module, *arguments):
         path, _, test = arguments[0].partition("::")
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if module == "kvlab.fast.lab.repeat":
+    if module == "study.repeat":
         assert repeat.measured(*arguments)
 
 

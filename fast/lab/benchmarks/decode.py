@@ -34,7 +34,6 @@ from kvlab.fast.lab.benchmarks.contenders import (
     kvpress,
     stock,
 )
-from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, fetched, tiny_llama
 from kvlab.fast.lab.terminal import console, progress
@@ -242,7 +241,6 @@ def main(
     parameters = {"entries": parts[0].entries, "cpu_time": cpu_time, **asked}
     about = {"kvpress": about_kvpress, "parameters": parameters, "parts": found}
     result = result_of(SCHEMA, device, about)
-    show(result)
     write(result, out)
 
 

@@ -21,7 +21,6 @@ import typer
 
 from kvlab.fast import compress
 from kvlab.fast.lab.benchmarks.machine import gpu_or_small
-from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, write
 from kvlab.fast.lab.benchmarks.workload import (
     Run,
@@ -31,7 +30,6 @@ from kvlab.fast.lab.benchmarks.workload import (
     tiny_llama,
 )
 from kvlab.fast.lab.terminal import progress
-from kvlab.reference.simulator.figures import printed_milliseconds
 
 SCHEMA = 1
 FULL = "transformers full cache"
@@ -39,13 +37,6 @@ OURS = "kvlab full"
 """The full cache once more, held by kvlab: what its step costs where nothing is evicted."""
 COMPARED = (FULL, OURS, "tova", "lazy_eviction")
 """Contenders whose latency is measured."""
-TABLE_8 = {
-    (length, method): printed_milliseconds(length, "full" if method == FULL else method)[0]
-    for length in (4096, 8192, 16384)
-    for method in COMPARED
-    if method != OURS
-}
-"""Milliseconds per token that LazyEviction prints; the budget is half of the tokens."""
 PROMPT = 64
 WARM_UP = 512
 """Tokens written before anything is timed, so that kernels are compiled and tuned."""
@@ -63,8 +54,6 @@ class Latency:
     ms_per_token: float
     over_full: float
     """Time per token over the full cache's, less 1."""
-    paper_over_full: float | None
-    """The same of the paper's figures."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +103,7 @@ def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Itera
             speed(model, method, budget, warm_up)
             rate, _ = speed(model, method, budget, Run(PROMPT, tokens))
             full = full or 1 / rate
-            printed = TABLE_8.get((tokens, method))
-            relative = None if printed is None else printed / TABLE_8[tokens, FULL] - 1
-            yield Latency(method, tokens, budget, 1e3 / rate, 1 / rate / full - 1, relative)
+            yield Latency(method, tokens, budget, 1e3 / rate, 1 / rate / full - 1)
             step()
 
 
@@ -193,7 +180,6 @@ def main(
         "capacity": [asdict(each) for each in fitted],
     }
     result = result_of(SCHEMA, device, found)
-    show(result)
     write(result, out)
 
 

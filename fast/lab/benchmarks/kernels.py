@@ -1,6 +1,6 @@
 """Kernels against the bandwidth that this GPU reaches when it copies.
 
-python -m kvlab.fast.lab.benchmarks.kernels --out fast/lab/benchmarks/results/kernels-gpu.json
+python -m kvlab.fast.lab.benchmarks.kernels --out docs/study/results/benchmarks/kernels-gpu.json
 
 Every kernel is timed with events, the cache of the processor overwritten before each run; the
 figure is the median. The bytes of a kernel are those of its function's docstring. A kernel for
@@ -35,7 +35,6 @@ from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.recurrence import RecurrenceCounters
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
 from kvlab.fast.lab.benchmarks.machine import gpu_or_small
-from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, write
 from kvlab.fast.lab.terminal import progress
 
@@ -323,7 +322,6 @@ def main(
                 torch.cuda.empty_cache()
             add_gains(results)
             write(result, out)
-    show(result)
 
 
 if __name__ == "__main__":

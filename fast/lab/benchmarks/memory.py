@@ -13,7 +13,6 @@ import torch
 import typer
 
 from kvlab.fast import compress
-from kvlab.fast.lab.benchmarks.report import SETTLED, show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, write
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, Watcher, generate, tiny_llama
 from kvlab.fast.lab.terminal import progress
@@ -25,6 +24,10 @@ def resident_bytes() -> int:
     """Resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+SETTLED = 2000
+"""Tokens after which the memory of a process has to be flat."""
 
 
 def growth(readings: dict[int, int], after: int = SETTLED) -> int:
@@ -68,7 +71,6 @@ def main(
         "growth_bytes": growth(readings, min(SETTLED, tokens // 2)),
     }
     result = result_of(SCHEMA, "cpu", found)
-    show(result)
     write(result, out)
 
 

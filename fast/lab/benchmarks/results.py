@@ -11,11 +11,10 @@ import typer
 
 from kvlab.fast.lab.benchmarks.machine import machine, versions
 from kvlab.fast.lab.files import write_text
-
-RESULTS = Path(__file__).parent / "results"
+from kvlab.fast.lab.terminal import print_line
 
 Result = Mapping[str, Any]
-Out = Annotated[Path | None, typer.Option(help="JSON file to write.")]
+Out = Annotated[Path | None, typer.Option(help="JSON file to write; default: stdout.")]
 T = TypeVar("T")
 
 
@@ -40,38 +39,13 @@ def result_of(schema: int, device: str | None, found: Result) -> dict[str, Any]:
 
 
 def write(result: Result, path: Path | None) -> None:
-    """Write a result as JSON, if a file was asked for.
+    """Write a result as JSON: to a file, or to stdout if none was asked for.
 
     Raises:
         OSError: if that fails.
     """
-    if path is not None:
-        write_text(path, json.dumps(result, indent=1) + "\n")
-
-
-def read(path: Path) -> Result:
-    """Read a result.
-
-    Raises:
-        ValueError: if the file is no JSON object, or does not say where it was measured.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path.name} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} must hold a JSON object")
-    for name in ("machine", "versions"):
-        if not isinstance(found.get(name), dict):
-            raise ValueError(f"{path.name} must say its {name!r}, as an object")
-    return found
-
-
-def gpu_of(result: Result) -> str | None:
-    """Return the name of the GPU that was measured, if one was."""
-    return result["machine"].get("gpu")
-
-
-def result_files(directory: Path = RESULTS) -> list[Path]:
-    """Return the files of results, those of GPUs first, then by name."""
-    return sorted(directory.glob("*.json"), key=lambda path: (not gpu_of(read(path)), path.name))
+    text = json.dumps(result, indent=1)
+    if path is None:
+        print_line(text)
+    else:
+        write_text(path, f"{text}\n")

@@ -23,7 +23,6 @@ from typing import Annotated, Any
 import typer
 
 from kvlab.fast.lab.benchmarks.machine import versions
-from kvlab.fast.lab.benchmarks.report import show
 from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
 from kvlab.fast.lab.terminal import progress
 from kvlab.fast.lab.viewer import template, write_viewer
@@ -229,7 +228,6 @@ def main(
     result = result_of(SCHEMA, None, found)
     result["machine"] |= {"load_before": load, "load_after": os.getloadavg()[0]}
     result["versions"] = {**versions("kvlab", "playwright"), "chromium": chromium_version}
-    show(result)
     write(result, out)
 
 

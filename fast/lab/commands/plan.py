@@ -9,7 +9,6 @@ import typer
 from kvlab.fast.lab import planning
 from kvlab.fast.lab.commands.options import at_least, prepare_output
 from kvlab.fast.lab.commands.settings import BlockSize, Json, Methods, command
-from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, working
 from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_hardware, find_shape
@@ -44,19 +43,14 @@ class Settings(Methods, BlockSize, Json):
     """Share of the peak arithmetic that matrix products reach."""
     host: float = 0.0
     """Microseconds of the host per kernel; 0: CUDA graphs."""
-    papers: bool = False
-    """Print the papers' figures beside the model's."""
     report: Path | None = None
-    """HTML report to write; with --papers, a Markdown table."""
+    """HTML report to write."""
 
 
 @command
 def plan(settings: Settings) -> None:
     """Plan memory, time and devices for a model under a method; nothing is run."""
     prepare_output("report", settings.report)
-    if settings.papers:
-        show_papers(settings.json, settings.report)
-        return
     at_least("host", settings.host, 0)
     at_least("speed", settings.speed, 0)
     serving = planning.Serving(
@@ -83,16 +77,3 @@ def plan(settings: Settings) -> None:
     print_caption(planning.CAPTION)
     if settings.report is not None:
         print_line(f"report: {settings.report}")
-
-
-def show_papers(as_json: bool, report: Path | None) -> None:
-    """Print the papers' figures beside the model's."""
-    with working("planning what the papers measured"):
-        found = planning.all_figures()
-    table = planning.figures_table(found)
-    if report is not None:
-        write_text(report, f"{table.markdown()}\n")
-    if as_json:
-        print_json([{**asdict(each), "ratio": each.ratio} for each in found])
-        return
-    print_table(table)

@@ -2,16 +2,13 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from kvlab.fast.lab.commands.options import AsJson, prepare_output
-from kvlab.fast.lab.evaluate.readings import stored_differences
-from kvlab.fast.lab.pages import errata_page, ledger_page
+from kvlab.fast.lab.commands.options import AsJson
 from kvlab.fast.lab.terminal import console, errors, progress
 from kvlab.reference import proofs
 from kvlab.reference.models import reasoner_directory
@@ -34,16 +31,9 @@ def prove(
     claim: Annotated[
         list[str] | None, typer.Option(help="Tag of a claim, such as CA-1; repeat for several.")
     ] = None,
-    pages: Annotated[
-        Path | None, typer.Option(help="Folder to write errata.md and ledger.md to.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every theorem, equation and table of the papers that can be checked."""
-    if pages is not None and (paper is not None or claim):
-        raise ValueError(f"pages = {str(pages)!r} needs all claims of all papers")
-    if pages is not None:
-        prepare_output("pages", pages / "errata.md")
     claims = proofs.claims(paper, claim)
     results = []
     with progress(transient=True) as bar:
@@ -52,10 +42,6 @@ def prove(
             results.append(result)
             bar.update(task, advance=1, description=f"{result.claim.paper} {result.claim.tag}")
     results.sort(key=lambda result: claims.index(result.claim))
-    if pages is not None:
-        errata = errata_page(results, stored_differences())
-        (pages / "errata.md").write_text(errata, encoding="utf-8")
-        (pages / "ledger.md").write_text(ledger_page(), encoding="utf-8")
     if as_json:
         print(json.dumps([plain(result) for result in results], indent=1))
     else:

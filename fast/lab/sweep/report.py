@@ -11,7 +11,6 @@ import numpy as np
 from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.pictures.solved import Curve, solved_over
 from kvlab.fast.lab.reports import (
     Block,
     Code,
@@ -22,6 +21,7 @@ from kvlab.fast.lab.reports import (
     write_markdown,
 )
 from kvlab.fast.lab.sweep.configuration import to_plain, to_toml
+from kvlab.fast.lab.sweep.curves import Curve, solved_over
 from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary, summarise
 from kvlab.fast.lab.tables import Bold, Cell, Column, Table, tabulate
 from kvlab.reference.quantization import FULL_BITS

@@ -1,11 +1,12 @@
 """Benchmarks run as commands; one result that several tests look at."""
 
+import json
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.benchmarks import end_to_end
-from kvlab.fast.lab.benchmarks.results import read
 
 
 def invoke(main, *arguments):
@@ -28,4 +29,4 @@ def whole_generations(tmp_path_factory):
         patch.setattr(end_to_end, "WARM_UP", 16)  # no kernel is compiled for a tiny model
         done = invoke(end_to_end.main, "--small", "--out", str(path))
     assert done.exit_code == 0, done.output
-    return path, read(path)
+    return path, json.loads(path.read_text())

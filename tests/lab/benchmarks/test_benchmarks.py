@@ -9,7 +9,9 @@ import pytest
 from kvlab.fast.lab.benchmarks import contenders, decode, memory
 from kvlab.fast.lab.benchmarks.contenders import Setting
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
+from kvlab.fast.lab.reports import Text
 from kvlab.reference.models import reasoner_directory
+from study.benchmarks import decoding
 
 ENTRY = 4 * 8 * 2 * 32 * 4
 """Bytes of one cached token: layers, heads, key and value, channels, float32."""
@@ -45,7 +47,7 @@ def test_all_keep_as_many_entries_as_they_should():
     assert kept["transformers full cache"] == kept["kvlab full"] == 256 + 20 - 1
 
 
-def test_a_language_model_is_measured_with_a_quarter_of_the_entries(tmp_path, capsys):
+def test_a_language_model_is_measured_with_a_quarter_of_the_entries(tmp_path):
     out = tmp_path / "real.json"
     model = str(reasoner_directory())
     decode.main(out=out, whole_repeats=1, tokens=3, model=model, prompt=160, cpu_time=True)
@@ -57,7 +59,7 @@ def test_a_language_model_is_measured_with_a_quarter_of_the_entries(tmp_path, ca
     assert real["transformers full cache"]["peak"]["entries"] == 160 + 1
     for outcome in real.values():
         assert len(outcome["first_seconds"]) == 1 and outcome["first_seconds"][0] > 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(block.text for block in decoding(found) if isinstance(block, Text))
     assert (
         "Seconds are CPU time" in shown
         and "reads 160 tokens, at once unless a row says otherwise" in shown

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from kvlab.fast.lab.benchmarks import end_to_end
+from kvlab.fast.lab.reports import Heading
+from kvlab.fast.lab.tables import Table
+from study.benchmarks import blocks
 
 
 def test_a_tiny_model_runs_everywhere(whole_generations):
@@ -34,3 +37,13 @@ def test_a_gpu_is_asked_for(invoke):
     result = invoke(end_to_end.main)
     assert result.exit_code == 1
     assert "needs a GPU" in result.output
+
+
+def test_a_result_of_whole_generations_is_shown(whole_generations):
+    path, _ = whole_generations
+    heading, *found = blocks(path.parent)
+    assert isinstance(heading, Heading) and heading.text.startswith("A whole model")
+    shown = {
+        cell for block in found if isinstance(block, Table) for row in block.rows for cell in row
+    }
+    assert {"lazy_eviction", "desirekv@interval=16,selector=4,group=32"} <= shown

@@ -6,8 +6,9 @@ import shutil
 import pytest
 from typer import BadParameter
 
-from kvlab.fast.lab.benchmarks import report, viewer
+from kvlab.fast.lab.benchmarks import viewer
 from kvlab.fast.lab.tables import Table
+from study import benchmarks as report
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 needs_chromium = pytest.mark.skipif(

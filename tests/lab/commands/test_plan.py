@@ -2,16 +2,13 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from shapes import shapes_checked
 from typer.testing import CliRunner
 
-from kvlab.fast.lab import planning
 from kvlab.fast.lab.cli import app, main
-from kvlab.fast.lab.planning import measured_figures, pays_from
+from kvlab.fast.lab.planning import pays_from
 from kvlab.reference import methods
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
@@ -91,30 +88,6 @@ def test_the_report_needs_no_network(tmp_path):
     ).replace("http://creativecommons.org", "").replace("https://matplotlib.org", "")
 
 
-@pytest.fixture(scope="module")
-def figures_planned():
-    """Plan them once, before any test asks for them: 30,000 decisions."""
-    with shapes_checked(False):
-        planning.all_figures()
-
-
-@pytest.mark.usefixtures("figures_planned")
-def test_the_papers_figures():
-    found = json.loads(run("--papers", "--json"))
-    assert {each["paper"] for each in found} == {"DesireKV", "LazyEviction", "kvlab"}
-    assert all(each["ratio"] == each["modelled"] / each["printed"] for each in found)
-
-
-@pytest.mark.usefixtures("figures_planned")
-def test_the_docs_show_them(tmp_path):
-    run("--papers", "--report", tmp_path / "figures.md")
-    stored = Path(__file__).parents[3] / "docs" / "paper_figures.md"
-    assert stored.read_text(encoding="utf-8") == (tmp_path / "figures.md").read_text(
-        encoding="utf-8"
-    ), "run: kvlab plan --papers --report docs/paper_figures.md"
-    assert "2.931 times" in stored.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -142,10 +115,3 @@ def test_bad_input_ends_with_one_line(monkeypatch, capfd, arguments, reason):
         main()
     assert stop.value.code == 2
     assert reason in capfd.readouterr().err
-
-
-def test_measured_memory_comes_out():
-    """But for the slots that buffers keep free: at most 64 of some 256."""
-    found = list(measured_figures())
-    assert len(found) >= 8
-    assert all(0.75 < each.ratio <= 1 for each in found)

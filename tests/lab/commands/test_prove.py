@@ -80,7 +80,6 @@ def test_another_verdict_than_registered_ends_with_one(two_claims):
     ("arguments", "reason"),
     [
         (["--paper", "h2o"], "paper = 'h2o' must be one of lazy_eviction, caote, desirekv, ahakv"),
-        (["--paper", "caote", "--pages", "x"], "pages = 'x' needs all claims of all papers"),
         (["--claim", "CA-0"], "claim = 'CA-0' must be one of LE-1, LE-2,"),
     ],
 )

@@ -15,17 +15,6 @@ from tolerances import DECIMALS, EXACT
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.evaluate.contrasts import (
-    FACTS,
-    FACTS_AFTER,
-    GRANULARITY,
-    LONGER,
-    LONGER_NEEDLES,
-    NEEDLES,
-    STUDY,
-    stored_directory,
-    stored_summary,
-)
 from kvlab.fast.lab.evaluate.statistics import (
     holm,
     mcnemar,
@@ -50,6 +39,17 @@ from kvlab.fast.lab.sweep.summary import MEASURED, Point, leaders, not_above_cha
 from kvlab.fast.lab.sweep.worker import Found
 from kvlab.fast.lab.tables import Bold, Table, escape_markdown
 from kvlab.reference import methods
+from study.contrasts import (
+    FACTS,
+    FACTS_AFTER,
+    GRANULARITY,
+    LONGER,
+    LONGER_NEEDLES,
+    NEEDLES,
+    STUDY,
+    stored_directory,
+    stored_summary,
+)
 
 SWEEP = {
     "methods": ["full", "h2o", "tova", "rkv@every=16", "raas"],

@@ -1,0 +1,167 @@
+"""What was measured, in short: methods side by side, as the pages of the site show them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from kvlab.fast.lab.drawing import Picture
+from kvlab.fast.lab.sweep.curves import is_of_the_papers, solved_over
+from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
+from kvlab.fast.lab.sweep.run import Stored, read_stored
+from kvlab.fast.lab.sweep.summary import FULL, LEVEL, Point, TaskSummary
+from kvlab.fast.lab.tables import Column, Table, counted, tabulate
+from kvlab.reference.methods import base_name
+from kvlab.reference.quantization import FULL_BITS
+from study.contrasts import (
+    NEEDLES,
+    REAL,
+    STUDY,
+    stored_directory,
+    stored_summary,
+)
+from study.side_by_side import ByEntries, nats_text, stored_losses
+
+
+def read_study() -> tuple[Stored, TaskSummary]:
+    """Return the study and what it found.
+
+    Raises:
+        ValueError: if a file of its results is damaged.
+    """
+    return read_stored(stored_directory(STUDY)), stored_summary(STUDY)
+
+
+def families(stored: Stored) -> list[str]:
+    """Return the methods that the study draws, one per family; those of the four papers last."""
+    return sorted(stored.plan.sweep.curves, key=is_of_the_papers)
+
+
+def under_budgets(found: TaskSummary, specs: Sequence[str], budgets: Sequence[str]) -> Table:
+    """Set methods side by side: problems solved under each budget.
+
+    Args:
+        found: the study.
+        specs: methods that take a budget.
+        budgets: as the study states them, ``"50%"``.
+
+    Raises:
+        ValueError: if the study has not tried one of the budgets, or one of the methods.
+    """
+    for text in budgets:
+        if text not in found.budgets:
+            tried = ", ".join(found.budgets)
+            raise ValueError(f"budgets: the study has not tried {text!r}; it has {tried}")
+    tried = {point.method for point in found.points if point.budget is not None}
+    for spec in specs:
+        if spec not in tried:
+            raise ValueError(f"specs: the study has not tried {spec!r} under budgets")
+    rows = [
+        [spec, *(accuracy_cell(found, found.point(spec, found.budgets[text])) for text in budgets)]
+        for spec in specs
+    ]
+    return Table(("method", *(f"{text} = {found.budgets[text]}" for text in budgets)), rows)
+
+
+def under_own_rules(found: TaskSummary) -> Table:
+    """List the methods whose parameters determine what they store, least memory first.
+
+    Methods that store all of these short texts at full precision are left out, the full cache
+    excepted.
+    """
+    points = [point for point in found.points if point.budget is None and point.measured]
+    bits = {point.method: point.measured["average_bits"].mean for point in points}
+    rows = [
+        [point.method, f"{100 * bits[point.method] / FULL_BITS:.0f} %", percent(point)]
+        for point in sorted(points, key=lambda point: bits[point.method])
+        if bits[point.method] < FULL_BITS or point.method == "full"
+    ]
+    return Table(("method", "memory", "solved, %"), rows)
+
+
+def solved_over_memory(found: TaskSummary, specs: Sequence[str]) -> Picture:
+    """Draw problems solved over the memory that is left (LazyEviction Fig. 5)."""
+    curves = measured_curves(found, specs)
+    return solved_over(curves, "memory at the last token, % of the full cache")
+
+
+def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
+    """Say what the cells of `under_budgets` are."""
+    problems, seeds = stored.plan.sweep.problems * len(found.seeds), len(found.seeds)
+    papers = sum(map(is_of_the_papers, specs))
+    return (
+        f"Problems solved, in percent, of {counted(problems, 'problem')} from "
+        f"{counted(seeds, 'seed')}, with Wilson's {LEVEL:.0%} interval. Columns: the "
+        "budget in percent of what the full cache holds in the end, and in entries per KV head and "
+        f"layer. The last {papers} rows are methods of the four papers. Bold: not shown to be "
+        f"worse than the best of the column, if that solved any. {EXCEEDED}: held more entries "
+        f"than the budget at some time. {CHANCE}: not shown to solve more than eviction at random."
+    )
+
+
+# --- both models ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NamesOnBothModels:
+    """A method as the study and the measurements on the real model name it."""
+
+    embedded: str
+    real: str
+    """Its specification on the real model, with a window that suits longer texts."""
+
+
+ON_BOTH_MODELS = (
+    NamesOnBothModels("full", "full"),
+    NamesOnBothModels("random@recent=16", "random@recent=32"),
+    NamesOnBothModels("streaming_llm", "streaming_llm"),
+    NamesOnBothModels("knorm", "knorm"),
+    NamesOnBothModels("h2o", "h2o"),
+    NamesOnBothModels("caote:h2o", "caote:h2o"),
+    NamesOnBothModels("fast_caote:h2o", "fast_caote:h2o"),
+    NamesOnBothModels("tova@per_head=true", "tova@per_head=true"),
+    NamesOnBothModels("caote:tova", "caote:tova"),
+    NamesOnBothModels("snapkv@window=16,schedule=every_block", "snapkv@schedule=every_block"),
+    NamesOnBothModels("caote:snapkv@window=16", "caote:snapkv"),
+    NamesOnBothModels("ahakv@recent=16", "ahakv@recent=32"),
+)
+"""Methods that compress while a prompt is read, which all of these measurements need."""
+HALF = 512
+"""Budget in entries for texts of about 1,000 tokens."""
+
+
+def on_both_models(shown: Collection[str] | None = None) -> Table:
+    """List results of methods on the embedded and on the real model side by side.
+
+    Args:
+        shown: names in the registry; the control is always there. Default: all.
+    """
+    rows = [
+        each
+        for each in ON_BOTH_MODELS
+        if shown is None or base_name(each.real) in {*shown, "random"}
+    ]
+    solved, needles = (stored_summary(name) for name in (STUDY, NEEDLES))
+    half, quarter = solved.budgets["50%"], stored_summary(f"perplexity_{REAL}").budgets["25%"]
+    losses = stored_losses()
+    columns = [
+        Column("method", lambda row: row.real.partition("@")[0]),
+        Column("jumps: programs, %", lambda row: share(solved, row.embedded, half)),
+        Column(f"{REAL}: needles, %", lambda row: share(needles, row.real, HALF)),
+        Column(f"{REAL}: lost nats", lambda row: lost(losses.get(row.real), quarter)),
+    ]
+    return tabulate(rows, columns)
+
+
+def share(found: TaskSummary, spec: str, budget: int) -> str:
+    """Write the share of problems that a method solves, with its interval and mark."""
+    mark = f" {CHANCE}" if spec in found.chance.get(budget, ()) else ""
+    return percent(point_of(found, spec, budget)) + mark
+
+
+def lost(rows: ByEntries | None, budget: int) -> str | None:
+    """Write a method's loss per token over the full cache's, which has none of its own."""
+    return None if rows is None else nats_text(rows[budget], sign="")
+
+
+def point_of(found: TaskSummary, spec: str, budget: int) -> Point:
+    """Return what a method did at a budget; the full cache takes none."""
+    return found.point(spec, None if spec == FULL else budget)

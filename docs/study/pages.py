@@ -1,0 +1,218 @@
+"""The pages of errata and of the ledger.
+
+    python -m study.pages docs
+
+checks every claim, and writes both pages.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
+from kvlab.reference import methods
+from kvlab.reference.files import Divergence
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.proofs import PAPERS, Claim, Kind, Result, Verdict, claims, count, paper, prove
+from kvlab.reference.proofs.ledger import Row, ledger
+from study.readings import Difference, Differences, stored_differences
+
+ERRATA = """\
+# Errata and readings
+
+This page lists what the four papers print that does not hold, what they leave open and how kvlab
+reads it, and what we found besides. `python -m study.pages docs` writes this page from the verdicts
+of the [executable checks](proofs.md), the divergences that `kvlab methods METHOD --divergences`
+lists, and a measurement on jump programs (the sweep `docs/study/results/readings`). Do not
+edit this page by hand. The [ledger](ledger.md) has everything that the papers contain, also what
+holds.
+"""
+
+LEDGER = """\
+# Ledger
+
+This page lists every equation, theorem, algorithm, table, figure and finding of the four papers,
+and what became of each here: *checked* by a function of `kvlab prove` or a test, *measured* on a
+model with a 95 % interval, or *declared*, with the reason why nobody here can check it. The last
+column has the commands that repeat a check or a measurement; MODEL stands for the weights that are
+named. `python -m study.repeat` prints a stored result, and runs the command that measured it; in a
+clone, after `export PYTHONPATH=docs`, Python finds `study`. Two models ship with the package:
+`reasoner` solves chained arithmetic, and is the embedded model of `kvlab prove`; `jumps` runs jump
+programs.
+
+`python -m study.pages docs` writes this page from `reference/proofs/data/`. Do not edit it by hand.
+"""
+
+
+def errata_page(results: Sequence[Result], differences: Differences) -> str:
+    """Write the errata in Markdown: what the checks found, what the methods leave open."""
+    parts = [ERRATA, measured_how(differences)]
+    for name in PAPERS:
+        own = [result for result in results if result.claim.paper == name]
+        about = paper(name)
+        parts.append(
+            f"## {about.title}\n\n{about.source}; method `{name}`: {count(about.claims)}.\n"
+        )
+        parts += errata(own, Verdict.REFUTED, "Refuted as printed")
+        parts.append("### Readings\n")
+        parts += [reading(each, own, differences) for each in methods.divergences(name)]
+        parts += errata(
+            own, Verdict.NOT_HERE, "Printed of other models, not found on the embedded one"
+        )
+        for kind, heading in ((Kind.READING, "Readings, checked"), (Kind.OURS, "Findings of ours")):
+            parts.append(f"### {heading}\n")
+            parts += [noted(result) for result in own if result.claim.kind is kind]
+    return "\n".join(parts)
+
+
+def measured_how(differences: Differences) -> str:
+    """Say how the differences were measured."""
+    return (
+        f"Differences below are the other reading's figure minus the default's, over "
+        f"{differences.problems} held-out problems, with 95 % bootstrap intervals of the paired "
+        f"differences; {differences.conditions}. *Solved* is the share of problems solved, *error* "
+        "the attention output's distance from full attention, relative, *KL* that of the "
+        "next-token distribution in nats. Bold: the interval excludes 0.\n"
+    )
+
+
+def errata(results: Sequence[Result], verdict: Verdict, heading: str) -> list[str]:
+    """Write a section of the printed claims that ended in a verdict, if there are any."""
+    found = [result for result in results if result.finding.verdict is verdict]
+    return [f"### {heading}\n", *map(erratum, found)] if found else []
+
+
+def erratum(result: Result) -> str:
+    """Write what is printed and does not hold, why, and what is true instead."""
+    claim, finding = result.claim, result.finding
+    lines = [
+        f"#### {claim.tag}: {claim.source}\n",
+        f"{escape_markdown(claim.statement)}\n",
+        f"- **Counterexample:** {escape_markdown(finding.counterexample)}",
+        *([f"- **What is true:** {escape_markdown(finding.reading)}"] if finding.reading else []),
+        f"- **Evidence:** {escape_markdown(finding.evidence)}",
+    ]
+    for topic in claim.topics:
+        chosen = _divergence(claim.paper, topic)
+        default = escape_markdown(chosen.default)
+        lines.append(f"- **kvlab:** {topic}: {default} (option: {_option(chosen)})")
+    return "\n".join(lines) + "\n"
+
+
+def noted(result: Result) -> str:
+    """Write a statement that holds, in two lines."""
+    claim, finding = result.claim, result.finding
+    return (
+        f"**{claim.tag}** ({escape_markdown(claim.source)}). {escape_markdown(claim.statement)}\n"
+        f"*{finding.verdict}:* {escape_markdown(finding.evidence)}\n"
+    )
+
+
+def reading(divergence: Divergence, results: Sequence[Result], differences: Differences) -> str:
+    """Write what is open, what kvlab does, and what the other reading changes."""
+    tags = [result.claim.tag for result in results if divergence.topic in result.claim.topics]
+    lines = [
+        f"#### {divergence.topic}\n",
+        f"- **Paper:** {escape_markdown(divergence.paper)}",
+        f"- **Elsewhere:** {escape_markdown(divergence.elsewhere)}",
+        f"- **Default:** {escape_markdown(divergence.default)}",
+        f"- **Option:** {_option(divergence)}",
+    ]
+    if tags:
+        lines.append(f"- **Checks:** {', '.join(tags)}")
+    measured = [row for spec in divergence.specifications for row in differences.of(spec)]
+    if measured:
+        lines += ["", *tables(measured)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def tables(rows: Sequence[Difference]) -> Iterator[str]:
+    """Write one table for each default reading."""
+    for default in dict.fromkeys(row.default_run for row in rows):
+        own = [row for row in rows if row.default_run == default]
+        yield f"Against `{default}`:\n\n{tabulate(own, COLUMNS).markdown('`{}`'.format)}\n"
+
+
+COLUMNS = (
+    Column("reading", "option_run"),
+    Column("entries", lambda row: "own rule" if row.budget is None else row.budget),
+    Column("solved by default", "solved_default", ".2f"),
+    Column("solved", "solved", lambda x: with_interval(x, 2), bold=lambda row: row.solved.decides),
+    Column(
+        "error",
+        "output_error",
+        lambda x: with_interval(x, 3),
+        bold=lambda row: row.output_error.decides,
+    ),
+    Column("KL", "kl", lambda x: with_interval(x, 3), bold=lambda row: row.kl.decides),
+)
+
+
+def with_interval(interval: Interval, digits: int) -> str:
+    """Write a difference and its interval, all with a sign."""
+    mean, low, high = (f"{x:+.{digits}f}" for x in (interval.mean, interval.low, interval.high))
+    return f"{mean} ({low} to {high})"
+
+
+def _option(divergence: Divergence) -> str:
+    return divergence.option if divergence.option == "none" else f"`{divergence.option}`"
+
+
+def _divergence(name: str, topic: str) -> Divergence:
+    found: Mapping[str, Divergence] = {each.topic: each for each in methods.divergences(name)}
+    return found[topic]
+
+
+def ledger_page() -> str:
+    """Write the ledger in Markdown: everything that the papers contain."""
+    parts = [LEDGER]
+    by_tag = {claim.tag: claim for claim in claims()}
+    for name in PAPERS:
+        rows, about = [row for row in ledger() if row.paper == name], paper(name)
+        alone = sum(not (row.claims or row.tests or row.figures or row.measured) for row in rows)
+        parts += [
+            f"## {about.title}\n",
+            f"{about.source}: {len(rows)} rows, {alone} of them only declared; "
+            f"{count(about.claims)}.\n",
+            "| where | what | checked | measured | declared | repeat with |",
+            "|---|---|---|---|---|---|",
+            *(_line(row, by_tag) for row in rows),
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def _line(row: Row, by_tag: Mapping[str, Claim]) -> str:
+    found = [by_tag[tag] for tag in row.claims]
+    checked = [f"{each.tag} `{each.name}`: {each.expected}" for each in found]
+    checked += [f"`{test.rpartition('::')[2]}`" for test in row.tests]
+    checked += ["beside the [cost model](plan.md)"] if row.figures else []
+    cells = (
+        row.place,
+        escape_markdown(row.says),
+        "<br>".join(checked),
+        "<br>".join(each.text() for each in row.measured),
+        escape_markdown(row.declared),
+        "<br>".join(f"`{command}`" for command in row.commands),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main(directory: Annotated[Path, typer.Argument(help="Where the pages are written.")]) -> None:
+    """Check every claim, and write both pages."""
+    known = claims()
+    results = sorted(
+        prove(reasoner_directory(), known, os.cpu_count() or 1),
+        key=lambda result: known.index(result.claim),
+    )
+    errata_text = errata_page(results, stored_differences())
+    (directory / "errata.md").write_text(errata_text, encoding="utf-8")
+    (directory / "ledger.md").write_text(ledger_page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)

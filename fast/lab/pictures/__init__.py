@@ -1,5 +1,0 @@
-"""Pictures and tables for notebooks and the site, one module per subject."""
-
-from kvlab.fast.lab.tables import Table
-
-__all__ = ["Table"]

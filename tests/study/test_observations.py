@@ -1,0 +1,140 @@
+"""What the papers observed: figures of traces whose answers are known, and what is stored."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from shapes import shapes_checked
+from texts import byte_model
+
+from kvlab.fast.lab.evaluate.perplexity import problem_passages
+from kvlab.fast.lab.recording import record_trace
+from kvlab.fast.models.loading import load
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.proofs.lazy_eviction import missing_before
+from kvlab.reference.simulator import workloads
+from kvlab.reference.simulator.observed import recurrence
+from study import observations
+from study.observations import (
+    INSTRUCTION,
+    bias_figures,
+    precision_figures,
+    read,
+    recurrence_figures,
+    write,
+)
+from study.side_by_side import intervals, read_observed
+
+
+@pytest.fixture(autouse=True)
+def _shapes_are_not_checked():
+    with shapes_checked(False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def reasoner():
+    return load("reasoner")
+
+
+def test_a_text_that_is_read_at_once_shows_what_its_writing_showed(reasoner):
+    """The NumPy reference writes the first problem's solution; PyTorch reads it."""
+    expected = recurrence(reasoner_directory(), problems=1, seed=0, threshold=0.01)
+    (passage,) = problem_passages(reasoner[1], 1)
+    trace = read(reasoner[0], replace(passage, rated=passage.rated[:-1]))
+    found = recurrence_figures(trace)
+    assert found["MRI > 1, α = 0.01"] == pytest.approx(expected.share_recurring, abs=1e-3)
+    assert found["MRI, 80 %, α = 0.01"] == pytest.approx(expected.quantiles["80 %"], abs=1)
+    written = len(passage.rated) - 1
+    assert found["W / written, α = 0.01"] == found["MRI, 80 %, α = 0.01"] / written
+
+
+def test_a_recording_of_some_layers_holds_these(reasoner):
+    (passage,) = problem_passages(reasoner[1], 1)
+    ids = torch.tensor([[*passage.prompt, *passage.rated]])
+    whole = record_trace(
+        reasoner[0], input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=1
+    )
+    some = read(reasoner[0], passage, every=2)
+    assert some.metadata.layers == tuple(range(0, whole.shape[0], 2))
+    assert some.prompt == len(passage.prompt)
+    np.testing.assert_array_equal(some.keys, whole.keys[::2])
+
+
+def test_intervals_that_are_known():
+    """A fifth of the entries come back after 32 to 128 tokens, the others after 8."""
+    trace = workloads.periodic_recurrence(tokens=384, recurring=72, seed=0).trace
+    found = recurrence_figures(trace)
+    assert found["MRI, 50 %, α = 0.01"] == 8 + 1  # the first counts from the step before birth
+    assert 32 <= found["MRI, 95 %, α = 0.01"] <= 128
+
+
+def test_important_tokens_that_were_there_before_and_that_were_not():
+    lasting = np.zeros((40, 40))
+    lasting[:, :2] = 0.5
+    assert missing_before([(lasting, 10)], gap=16) == (0, 0)
+    changing = np.zeros((40, 40))
+    changing[:26, :6] = 1 / 6
+    changing[26:, 10] = 1
+    assert missing_before([(changing, 10)], gap=16) == (1, 1)
+
+
+def test_bias_where_no_position_is_special():
+    """Eq. 4 and 5 of AhaKV: all rows prefer early entries, the last rows do not."""
+    several = [
+        bias_figures(workloads.exchangeable(tokens=160, prompt=150, seed=seed).trace)
+        for seed in range(6)
+    ]
+    found = {name: np.mean([each[name] for each in several]) for name in several[0]}
+    assert found["position and attention of all rows"] < -0.8
+    assert abs(found["position and attention of the last 32 rows"]) < 0.15
+    assert found["kept in the first half by H2O"] > 0.9
+    assert found["kept in the first half by AhaKV, all rows"] > 0.9
+    for method in ("AhaKV", "AhaKV without gain", "AhaKV without values"):
+        assert abs(found[f"kept in the first half by {method}"] - 0.5) < 0.15
+
+
+def test_attention_to_the_newest_is_a_bias_as_well():
+    found = bias_figures(workloads.pure_recency(tokens=160, prompt=150, seed=0).trace)
+    assert found["kept in the first half by AhaKV without values"] < 0.1
+
+
+def test_outliers_that_are_known():
+    """Outliers were given to a quarter of the keys, whatever their importance."""
+    trace = workloads.key_outliers(tokens=192, seed=0).trace
+    found = precision_figures(trace)
+    assert found["outlier score and error at 4 bits"] > 0.5
+    assert found["R² of importance and sensitivity"] < 0.1
+    assert sum(found[name] for name in ("Q1", "Q2", "Q3", "Q4")) == pytest.approx(1)
+    for kind in ("keys", "values"):
+        errors = [found[f"error of {kind} at {bits} bits"] for bits in (8, 4, 2)]
+        assert 0 < errors[0] < errors[1] < errors[2]
+    # Gaussian values: a step of 1/255 of their range, and an error of step/√12
+    flat = np.asarray(trace.values)[0, 0]
+    steps = (flat.max(axis=1) - flat.min(axis=1)) / 255
+    expected = np.sqrt((steps**2 / 12).mean() / (flat**2).mean())
+    assert found["error of values at 8 bits"] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_model_writes_as_much_as_it_is_told(tmp_path):
+    model, tokenizer = load(str(byte_model(tmp_path, context=4096)))
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    first = write(model, tokenizer, count=2, tokens=9, seed=3)
+    assert [len(each.rated) for each in first] == [9, 9]
+    prompts = [tokenizer.decode(each.prompt) for each in first]
+    assert all(INSTRUCTION in each for each in prompts) and prompts[0] != prompts[1]
+    assert write(model, tokenizer, count=2, tokens=9, seed=3) == first
+    assert write(model, tokenizer, count=2, tokens=9, seed=4) != first
+
+
+def test_the_command_measures_and_its_file_is_read(tmp_path, capsys):
+    out = tmp_path / "observations.json"
+    observations.main(out, texts=2)
+    found = read_observed(json.loads(out.read_text(encoding="utf-8")))
+    assert [text.kind for text in found] == ["written", "written"]
+    name = "MRI > 1, α = 0.0005"
+    shares = [text.figures[name] for text in found]
+    assert intervals(found, "written")[name].mean == pytest.approx(np.mean(shares))
+    assert "2: written" in capsys.readouterr().out
