@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvlab.fast import methods
     from kvlab.fast.engine.observation import Needs, Observation
-    from kvlab.fast.engine.policy import Budget, Policy, Precision, Protect, Score, twin_of
+    from kvlab.fast.engine.policy import Budget, Policy, Precision, Protect, Score
     from kvlab.fast.engine.step import Block, StepResult
+    from kvlab.fast.engine.twins import twin_of
     from kvlab.fast.huggingface import CacheMemory, CompressedCache, compress
 
 __all__ = [
@@ -33,7 +34,8 @@ __all__ = [
 HOMES = {
     "huggingface": ("CacheMemory", "CompressedCache", "compress"),
     "engine.observation": ("Needs", "Observation"),
-    "engine.policy": ("Budget", "Policy", "Precision", "Protect", "Score", "twin_of"),
+    "engine.policy": ("Budget", "Policy", "Precision", "Protect", "Score"),
+    "engine.twins": ("twin_of",),
     "engine.step": ("Block", "StepResult"),
 }
 """Modules, and the names that are taken from them."""

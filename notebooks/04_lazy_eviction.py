@@ -247,4 +247,4 @@ guarded = "lazy_eviction@window=16,threshold=0.01,guard=true"
 policy = methods.get(guarded, budget)
 assert policy.score.guard
 assert policy.schedule == methods.get("lazy_eviction@window=16", budget).schedule
-assert policy.score.threshold == 0.01
+assert policy.score.options.threshold == 0.01

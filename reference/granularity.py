@@ -12,57 +12,22 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.accounting import NUMBER, Sizes, Work
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_protected
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Budget, Edges, Needs, Protect, Score
+from kvlab.reference.policy import Around, Budget, Edges, Protect
 from kvlab.reference.selection import rank
 
 PageScore = Literal["mean", "max"]
 KVHeads = Literal["head", "layer", "union"]
 
 
-@dataclass(frozen=True)
-class Joined(Score):
-    """A score whose answers are joined; it observes and remembers what the inner score does."""
-
-    inner: Score
-
-    @property
-    def columns(self):
-        return self.inner.columns
-
-    @property
-    def needs(self) -> Needs:
-        """What the inner score reads of attention."""
-        return self.inner.needs
-
-    @property
-    def ordinal(self) -> bool:
-        return self.inner.ordinal
-
-    @property
-    def signed(self) -> bool:
-        return self.inner.signed
-
-    def drawn(self, seen: Observation):
-        return self.inner.drawn(seen)
-
-    def observe(self, state: State, seen: Observation) -> State:
-        return self.inner.observe(state, seen)
-
-    def work(self, sizes: Sizes) -> Work:
-        """Add one pass over the scores."""
-        return self.inner.work(sizes) + Work(2 * NUMBER * sizes.n, sizes.n)
-
-
 # --- heads ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class OneForAllHeads(Joined):
+class OneForAllHeads(Around):
     """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
 
     join: Literal["layer", "union"]
@@ -92,7 +57,7 @@ class OneForAllHeads(Joined):
 
 
 @dataclass(frozen=True)
-class OfPages(Joined):
+class OfPages(Around):
     """Gives each entry the score of its page."""
 
     page: int

@@ -104,6 +104,40 @@ class Score(ABC):
         return Work(NUMBER * sizes.n * (numbers + 1), sizes.n * numbers)
 
 
+@dataclass(frozen=True)
+class Around(Score):
+    """A score made of another: it observes, remembers and draws what the inner score does."""
+
+    inner: Score
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.inner.columns
+
+    @property
+    def needs(self) -> Needs:
+        """What the inner score reads of attention."""
+        return self.inner.needs
+
+    @property
+    def ordinal(self) -> bool:
+        return self.inner.ordinal
+
+    @property
+    def signed(self) -> bool:
+        return self.inner.signed
+
+    def drawn(self, seen: Observation) -> Mapping[str, Array]:
+        return self.inner.drawn(seen)
+
+    def observe(self, state: State, seen: Observation) -> State:
+        return self.inner.observe(state, seen)
+
+    def work(self, sizes: Sizes) -> Work:
+        """Add one pass over the scores."""
+        return self.inner.work(sizes) + Work(2 * NUMBER * sizes.n, sizes.n)
+
+
 class Schedule(ABC):
     """When do we look?"""
 
@@ -213,7 +247,8 @@ class EveryBlock(Schedule):
         check_at_least(1, every=self.decode_steps)
 
     def due(self, clock: Clock) -> bool:
-        return clock.prefilling or EveryDecode(self.decode_steps).due(clock)
+        generated = crosses(clock.generated_before, clock.generated, self.decode_steps)
+        return clock.prefilling or generated
 
 
 @dataclass(frozen=True)

@@ -340,7 +340,7 @@ def test_what_is_safe_joins_what_the_method_protects():
     both = methods.get("caote:h2o@sinks=1,pin_prompt=true", 8).protect
     assert (both.sinks, both.recent, both.prompt) == (1, 4, True)
     nacl = methods.get("nacl@proxy_share=0.2,pin_prompt=true", 30)
-    assert nacl.protect.one.sinks == 4
+    assert nacl.protect.one.options.sinks == 4
     assert nacl.protect.other.prompt
 
 

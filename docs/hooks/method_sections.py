@@ -141,11 +141,12 @@ def answers(shown: Policy, link: Link) -> str:
 
 
 def described(part: Any, link: Link) -> str:
-    """Return a part's name, parameters and docstring; of what it wraps, too."""
+    """Return a part's name and docstring, and what it has besides the method's options."""
     kind = type(part)
     file = Path(inspect.getfile(kind)).resolve().relative_to(ROOT / "reference")
     target = symbols.definition(f"reference/{file.as_posix()}:{kind.__name__}")
-    own = {each.name: getattr(part, each.name) for each in fields(part)}
+    names = [each.name for each in fields(part) if each.name != "options"]
+    own = {name: getattr(part, name) for name in names}
     plain = {name: x for name, x in own.items() if not is_dataclass(x)}
     given = ", ".join(f"{name} = {value(x)}" for name, x in plain.items())
     said = first_sentence(kind)

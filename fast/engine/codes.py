@@ -8,11 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
+from kvlab.fast.engine.twins import Twin
+from kvlab.reference import codes as reference
 from kvlab.reference.codes import SmallFloat
 from kvlab.reference.notation import Array
 
@@ -23,7 +26,10 @@ Scale = Float[Tensor, "N #G 1 1"]
 """Divisors of vectors before they are coded, in float32; one per sequence, or also per head."""
 
 
-class Code(ABC):
+Spec = TypeVar("Spec", bound=reference.Code)
+
+
+class Code(Twin[Spec], ABC):
     """A way to store a vector in few bits per element."""
 
     @property
@@ -32,9 +38,9 @@ class Code(ABC):
         return False
 
     @property
-    @abstractmethod
     def bits(self) -> int:
         """Bits per element, without scales and norms."""
+        return self.spec.bits
 
     def scale(self, vectors: Float[Tensor, "N G n d"]) -> Scale | None:
         """Return the scale that the first block of a layer fixes; None if the code has none."""

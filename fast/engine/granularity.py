@@ -1,51 +1,24 @@
 """Entries that leave together, in tensors. Mirrors `kvlab.reference.granularity`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
-from kvlab.fast.engine.observation import Needs, Observation
-from kvlab.fast.engine.policy import Budget, Edges, Protect, Score, twin_of
+from kvlab.fast.engine.observation import Observation
+from kvlab.fast.engine.policy import Around, Budget, Edges, Protect
 from kvlab.fast.engine.selection import in_ascending_position, rank
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference import granularity as reference
-from kvlab.reference.cache import Column
 from kvlab.reference.checks import check_protected
-from kvlab.reference.granularity import PageScore
 from kvlab.reference.observation import Clock
-
-
-@dataclass(frozen=True)
-class Joined(Score):
-    """A score whose answers are joined; it observes and remembers what the inner score does."""
-
-    inner: Score
-
-    @property
-    def couples_heads(self) -> bool:
-        return self.inner.couples_heads
-
-    @property
-    def needs(self) -> Needs:
-        return self.inner.needs
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        return self.inner.columns
-
-    def observe(self, state: State, seen: Observation) -> None:
-        self.inner.observe(state, seen)
 
 
 @twin_of(reference.OneForAllHeads)
 @dataclass(frozen=True)
-class OneForAllHeads(Joined):
+class OneForAllHeads(Around[reference.OneForAllHeads]):
     """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
-
-    join: Literal["layer", "union"]
 
     @property
     def couples_heads(self) -> bool:
@@ -53,7 +26,7 @@ class OneForAllHeads(Joined):
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         scores = self.inner.score(state, seen, candidates, room)
-        if self.join == "layer":
+        if self.spec.join == "layer":
             return scores.mean(dim=1, keepdim=True)
         scores = scores.expand_as(seen.positions)
         may_leave = seen.present if candidates is None else candidates & seen.present
@@ -66,25 +39,21 @@ class OneForAllHeads(Joined):
 
 @twin_of(reference.OfPages)
 @dataclass(frozen=True)
-class OfPages(Joined):
+class OfPages(Around[reference.OfPages]):
     """Gives each entry the score of its page."""
-
-    page: int
-    join: PageScore
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         scores = self.inner.score(state, seen, candidates, room).expand_as(seen.positions)
-        how = "amax" if self.join == "max" else "mean"
-        return over_pages(scores, seen, self.page, how)
+        how = "amax" if self.spec.join == "max" else "mean"
+        return over_pages(scores, seen, self.spec.page, how)
 
 
 @twin_of(reference.WholePages)
 @dataclass(frozen=True)
-class WholePages(Protect):
+class WholePages(Protect[reference.WholePages]):
     """Protects the page that is being written, and every page that holds a safe entry."""
 
     inner: Protect
-    page: int
 
     @property
     def on_host(self) -> bool:
@@ -92,37 +61,35 @@ class WholePages(Protect):
         return self.inner.on_host
 
     def safe(self, seen: Observation) -> Marks:
-        pages = seen.positions // self.page
-        newest = pages == (seen.clock.seen - 1) // self.page
+        page = self.spec.page
+        newest = seen.positions // page == (seen.clock.seen - 1) // page
         inner = self.inner.safe(seen)
         if inner is None:
             return newest
-        held = over_pages((inner & seen.present).float(), seen, self.page, "amax")
+        held = over_pages((inner & seen.present).float(), seen, page, "amax")
         return newest | (held > 0)
 
     def count(self, clock: Clock, entries: int) -> int | None:
         if isinstance(self.inner, Edges):
-            first, recent = self.inner.first(clock), self.inner.recent
+            first, recent = self.inner.spec.first(clock.prompt), self.inner.spec.recent
         elif self.inner.count(clock, entries) == 0:
             first, recent = 0, 0
         else:
             return None
-        pinned = -(-first // self.page) * self.page
-        newest = max(0, clock.seen - max(1, recent)) // self.page * self.page
+        page = self.spec.page
+        pinned = -(-first // page) * page
+        newest = max(0, clock.seen - max(1, recent)) // page * page
         return clock.seen if newest <= pinned else pinned + clock.seen - newest
 
 
 @twin_of(reference.Pages)
-@dataclass(frozen=True)
-class Pages(Budget):
+class Pages(Budget[reference.Pages]):
     """As many whole pages as ``budget`` entries fill; a page that is being written counts whole."""
 
-    budget: int
-    page: int
-
     def room(self, clock: Clock, entries: int, safe: int) -> int:
-        places = self.budget // self.page * self.page
-        safe = -(-safe // self.page) * self.page
+        page = self.spec.page
+        places = self.spec.budget // page * page
+        safe = -(-safe // page) * page
         check_protected(places, safe)
         return places - safe
 

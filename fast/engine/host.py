@@ -22,6 +22,7 @@ from kvlab.reference import policy as reference
 from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
+from kvlab.reference.observation import Observation as ReferenceObservation
 from kvlab.reference.step import check_scores, check_state
 
 STREAM = "sequences"
@@ -36,32 +37,30 @@ def say_once(part: object) -> None:
         _named.add(type(part))
         logging.getLogger("kvlab").warning(
             "%s has no twin in PyTorch: the reference computes it on the host, which is slow "
-            "(kvlab.fast.engine.policy.twin_of declares a twin)",
+            "(kvlab.fast.engine.twins.twin_of declares a twin)",
             type(part).__name__,
         )
 
 
 @dataclass(frozen=True)
-class HostScore(Score):
+class HostScore(Score[reference.Score]):
     """A score of the reference."""
-
-    specification: reference.Score
 
     couples_heads = True  # unknown, and true is the safe answer
 
     def __post_init__(self) -> None:
-        say_once(self.specification)
+        say_once(self.spec)
 
     @property
     def needs(self) -> Needs:
-        declared = self.specification.needs
+        declared = self.spec.needs
         return Needs(declared.rows, declared.prompt, on_host=True)
 
     def observe(self, state: State, seen: Observation) -> None:
         for row in sequences(seen):
             if row.clock.block:
-                remembered = self.specification.observe(row.state, row.seen)
-                check_state(self.specification, remembered, row.slots.shape)
+                remembered = self.spec.observe(row.state, row.seen)
+                check_state(self.spec, remembered, row.slots.shape)
                 row.remember(remembered)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
@@ -70,8 +69,8 @@ class HostScore(Score):
             open_entries = row.marked(candidates)
             if room[row.number] >= open_entries.sum(axis=-1).max(initial=0):
                 continue
-            found = self.specification.score(row.state, row.seen, open_entries, room[row.number])
-            check_scores(self.specification, found, open_entries, seen.layer)
+            found = self.spec.score(row.state, row.seen, open_entries, room[row.number])
+            check_scores(self.spec, found, open_entries, seen.layer)
             scores[row.number] = row.in_slots(found)
         return scores.to(seen.positions.device)
 
@@ -80,9 +79,9 @@ class HostScore(Score):
         for row in sequences(seen):
             if row.entries:
                 open_entries = row.marked(candidates)
-                weights = self.specification.retention(row.state, row.seen, open_entries)
+                weights = self.spec.retention(row.state, row.seen, open_entries)
                 if (weights < 0).any():
-                    name = type(self.specification).__name__
+                    name = type(self.spec).__name__
                     raise ValueError(f"retention must be at least 0: {name} gave a negative one")
                 found[row.number] = row.in_slots(weights)
         nothing = torch.zeros_like(next(iter(found.values())))
@@ -91,21 +90,19 @@ class HostScore(Score):
 
 
 @dataclass(frozen=True)
-class HostProtect(Protect):
+class HostProtect(Protect[reference.Protect]):
     """A protection of the reference."""
-
-    specification: reference.Protect
 
     on_host = True
 
     def __post_init__(self) -> None:
-        say_once(self.specification)
+        say_once(self.spec)
 
     def safe(self, seen: Observation) -> Marks:
         marks = torch.zeros(seen.positions.shape, dtype=torch.bool)
         for row in sequences(seen):
             if row.entries:
-                safe = self.specification.safe(row.seen)
+                safe = self.spec.safe(row.seen)
                 if np.ptp(safe.sum(axis=-1)):
                     counts = safe.sum(axis=-1)
                     raise ValueError(
@@ -119,15 +116,13 @@ class HostProtect(Protect):
 
 
 @dataclass(frozen=True)
-class HostBudget(Budget):
+class HostBudget(Budget[reference.Budget]):
     """A budget of the reference."""
-
-    specification: reference.Budget
 
     on_host = True
 
     def __post_init__(self) -> None:
-        say_once(self.specification)
+        say_once(self.spec)
 
     def room(self, clock: Clock, entries: int, safe: int) -> None:
         return
@@ -135,7 +130,7 @@ class HostBudget(Budget):
     def room_in(self, seen: Observation, number: int, safe: Marks | None) -> int:
         row = sequences(seen)[number]
         open_entries = row.marked(None if safe is None else ~safe)
-        return self.specification.room(row.seen, ~open_entries)
+        return self.spec.room(row.seen, ~open_entries)
 
 
 class HostSequence:
@@ -156,11 +151,11 @@ class HostSequence:
             cache.state.stream[STREAM][number] if STREAM in cache.state.stream else {},
         )
 
-    def _observation(self, seen: Observation, positions: Array) -> reference.Observation:
+    def _observation(self, seen: Observation, positions: Array) -> ReferenceObservation:
         number, block = self.number, self.clock.block
         queries = as_array(seen.queries[number])
         first = queries.shape[2] - block
-        return reference.Observation(
+        return ReferenceObservation(
             clock=self.clock,
             layer=seen.layer,
             queries=queries[:, :, first:],

@@ -7,7 +7,7 @@ so both sides share them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -19,6 +19,7 @@ from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache, State
 from kvlab.fast.engine.notation import Candidates, Marks, Room, Scores
 from kvlab.fast.engine.observation import Needs, Observation
+from kvlab.fast.engine.twins import Twin, twin_of
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import Column
 from kvlab.reference.checks import check_protected
@@ -36,27 +37,29 @@ class Retention:
     """Values weighted by the rows, if attention has computed them already."""
 
 
-class Score(ABC):
+ScoreSpec = TypeVar("ScoreSpec", bound=reference.Score)
+Part = TypeVar("Part")
+
+
+class Score(Twin[ScoreSpec], ABC):
     """What is an entry worth? Higher is kept.
 
     What the score reads of attention and remembers of every entry is declared by its twin in the
     reference; a twin here overrides `needs` and `columns` only where it works in another way.
     """
 
-    specification: reference.Score
-    """The score in the reference; set when a policy is translated."""
     couples_heads = False
     """Whether the score of an entry depends on other KV heads of its layer."""
 
     @property
     def needs(self) -> Needs:
         """What the score reads of attention."""
-        return Needs(**asdict(self.specification.needs))
+        return Needs(**asdict(self.spec.needs))
 
     @property
     def columns(self) -> Mapping[str, Column]:
         """What the score remembers of every entry, by name."""
-        return self.specification.columns
+        return self.spec.columns
 
     @property
     def retention_couples_heads(self) -> bool:
@@ -85,6 +88,28 @@ class Score(ABC):
 
 
 @dataclass(frozen=True)
+class Around(Score[ScoreSpec]):
+    """A score made of another: it observes and remembers what the inner score does."""
+
+    inner: Score
+
+    @property
+    def couples_heads(self) -> bool:
+        return self.inner.couples_heads
+
+    @property
+    def needs(self) -> Needs:
+        return self.inner.needs
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        return self.inner.columns
+
+    def observe(self, state: State, seen: Observation) -> None:
+        self.inner.observe(state, seen)
+
+
+@dataclass(frozen=True)
 class Elapsed(Column):
     """Tokens generated since the step that a column of the reference holds."""
 
@@ -92,7 +117,7 @@ class Elapsed(Column):
     """Name of that column."""
 
 
-class Protect(ABC):
+class Protect(Twin[Part], ABC):
     """Who is safe?"""
 
     on_host = False
@@ -107,7 +132,7 @@ class Protect(ABC):
         """Say how many of ``entries`` are safe now; None if that depends on the data."""
 
 
-class Budget(ABC):
+class Budget(Twin[Part], ABC):
     """How many entries may stay?"""
 
     on_host = False
@@ -122,7 +147,7 @@ class Budget(ABC):
         raise NotImplementedError
 
 
-class Precision(ABC):
+class Precision(Twin[Part], ABC):
     """How precisely is it kept?"""
 
     quantises = True
@@ -189,30 +214,11 @@ class Policy:
         return LayerCache(self.score.columns, self.precision.quantises, self.needs.on_host)
 
 
-# --- twins ---------------------------------------------------------------------------------------
-
-TWINS: dict[type, type] = {}
-"""Part of a policy in the reference → the same part in tensors."""
-
-Twin = TypeVar("Twin", bound=type)
-
-
-def twin_of(part: type) -> Callable[[Twin], Twin]:
-    """Declare a class to be the twin of a part of the reference, with the same fields."""
-
-    def register(twin: Twin) -> Twin:
-        TWINS[part] = twin
-        return twin
-
-    return register
-
-
 # --- protection ----------------------------------------------------------------------------------
 
 
 @twin_of(reference.Nobody)
-@dataclass(frozen=True)
-class Nobody(Protect):
+class Nobody(Protect[reference.Nobody]):
     """Every entry may leave."""
 
     def safe(self, seen: Observation) -> None:
@@ -223,35 +229,26 @@ class Nobody(Protect):
 
 
 @twin_of(reference.Edges)
-@dataclass(frozen=True)
-class Edges(Protect):
+class Edges(Protect[reference.Edges]):
     """The first ``sinks`` tokens of the text, or all of the prompt, and the last ``recent`` ones.
 
     The reference protects the ``recent`` newest entries. They are the newest tokens, because each
     of these tokens has been protected since it came.
     """
 
-    sinks: int
-    recent: int
-    prompt: bool
-
     def safe(self, seen: Observation) -> Marks:
-        safe = seen.positions >= seen.clock.oldest_of(self.recent)
-        if self.sinks:
-            safe = safe | (seen.positions < self.sinks)
-        return safe | (seen.positions < seen.clock.prompt) if self.prompt else safe
-
-    def first(self, clock: Clock) -> int:
-        """Return how many of the first tokens are safe."""
-        return max(self.sinks, clock.prompt) if self.prompt else self.sinks
+        safe = seen.positions >= seen.clock.oldest_of(self.spec.recent)
+        if self.spec.sinks:
+            safe = safe | (seen.positions < self.spec.sinks)
+        return safe | (seen.positions < seen.clock.prompt) if self.spec.prompt else safe
 
     def count(self, clock: Clock, entries: int) -> int:
-        return min(clock.seen, self.first(clock) + self.recent)
+        return min(clock.seen, self.spec.count(clock.prompt))
 
 
 @twin_of(reference.ProtectedByEither)
 @dataclass(frozen=True)
-class ProtectedByEither(Protect):
+class ProtectedByEither(Protect[reference.ProtectedByEither]):
     """Whatever one of two protections keeps safe."""
 
     one: Protect
@@ -275,8 +272,7 @@ class ProtectedByEither(Protect):
 
 
 @twin_of(reference.Unlimited)
-@dataclass(frozen=True)
-class Unlimited(Budget):
+class Unlimited(Budget[reference.Unlimited]):
     """Everything stays."""
 
     def room(self, clock: Clock, entries: int, safe: int) -> int:
@@ -284,23 +280,19 @@ class Unlimited(Budget):
 
 
 @twin_of(reference.Entries)
-@dataclass(frozen=True)
-class Entries(Budget):
+class Entries(Budget[reference.Entries]):
     """At most ``budget`` entries per KV head and layer."""
 
-    budget: int
-
     def room(self, clock: Clock, entries: int, safe: int) -> int:
-        check_protected(self.budget, safe)
-        return self.budget - safe
+        check_protected(self.spec.budget, safe)
+        return self.spec.budget - safe
 
 
 # --- precision -----------------------------------------------------------------------------------
 
 
 @twin_of(reference.Full)
-@dataclass(frozen=True)
-class Full(Precision):
+class Full(Precision[reference.Full]):
     """Everything that is kept stays as the model gave it."""
 
     quantises = False

@@ -1,7 +1,6 @@
 """AhaKV: sharpened recent attention, weighted by values (arXiv 2506.03762)."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,22 +10,16 @@ from kvlab.fast.engine.attention import softmax, visible
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation, parts
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
+from kvlab.fast.engine.twins import Twin, twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window
 from kvlab.fast.kernels.prefill import received_attention
 from kvlab.reference.methods import ahakv as reference
-from kvlab.reference.windows import Border
 
 
 @twin_of(reference.StepGain)
-@dataclass(frozen=True)
-class StepGain:
+class StepGain(Twin[reference.StepGain]):
     """The step-gain softmax: sharper the more tokens compete for k places."""
-
-    target: int
-    gain: Literal["step", "measured", "none"]
-    in_decode: Literal["absolute", "cache", "none"]
-    floor: float
 
     def received(
         self,
@@ -37,15 +30,15 @@ class StepGain:
         """Sum the sharpened attention of these queries, mean over the query heads of a KV head."""
         excess = self.excess(positions, seen)
         gains = torch.sqrt(2 * torch.log(excess))
-        if self.gain == "measured":
+        if self.spec.options.gain == "measured":
             return self.measured(queries, positions, seen, gains, excess > 1).sum(dim=3).mean(dim=2)
-        gains = torch.where(excess > 1, gains.clamp(min=self.floor), 1.0)
+        gains = torch.where(excess > 1, gains.clamp(min=self.spec.options.gain_floor), 1.0)
         summed = received_attention(
             queries,
             seen.view.stored_keys,
             positions,
             seen.positions,
-            None if self.gain == "none" else gains,
+            None if self.spec.options.gain == "none" else gains,
             seen.view.softcap,
         )
         return summed / queries.shape[2]
@@ -54,12 +47,12 @@ class StepGain:
         """Tokens that compete for each of the k places of a row, at least 1."""
         competing = (positions + 1).double()
         decoding = positions >= seen.clock.prompt[:, 0]
-        if self.in_decode == "cache":
+        if self.spec.options.gain_in_decode == "cache":
             present = seen.present[:, 0].sum(dim=-1, keepdim=True)
             competing = torch.where(decoding, present.double(), competing)
-        elif self.in_decode == "none":
-            competing = torch.where(decoding, float(self.target), competing)
-        return (competing / self.target).clamp(min=1.0)
+        elif self.spec.options.gain_in_decode == "none":
+            competing = torch.where(decoding, float(self.spec.target), competing)
+        return (competing / self.spec.target).clamp(min=1.0)
 
     def measured(
         self,
@@ -75,7 +68,7 @@ class StepGain:
         flat = deviation <= 1e-6 * (raw * mask).abs().amax(dim=-1, keepdim=True)
         gain = gains[:, None, None, :, None].to(raw.dtype)
         gain = torch.where(flat, 1.0, gain / deviation.masked_fill(flat, 1.0))
-        gain = gain.clamp(min=self.floor)
+        gain = gain.clamp(min=self.spec.options.gain_floor)
         return softmax(raw * torch.where(exceeded[:, None, None, :, None], gain, 1.0), mask)
 
 
@@ -91,19 +84,14 @@ def spread(
 
 @twin_of(reference.SharpenedRecentAttention)
 @dataclass(frozen=True)
-class SharpenedRecentAttention(Score):
+class SharpenedRecentAttention(Score[reference.SharpenedRecentAttention]):
     """Step-gain attention of recent rows times the value prior."""
 
     step_gain: StepGain
-    rows: int
-    accumulation: Literal["recent", "all"]
-    value_prior: Literal["squared", "norm", "none"]
-    kernel: int
-    border: Border
 
     def observe(self, state: State, seen: Observation) -> None:
-        if self.accumulation == "recent":
-            remember_queries(state, seen, self.rows)
+        if self.spec.options.accumulation == "recent":
+            remember_queries(state, seen, self.spec.options.recent)
             return
         for part in parts(seen.queries, len(seen.cache)):
             queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
@@ -114,18 +102,22 @@ class SharpenedRecentAttention(Score):
 
     def accumulated(self, state: State, seen: Observation) -> PerEntry:
         """S, summed over the same number of rows for every candidate."""
-        if self.accumulation == "all":
+        if self.spec.options.accumulation == "all":
             return state.entries["accumulated"]
-        return self.step_gain.received(*window(state, self.rows), seen)
+        return self.step_gain.received(*window(state, self.spec.options.recent), seen)
 
     def prior(self, seen: Observation) -> PerEntry:
         """Smoothed value norms, relative to the largest; 1 if all are zero."""
-        if self.value_prior == "none":
+        options = self.spec.options
+        if options.value_prior == "none":
             return seen.values.new_ones(())
         norm = seen.values.norm(dim=-1)
-        size = norm**2 if self.value_prior == "squared" else norm
+        size = norm**2 if options.value_prior == "squared" else norm
         smoothed = among_candidates(
-            size, None, seen, lambda x, present: mean_pool(x, self.kernel, self.border, present)
+            size,
+            None,
+            seen,
+            lambda x, present: mean_pool(x, options.kernel, options.border, present),
         )
         largest = smoothed.masked_fill(~seen.present, 0.0).amax(dim=-1, keepdim=True)
         return torch.where(largest > 0, smoothed / largest, 1.0)

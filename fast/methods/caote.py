@@ -1,8 +1,7 @@
 """CAOTE and FastCAOTE: evict what changes the attention output least (arXiv 2504.14051)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from jaxtyping import Float
@@ -12,8 +11,9 @@ from kvlab.fast.engine.batch import to_device
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
 from kvlab.fast.engine.observation import Needs, Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Around
 from kvlab.fast.engine.selection import first_to_go
+from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool
 from kvlab.fast.kernels.caote import (
     eviction_error,
@@ -23,7 +23,6 @@ from kvlab.fast.kernels.caote import (
     remaining_mass,
 )
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.reference.cache import Column
 from kvlab.reference.methods import caote as reference
 from kvlab.reference.methods.caote import Heads
 
@@ -79,55 +78,41 @@ def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -
 
 @twin_of(reference.EvictionError)
 @dataclass(frozen=True)
-class EvictionError(Score):
+class EvictionError(Around[reference.EvictionError]):
     """CAOTE around any score."""
 
-    base: Score
-    fast: bool
-    norm: float
-    heads: Heads
-    several: Literal["independent", "sequential", "joint_greedy"]
-    normalize_over: Literal["present", "candidates"]
-    pool: int | None
-
     def __post_init__(self) -> None:
-        if self.base.specification.signed:
+        if self.inner.spec.signed:
             raise ValueError("CAOTE needs retention scores that are at least 0")
 
     @property
     def couples_heads(self) -> bool:
-        return self.heads == "layer" or self.base.retention_couples_heads
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        return self.base.columns
+        return self.spec.options.heads == "layer" or self.inner.retention_couples_heads
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, on_host=self.base.needs.on_host)
-
-    def observe(self, state: State, seen: Observation) -> None:
-        self.base.observe(state, seen)
+        return Needs(**asdict(self.spec.needs), on_host=self.inner.needs.on_host)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         """Return the eviction error of each entry, or the order in which entries have to go."""
-        base = self.base.retention(state, seen, candidates)
-        retention, output = base.rows, base.output
-        if self.normalize_over == "candidates" and candidates is not None:
+        options = self.spec.options
+        inner = self.inner.retention(state, seen, candidates)
+        retention, output = inner.rows, inner.output
+        if options.normalize_over == "candidates" and candidates is not None:
             retention, output = torch.where(candidates[:, :, None], retention, 0.0), None
-        if self.heads == "attention":
+        if options.heads == "attention":
             retention = retention.mean(dim=2, keepdim=True)
             output = None if output is None else output.mean(dim=2, keepdim=True)
         present = seen.present if seen.view.ragged else None
         if present is not None:
             retention = torch.where(present[:, :, None], retention, 0.0)
-        if self.several != "independent":
+        if options.several != "independent":
             h = normalize(retention, present)
             return self.elimination_orders(h, seen, candidates, room)
         error = self.errors(retention, seen, present, output)
-        if self.pool is None:
+        kernel = options.pool
+        if kernel is None:
             return error
-        kernel = self.pool
         return among_candidates(
             error, candidates, seen, lambda x, present: mean_pool(x, kernel, "zero", present)
         )
@@ -143,12 +128,14 @@ class EvictionError(Score):
 
         ``output`` is Σ h·value for the normalised retention h, where attention has it already.
         """
-        joins_by_norm = self.heads == "l2" or (retention.shape[2] == 1 and self.heads != "layer")
-        plain = self.norm == 2 and joins_by_norm and not (self.fast and present is not None)
+        options = self.spec.options
+        fast, norm, heads = options.fast, options.norm, options.heads
+        joins_by_norm = heads == "l2" or (retention.shape[2] == 1 and heads != "layer")
+        plain = norm == 2 and joins_by_norm and not (fast and present is not None)
         if plain and uses_triton(seen.queries):
             h = normalize(retention, present)
-            return eviction_errors(h, seen.view.stored_values, self.fast, output)
-        return group_errors(retention, seen.values, present, self.fast, self.norm, self.heads)
+            return eviction_errors(h, seen.view.stored_values, fast, output)
+        return group_errors(retention, seen.values, present, fast, norm, heads)
 
     def elimination_orders(
         self,
@@ -167,7 +154,7 @@ class EvictionError(Score):
         order = torch.full(seen.positions.shape, torch.inf, dtype=h.dtype, device=h.device)
         evicted = torch.zeros_like(candidates)
         for turn in range(int(leaving.max())):
-            if self.several == "joint_greedy":
+            if self.spec.options.several == "joint_greedy":
                 errors = joint_errors(h, seen.values, evicted)
             else:
                 left = h.masked_fill(evicted[:, :, None], 0.0)

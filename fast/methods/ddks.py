@@ -11,8 +11,9 @@ from kvlab.fast.engine.batch import KeepSet, to_device
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.notation import Marks
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Budget, Precision, Protect, twin_of
+from kvlab.fast.engine.policy import Budget, Precision, Protect
 from kvlab.fast.engine.storage import EMPTY, Storage
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.checks import check_protected
 from kvlab.reference.methods import ddks as reference
 from kvlab.reference.observation import Clock
@@ -21,7 +22,7 @@ from kvlab.reference.quantization import FULL_BITS
 
 @twin_of(reference.AlsoDemoted)
 @dataclass(frozen=True)
-class AlsoDemoted(Protect):
+class AlsoDemoted(Protect[reference.AlsoDemoted]):
     """Protects the entries of ``protect``, and all entries that were demoted before."""
 
     protect: Protect
@@ -36,39 +37,32 @@ class AlsoDemoted(Protect):
 
 
 @twin_of(reference.FullPrecisionEntries)
-@dataclass(frozen=True)
-class FullPrecisionEntries(Budget):
+class FullPrecisionEntries(Budget[reference.FullPrecisionEntries]):
     """At most ``budget`` entries at full precision."""
 
-    budget: int
-
     def room(self, clock: Clock, entries: int, safe: int) -> int:
-        check_protected(self.budget, safe)
-        return self.budget - safe
+        check_protected(self.spec.budget, safe)
+        return self.spec.budget - safe
 
 
 @twin_of(reference.Demote)
-@dataclass(frozen=True)
-class Demote(Precision):
+class Demote(Precision[reference.Demote]):
     """Entries outside the keep set stay, quantised per token."""
-
-    bits: int
-    group: int
-    balanced: bool
 
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         assert cache.mixed is not None
+        options = self.spec.options
         keys, values = cache.mixed
         counts = tuple(n - stay for n, stay in zip(cache.counts, keep.counts, strict=True))
         if any(counts):
             slots = left_out(seen, keep, max(counts))
-            if self.balanced:
+            if options.reading == "mikv":
                 first = [
                     int(new > 0 == old) for new, old in zip(counts, cache.demoted, strict=True)
                 ]
                 measure_balance(keys, seen, first)
-            keys.quantize_tokens(slots, self.bits, self.group, counts)
-            values.quantize_tokens(slots, self.bits, self.group, counts)
+            keys.quantize_tokens(slots, options.bits, options.group, counts)
+            values.quantize_tokens(slots, options.bits, options.group, counts)
             cache.demoted = tuple(a + b for a, b in zip(cache.demoted, counts, strict=True))
         everything = torch.arange(len(cache), device=seen.positions.device).expand_as(
             seen.positions

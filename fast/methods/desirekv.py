@@ -1,6 +1,5 @@
 """DesireKV: importance, sensitivity, and tokens after a moment of doubt (AAAI 2026)."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,8 +11,9 @@ from kvlab.fast.engine.batch import KeepSet
 from kvlab.fast.engine.cache import LayerCache, State
 from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, Room, Scores, Vectors
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Budget, Precision, Protect, Score, twin_of
+from kvlab.fast.engine.policy import Budget, Precision, Protect, Score
 from kvlab.fast.engine.storage import EMPTY
+from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import (
     among_candidates,
     mean_pool,
@@ -23,119 +23,91 @@ from kvlab.fast.engine.windows import (
 )
 from kvlab.fast.kernels.quantise import outlier_scores
 from kvlab.reference.methods import desirekv as reference
+from kvlab.reference.methods.desirekv import DesireKV
 from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.windows import Border
 
 
-@twin_of(reference.DecisionWindow)
-@dataclass(frozen=True)
-class DecisionWindow:
-    """The generated entries that an event decides about."""
+def events(options: DesireKV, clock: Clock) -> tuple[int, int]:
+    """Count the events before this block, and those up to its end."""
+    passed = (clock.generated - options.selector) // options.interval
+    before = max(0, (clock.generated_before - options.selector) // options.interval)
+    return before, max(before, passed)
 
-    interval: int
-    selector: int
-    scope: Literal["window", "all"]
 
-    def events(self, clock: Clock) -> tuple[int, int]:
-        """Count the events before this block, and those up to its end."""
-        passed = (clock.generated - self.selector) // self.interval
-        before = max(0, (clock.generated_before - self.selector) // self.interval)
-        return before, max(before, passed)
+def decision_window(options: DesireKV, seen: Observation) -> Marks:
+    """Mark the P generated tokens before the selector; none in a sequence without an event."""
 
-    def members(self, seen: Observation) -> Marks:
-        """Mark the P generated tokens before the selector; none in a sequence without an event."""
-        return seen.clock.once((self, seen.layer), lambda: self._members(seen))
-
-    def _members(self, seen: Observation) -> Marks:
+    def marks() -> Marks:
         borders = []
         for clock in seen.clock.rows:
-            before, passed = self.events(clock)
-            first = before if self.scope == "window" or before == passed else 0
-            borders.append([clock.prompt + count * self.interval for count in (first, passed)])
+            before, passed = events(options, clock)
+            first = before if options.scope == "window" or before == passed else 0
+            borders.append([clock.prompt + count * options.interval for count in (first, passed)])
         first, last = torch.tensor(borders, device=seen.positions.device).T[:, :, None, None]
         return (seen.positions >= first) & (seen.positions < last)
 
+    return seen.clock.once(("decision window", options, seen.layer), marks)
 
-@twin_of(reference.Doubt)
-@dataclass(frozen=True)
-class Doubt:
-    """Tokens that follow a low-confidence step."""
 
-    quantile: float | None
-    threshold: float | None
-    shift: Literal[0, 1]
-
-    def marks(self, seen: Observation, window: Marks) -> Marks:
-        """Mark the window's entries whose predecessor was produced without confidence."""
-        if self.quantile is None and self.threshold is None:
-            return torch.zeros_like(window)
-        before = seen.positions.long() - self.shift
-        confidence = seen.confidence[:, None].expand(*before.shape[:2], -1).double()
-        known = confidence.gather(-1, before.clamp(min=0)).masked_fill(before < 0, torch.nan)
-        if self.threshold is not None:
-            return window & (known < self.threshold)
-        assert self.quantile is not None
-        among = known[:, :1].masked_fill(~window[:, :1], torch.nan)
-        limit = torch.nanquantile(among, self.quantile, dim=-1, keepdim=True)
-        return window & (known < limit)
+def doubtful(options: DesireKV, seen: Observation, window: Marks) -> Marks:
+    """Mark the window's entries whose predecessor was produced without confidence."""
+    if options.protection == "none":
+        return torch.zeros_like(window)
+    before = seen.positions.long() - options.doubt_shift
+    confidence = seen.confidence[:, None].expand(*before.shape[:2], -1).double()
+    known = confidence.gather(-1, before.clamp(min=0)).masked_fill(before < 0, torch.nan)
+    if options.doubt_threshold is not None:
+        return window & (known < options.doubt_threshold)
+    among = known[:, :1].masked_fill(~window[:, :1], torch.nan)
+    limit = torch.nanquantile(among, options.doubt_quantile, dim=-1, keepdim=True)
+    return window & (known < limit)
 
 
 @twin_of(reference.OutsideWindow)
-@dataclass(frozen=True)
-class OutsideWindow(Protect):
+class OutsideWindow(Protect[reference.OutsideWindow]):
     """Everything that the event does not decide about; on request also the doubtful tokens."""
 
-    window: DecisionWindow
-    doubt: Doubt | None
-
     def safe(self, seen: Observation) -> Marks:
-        members = self.window.members(seen)
-        if self.doubt is None:
-            return ~members
-        return ~members | self.doubt.marks(seen, members)
+        options = self.spec.options
+        window = decision_window(options, seen)
+        return ~window | doubtful(options, seen, window) if self.spec.doubtful_too else ~window
 
     def count(self, clock: Clock, entries: int) -> int | None:
-        if self.window.scope == "all" or self.doubt is not None:
+        options = self.spec.options
+        if options.scope == "all" or self.spec.doubtful_too:
             return None
-        before, passed = self.window.events(clock)
-        undecided = clock.seen - before * self.window.interval
+        before, passed = events(options, clock)
+        undecided = clock.seen - before * options.interval
         if entries < undecided:  # entries of the window may be among those that have left
             return None
-        return entries - (passed - before) * self.window.interval
+        return entries - (passed - before) * options.interval
 
 
 @twin_of(reference.Importance)
-@dataclass(frozen=True)
-class Importance(Score):
+class Importance(Score[reference.Importance]):
     """Pooled attention of the selector window, one value per token and layer."""
-
-    window: DecisionWindow
-    radius: int
-    border: Border
-    normalize_over: Literal["candidates", "present"]
-    random_seed: int | None
 
     @property
     def couples_heads(self) -> bool:
-        return self.random_seed is None
+        return self.spec.options.importance != "random"
 
     def observe(self, state: State, seen: Observation) -> None:
-        remember_queries(state, seen, self.window.selector)
+        remember_queries(state, seen, self.spec.options.selector)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
-        members = self.window.members(seen)
-        if self.random_seed is not None:
-            return random_scores(seen, self.random_seed)
-        over = members if self.normalize_over == "candidates" else None
-        selector = self.window.selector
-        attention = window_received(state, seen, selector, over).mean(dim=1)
-        raw = attention[:, None] / queries_remembered(state, selector)
+        options = self.spec.options
+        if options.importance == "random":
+            return random_scores(seen, options.seed)
+        window = decision_window(options, seen)
+        over = window if options.normalize_over == "candidates" else None
+        attention = window_received(state, seen, options.selector, over).mean(dim=1)
+        raw = attention[:, None] / queries_remembered(state, options.selector)
         return among_candidates(
             raw,
-            members,
+            window,
             seen,
-            lambda x, present: mean_pool(x, 2 * self.radius + 1, self.border, present),
+            lambda x, present: mean_pool(x, 2 * options.radius + 1, options.border, present),
         )
 
 
@@ -155,14 +127,11 @@ def random_scores(seen: Observation, seed: int) -> PerEntry:
 
 
 @twin_of(reference.ShareOfWindow)
-@dataclass(frozen=True)
-class ShareOfWindow(Budget):
+class ShareOfWindow(Budget[reference.ShareOfWindow]):
     """The important half of a window, or another share of it."""
 
-    share: float
-
     def room(self, clock: Clock, entries: int, safe: int) -> int:
-        return int((entries - safe) * self.share)
+        return int((entries - safe) * (1 - self.spec.options.importance_quantile))
 
 
 def sensitivity(
@@ -178,52 +147,42 @@ def sensitivity(
 
 
 @twin_of(reference.BitsBySensitivity)
-@dataclass(frozen=True)
-class BitsBySensitivity(Precision):
+class BitsBySensitivity(Precision[reference.BitsBySensitivity]):
     """Sensitive or doubtful entries at ``high_bits``, other important ones at ``low_bits``."""
-
-    window: DecisionWindow
-    doubt: Doubt
-    low_bits: int
-    high_bits: int
-    value_bits: int | None
-    group: int
-    quantile: float
-    threshold: float | None
-    over: Literal["outliers", "block"]
-    random_seed: int | None
 
     uses_confidence = True
 
     @property
     def couples_heads(self) -> bool:
-        return self.random_seed is None
+        return self.spec.options.sensitivity != "random"
 
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         """Spare doubtful tokens from eviction, then quantise what the event decided about.
 
         Waits for the device: only the data tell how many tokens are doubtful or sensitive.
         """
-        members = self.window.members(seen)
-        doubtful = self.doubt.marks(seen, members)
-        stays = (keep.among(len(cache)) | doubtful) & seen.present
-        high = members & (self.sensitive(seen, members)[:, None] | doubtful)
-        for tier, bits in ((high, self.high_bits), (~high, self.low_bits)):
-            chosen = stays & members & tier
-            quantize_entries(cache, chosen, bits, self.value_bits or bits, self.group)
+        options, window = self.spec.options, decision_window(self.spec.options, seen)
+        in_doubt = doubtful(options, seen, window)
+        stays = (keep.among(len(cache)) | in_doubt) & seen.present
+        high = window & (self.sensitive(seen, window)[:, None] | in_doubt)
+        for tier, bits in ((high, options.high_bits), (~high, options.low_bits)):
+            chosen = stays & window & tier
+            quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
         counts = stays[:, 0].sum(dim=-1).tolist()
         return KeepSet(slots_of(stays, seen.positions, max(counts)), counts)
 
-    def sensitive(self, seen: Observation, members: Marks) -> Bool[Tensor, "N n"]:
+    def sensitive(self, seen: Observation, window: Marks) -> Bool[Tensor, "N n"]:
         """Mark the tokens above the threshold, or above the quantile of the window."""
-        if self.random_seed is not None:
-            relative = random_scores(seen, self.random_seed + 1)[:, 0].double()
+        options = self.spec.options
+        if options.sensitivity == "random":
+            relative = random_scores(seen, options.seed + 1)[:, 0].double()
         else:
-            relative = sensitivity(seen.keys, members, self.group, self.over)
-        if self.threshold is not None:
-            return relative > self.threshold
-        among = relative.masked_fill(~members[:, 0], torch.nan)
-        return relative > torch.nanquantile(among, self.quantile, dim=-1, keepdim=True)
+            relative = sensitivity(seen.keys, window, options.group, options.outlier_mean)
+        if options.sensitivity_threshold is not None:
+            return relative > options.sensitivity_threshold
+        among = relative.masked_fill(~window[:, 0], torch.nan)
+        quantile = options.sensitivity_quantile
+        return relative > torch.nanquantile(among, quantile, dim=-1, keepdim=True)
 
 
 def slots_of(chosen: Marks, positions: Positions, longest: int) -> Int[Tensor, "N G longest"]:

@@ -1,17 +1,15 @@
 """Full cache: nothing is forgotten."""
 
-from dataclasses import dataclass
-
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.methods import full as reference
 
 
 @twin_of(reference.Recency)
-@dataclass(frozen=True)
-class Recency(Score):
+class Recency(Score[reference.Recency]):
     """Rates newer entries higher, for methods whose schedule and protection already decide."""
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:

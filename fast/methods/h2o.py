@@ -1,24 +1,19 @@
 """H2O: heavy hitters by accumulated attention (arXiv 2306.14048)."""
 
-from dataclasses import dataclass
-
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.methods import h2o as reference
-from kvlab.reference.windows import GroupReduction
 
 
 @twin_of(reference.AccumulatedAttention)
-@dataclass(frozen=True)
-class AccumulatedAttention(Score):
+class AccumulatedAttention(Score[reference.AccumulatedAttention]):
     """Sum of all attention that an entry has received since it was written."""
 
-    reduce: GroupReduction
-
     def observe(self, state: State, seen: Observation) -> None:
-        received = seen.received(self.reduce)
+        received = seen.received(self.spec.options.reduce)
         rows = received.shape[2]
         state.entries["accumulated"].add_(received[:, :, 0] if rows == 1 else received.sum(dim=2))
 

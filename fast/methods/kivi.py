@@ -1,7 +1,6 @@
 """KIVI: keys per channel, values per token (arXiv 2402.02750)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Int
@@ -10,33 +9,29 @@ from torch import Tensor
 from kvlab.fast.engine.batch import KeepSet, to_device
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Precision, twin_of
+from kvlab.fast.engine.policy import Precision
 from kvlab.fast.engine.storage import EMPTY, Storage
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.methods import kivi as reference
 
 
 @twin_of(reference.KeysPerChannelValuesPerToken)
-@dataclass(frozen=True)
-class KeysPerChannelValuesPerToken(Precision):
+class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerToken]):
     """Quantise everything that is older than the residual window."""
 
-    key_bits: int
-    value_bits: int
-    group: int
-    residual: int
-
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
-        d = seen.queries.shape[-1]
-        if d % self.group:
-            raise ValueError(f"group = {self.group} must divide the head dimension {d}")
+        options, d = self.spec.options, seen.queries.shape[-1]
+        group, residual = options.group, options.residual
+        if d % group:
+            raise ValueError(f"group = {group} must divide the head dimension {d}")
         assert cache.mixed is not None
         keys, values = cache.mixed
-        key_due = [n // self.residual * self.residual for n in cache.counts]
+        key_due = [n // residual * residual for n in cache.counts]
         slots, counts = newly_due(cache, keys, key_due)
-        keys.quantize_channels(slots, self.key_bits, self.group, counts)
-        value_due = [max(0, n - self.residual) for n in cache.counts]
+        keys.quantize_channels(slots, options.key_bits, group, counts)
+        value_due = [max(0, n - residual) for n in cache.counts]
         slots, counts = newly_due(cache, values, value_due)
-        values.quantize_tokens(slots, self.value_bits, self.group, counts)
+        values.quantize_tokens(slots, options.value_bits, group, counts)
         return keep
 
 

@@ -1,17 +1,15 @@
 """Key norm (arXiv 2406.11430)."""
 
-from dataclasses import dataclass
-
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.methods import knorm as reference
 
 
 @twin_of(reference.KeyNorm)
-@dataclass(frozen=True)
-class KeyNorm(Score):
+class KeyNorm(Score[reference.KeyNorm]):
     """The negative length of the key."""
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:

@@ -1,8 +1,7 @@
 """LazyEviction: tokens become important again; wait and see (arXiv 2506.15969)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,12 +10,11 @@ from torch.nn.functional import logsigmoid
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
 from kvlab.fast.engine.observation import CounterColumns, Needs, Observation
-from kvlab.fast.engine.policy import Elapsed, Score, twin_of
+from kvlab.fast.engine.policy import Elapsed, Score
+from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.kernels.recurrence import count_recurrence
 from kvlab.reference.cache import Column
 from kvlab.reference.methods import lazy_eviction as reference
-from kvlab.reference.methods.lazy_eviction import Form, StampStart
-from kvlab.reference.windows import GroupReduction
 
 DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": lambda x: 2 * torch.exp(logsigmoid(-x)),
@@ -30,48 +28,37 @@ DECREASING: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @twin_of(reference.Recurrence)
-@dataclass(frozen=True)
-class Recurrence(Score):
+class Recurrence(Score[reference.Recurrence]):
     """Rates how soon an entry is expected to matter again, judged by its own history."""
-
-    threshold: float
-    h1: Form
-    h2: Form
-    h2_reading: Literal["code", "printed", "acl"]
-    official: bool
-    stamp_start: StampStart
-    zero_interval: Literal["worthless", "limit"]
-    guard: bool
-    reduce: GroupReduction
 
     @property
     def columns(self) -> dict[str, Column]:
         columns: dict[str, Column] = {
             "elapsed": Elapsed("tokens since the latest activation", integer=True, since="stamp"),
-            "interval": self.specification.columns["interval"],
+            "interval": self.spec.columns["interval"],
         }
-        if self.stamp_start == "first_activation":
-            columns["activated"] = self.specification.columns["activated"]
+        if self.spec.options.stamp_start == "first_activation":
+            columns["activated"] = self.spec.columns["activated"]
         return columns
 
     @property
     def needs(self) -> Needs:
-        if self.stamp_start != "before_birth":
+        if self.spec.options.stamp_start != "before_birth":
             return super().needs
-        counters = CounterColumns("elapsed", "interval", self.threshold)
+        counters = CounterColumns("elapsed", "interval", self.spec.options.threshold)
         return replace(super().needs, counters=counters)
 
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling or seen.attended.counted:
             return
-        active = seen.received(self.reduce) >= self.threshold
+        active = seen.received(self.spec.options.reduce) >= self.spec.options.threshold
         elapsed = state.entries["elapsed"]
         tokens = seen.query_positions.shape[1]
         if tokens > 1:
-            if self.threshold == 0:
+            if self.spec.options.threshold == 0:
                 active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
             elapsed.sub_(tokens_before_birth(seen))
-        if self.stamp_start == "birth":
+        if self.spec.options.stamp_start == "birth":
             elapsed.sub_(newborn(seen).to(elapsed.dtype))
         for token in range(tokens):
             elapsed.add_(1)
@@ -82,7 +69,7 @@ class Recurrence(Score):
     def observe_token(self, state: State, active: Marks) -> None:
         """Take in what one token activated."""
         counts = active
-        if self.stamp_start == "first_activation":
+        if self.spec.options.stamp_start == "first_activation":
             activated = state.entries["activated"]
             counts = active & (activated > 0)
             activated.logical_or_(active)
@@ -95,21 +82,21 @@ class Recurrence(Score):
         h1 = self.elapsed_score(elapsed.to(dtype), at_least_one)
         h2 = self.interval_score(at_least_one)
         importance = torch.where(interval > 0, h1 + h2, 0.0)
-        if self.zero_interval == "limit":
+        if self.spec.options.zero_interval == "limit":
             importance = torch.where((interval == 0) & (elapsed == 0), h1, importance)
-        return importance + 2.0 * (elapsed < interval) if self.guard else importance
+        return importance + 2.0 * (elapsed < interval) if self.spec.options.guard else importance
 
     def elapsed_score(self, elapsed: Tensor, interval: Tensor) -> PerEntry:
         """H1: falls as the time since the last activation outgrows the longest interval."""
-        offset = 1.0 if self.official else 0.0
-        return DECREASING[self.h1](offset + elapsed / interval)
+        offset = 1.0 if self.spec.options.official else 0.0
+        return DECREASING[self.spec.options.h1](offset + elapsed / interval)
 
     def interval_score(self, interval: Tensor) -> PerEntry:
         """H2: falls with the longest interval."""
-        form = DECREASING[self.h2]
-        if self.h2 == "none" or self.h2_reading == "code":
+        form = DECREASING[self.spec.options.h2]
+        if self.spec.options.h2 == "none" or self.spec.options.h2_reading == "code":
             return form(interval - 1.0)
-        if self.h2_reading == "acl":
+        if self.spec.options.h2_reading == "acl":
             return form(interval + 1.0)
         return torch.where(interval > 1, form(1 / (interval - 1.0).clamp(min=1.0)), 0.0)
 

@@ -1,7 +1,5 @@
 """NACL: proxy tokens and a random rest (arXiv 2408.03675)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -10,24 +8,17 @@ from kvlab.fast.engine.batch import last_in_use, to_device
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Protect, Score, twin_of
+from kvlab.fast.engine.policy import Protect, Score
 from kvlab.fast.engine.selection import rank
+from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import remember_queries, window, window_logits
 from kvlab.reference.methods import nacl as reference
-from kvlab.reference.methods.nacl import proxy_count
 from kvlab.reference.observation import Clock
 
 
 @twin_of(reference.ProxyAndSample)
-@dataclass(frozen=True)
-class ProxyAndSample(Score):
+class ProxyAndSample(Score[reference.ProxyAndSample]):
     """Rank by proxy attention first, then by a random draw weighted with it."""
-
-    proxy_share: float
-    random_part: float
-    temperature: float
-    causal: bool
-    seed: int
 
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling:
@@ -35,18 +26,17 @@ class ProxyAndSample(Score):
 
     def proxies(self, seen: Observation) -> list[int]:
         """Number of proxy queries of each sequence."""
-        return [proxy_count(self.proxy_share, row.prompt) for row in seen.clock.rows]
+        return [self.spec.proxies(row.prompt) for row in seen.clock.rows]
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         proxy = self.proxy_attention(state, seen)
         open_entries = seen.present if candidates is None else candidates & seen.present
         by_proxy = rank(proxy.masked_fill(~open_entries, -torch.inf))
-        sure = [places - int(places * self.random_part) for places in room]
+        sure = [places - int(places * self.spec.options.random_part) for places in room]
         sure_places = to_device(sure, proxy.device)[:, None, None]
         top = by_proxy >= proxy.shape[-1] - sure_places
-        drawn = rank(
-            (proxy / self.temperature + self.noise(seen)).masked_fill(~open_entries, -torch.inf)
-        )
+        perturbed = proxy / self.spec.options.temperature + self.noise(seen)
+        drawn = rank(perturbed.masked_fill(~open_entries, -torch.inf))
         ranks = rank((drawn + top * proxy.shape[-1]).to(proxy.dtype))
         return (ranks - (~seen.present).sum(dim=-1, keepdim=True)).to(proxy.dtype)
 
@@ -55,7 +45,7 @@ class ProxyAndSample(Score):
         N, G, n = seen.positions.shape
         noise = np.zeros((N, G, n))
         for number, count in enumerate(seen.cache.counts):
-            rng = np.random.default_rng([self.seed, seen.layer])
+            rng = np.random.default_rng([self.spec.options.seed, seen.layer])
             drawn = rng.gumbel(size=(seen.first_head + G, count))
             noise[number, :, n - count :] = drawn[seen.first_head :]
         return torch.from_numpy(noise).to(seen.queries)
@@ -67,29 +57,19 @@ class ProxyAndSample(Score):
         w = raw.shape[3]
         is_proxy = last_in_use(w, [min(w, size) for size in sizes], raw.device)[:, 0]
         is_proxy = (is_proxy & (window(state, max(sizes))[1] >= 0))[:, None, None, :, None]
-        visible = mask if self.causal else seen.present[:, :, None, None, :]
+        visible = mask if self.spec.options.causal else seen.present[:, :, None, None, :]
         return softmax(raw, visible & is_proxy).sum(dim=3).mean(dim=2)
 
 
 @twin_of(reference.SinksAndTail)
-@dataclass(frozen=True)
-class SinksAndTail(Protect):
+class SinksAndTail(Protect[reference.SinksAndTail]):
     """The first ``sinks`` and the last tokens of the prompt, together a share of the prompt."""
-
-    sinks: int
-    recent: int | None
-    share: float
-
-    def tail(self, clock: Clock) -> int:
-        """Entries protected at the end of the prompt."""
-        specification = reference.SinksAndTail(self.sinks, self.recent, self.share)
-        return specification.tail(clock.prompt)
 
     def safe(self, seen: Observation) -> Marks:
         device = seen.positions.device
-        tails = to_device([self.tail(row) for row in seen.clock.rows], device)
+        tails = to_device([self.spec.tail(row.prompt) for row in seen.clock.rows], device)
         oldest = seen.clock.seen - tails[:, None, None]
-        return (seen.positions < self.sinks) | (seen.positions >= oldest)
+        return (seen.positions < self.spec.options.sinks) | (seen.positions >= oldest)
 
     def count(self, clock: Clock, entries: int) -> int:
-        return min(clock.seen, self.sinks + self.tail(clock))
+        return min(clock.seen, self.spec.count(clock.prompt))

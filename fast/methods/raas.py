@@ -1,7 +1,5 @@
 """RaaS: the age of the last use (arXiv 2502.11147)."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -9,26 +7,21 @@ from torch import Tensor
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
 from kvlab.fast.engine.selection import in_ascending_position, rank
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.methods import raas as reference
 
 
 @twin_of(reference.LastUse)
-@dataclass(frozen=True)
-class LastUse(Score):
+class LastUse(Score[reference.LastUse]):
     """Generated step at which an entry was last attended to; prompt entries start at 0."""
-
-    threshold: float
-    share: float | None
 
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling:
             return
-        stamp, received = (
-            state.entries["stamp"],
-            seen.received("max" if self.share is None else "mean"),
-        )
+        stamp = state.entries["stamp"]
+        received = seen.received("max" if self.spec.options.share is None else "mean")
         for row in range(seen.query_positions.shape[1]):
             position = seen.query_positions[:, row, None, None]
             used = self.used(received[:, :, row], position, seen)
@@ -42,11 +35,12 @@ class LastUse(Score):
         seen: Observation,
     ) -> Marks:
         """Mark what counts as used: above the threshold, or the top share of the group's mean."""
-        if self.share is None:
-            used = looked_at >= self.threshold
-            return used if self.threshold > 0 else used & (seen.positions <= position)
+        threshold, share = self.spec.options.threshold, self.spec.options.share
+        if share is None:
+            used = looked_at >= threshold
+            return used if threshold > 0 else used & (seen.positions <= position)
         present = seen.present & (seen.positions <= position)
-        stamped = torch.ceil(self.share * present.sum(dim=-1, keepdim=True).double())
+        stamped = torch.ceil(share * present.sum(dim=-1, keepdim=True).double())
         looked_at = torch.where(present, looked_at, -1.0)
         looked_at, into_slots = in_ascending_position(looked_at, seen.positions, seen.cache.ordered)
         ranks = into_slots(rank(looked_at))
@@ -57,19 +51,15 @@ class LastUse(Score):
 
 
 @twin_of(reference.PageUse)
-@dataclass(frozen=True)
-class PageUse(Score):
+class PageUse(Score[reference.PageUse]):
     """Generated step at which a page of consecutive positions was last among the best."""
-
-    page: int
-    stamped_pages: int
 
     def observe(self, state: State, seen: Observation) -> None:
         if seen.clock.prefilling:
             return
         stamp = state.entries["stamp"]
-        pages = -(-max(row.seen for row in seen.clock.rows) // self.page)
-        page_of = torch.where(seen.present, seen.positions // self.page, pages).long()
+        pages = -(-max(row.seen for row in seen.clock.rows) // self.spec.page)
+        page_of = torch.where(seen.present, seen.positions // self.spec.page, pages).long()
         highest, lowest = self.extremes(seen, page_of, pages)
         for row in range(seen.query_positions.shape[1]):
             position = seen.query_positions[:, row, None, None]
@@ -78,7 +68,7 @@ class PageUse(Score):
             present.scatter_(2, torch.where(begun, page_of, pages), True)
             present[:, :, pages] = False
             best = self.best(seen.queries[:, :, :, row], highest, lowest, present)
-            stamped = best.gather(2, page_of) | (page_of == position // self.page)
+            stamped = best.gather(2, page_of) | (page_of == position // self.spec.page)
             torch.maximum(stamp, stamped * (position + 1 - seen.clock.prompt), out=stamp)
 
     def extremes(
@@ -104,7 +94,7 @@ class PageUse(Score):
         rows = queries[:, :, :, None]
         per_channel = torch.maximum(rows * highest[:, :, None], rows * lowest[:, :, None])
         bound = per_channel.sum(dim=-1).amax(dim=2).masked_fill(~present, -torch.inf)
-        return (rank(bound) >= bound.shape[-1] - self.stamped_pages) & present
+        return (rank(bound) >= bound.shape[-1] - self.spec.stamped_pages) & present
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         return state.entries["stamp"].to(seen.queries.dtype)

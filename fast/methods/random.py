@@ -1,25 +1,19 @@
 """Random eviction: the control."""
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.methods import random as reference
 from kvlab.reference.methods.random import draws
 
 
 @twin_of(reference.Draw)
-@dataclass(frozen=True)
-class Draw(Score):
+class Draw(Score[reference.Draw]):
     """A random number per entry; the number of a sequence's layer is remembered per sequence."""
-
-    seed: int
-    draw: Literal["each", "once"]
 
     def observe(self, state: State, seen: Observation) -> None:
         if "layer" not in state.stream:
@@ -31,6 +25,6 @@ class Draw(Score):
         self.observe(state, seen)
         positions, stream = seen.positions, state.stream
         heads = torch.arange(positions.shape[1], device=positions.device)[:, None] + stream["head"]
-        time = seen.clock.seen.long() if self.draw == "each" else 0
-        noise = draws(self.seed, stream["layer"], heads, positions.long(), time)
+        time = seen.clock.seen.long() if self.spec.options.draw == "each" else 0
+        noise = draws(self.spec.options.seed, stream["layer"], heads, positions.long(), time)
         return noise.to(seen.queries.dtype)

@@ -1,7 +1,5 @@
 """R-KV: importance minus redundancy (arXiv 2505.24133)."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -10,7 +8,8 @@ from kvlab.fast.engine.attention import softmax
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
+from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import (
     among_candidates,
     max_pool,
@@ -23,32 +22,27 @@ from kvlab.reference.methods import rkv as reference
 
 
 @twin_of(reference.ImportanceMinusRedundancy)
-@dataclass(frozen=True)
-class ImportanceMinusRedundancy(Score):
+class ImportanceMinusRedundancy(Score[reference.ImportanceMinusRedundancy]):
     """Attention of the last queries, less the similarity to other keys."""
 
-    mix: float
-    window: int
-    kernel: int
-    similarity: float
-    first_column_quirk: bool
-
     def observe(self, state: State, seen: Observation) -> None:
-        remember_queries(state, seen, self.window)
+        remember_queries(state, seen, self.spec.options.window)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         importance = self.importance(state, seen, candidates)
-        return self.mix * importance - (1 - self.mix) * self.redundancy(seen)
+        mix = self.spec.options.mix
+        return mix * importance - (1 - mix) * self.redundancy(seen)
 
     def importance(self, state: State, seen: Observation, candidates: Candidates) -> PerEntry:
         """Pooled attention of the last queries; the group is reduced on logits, by maximum."""
-        raw, _ = window_logits(state, seen, self.window)
+        options = self.spec.options
+        raw, _ = window_logits(state, seen, options.window)
         chosen = seen.present if candidates is None else candidates & seen.present
-        real = (window(state, self.window)[1] >= 0)[:, None, :, None]
+        real = (window(state, options.window)[1] >= 0)[:, None, :, None]
         attention = softmax(raw.amax(dim=2), chosen[:, :, None] & real)
-        looked_at = attention.sum(dim=2) / queries_remembered(state, self.window)
+        looked_at = attention.sum(dim=2) / queries_remembered(state, options.window)
         return among_candidates(
-            looked_at, candidates, seen, lambda x, present: max_pool(x, self.kernel, present)
+            looked_at, candidates, seen, lambda x, present: max_pool(x, options.kernel, present)
         )
 
     def redundancy(self, seen: Observation) -> PerEntry:
@@ -57,10 +51,10 @@ class ImportanceMinusRedundancy(Score):
         cosine = (unit @ unit.transpose(-1, -2)) * seen.present[..., None]
         cosine = cosine * seen.present[:, :, None]
         cosine.diagonal(dim1=-2, dim2=-1).zero_()
-        similar = cosine > self.similarity
+        similar = cosine > self.spec.options.similarity
         newest = torch.where(similar, seen.positions[:, :, None], -1)
         spared = similar & (newest == newest.amax(dim=-1, keepdim=True))
-        if self.first_column_quirk:
+        if self.spec.options.first_column_quirk:
             spared = spared | (self.first(seen) & ~similar.any(dim=-1, keepdim=True))
         cosine = cosine.masked_fill(spared, 0.0)
         entries = seen.present.sum(dim=-1, keepdim=True).clamp(min=1)

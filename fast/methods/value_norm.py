@@ -1,17 +1,15 @@
 """Value norm: kvlab's control for scores that protect long values."""
 
-from dataclasses import dataclass
-
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.methods import value_norm as reference
 
 
 @twin_of(reference.ValueLength)
-@dataclass(frozen=True)
-class ValueLength(Score):
+class ValueLength(Score[reference.ValueLength]):
     """The length of the value."""
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:

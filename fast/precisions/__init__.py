@@ -6,13 +6,14 @@ from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.codes import Code
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Precision, twin_of
+from kvlab.fast.engine.policy import Precision
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference import precisions as reference
 
 
 @twin_of(reference.OnArrival)
 @dataclass(frozen=True)
-class OnArrival(Precision):
+class OnArrival(Precision[reference.OnArrival]):
     """Every entry is coded once, right after the block in which it came has been attended."""
 
     keys: Code

@@ -1,27 +1,20 @@
 """NVFP4: floats of 4 bits in blocks of 16 channels, with scales on two levels."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from kvlab.fast.engine.codes import Code, Parts, Scale, decode_small, encode_small, scale_to
-from kvlab.fast.engine.policy import twin_of
 from kvlab.fast.engine.quantization import pack, unpack
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.codes import E2M1, E4M3
 from kvlab.reference.precisions import nvfp4 as reference
 from kvlab.reference.precisions.nvfp4 import BLOCK
 
 
 @twin_of(reference.NVFP4)
-@dataclass(frozen=True)
-class NVFP4(Code):
+class NVFP4(Code[reference.NVFP4]):
     """Half a byte per element, and a byte per block of channels."""
-
-    @property
-    def bits(self) -> int:
-        return 4
 
     @property
     def couples_heads(self) -> bool:

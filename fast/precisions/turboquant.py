@@ -3,7 +3,6 @@
 Rotation, projection and codebook are the reference's.
 """
 
-from dataclasses import dataclass
 from math import pi, sqrt
 
 import torch
@@ -11,37 +10,29 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from kvlab.fast.engine.codes import Code, Parts, constant
-from kvlab.fast.engine.policy import twin_of
 from kvlab.fast.engine.quantization import pack, to_float16, unpack
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import turboquant as reference
 
 
 @twin_of(reference.TurboQuantMSE)
-@dataclass(frozen=True)
-class TurboQuantMSE(Code):
+class TurboQuantMSE(Code[reference.TurboQuantMSE]):
     """The version that minimises the squared error."""
-
-    width: int
-    seed: int
-
-    @property
-    def bits(self) -> int:
-        return self.width
 
     def encode(self, x: Float[Tensor, "*rows d"]) -> Parts:
         unit, norm = normalized(x)
-        return pack(self.nearest(unit), self.width), norm
+        return pack(self.nearest(unit), self.bits), norm
 
     def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
         codes, norm = parts
-        return norm.to(dtype) * self.read(unpack(codes, self.width, d), dtype)
+        return norm.to(dtype) * self.read(unpack(codes, self.bits, d), dtype)
 
     def nearest(self, unit: Float[Tensor, "*rows d"]) -> UInt8[Tensor, "*rows d"]:
         """Return the index of the centroid that is nearest to each rotated coordinate."""
         d, device = unit.shape[-1], unit.device
-        rotated = unit @ constant(reference.rotation, (d, self.seed), device, unit.dtype).T
-        limits = constant(borders, (self.width, d), device, unit.dtype)
+        rotated = unit @ constant(reference.rotation, (d, self.spec.seed), device, unit.dtype).T
+        limits = constant(borders, (self.bits, d), device, unit.dtype)
         return torch.bucketize(rotated, limits).to(torch.uint8)
 
     def read(
@@ -49,28 +40,20 @@ class TurboQuantMSE(Code):
     ) -> Float[Tensor, "*rows d"]:
         """Return the vectors, of length about 1, that indices stand for."""
         d, device = indices.shape[-1], indices.device
-        centroids = constant(reference.codebook, (self.width, d), device, dtype)
+        centroids = constant(reference.codebook, (self.bits, d), device, dtype)
         return centroids[indices.long()] @ constant(
-            reference.rotation, (d, self.seed), device, dtype
+            reference.rotation, (d, self.spec.seed), device, dtype
         )
 
 
 @twin_of(reference.TurboQuantProd)
-@dataclass(frozen=True)
-class TurboQuantProd(Code):
+class TurboQuantProd(Code[reference.TurboQuantProd]):
     """The version whose inner products with any query are right on average."""
-
-    width: int
-    seed: int
-
-    @property
-    def bits(self) -> int:
-        return self.width
 
     @property
     def first(self) -> TurboQuantMSE:
         """The code of which the residual is taken."""
-        return TurboQuantMSE(self.width - 1, self.seed)
+        return TurboQuantMSE(self.spec.first)
 
     def encode(self, x: Float[Tensor, "*rows d"]) -> Parts:
         unit, norm = normalized(x)
@@ -78,21 +61,21 @@ class TurboQuantProd(Code):
         residual = unit - self.first.read(indices, unit.dtype)
         gamma = to_float16(torch.linalg.vector_norm(residual, dim=-1, keepdim=True))
         signs = residual @ self.projection(unit).T >= 0
-        codes = indices | signs.to(torch.uint8) << (self.width - 1)
-        return pack(codes, self.width), torch.cat([norm, gamma], dim=-1)
+        codes = indices | signs.to(torch.uint8) << (self.bits - 1)
+        return pack(codes, self.bits), torch.cat([norm, gamma], dim=-1)
 
     def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
-        codes = unpack(parts[0], self.width, d)
+        codes = unpack(parts[0], self.bits, d)
         norm, gamma = parts[1].to(dtype).split(1, dim=-1)
-        signs = 2 * (codes >> (self.width - 1)).to(dtype) - 1
+        signs = 2 * (codes >> (self.bits - 1)).to(dtype) - 1
         correction = sqrt(pi / 2) / d * gamma * (signs @ self.projection(signs))
-        indices = codes & (2 ** (self.width - 1) - 1)
+        indices = codes & (2 ** (self.bits - 1) - 1)
         return norm * (self.first.read(indices, dtype) + correction)
 
     def projection(self, like: Float[Tensor, "*rows d"]) -> Float[Tensor, "d d"]:
         """Return S in the format of some vectors."""
         d = like.shape[-1]
-        return constant(reference.projection, (d, self.seed), like.device, like.dtype)
+        return constant(reference.projection, (d, self.spec.seed), like.device, like.dtype)
 
 
 def borders(width: int, d: int) -> Array:

@@ -29,11 +29,9 @@ class StepGain:
     λ = √(2·ln(i/k)/d) replaces 1/√d, so the usual scaled logits are multiplied by λ√d.
     """
 
+    options: "AhaKV"
     target: int
     """Entries k that should share the attention."""
-    gain: Literal["step", "measured", "none"]
-    in_decode: Literal["absolute", "cache", "none"]
-    floor: float
 
     def attention(
         self,
@@ -54,23 +52,23 @@ class StepGain:
         seen: Observation,
     ) -> Float[Array, "#G #rho w 1"]:
         """Gain on the usual logits of each row; 1 where no more than k tokens compete."""
-        if self.gain == "none":
+        if self.options.gain == "none":
             return np.ones((1, 1, len(positions), 1))
         competing = positions + 1.0
         decoding = positions >= seen.clock.prompt
-        if self.in_decode == "cache":
+        if self.options.gain_in_decode == "cache":
             competing = np.where(decoding, seen.positions.shape[1], competing)
-        elif self.in_decode == "none":
+        elif self.options.gain_in_decode == "none":
             competing = np.where(decoding, self.target, competing)
         d = seen.queries.shape[-1]
         excess = np.maximum(competing / self.target, 1.0)
         gain = np.sqrt(2 * np.log(excess) / d) * np.sqrt(d)  # [AhaKV 12]
         gain = gain[None, None, :, None]
-        if self.gain == "measured":
+        if self.options.gain == "measured":
             deviation = spread(raw, mask)
             flat = deviation <= 1e-12 * np.abs(raw).max(axis=-1, keepdims=True)
             gain = np.where(flat, 1.0, gain / np.where(flat, 1.0, deviation))
-        gain = np.maximum(gain, self.floor)
+        gain = np.maximum(gain, self.options.gain_floor)
         return np.where((excess > 1)[None, None, :, None], gain, 1.0)
 
 
@@ -88,12 +86,8 @@ def spread(
 class SharpenedRecentAttention(Score):
     """Step-gain attention of recent rows times the value prior."""
 
+    options: "AhaKV"
     step_gain: StepGain
-    rows: int
-    accumulation: Literal["recent", "all"]
-    value_prior: Literal["squared", "norm", "none"]
-    kernel: int
-    border: Border
 
     needs = NO_ATTENTION
 
@@ -101,11 +95,11 @@ class SharpenedRecentAttention(Score):
     def columns(self) -> dict[str, Column]:
         """Only the ablation without recent accumulation needs a sum per entry."""
         sums = {"accumulated": Column("sharpened attention received so far")}
-        return sums if self.accumulation == "all" else {}
+        return sums if self.options.accumulation == "all" else {}
 
     def observe(self, state: State, seen: Observation) -> State:
-        if self.accumulation == "recent":
-            return remember_queries(state, seen, self.rows)
+        if self.options.accumulation == "recent":
+            return remember_queries(state, seen, self.options.recent)
         rows = self.step_gain.attention(seen.queries, seen.query_positions, seen)
         return state.with_entries(
             accumulated=state.entries["accumulated"] + rows.sum(axis=2).mean(axis=1)
@@ -117,11 +111,11 @@ class SharpenedRecentAttention(Score):
 
     def work(self, sizes: Sizes) -> Work:
         """Add the norms of the values to the attention of the recent rows."""
-        return window_work(sizes, self.rows) + vector_work(sizes, 2 * sizes.n * sizes.d)
+        return window_work(sizes, self.options.recent) + vector_work(sizes, 2 * sizes.n * sizes.d)
 
     def accumulated(self, state: State, seen: Observation) -> Scores:
         """S, summed over the same number of rows for every candidate."""
-        if self.accumulation == "all":
+        if self.options.accumulation == "all":
             return state.entries["accumulated"]
         queries, positions = state.stream["queries"], state.stream["query_positions"]
         rows = self.step_gain.attention(queries, positions, seen)
@@ -129,11 +123,11 @@ class SharpenedRecentAttention(Score):
 
     def prior(self, values: Float[Array, "G n d"]) -> Scores:
         """Smoothed value norms, relative to the largest; 1 if all are zero."""
-        if self.value_prior == "none":
+        if self.options.value_prior == "none":
             return np.ones(values.shape[:2])
         norm = np.linalg.norm(values, axis=-1)
-        size = norm**2 if self.value_prior == "squared" else norm
-        smoothed = mean_pool(size, self.kernel, self.border)  # [AhaKV 13]
+        size = norm**2 if self.options.value_prior == "squared" else norm
+        smoothed = mean_pool(size, self.options.kernel, self.options.border)  # [AhaKV 13]
         largest = smoothed.max(axis=-1, keepdims=True)
         ones = np.ones_like(smoothed)
         return np.divide(smoothed, largest, out=ones, where=largest > 0)  # [AhaKV 14]
@@ -191,14 +185,7 @@ class AhaKV(Method):
         budget = require_budget(self.name, budget)
         return Policy(
             self.name,
-            SharpenedRecentAttention(
-                StepGain(budget, self.gain, self.gain_in_decode, self.gain_floor),
-                self.recent,
-                self.accumulation,
-                self.value_prior,
-                self.kernel,
-                self.border,
-            ),
+            SharpenedRecentAttention(self, StepGain(self, budget)),
             EveryBlock(self.every),
             Edges(self.sinks, self.recent),
             Entries(budget),

@@ -16,7 +16,7 @@ from kvlab.reference.checks import check_kernel
 from kvlab.reference.method import Example, Wrapper
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import EveryBlock, Full, Needs, Nobody, Policy, Score
+from kvlab.reference.policy import Around, EveryBlock, Full, Needs, Nobody, Policy
 from kvlab.reference.windows import among_candidates, mean_pool
 
 Heads = Literal["l2", "mean", "max", "attention", "layer"]
@@ -86,49 +86,33 @@ def joint_error(
 
 
 @dataclass(frozen=True)
-class EvictionError(Score):
+class EvictionError(Around):
     """CAOTE around any score."""
 
-    base: Score
-    fast: bool
-    norm: float
-    heads: Heads
-    several: Literal["independent", "sequential", "joint_greedy"]
-    normalize_over: Literal["present", "candidates"]
-    pool: int | None
-
-    @property
-    def columns(self):
-        return self.base.columns
+    options: "Caote"
 
     @property
     def needs(self):
         """What the wrapped score reads, query heads apart."""
-        return Needs(self.base.needs.rows, self.base.needs.prompt)
+        return Needs(self.inner.needs.rows, self.inner.needs.prompt)
 
     @property
     def ordinal(self) -> bool:
-        return self.several != "independent"
-
-    def drawn(self, seen: Observation):
-        return self.base.drawn(seen)
-
-    def observe(self, state: State, seen: Observation) -> State:
-        return self.base.observe(state, seen)
+        return self.options.several != "independent"
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         """Return the eviction error of each entry, or the order in which entries have to go."""
-        retention = self.base.retention(state, seen, candidates)
-        if self.normalize_over == "candidates":
+        retention = self.inner.retention(state, seen, candidates)
+        if self.options.normalize_over == "candidates":
             retention = np.where(candidates[:, None], retention, 0.0)
-        if self.heads == "attention":
+        if self.options.heads == "attention":
             retention = retention.mean(axis=1, keepdims=True)
         h = normalize(retention)
-        if self.several == "independent":
+        if self.options.several == "independent":
             error = self.group_error(h, seen.values)
-            if self.pool is None:
+            if self.options.pool is None:
                 return error
-            kernel = self.pool
+            kernel = self.options.pool
             return among_candidates(error, candidates, lambda x: mean_pool(x, kernel, "zero"))
         return np.stack(
             [
@@ -141,17 +125,17 @@ class EvictionError(Score):
         """Add the distance of every value to the output of every query head."""
         n, d = sizes.n, sizes.d
         distances = Work(ELEMENT * n * d + NUMBER * n * (sizes.rho + 1), 3 * sizes.rho * n * d)
-        return self.base.work(sizes) + distances
+        return self.inner.work(sizes) + distances
 
     def group_error(self, h: Float[Array, "G k n"], values: Float[Array, "G n d"]) -> Scores:
         """Error of each entry over the query group; L2 is the exact change of all its outputs."""
-        measure = fast_eviction_error if self.fast else eviction_error
-        per_head = measure(h, values[:, None], self.norm)  # [CAOTE 8]
-        if self.heads == "max":
+        measure = fast_eviction_error if self.options.fast else eviction_error
+        per_head = measure(h, values[:, None], self.options.norm)  # [CAOTE 8]
+        if self.options.heads == "max":
             return per_head.max(axis=1)
-        if self.heads == "mean":
+        if self.options.heads == "mean":
             return per_head.mean(axis=1)
-        if self.heads == "layer":
+        if self.options.heads == "layer":
             return np.tile(np.linalg.norm(per_head, axis=(0, 1)), (len(per_head), 1))
         return np.linalg.norm(per_head, axis=1)
 
@@ -167,7 +151,7 @@ class EvictionError(Score):
         evicted = np.zeros(len(candidates), dtype=bool)
         for turn in range(int(candidates.sum()) - room):
             open_entries = np.flatnonzero(candidates & ~evicted)
-            if self.several == "joint_greedy":
+            if self.options.several == "joint_greedy":
                 sets = evicted | (open_entries[:, None] == np.arange(len(evicted)))
                 per_head = joint_error(
                     h[:, None], values, np.broadcast_to(sets, (len(h), *sets.shape))
@@ -258,19 +242,10 @@ class Caote(Wrapper):
                 f"CAOTE needs retention scores in proportion to what is read; those of {base.name} "
                 "are ranks"
             )
-        score = EvictionError(
-            base.score,
-            self.fast,
-            self.norm,
-            self.heads,
-            self.several,
-            self.normalize_over,
-            self.pool,
-        )
         return replace(
             base,
             name=f"{self.name}:{base.name}",
-            score=score,
+            score=EvictionError(base.score, self),
             schedule=EveryBlock(self.every),
             protect=base.protect if self.protect == "inherit" else Nobody(),
             evict_before_attend=self.evict_before_attend,

@@ -16,7 +16,7 @@ from kvlab.reference.accounting import StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice, check_protected
 from kvlab.reference.method import Example, Method, require_budget
-from kvlab.reference.methods.h2o import AccumulatedAttention
+from kvlab.reference.methods.h2o import H2O, AccumulatedAttention
 from kvlab.reference.methods.rpc import RPC
 from kvlab.reference.notation import Array, KeepSet, Marks
 from kvlab.reference.observation import Observation
@@ -65,10 +65,7 @@ class FullPrecisionEntries(Budget):
 class Demote(Precision):
     """Entries outside the keep set stay, quantised per token."""
 
-    bits: int
-    group: int
-    balanced: bool = False
-    """Balance keys against queries, as measured when the first entries are demoted."""
+    options: "DDKS"
 
     def store(
         self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
@@ -76,17 +73,18 @@ class Demote(Precision):
         demoted = np.ones(seen.positions.shape, dtype=bool)
         np.put_along_axis(demoted, keep, False, axis=-1)
         keys = cache.keys
-        if self.balanced and keys.balance is None and demoted.any():
+        if self.options.reading == "mikv" and keys.balance is None and demoted.any():
             keys = replace(keys, balance=balance(seen))
-        keys = keys.quantize_tokens(demoted, self.bits, self.group)  # [DDKS 1]
-        values = cache.values.quantize_tokens(demoted, self.bits, self.group)
+        keys = keys.quantize_tokens(demoted, self.options.bits, self.options.group)  # [DDKS 1]
+        values = cache.values.quantize_tokens(demoted, self.options.bits, self.options.group)
         everything = np.tile(np.arange(len(cache)), (len(demoted), 1))
         return replace(cache, keys=keys, values=values), everything
 
     def account(
         self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
     ) -> StoredBits:
-        bits = np.full(len(held), bits_per_token(self.bits, self.group, seen.keys.shape[-1]))
+        low, group = self.options.bits, self.options.group
+        bits = np.full(len(held), bits_per_token(low, group, seen.keys.shape[-1]))
         bits[keep[0]] = FULL_BITS
         return held.lower(keys=bits, values=bits)
 
@@ -145,11 +143,14 @@ class DDKS(Method):
         if self.reading == "mikv":
             budget = require_budget("ddks@reading=mikv", budget)
             recent = budget // 2 if self.recent is None else self.recent
-            score, schedule, protect = AccumulatedAttention(), EveryBlock(), Edges(recent=recent)
+            score, schedule, protect = (
+                AccumulatedAttention(H2O()),
+                EveryBlock(),
+                Edges(recent=recent),
+            )
             limit: Budget = FullPrecisionEntries(budget)
         else:
             rpc = RPC(self.interval, self.selector, self.compression).policy()
             score, schedule, protect = rpc.score, rpc.schedule, rpc.protect
             limit = rpc.budget if budget is None else FullPrecisionEntries(budget)
-        precision = Demote(self.bits, self.group, balanced=self.reading == "mikv")
-        return Policy(self.name, score, schedule, AlsoDemoted(protect), limit, precision)
+        return Policy(self.name, score, schedule, AlsoDemoted(protect), limit, Demote(self))

@@ -51,102 +51,77 @@ from kvlab.reference.windows import (
 )
 
 
-@dataclass(frozen=True)
-class DecisionWindow:
-    """The generated entries that an event decides about."""
+def decision_window(options: "DesireKV", seen: Observation) -> Marks:
+    """Mark the P generated tokens before the selector, [t − R − P, t − R) at an event.
 
-    interval: int
-    selector: int
-    scope: Literal["window", "all"]
-
-    def members(self, seen: Observation) -> Marks:
-        """Mark the P generated tokens before the selector, [t − R − P, t − R) at an event.
-
-        A block that passes several events decides about all their windows; ``all`` starts at the
-        first generated token.
-        """
-        clock = seen.clock
-        passed = (clock.generated - self.selector) // self.interval
-        before = max(0, (clock.generated_before - self.selector) // self.interval)
-        last = clock.prompt + passed * self.interval
-        first = clock.prompt + (before * self.interval if self.scope == "window" else 0)
-        return (seen.positions >= first) & (seen.positions < last)
+    A block that passes several events decides about all their windows; ``scope = all`` starts at
+    the first generated token.
+    """
+    clock, interval = seen.clock, options.interval
+    passed = (clock.generated - options.selector) // interval
+    before = max(0, (clock.generated_before - options.selector) // interval)
+    last = clock.prompt + passed * interval
+    first = clock.prompt + (before * interval if options.scope == "window" else 0)
+    return (seen.positions >= first) & (seen.positions < last)
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """Tokens that follow a low-confidence step."""
-
-    quantile: float | None
-    """Protect after the least confident share of the window's steps."""
-    threshold: float | None
-    """Protect where the confidence is below this λ instead."""
-    shift: Literal[0, 1]
-
-    def marks(self, seen: Observation, window: Marks) -> Marks:
-        """Mark the window's entries whose predecessor was produced without confidence."""
-        if self.quantile is None and self.threshold is None:
-            return np.zeros_like(window)
-        before = seen.positions - self.shift
-        known = np.where(
-            before >= 0, seen.confidence[np.maximum(before, 0)], np.nan
-        )  # [DesireKV 9]
-        limit = self.threshold
-        if limit is None and self.quantile is not None:
-            present = known[0][window[0] & ~np.isnan(known[0])]
-            limit = float(np.quantile(present, self.quantile)) if present.size else -np.inf
-        return window & (known < limit)
+def doubtful(options: "DesireKV", seen: Observation, window: Marks) -> Marks:
+    """Mark the window's entries whose predecessor was produced without confidence."""
+    if options.protection == "none":
+        return np.zeros_like(window)
+    before = seen.positions - options.doubt_shift
+    known = np.where(before >= 0, seen.confidence[np.maximum(before, 0)], np.nan)  # [DesireKV 9]
+    limit = options.doubt_threshold
+    if limit is None:
+        present = known[0][window[0] & ~np.isnan(known[0])]
+        limit = np.quantile(present, options.doubt_quantile) if present.size else -np.inf
+    return window & (known < limit)
 
 
 @dataclass(frozen=True)
 class OutsideWindow(Protect):
     """Everything that the event does not decide about; on request also the doubtful tokens."""
 
-    window: DecisionWindow
-    doubt: Doubt | None
+    options: "DesireKV"
+    doubtful_too: bool
 
     def safe(self, seen: Observation) -> Marks:
-        members = self.window.members(seen)
-        if self.doubt is None:
-            return ~members
-        return ~members | self.doubt.marks(seen, members)
+        window = decision_window(self.options, seen)
+        return ~window | doubtful(self.options, seen, window) if self.doubtful_too else ~window
 
     def count(self, prompt: int) -> int:
-        return prompt + self.window.selector
+        return prompt + self.options.selector
 
 
 @dataclass(frozen=True)
 class Importance(Score):
     """Pooled attention of the selector window, one value per token and layer."""
 
-    window: DecisionWindow
-    radius: int
-    border: Border
-    normalize_over: Literal["candidates", "present"]
-    random_seed: int | None
+    options: "DesireKV"
 
     needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
-        return remember_queries(state, seen, self.window.selector)
+        return remember_queries(state, seen, self.options.selector)
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        members = self.window.members(seen)
-        if self.random_seed is not None:
-            return random_scores(seen, self.random_seed)
-        over = members if self.normalize_over == "candidates" else None
-        attention = window_attention(state, seen, self.window.selector, over)
-        raw = np.tile(attention.mean(axis=(0, 1, 2)), (len(members), 1))  # [DesireKV 3]
+        options = self.options
+        if options.importance == "random":
+            return random_scores(seen, options.seed)
+        window = decision_window(options, seen)
+        over = window if options.normalize_over == "candidates" else None
+        attention = window_attention(state, seen, options.selector, over)
+        raw = np.tile(attention.mean(axis=(0, 1, 2)), (len(window), 1))  # [DesireKV 3]
         return among_candidates(
             raw,
-            members,
-            lambda x: mean_pool(x, 2 * self.radius + 1, self.border),  # [DesireKV 4]
+            window,
+            lambda x: mean_pool(x, 2 * options.radius + 1, options.border),  # [DesireKV 4]
         )
 
     def work(self, sizes: Sizes) -> Work:
         """Add the sensitivity to the window's attention: the channels of every key are sorted."""
         sensitivity = vector_work(sizes, sizes.n * sizes.d * log2(sizes.d))
-        return window_work(sizes, self.window.selector) + sensitivity
+        return window_work(sizes, self.options.selector) + sensitivity
 
 
 def random_scores(seen: Observation, seed: int) -> Scores:
@@ -159,10 +134,10 @@ def random_scores(seen: Observation, seed: int) -> Scores:
 class ShareOfWindow(Budget):
     """The important half of a window, or another share of it."""
 
-    share: float
+    options: "DesireKV"
 
     def room(self, seen: Observation, safe: Marks) -> int:
-        return int((~safe[0]).sum() * self.share)
+        return int((~safe[0]).sum() * (1 - self.options.importance_quantile))
 
 
 def outlier_score(
@@ -197,57 +172,51 @@ def sensitivity(
 class BitsBySensitivity(Precision):
     """Sensitive or doubtful entries at ``high_bits``, other important ones at ``low_bits``."""
 
-    window: DecisionWindow
-    doubt: Doubt
-    low_bits: int
-    high_bits: int
-    value_bits: int | None
-    group: int
-    quantile: float
-    threshold: float | None
-    over: Literal["outliers", "block"]
-    random_seed: int | None
+    options: "DesireKV"
 
     def store(
         self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
     ) -> Stored:
         """Spare doubtful tokens from eviction, then quantise what the event decided about."""
-        members = self.window.members(seen)
-        doubtful = self.doubt.marks(seen, members)
-        kept = np.zeros_like(members)
+        options, window = self.options, decision_window(self.options, seen)
+        in_doubt = doubtful(options, seen, window)
+        kept = np.zeros_like(window)
         np.put_along_axis(kept, keep, True, axis=-1)
-        kept |= doubtful
-        high = members & (self.sensitive(seen, members) | doubtful)
-        for tier, bits in ((high, self.high_bits), (~high, self.low_bits)):  # Q3, then Q2
-            chosen = kept & members & tier
-            cache = quantize_entries(cache, chosen, bits, self.value_bits or bits, self.group)
+        kept |= in_doubt
+        high = window & (self.sensitive(seen, window) | in_doubt)
+        for tier, bits in ((high, options.high_bits), (~high, options.low_bits)):  # Q3, then Q2
+            chosen = kept & window & tier
+            cache = quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
         return cache, np.nonzero(kept)[1].reshape(len(kept), -1)
 
     def account(
         self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
     ) -> StoredBits:
         """Count as if no token were doubtful, and the newest ones were the sensitive ones."""
-        decided = keep[0][self.window.members(seen)[0][keep[0]]]
-        sensitive = decided[len(decided) - round(len(decided) * (1 - self.quantile)) :]
+        options, d = self.options, seen.keys.shape[-1]
+        decided = keep[0][decision_window(options, seen)[0][keep[0]]]
+        high = round(len(decided) * (1 - options.sensitivity_quantile))
+        sensitive = decided[len(decided) - high :]
         keys = np.full(len(held), float(FULL_BITS))
-        for chosen, bits in ((decided, self.low_bits), (sensitive, self.high_bits)):
-            keys[chosen] = bits_per_token(bits, self.group, seen.keys.shape[-1])
+        for chosen, bits in ((decided, options.low_bits), (sensitive, options.high_bits)):
+            keys[chosen] = bits_per_token(bits, options.group, d)
         values = keys.copy()
-        if self.value_bits is not None:
-            values[decided] = bits_per_token(self.value_bits, self.group, seen.keys.shape[-1])
+        if options.value_bits is not None:
+            values[decided] = bits_per_token(options.value_bits, options.group, d)
         return held.lower(keys, values).take(keep[0])
 
-    def sensitive(self, seen: Observation, members: Marks) -> Marks:
+    def sensitive(self, seen: Observation, window: Marks) -> Marks:
         """Mark the tokens above the threshold, or above the quantile of the window."""
-        if self.random_seed is not None:
-            relative = random_scores(seen, self.random_seed + 1)[0]
+        options = self.options
+        if options.sensitivity == "random":
+            relative = random_scores(seen, options.seed + 1)[0]
         else:
-            relative = sensitivity(seen.keys, members, self.group, self.over)
-        limit = self.threshold
+            relative = sensitivity(seen.keys, window, options.group, options.outlier_mean)
+        limit = options.sensitivity_threshold
         if limit is None:
-            decided = relative[members[0]]
-            limit = np.quantile(decided, self.quantile) if decided.size else np.inf
-        return np.tile(relative > limit, (len(members), 1))
+            decided = relative[window[0]]
+            limit = np.quantile(decided, options.sensitivity_quantile) if decided.size else np.inf
+        return np.tile(relative > limit, (len(window), 1))
 
 
 def quantize_entries(
@@ -343,35 +312,11 @@ class DesireKV(Method):
     def policy(self, budget: int | None = None) -> Policy:
         if budget is not None and self.scope != "all":
             raise ValueError("desirekv takes a budget only with scope = 'all'")
-        window = DecisionWindow(self.interval, self.selector, self.scope)
-        unprotected = self.protection == "none"
-        doubt = Doubt(
-            None if unprotected else self.doubt_quantile,
-            None if unprotected else self.doubt_threshold,
-            self.doubt_shift,
-        )
         return Policy(
             self.name,
-            Importance(
-                window,
-                self.radius,
-                self.border,
-                self.normalize_over,
-                self.seed if self.importance == "random" else None,
-            ),
+            Importance(self),
             EveryGenerated(self.interval, self.selector),
-            OutsideWindow(window, None if budget is None else doubt),
-            ShareOfWindow(1 - self.importance_quantile) if budget is None else Entries(budget),
-            BitsBySensitivity(
-                window,
-                doubt,
-                self.low_bits,
-                self.high_bits,
-                self.value_bits,
-                self.group,
-                self.sensitivity_quantile,
-                self.sensitivity_threshold,
-                self.outlier_mean,
-                self.seed if self.sensitivity == "random" else None,
-            ),
+            OutsideWindow(self, doubtful_too=budget is not None),
+            ShareOfWindow(self) if budget is None else Entries(budget),
+            BitsBySensitivity(self),
         )

@@ -21,7 +21,7 @@ from kvlab.reference.windows import GroupReduction, reduce_group
 class AccumulatedAttention(Score):
     """Sum of all attention that an entry has received since it was written."""
 
-    reduce: GroupReduction = "mean"
+    options: "H2O"
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -30,10 +30,10 @@ class AccumulatedAttention(Score):
     @property
     def needs(self) -> Needs:
         """All rows, added up."""
-        return Needs(heads=self.reduce, sums_rows=True, may_wait=True)
+        return Needs(heads=self.options.reduce, sums_rows=True, may_wait=True)
 
     def observe(self, state: State, seen: Observation) -> State:
-        received = reduce_group(seen.attention, self.reduce).sum(axis=1)
+        received = reduce_group(seen.attention, self.options.reduce).sum(axis=1)
         return state.with_entries(
             accumulated=state.entries["accumulated"] + received  # [H2O 1]
         )
@@ -70,7 +70,7 @@ class H2O(Method):
         recent = budget // 2 if self.recent is None else self.recent
         return Policy(
             self.name,
-            AccumulatedAttention(self.reduce),
+            AccumulatedAttention(self),
             EveryBlock(self.every),
             Edges(recent=recent),
             Entries(budget),  # [H2O 2]

@@ -12,13 +12,14 @@ Equations (numbered here; the quantiser itself is in ``quantization.py``):
 from dataclasses import dataclass, replace
 
 import numpy as np
+from jaxtyping import Bool
 
 from kvlab.reference.accounting import SCALE_AND_ZERO, StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, refuse_budget
 from kvlab.reference.methods.full import Recency
-from kvlab.reference.notation import KeepSet, Marks
+from kvlab.reference.notation import Array, KeepSet, Marks
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import EveryBlock, Nobody, Policy, Precision, Stored, Unlimited
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
@@ -28,38 +29,39 @@ from kvlab.reference.quantization import FULL_BITS, WIDTHS
 class KeysPerChannelValuesPerToken(Precision):
     """Quantise everything that is older than the residual window."""
 
-    key_bits: int
-    value_bits: int
-    group: int
-    residual: int
+    options: "KIVI"
 
     def store(
         self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
     ) -> Stored:
-        d = seen.keys.shape[-1]
-        if d % self.group:
-            raise ValueError(f"group = {self.group} must divide the head dimension {d}")
-        n = len(cache)
-        index = np.arange(n)
-        key_due = index < n // self.residual * self.residual  # [KIVI 4]
-        value_due = index < n - self.residual  # [KIVI 5]
+        d, group = seen.keys.shape[-1], self.options.group
+        if d % group:
+            raise ValueError(f"group = {group} must divide the head dimension {d}")
+        keys_due, values_due = self.due(len(cache))
         keys = cache.keys.quantize_channels(
-            key_due & (cache.keys.bits == FULL_BITS), self.key_bits, self.group
+            keys_due & (cache.keys.bits == FULL_BITS), self.options.key_bits, group
         )
         values = cache.values.quantize_tokens(
-            value_due & (cache.values.bits == FULL_BITS), self.value_bits, self.group
+            values_due & (cache.values.bits == FULL_BITS), self.options.value_bits, group
         )
         return replace(cache, keys=keys, values=values), keep
+
+    def due(self, n: int) -> tuple[Bool[Array, " n"], Bool[Array, " n"]]:
+        """Mark the keys and the values that have to be quantised by now."""
+        index, residual = np.arange(n), self.options.residual
+        keys_due = index < n // residual * residual  # [KIVI 4]
+        values_due = index < n - residual  # [KIVI 5]
+        return keys_due, values_due
 
     def account(
         self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
     ) -> StoredBits:
-        index, n, wide = np.arange(len(held)), len(held), float(FULL_BITS)
-        key_bits = self.key_bits + SCALE_AND_ZERO / self.group
-        value_bits = bits_per_token(self.value_bits, self.group, seen.keys.shape[-1])
+        keys_due, values_due = self.due(len(held))
+        group, wide = self.options.group, float(FULL_BITS)
+        key_bits = self.options.key_bits + SCALE_AND_ZERO / group
+        value_bits = bits_per_token(self.options.value_bits, group, seen.keys.shape[-1])
         return held.lower(
-            keys=np.where(index < n // self.residual * self.residual, key_bits, wide),
-            values=np.where(index < n - self.residual, value_bits, wide),
+            keys=np.where(keys_due, key_bits, wide), values=np.where(values_due, value_bits, wide)
         )
 
 
@@ -105,7 +107,11 @@ class KIVI(Method):
 
     def policy(self, budget: int | None = None) -> Policy:
         refuse_budget(self.name, budget)
-        precision = KeysPerChannelValuesPerToken(
-            self.key_bits, self.value_bits, self.group, self.residual
+        return Policy(
+            self.name,
+            Recency(),
+            EveryBlock(),
+            Nobody(),
+            Unlimited(),
+            KeysPerChannelValuesPerToken(self),
         )
-        return Policy(self.name, Recency(), EveryBlock(), Nobody(), Unlimited(), precision)

@@ -44,15 +44,7 @@ def decreasing(form: Form) -> Callable[[Float[Array, "..."]], Float[Array, "..."
 class Recurrence(Score):
     """Rates how soon an entry is expected to matter again, judged by its own history."""
 
-    threshold: float
-    h1: Form
-    h2: Form
-    h2_reading: Literal["code", "printed", "acl"]
-    official: bool
-    stamp_start: StampStart
-    zero_interval: Literal["worthless", "limit"]
-    guard: bool
-    reduce: GroupReduction
+    options: "LazyEviction"
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -68,7 +60,7 @@ class Recurrence(Score):
     @property
     def needs(self) -> Needs:
         """What every generated token reads of each entry."""
-        return Needs(prompt=False, heads=self.reduce, may_wait=True)
+        return Needs(prompt=False, heads=self.options.reduce, may_wait=True)
 
     def observe(self, state: State, seen: Observation) -> State:
         """Track recurrence, one generated token after the other; prefill is not observed."""
@@ -77,13 +69,13 @@ class Recurrence(Score):
         stamp, interval, activated = (
             state.entries[name].copy() for name in ("stamp", "interval", "activated")
         )
-        received = reduce_group(seen.attention, self.reduce)
+        received = reduce_group(seen.attention, self.options.reduce)
         for row, position in enumerate(seen.query_positions):
             step = position + 1 - seen.clock.prompt
-            born = step if self.stamp_start == "birth" else step - 1
+            born = step if self.options.stamp_start == "birth" else step - 1
             stamp[seen.positions == position] = born
-            active = (received[:, row] >= self.threshold) & (seen.positions <= position)
-            waits = self.stamp_start == "first_activation"
+            active = (received[:, row] >= self.options.threshold) & (seen.positions <= position)
+            waits = self.options.stamp_start == "first_activation"
             counts = active & (activated > 0) if waits else active
             longest = np.maximum(interval, step - stamp)  # [LazyEviction 1]
             interval[counts] = longest[counts]
@@ -98,23 +90,24 @@ class Recurrence(Score):
         recurs = interval > 0
         h1 = self.elapsed_score(elapsed, np.maximum(interval, 1))
         h2 = self.interval_score(np.maximum(interval, 1))
-        limit = h1 * (elapsed == 0) if self.zero_interval == "limit" else 0.0
+        limit = h1 * (elapsed == 0) if self.options.zero_interval == "limit" else 0.0
         importance = np.where(recurs, h1 + h2, limit)  # [LazyEviction 2]
-        return importance + 2.0 * (elapsed < interval) if self.guard else importance
+        return importance + 2.0 * (elapsed < interval) if self.options.guard else importance
 
     def elapsed_score(self, elapsed: Array, interval: Array) -> Scores:
         """H1: falls as the time since the last activation outgrows the longest interval."""
-        offset = 1.0 if self.official else 0.0
-        return decreasing(self.h1)(offset + elapsed / interval)
+        offset = 1.0 if self.options.official else 0.0
+        return decreasing(self.options.h1)(offset + elapsed / interval)
 
     def interval_score(self, interval: Array) -> Scores:
         """H2: falls with the longest interval."""
-        if self.h2 == "none" or self.h2_reading == "code":
-            return decreasing(self.h2)(interval - 1.0)
-        if self.h2_reading == "acl":
-            return decreasing(self.h2)(interval + 1.0)
+        h2 = decreasing(self.options.h2)
+        if self.options.h2 == "none" or self.options.h2_reading == "code":
+            return h2(interval - 1.0)
+        if self.options.h2_reading == "acl":
+            return h2(interval + 1.0)
         gap = np.where(interval > 1, interval - 1.0, 1.0)
-        return np.where(interval > 1, decreasing(self.h2)(1 / gap), 0.0)
+        return np.where(interval > 1, h2(1 / gap), 0.0)
 
 
 @dataclass(frozen=True)
@@ -177,20 +170,9 @@ class LazyEviction(Method):
         check_at_least(0, threshold=self.threshold)
 
     def policy(self, budget: int | None) -> Policy:
-        score = Recurrence(
-            self.threshold,
-            self.h1,
-            self.h2,
-            self.h2_reading,
-            self.official,
-            self.stamp_start,
-            self.zero_interval,
-            self.guard,
-            self.reduce,
-        )
         return Policy(
             self.name,
-            score,
+            Recurrence(self),
             EveryDecode(self.window),
             Edges(recent=self.window),
             Entries(require_budget(self.name, budget)),  # [LazyEviction 5]

@@ -22,10 +22,8 @@ from kvlab.reference.policy import NO_ATTENTION, AfterPrefill, Entries, Policy, 
 from kvlab.reference.selection import rank
 from kvlab.reference.windows import remember_queries, window_attention, window_logits
 
-
-def proxy_count(share: float, prompt: int) -> int:
-    """Number of proxy queries: a share of the prompt, at least one."""
-    return max(1, int(share * prompt))
+PROTECTED = 0.01
+"""Share of the prompt that is protected."""
 
 
 def gumbel_noise(seed: int, layer: int, shape: tuple[int, ...]) -> Float[Array, "..."]:
@@ -37,12 +35,7 @@ def gumbel_noise(seed: int, layer: int, shape: tuple[int, ...]) -> Float[Array, 
 class ProxyAndSample(Score):
     """Rank by proxy attention first, then by a random draw weighted with it."""
 
-    proxy_share: float
-    random_part: float
-    """Share of the room that is drawn at random."""
-    temperature: float
-    causal: bool
-    seed: int
+    options: "NACL"
 
     needs = NO_ATTENTION
 
@@ -51,20 +44,24 @@ class ProxyAndSample(Score):
         return True
 
     def drawn(self, seen: Observation) -> dict[str, Array]:
-        return {"noise": gumbel_noise(self.seed, seen.layer, seen.positions.shape)}
+        return {"noise": gumbel_noise(self.options.seed, seen.layer, seen.positions.shape)}
+
+    def proxies(self, prompt: int) -> int:
+        """Number of proxy queries: a share of the prompt, at least one."""
+        return max(1, int(self.options.proxy_share * prompt))
 
     def observe(self, state: State, seen: Observation) -> State:
         if not seen.clock.prefilling:
             return state
-        return remember_queries(state, seen, proxy_count(self.proxy_share, seen.clock.prompt))
+        return remember_queries(state, seen, self.proxies(seen.clock.prompt))
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         """Return each entry's rank: the proxy part on top, the drawn ones next."""
         proxy = self.proxy_attention(state, seen)
-        drawn = int(room * self.random_part)
+        drawn = int(room * self.options.random_part)
         by_proxy = rank(np.where(candidates, proxy, -np.inf))
         top = by_proxy >= proxy.shape[1] - (room - drawn)
-        perturbed = proxy / self.temperature + self.drawn(seen)["noise"]
+        perturbed = proxy / self.options.temperature + self.drawn(seen)["noise"]
         keys = np.stack([np.where(candidates, perturbed, -np.inf), top])
         order = np.lexsort(keys, axis=-1)  # [NACL 2]
         ranks = np.empty(order.shape)
@@ -72,12 +69,12 @@ class ProxyAndSample(Score):
         return ranks
 
     def work(self, sizes: Sizes) -> Work:
-        return window_work(sizes, proxy_count(self.proxy_share, sizes.prompt))
+        return window_work(sizes, self.proxies(sizes.prompt))
 
     def proxy_attention(self, state: State, seen: Observation) -> Scores:
         """Sum the proxies' attention, mean over the group."""
-        size = proxy_count(self.proxy_share, seen.clock.prompt)
-        if self.causal:
+        size = self.proxies(seen.clock.prompt)
+        if self.options.causal:
             attention = window_attention(state, seen, size)
         else:
             attention = softmax(window_logits(state, seen, size)[0])
@@ -86,23 +83,23 @@ class ProxyAndSample(Score):
 
 @dataclass(frozen=True)
 class SinksAndTail(Protect):
-    """The first ``sinks`` tokens and the last tokens of the prompt, together a share of it."""
+    """The first ``sinks`` tokens and the last tokens of the prompt, together `PROTECTED` of it."""
 
-    sinks: int
-    recent: int | None
-    share: float
+    options: "NACL"
 
     def tail(self, prompt: int) -> int:
         """Entries protected at the end of the prompt."""
-        return max(0, int(self.share * prompt) - self.sinks) if self.recent is None else self.recent
+        if self.options.recent is not None:
+            return self.options.recent
+        return max(0, int(PROTECTED * prompt) - self.options.sinks)
 
     def safe(self, seen: Observation) -> Marks:
         n = seen.positions.shape[1]
         tail = np.arange(n) >= n - self.tail(seen.clock.prompt)
-        return (seen.positions < self.sinks) | tail
+        return (seen.positions < self.options.sinks) | tail
 
     def count(self, prompt: int) -> int:
-        return self.sinks + self.tail(prompt)
+        return self.options.sinks + self.tail(prompt)
 
 
 @dataclass(frozen=True)
@@ -143,10 +140,8 @@ class NACL(Method):
     def policy(self, budget: int | None) -> Policy:
         return Policy(
             self.name,
-            ProxyAndSample(
-                self.proxy_share, self.random_part, self.temperature, self.causal, self.seed
-            ),
+            ProxyAndSample(self),
             AfterPrefill(),
-            SinksAndTail(self.sinks, self.recent, 0.01),
+            SinksAndTail(self),
             Entries(require_budget(self.name, budget)),
         )

@@ -26,8 +26,7 @@ from kvlab.reference.selection import rank
 class LastUse(Score):
     """Generated step at which an entry was last attended to; prompt entries start at 0."""
 
-    threshold: float
-    share: float | None
+    options: "RaaS"
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -36,7 +35,7 @@ class LastUse(Score):
     @property
     def needs(self) -> Needs:
         """What every generated token reads of each entry."""
-        return Needs(prompt=False, heads="max" if self.share is None else "mean")
+        return Needs(prompt=False, heads="max" if self.options.share is None else "mean")
 
     def observe(self, state: State, seen: Observation) -> State:
         """Stamp the entries that each generated token uses; prompt queries do not count."""
@@ -53,9 +52,9 @@ class LastUse(Score):
 
     def used(self, attention: Float[Array, "G rho n"], present: Marks) -> Marks:
         """Mark the used entries: attention ≥ threshold, or in the top share of the group's mean."""
-        if self.share is None:
-            return (attention.max(axis=1) >= self.threshold) & present
-        stamped = np.ceil(self.share * present.sum(axis=-1, keepdims=True))
+        if self.options.share is None:
+            return (attention.max(axis=1) >= self.options.threshold) & present
+        stamped = np.ceil(self.options.share * present.sum(axis=-1, keepdims=True))
         ranks = rank(np.where(present, attention.mean(axis=1), -1.0))
         return (ranks >= present.shape[1] - stamped) & present
 
@@ -155,7 +154,7 @@ class RaaS(Method):
             )
         return Policy(
             self.name,
-            LastUse(self.threshold, self.share),
+            LastUse(self),
             schedule,
             Edges(prompt=self.pin_prompt),
             Entries(budget),

@@ -48,15 +48,15 @@ def draws(*coordinates: Any) -> Any:
 class Draw(Score):
     """A random number per entry, the same wherever and in whatever batch it is drawn."""
 
-    seed: int
-    draw: Literal["each", "once"]
+    options: "Random"
 
     needs = NO_ATTENTION
 
     def drawn(self, seen: Observation) -> dict[str, Array]:
-        time = seen.clock.seen if self.draw == "each" else 0
+        time = seen.clock.seen if self.options.draw == "each" else 0
         heads = np.arange(len(seen.positions))[:, None]
-        return {"noise": draws(self.seed, seen.layer, heads, seen.positions.astype(np.int64), time)}
+        positions = seen.positions.astype(np.int64)
+        return {"noise": draws(self.options.seed, seen.layer, heads, positions, time)}
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return self.drawn(seen)["noise"]  # [Random 1]
@@ -89,7 +89,7 @@ class Random(Method):
     def policy(self, budget: int | None) -> Policy:
         return Policy(
             self.name,
-            Draw(self.seed, self.draw),
+            Draw(self),
             EveryBlock(self.every),
             Edges(recent=self.recent),
             Entries(require_budget(self.name, budget)),  # [Random 2]

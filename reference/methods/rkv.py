@@ -40,11 +40,7 @@ from kvlab.reference.windows import (
 class ImportanceMinusRedundancy(Score):
     """Attention of the last queries, less the similarity to other keys."""
 
-    mix: float
-    window: int
-    kernel: int
-    similarity: float
-    first_column_quirk: bool
+    options: "RKV"
 
     needs = NO_ATTENTION
 
@@ -53,26 +49,26 @@ class ImportanceMinusRedundancy(Score):
         return True
 
     def observe(self, state: State, seen: Observation) -> State:
-        return remember_queries(state, seen, self.window)
+        return remember_queries(state, seen, self.options.window)
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         importance = self.importance(state, seen, candidates)
         redundancy = np.stack([self.redundancy(keys) for keys in seen.keys])
-        return self.mix * importance - (1 - self.mix) * redundancy  # [R-KV 4]
+        return self.options.mix * importance - (1 - self.options.mix) * redundancy  # [R-KV 4]
 
     def work(self, sizes: Sizes) -> Work:
         """Add the cosine similarity of every pair of keys, n²·d, to the window's attention."""
         similarity = Work(ELEMENT * sizes.n * sizes.d, 2 * sizes.n**2 * sizes.d)
-        return window_work(sizes, self.window) + similarity
+        return window_work(sizes, self.options.window) + similarity
 
     def importance(self, state: State, seen: Observation, candidates: Marks) -> Scores:
         """Pooled attention of the last queries; the group is reduced on logits, by maximum."""
-        raw, _ = window_logits(state, seen, self.window)
+        raw, _ = window_logits(state, seen, self.options.window)
         attention = softmax(raw.max(axis=1), candidates[:, None, :])
         return among_candidates(
             attention.mean(axis=1),
             candidates,
-            lambda x: max_pool(x, self.kernel),  # [R-KV 1]
+            lambda x: max_pool(x, self.options.kernel),  # [R-KV 1]
         )
 
     def redundancy(self, keys: Float[Array, "n d"]) -> Float[Array, " n"]:
@@ -81,10 +77,10 @@ class ImportanceMinusRedundancy(Score):
         cosine = unit @ unit.T
         np.fill_diagonal(cosine, 0.0)
         for row in cosine:
-            similar = np.flatnonzero(row > self.similarity)
+            similar = np.flatnonzero(row > self.options.similarity)
             if len(similar):
                 row[similar[-1]] = 0.0  # [R-KV 2]
-            elif self.first_column_quirk:
+            elif self.options.first_column_quirk:
                 row[0] = 0.0
         return softmax(cosine.mean(axis=0))  # [R-KV 3]
 
@@ -133,9 +129,7 @@ class RKV(Method):
         check_window(self.window, budget)
         return Policy(
             self.name,
-            ImportanceMinusRedundancy(
-                self.mix, self.window, self.kernel, self.similarity, self.first_column_quirk
-            ),
+            ImportanceMinusRedundancy(self),
             AfterPrefillThenEverySeen(self.every),
             Edges(recent=self.window),
             Entries(budget),

@@ -18,7 +18,7 @@ from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least, check_kernel
 from kvlab.reference.method import Example, Method
 from kvlab.reference.notation import Marks, Scores
-from kvlab.reference.observation import Observation
+from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Budget,
@@ -40,41 +40,42 @@ from kvlab.reference.windows import (
 class SelectorAttention(Score):
     """Pooled attention of the selector window over the candidates."""
 
-    selector: int
-    kernel: int
-    heads: Literal["all", "group"]
+    options: "RPC"
 
     needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
-        return remember_queries(state, seen, self.selector)
+        return remember_queries(state, seen, self.options.selector)
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        attention = window_attention(state, seen, self.selector, over=candidates).sum(axis=2)
-        looked_at = attention.mean(axis=1)
-        if self.heads == "all":
+        attention = window_attention(state, seen, self.options.selector, over=candidates)
+        looked_at = attention.sum(axis=2).mean(axis=1)
+        if self.options.heads == "all":
             looked_at = np.tile(looked_at.mean(axis=0), (len(looked_at), 1))  # [RPC 2]
         return among_candidates(
             looked_at,
             candidates,
-            lambda x: mean_pool(x, self.kernel, "zero"),  # [RPC 3]
+            lambda x: mean_pool(x, self.options.kernel, "zero"),  # [RPC 3]
         )
 
     def work(self, sizes: Sizes) -> Work:
-        return window_work(sizes, self.selector)
+        return window_work(sizes, self.options.selector)
 
 
 @dataclass(frozen=True)
 class ShareOfGenerated(Budget):
     """The generated part shrinks to 1/``compression`` of what was written."""
 
-    interval: int
-    selector: int
-    compression: float
+    options: "RPC"
 
     def room(self, seen: Observation, safe: Marks) -> int:
-        compressions = (seen.clock.generated - self.selector) // self.interval
-        return compressions * int(self.interval // self.compression)  # [RPC 4]
+        return self.entries(seen.clock)
+
+    def entries(self, clock: Clock) -> int:
+        """Return the number of generated entries that may stay."""
+        interval = self.options.interval
+        compressions = (clock.generated - self.options.selector) // interval
+        return compressions * int(interval // self.options.compression)  # [RPC 4]
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,10 @@ class RPC(Method):
         check_kernel(self.kernel)
 
     def policy(self, budget: int | None = None) -> Policy:
-        share = ShareOfGenerated(self.interval, self.selector, self.compression)
         return Policy(
             self.name,
-            SelectorAttention(self.selector, self.kernel, self.heads),
+            SelectorAttention(self),
             EveryGenerated(self.interval, self.selector),  # [RPC 1]
             Edges(recent=self.selector, prompt=True),
-            share if budget is None else Entries(budget),
+            ShareOfGenerated(self) if budget is None else Entries(budget),
         )

@@ -40,29 +40,26 @@ from kvlab.reference.windows import (
 class WindowAttention(Score):
     """Pooled attention of the last ``window`` queries."""
 
-    window: int
-    kernel: int
-    pooling: Literal["mean", "max"]
-    border: Border
+    options: "SnapKV"
 
     needs = NO_ATTENTION
 
     def observe(self, state: State, seen: Observation) -> State:
-        return remember_queries(state, seen, self.window)
+        return remember_queries(state, seen, self.options.window)
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        attention = window_attention(state, seen, self.window)
+        attention = window_attention(state, seen, self.options.window)
         looked_at = attention.sum(axis=2).mean(axis=1)  # [SnapKV 1]
         return among_candidates(looked_at, candidates, self.pool)  # [SnapKV 2]
 
     def work(self, sizes: Sizes) -> Work:
-        return window_work(sizes, self.window)
+        return window_work(sizes, self.options.window)
 
     def pool(self, x: Float[Array, "G k"]) -> Float[Array, "G k"]:
         """Smooth over neighbours in the cache."""
-        if self.pooling == "max":
-            return max_pool(x, self.kernel)
-        return mean_pool(x, self.kernel, self.border)
+        if self.options.pooling == "max":
+            return max_pool(x, self.options.kernel)
+        return mean_pool(x, self.options.kernel, self.options.border)
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class SnapKV(Method):
         once = self.schedule == "after_prefill"
         return Policy(
             self.name,
-            WindowAttention(self.window, self.kernel, self.pooling, self.border),
+            WindowAttention(self),
             AfterPrefill() if once else EveryBlock(self.every),
             Edges(recent=self.window),
             Entries(budget),

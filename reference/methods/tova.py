@@ -21,13 +21,13 @@ from kvlab.reference.policy import Entries, EveryBlock, Needs, Nobody, Policy, S
 class LastRowAttention(Score):
     """Attention that the newest token pays."""
 
-    per_head: bool = False
+    options: "TOVA"
 
     needs = Needs(rows="last", heads="mean")
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         last_row = self.retention(state, seen, candidates)
-        if self.per_head:
+        if self.options.per_head:
             return last_row.mean(axis=1)
         shared = last_row.mean(axis=(0, 1))  # [TOVA 1]
         return np.tile(shared, (len(last_row), 1))
@@ -62,7 +62,7 @@ class TOVA(Method):
     def policy(self, budget: int | None) -> Policy:
         return Policy(
             self.name,
-            LastRowAttention(self.per_head),
+            LastRowAttention(self),
             EveryBlock(self.every),
             Nobody(),
             Entries(require_budget(self.name, budget)),

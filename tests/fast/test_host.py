@@ -15,13 +15,15 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
 from kvlab.fast import compress, twin_of
 from kvlab.fast.engine import host, port
-from kvlab.fast.engine.policy import TWINS, Full, Nobody
+from kvlab.fast.engine.policy import Full, Nobody
 from kvlab.fast.engine.policy import Score as FastScore
 from kvlab.fast.engine.step import step
+from kvlab.fast.engine.twins import TWINS
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.files import load_tokenizer
-from kvlab.reference.methods.caote import EvictionError
+from kvlab.reference.methods.caote import Caote, EvictionError
+from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.policy import (
     NO_ATTENTION,
@@ -119,7 +121,7 @@ def policy(score, protect=RECENT, budget=TWELVE, every=1, **options):
 
 
 def around(score, several="independent"):
-    return EvictionError(score, False, 2, "l2", several, "present", None)
+    return EvictionError(score, Caote(H2O(), several=several))
 
 
 POLICIES = {
@@ -175,7 +177,7 @@ def test_a_trained_model_writes_alike(name):
 def without_twins(part):
     """The same part of a policy under a class that has no twin; CAOTE keeps its own."""
     if isinstance(part, EvictionError):
-        return replace(part, base=without_twins(part.base))
+        return replace(part, inner=without_twins(part.inner))
     kind = type(part)
     alone = type(f"{kind.__name__}OnHost", (kind,), {})
     return alone(**{f.name: getattr(part, f.name) for f in fields(part)})
@@ -325,11 +327,8 @@ def test_a_negative_retention_is_refused_by_name():
         written(model, cache, prompts([20]), 3)
 
 
-def test_a_twin_of_an_outside_package_is_found(monkeypatch):
-    monkeypatch.setattr("kvlab.fast.engine.policy.TWINS", TWINS)
-
+def test_a_twin_of_an_outside_package_is_found():
     @twin_of(ShortKeys)
-    @dataclass(frozen=True)
     class ShortKeysInTensors(FastScore):
         def score(self, state, seen, candidates, room):
             return 1 / seen.keys.norm(dim=-1)

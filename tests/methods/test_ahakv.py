@@ -5,12 +5,12 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.attention import logits, softmax, visible
-from kvlab.reference.methods.ahakv import StepGain
+from kvlab.reference.methods.ahakv import AhaKV, StepGain
 
 
 def gain(i: int, k: int, **options) -> float:
     seen = observation(np.full((1, 3), 1 / 3), prompt=10**9, seen=i)
-    step_gain = StepGain(k, options.pop("gain", "step"), "absolute", options.pop("floor", 0.0))
+    step_gain = StepGain(AhaKV(**options), k)
     raw = logits(seen.queries, seen.keys)
     factors = step_gain.factors(raw, np.ones(raw.shape, bool), np.array([i - 1]), seen)
     return float(factors.ravel()[0])
@@ -34,7 +34,7 @@ def test_gain_by_hand(i, k, expected):
 
 def test_no_gain_where_no_more_than_k_compete():
     assert gain(720, 720) == 1.0 and gain(5, 720) == 1.0
-    assert gain(721, 720, floor=1.0) == 1.0
+    assert gain(721, 720, gain_floor=1.0) == 1.0
     assert gain(4096, 16, gain="none") == 1.0
 
 
@@ -91,7 +91,7 @@ def test_measured_gain_is_invariant_under_scale_and_shift_of_the_logits():
     """λ from the row's own spread: 5·x + 3 gives the same attention as x."""
     rng = np.random.default_rng(33)
     keys = rng.normal(size=(1, 30, 1))
-    step_gain = StepGain(10, "measured", "absolute", 0.0)
+    step_gain = StepGain(AhaKV(gain="measured"), 10)
 
     def attention(scale, shift):
         seen = observation(np.full((1, 30), 1 / 30), keys=scale * keys + shift, prompt=30)
@@ -102,7 +102,7 @@ def test_measured_gain_is_invariant_under_scale_and_shift_of_the_logits():
 
 def test_measured_gain_leaves_equal_logits_alone():
     seen = observation(np.full((1, 30), 1 / 30), keys=np.ones(30), prompt=30)
-    step_gain = StepGain(10, "measured", "absolute", 0.0)
+    step_gain = StepGain(AhaKV(gain="measured"), 10)
     attention = step_gain.attention(np.ones((1, 1, 1, 1)), np.array([29]), seen)
     np.testing.assert_allclose(attention, 1 / 30)
 
@@ -114,10 +114,14 @@ def test_what_i_is_while_decoding():
     )
     raw = logits(seen.queries, seen.keys)
     mask = np.ones(raw.shape, bool)
-    for reading, i in (("absolute", 40), ("cache", 8)):
-        got = StepGain(4, "step", reading, 0.0).factors(raw, mask, np.array([39]), seen)
-        assert got.item() == pytest.approx(np.sqrt(2 * np.log(i / 4)), abs=FLOAT64)
-    assert StepGain(4, "step", "none", 0.0).factors(raw, mask, np.array([39]), seen).item() == 1.0
+    for reading, expected in (
+        ("absolute", np.sqrt(2 * np.log(40 / 4))),
+        ("cache", np.sqrt(2 * np.log(8 / 4))),
+        ("none", 1.0),
+    ):
+        step_gain = StepGain(AhaKV(gain_in_decode=reading), 4)
+        got = step_gain.factors(raw, mask, np.array([39]), seen)
+        assert got.item() == pytest.approx(expected, abs=FLOAT64)
 
 
 def test_bad_parameters():

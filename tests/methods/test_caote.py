@@ -153,7 +153,7 @@ def test_h2o_sums_are_normalised():
     """S = (1.8, .7, .5) becomes (.6, .7/3, .5/3)."""
     policy = methods.get("caote:h2o@recent=0", 2)
     state, seen = observe_rows(policy.score, [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]])
-    retention = policy.score.base.retention(state, seen, np.ones((1, 3), dtype=bool))
+    retention = policy.score.inner.retention(state, seen, np.ones((1, 3), dtype=bool))
     np.testing.assert_allclose(normalize(retention), [[[0.6, 0.7 / 3, 0.5 / 3]]], atol=FLOAT64)
 
 

@@ -9,7 +9,13 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.conformance.building import recording
-from kvlab.reference.methods.desirekv import DecisionWindow, Doubt, outlier_score, sensitivity
+from kvlab.reference.methods.desirekv import (
+    DesireKV,
+    decision_window,
+    doubtful,
+    outlier_score,
+    sensitivity,
+)
 from kvlab.reference.streams import Source, random_stream
 
 BLOCK = np.array([-1, -0.5, 0, 0, 0.5, 1, 0, 10.0])
@@ -61,25 +67,29 @@ def test_the_token_after_a_doubt_is_marked():
     confidence = np.array([np.nan, np.nan, 0.9, 0.2, 0.8, 0.7])
     seen = observation([[1 / 6] * 6], prompt=2, confidence=confidence)
     window = np.array([[False, False, True, True, True, True]])
-    assert np.flatnonzero(Doubt(None, 0.5, 1).marks(seen, window)[0]).tolist() == [4]
-    assert np.flatnonzero(Doubt(None, 0.5, 0).marks(seen, window)[0]).tolist() == [3]
-    assert np.flatnonzero(Doubt(0.5, None, 0).marks(seen, window)[0]).tolist() == [3, 5]
-    assert not Doubt(None, None, 1).marks(seen, window).any()
+    for options, expected in (
+        ({"doubt_threshold": 0.5}, [4]),
+        ({"doubt_threshold": 0.5, "doubt_shift": 0}, [3]),
+        ({"doubt_quantile": 0.5, "doubt_shift": 0}, [3, 5]),
+    ):
+        marks = doubtful(DesireKV(**options), seen, window)
+        assert np.flatnonzero(marks[0]).tolist() == expected
+    assert not doubtful(DesireKV(protection="none"), seen, window).any()
 
 
 def test_the_window_holds_the_p_tokens_before_the_selector():
     """Prompt 3, P = 8, R = 4: at 20 generated tokens the second window is [3 + 8, 3 + 16)."""
     seen = observation([[0.1] * 23], prompt=3)
-    window = DecisionWindow(interval=8, selector=4, scope="window").members(seen)
+    window = decision_window(DesireKV(interval=8, selector=4), seen)
     assert np.flatnonzero(window[0]).tolist() == list(range(11, 19))
-    everything = DecisionWindow(interval=8, selector=4, scope="all").members(seen)
+    everything = decision_window(DesireKV(interval=8, selector=4, scope="all"), seen)
     assert np.flatnonzero(everything[0]).tolist() == list(range(3, 19))
 
 
 def test_a_block_that_passes_several_events_decides_about_all():
     """Prompt 3, P = 8, R = 4: a block from 5 to 22 generated tokens passes 12 and 20."""
     seen = observation(np.full((17, 25), 1 / 25), prompt=3)
-    window = DecisionWindow(interval=8, selector=4, scope="window").members(seen)
+    window = decision_window(DesireKV(interval=8, selector=4), seen)
     assert np.flatnonzero(window[0]).tolist() == list(range(3, 19))
 
 
@@ -165,6 +175,6 @@ def test_an_event_whose_window_has_left_changes_nothing(scope):
     assert events
     for event in events:
         there = event.seen.positions
-        members = policy.score.window.members(event.seen)
+        members = decision_window(policy.score.options, event.seen)
         assert not members.any()
         assert np.array_equal(event.keep, np.tile(np.arange(there.shape[1]), (2, 1)))

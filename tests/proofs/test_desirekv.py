@@ -10,6 +10,7 @@ from tolerances import FLOAT16_METADATA, FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.methods import desirekv as method
+from kvlab.reference.methods.desirekv import decision_window
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Never
 from kvlab.reference.proofs import desirekv as proofs
@@ -94,7 +95,7 @@ def test_the_method_averages_attention_by_equation_3():
         for head in range(4):
             logits = keys[candidates, head // 2] @ query[head] / np.sqrt(d)
             expected += np.exp(logits) / np.exp(logits).sum()
-    members = policy.score.window.members(seen)
+    members = decision_window(policy.score.options, seen)
     scores = policy.score.score(cache.state, seen, members, P)
     np.testing.assert_allclose(scores[0][candidates], expected / (R * 4), rtol=FLOAT64)
 

@@ -14,10 +14,13 @@ from torch import Tensor
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Room, Scores
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Score, twin_of
+from kvlab.fast.engine.policy import Score
+from kvlab.fast.engine.twins import twin_of
 from kvlab.reference import policy as reference
+from kvlab.reference.cache import State as ReferenceState
 from kvlab.reference.notation import Array, Marks
 from kvlab.reference.notation import Scores as ReferenceScores
+from kvlab.reference.observation import Observation as ReferenceObservation
 from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy
 
 
@@ -35,7 +38,7 @@ class Foreseen(reference.Score):
         return True
 
     def score(
-        self, state: reference.State, seen: reference.Observation, candidates: Marks, room: int
+        self, state: ReferenceState, seen: ReferenceObservation, candidates: Marks, room: int
     ) -> ReferenceScores:
         """Rate the entries of one sequence: the first problem's."""
         last = self.next_use.shape[1] - 1
@@ -44,17 +47,15 @@ class Foreseen(reference.Score):
 
 
 @twin_of(Foreseen)
-@dataclass(frozen=True, eq=False)
-class ForeseenInBatch(Score):
+class ForeseenInBatch(Score[Foreseen]):
     """The same for a batch; a sequence that outruns its solution stays at its last moment."""
 
-    next_use: Int[Array, "N t t"]
-
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
-        batch, last = len(seen.positions), self.next_use.shape[1]
+        next_use = self.spec.next_use
+        batch, last = len(seen.positions), next_use.shape[1]
         moments = seen.clock.seen.reshape(batch).clamp(max=last).cpu().numpy() - 1
-        problems = np.arange(batch) % len(self.next_use)  # layers that decide at once follow
-        following = torch.from_numpy(self.next_use[problems, moments])
+        problems = np.arange(batch) % len(next_use)  # layers that decide at once follow
+        following = torch.from_numpy(next_use[problems, moments])
         places = seen.positions.clamp(min=0, max=last - 1).long()
         found: Tensor = following.to(places.device)[:, None].expand(-1, places.shape[1], -1)
         return -torch.gather(found, 2, places).to(seen.queries.dtype)

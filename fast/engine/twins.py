@@ -1,0 +1,53 @@
+"""Twins: parts of a policy in tensors, each beside the part of the reference that it mirrors.
+
+The twins of a method's parts stand in the module of `kvlab.fast` that has the name of the parts'
+module in `kvlab.reference`, or in `kvlab.fast.engine` for modules of the reference's core; it is
+imported when a part is first asked for. Whoever writes a method in another package declares its
+twins with `twin_of`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Generic, TypeVar
+
+REFERENCE, FAST, ENGINE = "kvlab.reference.", "kvlab.fast.", "kvlab.fast.engine."
+
+TWINS: dict[type, type] = {}
+"""Part of a policy in the reference → the same part in tensors."""
+
+Spec = TypeVar("Spec")
+Kind = TypeVar("Kind", bound=type)
+
+
+@dataclass(frozen=True)
+class Twin(Generic[Spec]):
+    """A part of the reference in tensors."""
+
+    spec: Spec
+    """The part in the reference: its options and what it declares of itself hold here, too."""
+
+
+def twin_of(part: type) -> Callable[[Kind], Kind]:
+    """Declare a class to be the twin of a part of the reference.
+
+    Fields that the twin has besides ``spec`` are given the twins of the part's fields of these
+    names, such as a score inside of another.
+    """
+
+    def register(twin: Kind) -> Kind:
+        TWINS[part] = twin
+        return twin
+
+    return register
+
+
+def find_twin(part: type) -> type | None:
+    """Return the twin of a part of the reference; None if it has none."""
+    if part not in TWINS and part.__module__.startswith(REFERENCE):
+        inner = part.__module__.removeprefix(REFERENCE)
+        module = f"{FAST if '.' in inner else ENGINE}{inner}"
+        if find_spec(module) is not None:
+            import_module(module)
+    return TWINS.get(part)
