@@ -1,12 +1,66 @@
-"""Points: methods at budgets, as every comparison asks for them."""
+"""The loop of every experiment: points are measured one after the other, and each becomes a row.
 
-from collections.abc import Iterator, Sequence
+A point is a method at a budget. What is measured of a point is a function; where it raises
+ValueError, the method cannot run, and the row says why.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kvlab.fast.lab.terminal import Report
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
 
-Budget = TypeVar("Budget")
+Budget = TypeVar("Budget", int, str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method at one budget; the classes below this one hold what was measured of it."""
+
+    method: str
+    budget: int | str | None
+    refusal: str | None = None
+    """Why there are no figures: what the method cannot do, or what has not been run."""
+
+
+Measured = TypeVar("Measured", bound=Row)
+Told = Callable[[int], object]
+"""Called with the number of units (texts, say) that are measured at a point."""
+
+
+def measure_points(
+    asked: Iterable[tuple[str, Budget | None]],
+    units: int,
+    measure: Callable[[str, Budget | None, Told], Measured],
+    refused: type[Measured],
+    report: Report = lambda done, total, what: None,
+) -> tuple[Measured, ...]:
+    """Measure every point.
+
+    Args:
+        asked: methods and budgets.
+        units: what is measured at each point, for the report.
+        measure: returns the row of a point, or raises ValueError if the method cannot run.
+        refused: class of the rows.
+        report: is called with (units done at all points, units in all, the method).
+
+    Raises:
+        ValueError: if no method could run.
+    """
+    asked, rows = list(asked), []
+    for number, (method, budget) in enumerate(asked):
+
+        def told(done: int, before: int = number * units, method: str = method) -> None:
+            report(before + done, len(asked) * units, method)
+
+        try:
+            rows.append(measure(method, budget, told))
+        except ValueError as error:
+            rows.append(refused(method=method, budget=budget, refusal=str(error)))
+    check_some_ran(rows)
+    return tuple(rows)
 
 
 def points(specs: Sequence[str], budgets: Sequence[Budget]) -> Iterator[tuple[str, Budget | None]]:

@@ -1,6 +1,6 @@
 """Needle in a haystack over depths and lengths, under methods and budgets (CAOTE, Fig. 2)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from kvlab.fast.lab.drawing import Picture, canvas, finish
 from kvlab.fast.lab.evaluate.likelihood import Reading, likelihoods
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.generation import token_ids
-from kvlab.fast.lab.points import check_some_ran
+from kvlab.fast.lab.points import Row, Told, measure_points
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
@@ -48,23 +48,19 @@ class Grid:
     """Share of the text before the needle, 0 to 1."""
     haystacks: tuple[Haystack, ...]
 
-    def hidden(self) -> np.ndarray:
-        """Return the number of needles, by depth and length."""
+    def count(self, found: Sequence[Sequence[bool]] | None = None) -> np.ndarray:
+        """Return the needles by depth and length: of each haystack those found, or all."""
         counts = np.zeros((len(self.depths), len(self.lengths)), dtype=int)
-        for haystack in self.haystacks:
-            for depth, _ in haystack.needles:
-                counts[depth, haystack.length] += 1
+        for number, haystack in enumerate(self.haystacks):
+            for needle, (depth, _) in enumerate(haystack.needles):
+                counts[depth, haystack.length] += found is None or found[number][needle]
         return counts
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method at one budget."""
+@dataclass(frozen=True, kw_only=True)
+class SearchedRow(Row):
+    """What one method at one budget found."""
 
-    method: str
-    budget: str | None
-    refusal: str | None = None
-    """Why the method could not run; the figures below are then None."""
     accuracy: float | None = None
     """Share of needles found: the answer is what the model writes greedily, token by token."""
     accuracy_low: float | None = None
@@ -84,7 +80,7 @@ class Search:
     depths: tuple[float, ...]
     hidden: list[list[int]]
     """Needles, by depth and length."""
-    rows: tuple[Row, ...]
+    rows: tuple[SearchedRow, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -109,64 +105,57 @@ def search_needles(
     Raises:
         ValueError: if no method could run.
     """
-    hidden = grid.hidden()
-    asked, rows = list(reading.points()), []
-    for number, (spec, budget) in enumerate(asked):
-        before = number * len(grid.haystacks)
+    hidden = grid.count()
 
-        def told(done: int, before: int = before, spec: str = spec) -> None:
-            report(before + done, len(asked) * len(grid.haystacks), spec)
+    def measure(method: str, budget: str | None, told: Told) -> SearchedRow:
+        found = _find(model, method, budget, grid.haystacks, reading, told)
+        counts = grid.count(found)
+        right, trials = int(counts.sum()), int(hidden.sum())
+        low, high = wilson(right, trials)
+        return SearchedRow(
+            method=method,
+            budget=budget,
+            accuracy=right / trials,
+            accuracy_low=low,
+            accuracy_high=high,
+            found=counts.tolist(),
+            missed=tuple(1 - sum(own) / len(own) for own in found),
+        )
 
-        try:
-            found, missed = _count_found(model, spec, budget, grid, reading, told)
-        except ValueError as error:
-            rows.append(Row(spec, budget, str(error)))
-        else:
-            right, trials = int(found.sum()), int(hidden.sum())
-            interval = wilson(right, trials)
-            share = right / trials
-            rows.append(Row(spec, budget, None, share, *interval, found.tolist(), tuple(missed)))
-    check_some_ran(rows)
-    return Search(reading, grid.lengths, grid.depths, hidden.tolist(), tuple(rows))
+    rows = measure_points(reading.points(), len(grid.haystacks), measure, SearchedRow, report)
+    return Search(reading, grid.lengths, grid.depths, hidden.tolist(), rows)
 
 
-def _count_found(
+def _find(
     model: Any,
-    spec: str,
+    method: str,
     budget: str | None,
-    grid: Grid,
+    haystacks: Sequence[Haystack],
     reading: Reading,
-    told: Callable[[int], None],
-) -> tuple[np.ndarray, list[float]]:
-    """Count what is found by depth and length, and the share missed in each haystack.
-
-    Haystacks with one budget share a batch.
-    """
-    counts, done = np.zeros((len(grid.depths), len(grid.lengths)), dtype=int), 0
-    missed = [0.0] * len(grid.haystacks)
+    told: Told,
+) -> list[list[bool]]:
+    """Say which needles of each haystack are found; haystacks with one budget share a batch."""
+    found: dict[int, list[bool]] = {}
     groups: dict[int | None, list[int]] = {}
-    for number, haystack in enumerate(grid.haystacks):
+    for number, haystack in enumerate(haystacks):
         entries = None if budget is None else budget_entries(budget, len(haystack))
         groups.setdefault(entries, []).append(number)
     for entries, numbers in groups.items():
-        haystacks = [grid.haystacks[number] for number in numbers]
+        before = len(found)
         rated = likelihoods(
             model,
-            methods.get(spec, entries),
-            [haystack.prompt for haystack in haystacks],
-            [haystack.written for haystack in haystacks],
+            methods.get(method, entries),
+            [haystacks[number].prompt for number in numbers],
+            [haystacks[number].written for number in numbers],
             reading.block_size,
             reading.feed,
             reading.batch_size,
-            lambda rows, done=done: told(done + rows),
+            lambda rows, before=before: told(before + rows),
         )
-        done += len(haystacks)
-        for number, haystack, likelihood in zip(numbers, haystacks, rated, strict=True):
-            found = [bool(likelihood.greedy[place].all()) for _, place in haystack.needles]
-            for right, (depth, _) in zip(found, haystack.needles, strict=True):
-                counts[depth, haystack.length] += right
-            missed[number] = 1 - sum(found) / len(found)
-    return counts, missed
+        for number, each in zip(numbers, rated, strict=True):
+            places = [place for _, place in haystacks[number].needles]
+            found[number] = [bool(each.greedy[place].all()) for place in places]
+    return [found[number] for number in range(len(haystacks))]
 
 
 # --- haystacks -----------------------------------------------------------------------------------
@@ -296,7 +285,7 @@ def table(found: Search) -> Table:
     """Lay the shares out: over all needles, and by length."""
     hidden = np.array(found.hidden).sum(axis=0)
 
-    def share(row: Row, number: int) -> float | None:
+    def share(row: SearchedRow, number: int) -> float | None:
         return None if row.found is None else sum(d[number] for d in row.found) / hidden[number]
 
     lengths = [
@@ -309,13 +298,12 @@ def table(found: Search) -> Table:
 COLUMNS = (
     Column("method"),
     Column("budget", lambda row: row.budget or ""),
-    Column("found", lambda row: None if row.refusal else row, lambda row: accuracy_text(row)),
+    Column(
+        "found",
+        lambda row: None if row.refusal else row,
+        lambda row: f"{row.accuracy:.2f} ({row.accuracy_low:.2f}–{row.accuracy_high:.2f})",
+    ),
 )
-
-
-def accuracy_text(row: Row) -> str:
-    """Write the share found and its interval."""
-    return f"{row.accuracy:.2f} ({row.accuracy_low:.2f}–{row.accuracy_high:.2f})"
 
 
 def title(found: Search) -> str:
@@ -343,7 +331,7 @@ def heat_map(found: Search) -> Picture:
     return finish(figure, "Share of needles found over depth and length, per method.")
 
 
-def _panel(axes: Axes, found: Search, row: Row) -> Any:
+def _panel(axes: Axes, found: Search, row: SearchedRow) -> Any:
     hidden = np.array(found.hidden, dtype=float)
     share = np.array(row.found) / np.where(hidden > 0, hidden, np.nan)
     mesh = axes.pcolormesh(share, vmin=0, vmax=1, cmap="viridis", edgecolors="white", linewidth=0.5)

@@ -1,6 +1,6 @@
 """Perplexity of a text under methods, against the full cache (CAOTE, Table 4)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import exp
 from statistics import fmean
@@ -12,7 +12,7 @@ from kvlab.fast import methods
 from kvlab.fast.lab.evaluate.likelihood import Likelihood, Reading, check_feed, likelihoods
 from kvlab.fast.lab.evaluate.statistics import paired_difference
 from kvlab.fast.lab.generation import token_ids
-from kvlab.fast.lab.points import points
+from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.precisions import OnArrival
@@ -36,14 +36,10 @@ class Passage:
         return len(self.prompt) + len(self.rated)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method at one budget."""
+@dataclass(frozen=True, kw_only=True)
+class RatedRow(Row):
+    """How likely the passages are under one method at one budget."""
 
-    method: str
-    budget: int | None
-    refusal: str | None = None
-    """Why the method could not run; the figures below are then None."""
     perplexity: float | None = None
     gap: float | None = None
     """Perplexity minus that of the full cache (CAOTE, Table 4)."""
@@ -71,7 +67,7 @@ class Perplexities:
     """Rated tokens of all passages."""
     mean_length: float
     """Tokens of a passage."""
-    rows: tuple[Row, ...]
+    rows: tuple[RatedRow, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -101,26 +97,19 @@ def measure_perplexity(
     mean_length = fmean(map(len, passages))
     budgets = sorted({budget_entries(text, round(mean_length)) for text in reading.budgets})
     specs = [spec for spec in reading.methods if spec != YARDSTICK]
-    asked = [(YARDSTICK, None), *points(specs, budgets)]
-    total, rows = len(asked) * len(passages), []
     yardstick: list[Likelihood] = []
-    for number, (spec, entries) in enumerate(asked):
-        before = number * len(passages)
 
-        def told(done: int, before: int = before, spec: str = spec) -> None:
-            report(before + done, total, spec)
+    def measure(spec: str, entries: int | None, told: Told) -> RatedRow:
+        if spec != YARDSTICK and not yardstick:
+            raise ValueError("the full cache, with which methods are compared, was refused")
+        found = _read(model, spec, entries, passages, reading, told)
+        yardstick.extend(() if yardstick else found)
+        return _row(spec, entries, found, yardstick)
 
-        try:
-            found = _read(model, spec, entries, passages, reading, told)
-        except ValueError as error:
-            if not yardstick:
-                raise
-            rows.append(Row(spec, entries, str(error)))
-        else:
-            yardstick = yardstick or found
-            rows.append(_row(spec, entries, found, yardstick))
+    asked = [(YARDSTICK, None), *points(specs, budgets)]
+    rows = measure_points(asked, len(passages), measure, RatedRow, report)
     rated = sum(len(passage.rated) for passage in passages)
-    return Perplexities(reading, len(passages), rated, mean_length, tuple(rows))
+    return Perplexities(reading, len(passages), rated, mean_length, rows)
 
 
 def cut_windows(
@@ -169,7 +158,7 @@ def _read(
     entries: int | None,
     passages: Sequence[Passage],
     reading: Reading,
-    told: Callable[[int], None],
+    told: Told,
 ) -> list[Likelihood]:
     policy = methods.get(spec, entries)
     only_codes = entries is None and isinstance(policy.precision, OnArrival)
@@ -192,16 +181,16 @@ def _row(
     entries: int | None,
     found: Sequence[Likelihood],
     yardstick: Sequence[Likelihood],
-) -> Row:
+) -> RatedRow:
     losses, others = (
         [-float(each.logprobs.mean()) for each in some] for some in (found, yardstick)
     )
     nats, low, high = losses[0] - others[0], None, None
     if len(losses) > 1:
         nats, low, high = paired_difference(others, losses)
-    return Row(
-        spec,
-        entries,
+    return RatedRow(
+        method=spec,
+        budget=entries,
         perplexity=_perplexity(found),
         gap=_perplexity(found) - _perplexity(yardstick),
         nats=nats,
@@ -214,7 +203,6 @@ def _row(
 
 
 def _perplexity(found: Sequence[Likelihood]) -> float:
-    """Return e to the mean loss over all tokens."""
     return exp(-float(np.concatenate([each.logprobs for each in found]).mean()))
 
 
@@ -226,8 +214,7 @@ def table(found: Perplexities) -> Table:
     return tabulate(found.rows, COLUMNS)
 
 
-def nats_text(row: Row) -> str | None:
-    """Write the difference of the loss and its interval."""
+def _nats(row: RatedRow) -> str | None:
     if row.nats is None or row.nats_low is None:
         return None if row.nats is None else f"{row.nats:+.4f}"
     return f"{row.nats:+.4f} ({row.nats_low:+.4f} to {row.nats_high:+.4f})"
@@ -238,7 +225,7 @@ COLUMNS = (
     Column("budget", lambda row: "" if row.budget is None else row.budget),
     Column("perplexity", format=".4f"),
     Column("gap", format="+.4f"),
-    Column("nats (95 %)", nats_text),
+    Column("nats (95 %)", _nats),
     Column("entries", format=".0f"),
     Column("KiB", "nbytes", lambda nbytes: f"{nbytes / 1024:.0f}"),
 )
