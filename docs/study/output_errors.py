@@ -22,6 +22,7 @@ from kvlab.fast.lab.points import points
 from kvlab.fast.lab.sweep.summary import CONTROL
 from kvlab.fast.lab.terminal import print_line
 from kvlab.fast.models import model_location
+from kvlab.reference import methods as registry
 from kvlab.reference.measure import Measurement
 from kvlab.reference.methods import base_name
 from kvlab.reference.models import EMBEDDED
@@ -49,9 +50,9 @@ def measure(
     """
     prompts = [list(passage.prompt) for passage in passages]
     rated = [list(passage.rated) for passage in passages]
-    yardstick = [logits for _, logits in backend.measure(YARDSTICK, None, prompts, rated)]
+    yardstick = [logits for _, logits in backend.measure(registry.get(YARDSTICK), prompts, rated)]
     for method, budget in asked:
-        found = backend.measure(method, budget, prompts, rated, yardstick)
+        found = backend.measure(registry.get(method, budget), prompts, rated, yardstick)
         yield OutputChange(method, budget, means([measurement for measurement, _ in found]))
 
 

@@ -17,6 +17,7 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Block, StepResult
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.reference.measure import Measurement, divergence
+from kvlab.reference.policy import Policy as ReferencePolicy
 from kvlab.reference.quantization import FULL_BITS
 
 
@@ -56,7 +57,7 @@ class DenseShadow:
 
 def teacher_forced(
     model: Any,
-    policy: Policy,
+    policy: Policy | ReferencePolicy,
     prompts: Sequence[Sequence[int]],
     continuations: Sequence[Sequence[int]],
     full_logits: Sequence[Float[np.ndarray, "_ vocab"]] | None = None,

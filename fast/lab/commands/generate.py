@@ -1,85 +1,68 @@
 """``kvlab generate``: a model writes under a method, and says what that cost."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-import typer
-
-from kvlab.fast.lab.commands.options import (
-    AsJson,
-    BlockSize,
-    Device,
-    Dtype,
-    MaxNewTokens,
-    ModelName,
-    PromptFile,
-    PromptText,
-    at_least,
-    check_seed,
-    read_prompt,
-)
-from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
+from kvlab.fast.lab.commands.options import at_least, check_seed, read_prompt
+from kvlab.fast.lab.commands.settings import BlockSize, Json, Prompt, TypedModel, command
+from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting
 from kvlab.reference import methods
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.selection import budget_entries
 
 if TYPE_CHECKING:
     from kvlab.fast.lab.generation import Written
 
 
-def generate(
-    model: ModelName = None,
-    method: Annotated[str, typer.Option(help="Registry syntax; see kvlab methods.")] = "full",
-    budget: Annotated[
-        str | None,
-        typer.Option(help="Entries, or percent of prompt and --max-new-tokens together."),
-    ] = None,
-    block_size: BlockSize = None,
-    prompt: PromptText = None,
-    prompt_file: PromptFile = None,
-    max_new_tokens: MaxNewTokens = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws, if --temperature is above 0.")] = 0,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    as_json: AsJson = False,
-) -> None:
-    """Continue a text under a method, and print what it kept and how fast it was."""
-    at_least("max_new_tokens", max_new_tokens, 1)
-    at_least("temperature", temperature, 0)
-    check_seed(seed)
-    methods.parse(method)
-    if budget is not None:
-        budget_entries(budget, 100)
-    elif methods.takes_budget(method):
-        raise ValueError(f"{method} needs --budget: entries, or percent, as in 50%")
-    text = read_prompt(prompt, prompt_file, model)
-    with working(f"loading {model or 'the embedded reasoner'}"):
-        from kvlab.fast.lab import generation
-        from kvlab.fast.models.loading import load
+@dataclass(frozen=True, kw_only=True)
+class Settings(Prompt, BlockSize, TypedModel, Json):
+    """What to continue, and how."""
 
-        network, tokenizer = load(model or reasoner_directory(), dtype, device)
+    method: str = "full"
+    """Registry syntax; see kvlab methods."""
+    budget: str | None = None
+    """Entries, or percent of prompt and --max-new-tokens together."""
+    temperature: float = 0.0
+    """0 takes the likeliest token."""
+    seed: int = 0
+    """Seed of the draws, if --temperature is above 0."""
+
+
+@command
+def generate(settings: Settings) -> None:
+    """Continue a text under a method, and print what it kept and how fast it was."""
+    at_least("max_new_tokens", settings.max_new_tokens, 1)
+    at_least("temperature", settings.temperature, 0)
+    check_seed(settings.seed)
+    methods.parse(settings.method)
+    if settings.budget is not None:
+        budget_entries(settings.budget, 100)
+    elif methods.takes_budget(settings.method):
+        raise ValueError(f"{settings.method} needs --budget: entries, or percent, as in 50%")
+    text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
+    network, tokenizer = settings.load(settings.dtype)
+    from kvlab.fast.lab import generation
+
     with reporting(transient=True) as report:
         written = generation.generate(
             network,
             tokenizer,
             text,
-            method,
-            budget,
-            block_size=block_size,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            seed=seed,
+            settings.method,
+            settings.budget,
+            block_size=settings.block_size,
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
             report=report,
         )
-    if as_json:
+    if settings.json:
         print_json(asdict(written))
         return
     print(written.text)
-    print_facts(facts(written, budget))
+    print_facts(_facts(written, settings.budget))
 
 
-def facts(written: "Written", asked: str | None) -> dict[str, str]:
+def _facts(written: "Written", asked: str | None) -> dict[str, str]:
     """Name and format the figures; ``asked`` is the budget as it was typed."""
     method = written.method
     if written.budget is not None:

@@ -1,24 +1,10 @@
 """``kvlab perplexity``: how much worse a model predicts a text under a method."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from kvlab.fast.lab.commands.options import (
-    AsJson,
-    Budgets,
-    Device,
-    Dtype,
-    Feed,
-    Methods,
-    ModelName,
-    Parallel,
-    read_book,
-    read_budgets,
-    read_methods,
-    refuse_without_text,
-)
+from kvlab.fast.lab.commands.options import read_book, refuse_without_text
+from kvlab.fast.lab.commands.settings import Budgets, Feed, Json, Methods, ShardedModel, command
 from kvlab.fast.lab.terminal import (
     is_first_process,
     print_caption,
@@ -27,81 +13,60 @@ from kvlab.fast.lab.terminal import (
     reporting,
     working,
 )
-from kvlab.reference.models import reasoner_directory
-
-DEFAULT_METHODS = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova"
 
 
-TextFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="UTF-8 file; default: a novel, for embedded models 50 problems and solutions."
-    ),
-]
-Window = Annotated[
-    int | None,
-    typer.Option(help="Tokens of the text that are read with one cache; default: 4096."),
-]
-Prompt = Annotated[
-    int | None,
-    typer.Option(help="Tokens at the start of a window that are not rated; default: 1."),
-]
-Windows = Annotated[int | None, typer.Option(help="Windows to read; default: all.")]
-BlockSize = Annotated[
-    int | None, typer.Option(help="Tokens of a block; default: 128, for the problems 16.")
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(help="Windows that are read together; default: 1, for the problems 8."),
-]
+@dataclass(frozen=True, kw_only=True)
+class Settings(Methods, Budgets, Feed, ShardedModel, Json):
+    """What to read, and how."""
+
+    text: Path | None = None
+    """UTF-8 file; default: a novel, for embedded models 50 problems and solutions."""
+    methods: str = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova"
+    window: int | None = None
+    """Tokens of the text that are read with one cache; default: 4096."""
+    prompt: int | None = None
+    """Tokens at the start of a window that are not rated; default: 1."""
+    windows: int | None = None
+    """Windows to read; default: all."""
+    block_size: int | None = None
+    """Tokens of a block; default: 128, for the problems 16."""
+    feed: str = "blocks"
+    batch_size: int | None = None
+    """Windows that are read together; default: 1, for the problems 8."""
 
 
-def perplexity(
-    text: TextFile = None,
-    methods: Methods = DEFAULT_METHODS,
-    budgets: Budgets = None,
-    window: Window = None,
-    prompt: Prompt = None,
-    windows: Windows = None,
-    block_size: BlockSize = None,
-    feed: Feed = "blocks",
-    batch_size: BatchSize = None,
-    model: ModelName = None,
-    device: Device = None,
-    dtype: Dtype = "auto",
-    parallel: Parallel = None,
-    as_json: AsJson = False,
-) -> None:
+@command
+def perplexity(settings: Settings) -> None:
     """Measure the perplexity of a text under methods, against the full cache (CAOTE Table 4).
 
     A budget in percent is that share of a window.
     """
-    written = read_book(text, model)
-    if written is None:
-        refuse_without_text(window=window, prompt=prompt)
-    specs, asked = read_methods(methods), read_budgets(budgets) or ("50%",)
-    with working(f"loading {model or 'the embedded reasoner'}"):
+    text, most = read_book(settings.text, settings.model), settings.windows
+    if text is None:
+        refuse_without_text(window=settings.window, prompt=settings.prompt)
+    specs, asked = settings.specs, settings.asked("50%")
+    with working("loading PyTorch"):
         from kvlab.fast.lab.evaluate import perplexity as measuring
         from kvlab.fast.lab.evaluate.likelihood import Reading
         from kvlab.fast.lab.generation import token_ids
-        from kvlab.fast.models.loading import load
 
-        block, batch = (16, 8) if written is None else (128, 1)
-        block = block if block_size is None else block_size
-        batch = batch if batch_size is None else batch_size
-        reading = Reading(specs, asked, block, feed, batch)
-        cut = (4096 if window is None else window, 1 if prompt is None else prompt, windows)
-        measuring.check_window(*cut)
-        network, tokenizer = load(model or reasoner_directory(), dtype, device, parallel)
-    if written is None:
-        passages = measuring.problem_passages(tokenizer, 50 if windows is None else windows)
+    block, batch = (16, 8) if text is None else (128, 1)
+    block = block if settings.block_size is None else settings.block_size
+    batch = batch if settings.batch_size is None else settings.batch_size
+    reading = Reading(specs, asked, block, settings.feed, batch)
+    window = 4096 if settings.window is None else settings.window
+    prompt = 1 if settings.prompt is None else settings.prompt
+    measuring.check_window(window, prompt, most)
+    network, tokenizer = settings.load(settings.dtype, settings.parallel)
+    if text is None:
+        passages = measuring.problem_passages(tokenizer, 50 if most is None else most)
     else:
-        passages = measuring.cut_windows(token_ids(tokenizer, written), *cut)
+        passages = measuring.cut_windows(token_ids(tokenizer, text), window, prompt, most)
     with reporting(transient=True) as report:
         found = measuring.measure_perplexity(network, passages, reading, report)
     if not is_first_process():
         return
-    if as_json:
+    if settings.json:
         print_json(found.to_json())
         return
     print_table(measuring.table(found), measuring.title(found))

@@ -3,13 +3,13 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
 from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
@@ -22,9 +22,6 @@ Texts = Sequence[Sequence[int]]
 
 Measured = tuple[Measurement, np.ndarray]
 """A measurement, and the logits ``[steps, vocab]``."""
-
-Asked = str | Policy
-"""A method in registry syntax, or a policy, which has its budget in it."""
 
 NAMES = ("fast", "reference")
 
@@ -61,68 +58,59 @@ def load_encoder(model: str | Path, backend: str) -> Callable[[str], list[int]]:
     return lambda text: found(text)["input_ids"]
 
 
+@dataclass(frozen=True)
+class Request:
+    """Prompts that a model continues greedily, in one batch."""
+
+    prompts: Texts
+    limit: int
+    """Tokens to write at most."""
+    stop: int | None
+    """Token that ends an answer; None: only the limit does."""
+    solutions: Texts | None = None
+    """Right answers; an answer ends with its first token that differs from them."""
+    block_size: int | None = None
+    """Tokens per block of a prompt; None reads a prompt at once."""
+    text: Sequence[int] = ()
+    """What is read and compressed before the prompts, which are questions about it, are known."""
+
+    def ended(self, row: int, written: Sequence[int]) -> bool:
+        """Say whether the last token that was written ends the answer to a prompt."""
+        place, token = len(written) - 1, written[-1]
+        solution = [token] if self.solutions is None else self.solutions[row][place : place + 1]
+        return token == self.stop or [token] != list(solution) or len(written) == self.limit
+
+
 class Backend(ABC):
-    """A loaded model that writes and measures under any method."""
+    """A loaded model that writes and measures under any policy."""
+
+    tokenizer: Any
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Return token ids."""
 
-    @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """Return text, special tokens included."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    def write(self, policy: Policy, request: Request) -> tuple[list[list[int]], float]:
+        """Return what is written after each prompt, and the seconds per token.
+
+        Raises:
+            ValueError: if the policy does not fit the prompts, or the backend cannot do it.
+        """
+        started = time.perf_counter()
+        written = self._written(policy, request)
+        return written, (time.perf_counter() - started) / sum(map(len, written))
 
     @abstractmethod
-    def write(
-        self,
-        method: Asked,
-        budget: int | None,
-        prompts: Texts,
-        limit: int,
-        stop: int | None,
-        solutions: Texts | None = None,
-        block_size: int | None = None,
-    ) -> tuple[list[list[int]], float]:
-        """Continue prompts greedily; return what was written, and the seconds per token.
-
-        Args:
-            method: registry syntax, or a policy.
-            budget: entries, where the method takes one and is no policy.
-            prompts: token ids.
-            limit: tokens to write at most.
-            stop: token that ends an answer; None: only the limit does.
-            solutions: right answers; an answer ends with its first token that differs from them.
-            block_size: tokens per block of a prompt; None reads a prompt at once.
-
-        Raises:
-            ValueError: if the method does not fit the prompts.
-        """
-
-    def write_after(
-        self,
-        method: Asked,
-        budget: int | None,
-        text: Sequence[int],
-        questions: Texts,
-        limit: int,
-        stop: int | None,
-        solutions: Texts | None = None,
-        block_size: int | None = None,
-    ) -> tuple[list[list[int]], float]:
-        """Answer questions about a text that is compressed before they are known.
-
-        Args and what is returned are those of `write`; the text is read once for all questions.
-
-        Raises:
-            ValueError: if the method does not fit the text, or the backend cannot do it.
-        """
-        raise ValueError("questions after a compressed text need backend = 'fast'")
+    def _written(self, policy: Policy, request: Request) -> list[list[int]]: ...
 
     @abstractmethod
     def measure(
         self,
-        method: Asked,
-        budget: int | None,
+        policy: Policy,
         prompts: Texts,
         continuations: Texts,
         full_logits: Sequence[np.ndarray] | None = None,
@@ -140,45 +128,32 @@ class ReferenceBackend(Backend):
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
-
-    def write(
-        self,
-        method: Asked,
-        budget: int | None,
-        prompts: Texts,
-        limit: int,
-        stop: int | None,
-        solutions: Texts | None = None,
-        block_size: int | None = None,
-    ) -> tuple[list[list[int]], float]:
-        policy, started = policy_of(method, budget), time.perf_counter()
-        written = [
+    def _written(self, policy: Policy, request: Request) -> list[list[int]]:
+        if request.text:
+            raise ValueError("questions after a compressed text need backend = 'fast'")
+        solutions = request.solutions or [None] * len(request.prompts)
+        return [
             list(
                 generate(
                     self.model,
                     policy,
                     prompt,
-                    limit,
-                    stop,
-                    block_size=block_size,
+                    request.limit,
+                    request.stop,
+                    block_size=request.block_size,
                     solution=solution,
                 ).tokens
             )
-            for prompt, solution in zip(prompts, solutions or [None] * len(prompts), strict=True)
+            for prompt, solution in zip(request.prompts, solutions, strict=True)
         ]
-        return written, (time.perf_counter() - started) / sum(map(len, written))
 
     def measure(
         self,
-        method: Asked,
-        budget: int | None,
+        policy: Policy,
         prompts: Texts,
         continuations: Texts,
         full_logits: Sequence[np.ndarray] | None = None,
     ) -> list[Measured]:
-        policy = policy_of(method, budget)
         yardsticks = [None] * len(prompts) if full_logits is None else full_logits
         return [
             teacher_forced(self.model, policy, prompt, tokens, full)
@@ -196,113 +171,56 @@ class FastBackend(Backend):
         self.model: Any = network
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text)["input_ids"]  # type: ignore[return-value]
+        return self.tokenizer(text)["input_ids"]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)  # type: ignore
+    def _written(self, policy: Policy, request: Request) -> list[list[int]]:
+        """Continue the prompts; after a text, a prompt counts as generated, as every turn does."""
+        import torch
 
-    def write(
-        self,
-        method: Asked,
-        budget: int | None,
-        prompts: Texts,
-        limit: int,
-        stop: int | None,
-        solutions: Texts | None = None,
-        block_size: int | None = None,
-    ) -> tuple[list[list[int]], float]:
         from kvlab.fast import compress
-        from kvlab.fast.lab.generation import decoding_options
         from kvlab.fast.lab.measure import left_padded
 
-        ids, real = left_padded(prompts, self.model.device)
-        options = {**decoding_options(self.model, limit), "eos_token_id": stop}
-        started = time.perf_counter()
-        if solutions is not None:
-            options["stopping_criteria"] = [FirstError(ids.shape[1], solutions)]
-        with compress(self.model, method, budget, block_size) as cache:
-            result = self.model.generate(
-                ids, attention_mask=real.long(), past_key_values=cache, **options
-            )
-        seconds = time.perf_counter() - started
-        written = [until(row, stop) for row in result[:, ids.shape[1] :].tolist()]
-        written = to_first_error(written, solutions)
-        return written, seconds / sum(map(len, written))
+        ids, real = left_padded(request.prompts, self.model.device)
+        written: list[list[int]] = [[] for _ in request.prompts]
+        with (
+            torch.inference_mode(),
+            compress(self.model, policy, block_size=request.block_size) as cache,
+        ):
+            if request.text:
+                self._read_for_all(request.text, cache, len(ids))
+                real = torch.cat([real.new_ones(len(ids), len(request.text)), real], dim=1)
+            logits = self.model(
+                ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1
+            ).logits
+            going = set(range(len(ids)))
+            while True:
+                tokens = logits[:, -1].argmax(-1, keepdim=True)
+                for row, (token,) in enumerate(tokens.tolist()):
+                    if row in going:
+                        written[row].append(token)
+                        if request.ended(row, written[row]):
+                            going.remove(row)
+                if not going:
+                    return written
+                logits = self.model(tokens, past_key_values=cache).logits
 
-    def write_after(
-        self,
-        method: Asked,
-        budget: int | None,
-        text: Sequence[int],
-        questions: Texts,
-        limit: int,
-        stop: int | None,
-        solutions: Texts | None = None,
-        block_size: int | None = None,
-    ) -> tuple[list[list[int]], float]:
-        from kvlab.fast import methods as fast_methods
-        from kvlab.fast.lab.evaluate.asking import answer_after
+    def _read_for_all(self, text: Sequence[int], cache: Any, rows: int) -> None:
+        import torch
 
-        policy, started = fast_methods.port(policy_of(method, budget)), time.perf_counter()
-        written = answer_after(
-            self.model, policy, text, questions, limit, stop, block_size, solutions
-        )
-        return written, (time.perf_counter() - started) / sum(map(len, written))
+        if len(text) < 2:
+            raise ValueError(f"a text of {len(text)} tokens must hold at least two")
+        ids = torch.tensor([list(text)], device=self.model.device)
+        self.model(ids[:, :-1], past_key_values=cache, logits_to_keep=1)
+        self.model(ids[:, -1:], past_key_values=cache)  # a prompt ends where one token follows
+        cache.batch_repeat_interleave(rows)
 
     def measure(
         self,
-        method: Asked,
-        budget: int | None,
+        policy: Policy,
         prompts: Texts,
         continuations: Texts,
         full_logits: Sequence[np.ndarray] | None = None,
     ) -> list[Measured]:
-        from kvlab.fast import methods as fast_methods
         from kvlab.fast.lab import measure
 
-        policy = fast_methods.port(policy_of(method, budget))
         return measure.teacher_forced(self.model, policy, prompts, continuations, full_logits)
-
-
-class FirstError:
-    """Says which rows of a batch have left their solution; ``generate`` asks after each token."""
-
-    def __init__(self, start: int, solutions: Texts) -> None:
-        """Expect answers from the column ``start`` on."""
-        self.start, self.solutions = start, solutions
-        self.left = [False] * len(solutions)
-
-    def __call__(self, tokens: Any, scores: Any, **_: Any) -> Any:
-        """Return whether each row of ``tokens`` ``[rows, columns]`` is done."""
-        place = tokens.shape[1] - self.start - 1
-        for row, (token, solution) in enumerate(
-            zip(tokens[:, -1].tolist(), self.solutions, strict=True)
-        ):
-            self.left[row] |= place >= len(solution) or token != solution[place]
-        return tokens.new_tensor(self.left) > 0
-
-
-def policy_of(method: Asked, budget: int | None) -> Policy:
-    """Build the policy of a method; a policy stays as it is."""
-    return methods.get(method, budget) if isinstance(method, str) else method
-
-
-def to_first_error(written: Texts, solutions: Texts | None) -> list[list[int]]:
-    """Cut each answer after its first token that is not that of its solution."""
-    if solutions is None:
-        return [list(tokens) for tokens in written]
-    return [
-        list(tokens[: right_tokens(tokens, solution) + 1])
-        for tokens, solution in zip(written, solutions, strict=True)
-    ]
-
-
-def right_tokens(tokens: Sequence[int], solution: Sequence[int]) -> int:
-    """Return how many tokens an answer and a solution have in common from their start."""
-    pairs = zip(tokens, solution, strict=False)
-    return next((i for i, (one, other) in enumerate(pairs) if one != other), len(solution))
-
-
-def until(tokens: list[int], stop: int | None) -> list[int]:
-    """Return the tokens up to the first ``stop``, with it."""
-    return tokens[: tokens.index(stop) + 1] if stop in tokens else tokens

@@ -85,7 +85,7 @@ class CompressedLM(Base):
         if isinstance(pretrained, str):
             network, tokenizer = load(pretrained, dtype, _present(device), parallel)
             own.setdefault("tokenizer", tokenizer)
-        with _without_advice():
+        with quiet("lm_eval.models.huggingface"):  # it warns everybody who hands it a model
             super().__init__(pretrained=network, batch_size=size, **own)
         self.pretrained = name  # what lm-eval writes into its results
 
@@ -232,12 +232,12 @@ def _summed_up(likelihood: Likelihood) -> tuple[float, bool]:
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
-    """Drop the warning that lm-eval gives to everybody who hands it a loaded model."""
-    logger = logging.getLogger("lm_eval.models.huggingface")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet(logger: str) -> Iterator[None]:
+    """Let a logger of lm-eval report errors only."""
+    chatter = logging.getLogger(logger)
+    before = chatter.level
+    chatter.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        chatter.setLevel(before)

@@ -1,9 +1,8 @@
 """lm-evaluation-harness over methods and budgets, with one loaded model."""
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 
 from kvlab.fast.lab.evaluate.likelihood import Reading
-from kvlab.fast.lab.harness.model import CompressedLM
-from kvlab.fast.lab.tables import MISSING, Table
+from kvlab.fast.lab.harness.model import CompressedLM, quiet
+from kvlab.fast.lab.points import Row, Told, measure_points
+from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
 
@@ -54,29 +54,19 @@ class Settings(Reading):
             raise ValueError(f"include_path = {self.include_path} must be a folder")
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One metric of one task under one method."""
-
-    method: str
-    budget: str | None
-    task: str
-    metric: str
-    filter: str
-    """lm-eval's name of the rule that cuts an answer out of the text; ``none`` if no rule does."""
-    value: float
-    error: float | None
-    """Standard error, if lm-eval knows it."""
-    problems: int
+Figure = Mapping[str, Any]
+"""One metric of one task under one method."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A method that could not run."""
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedRow(Row):
+    """What lm-eval found under one method at one budget."""
 
-    method: str
-    budget: str | None
-    reason: str
+    figures: tuple[Figure, ...] = ()
+    """Method, budget, task, metric, filter (lm-eval's name of the rule that cuts an answer out of
+    the text), value, standard error if lm-eval knows it, and number of problems."""
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    """Versions of the tasks."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +74,30 @@ class Evaluation:
     """What `evaluate_tasks` found."""
 
     settings: Settings
-    figures: tuple[Figure, ...]
-    refusals: tuple[Refusal, ...]
-    task_versions: Mapping[str, Any]
-    lm_eval: str
-    """Version of lm-eval."""
+    rows: tuple[EvaluatedRow, ...]
+
+    @property
+    def figures(self) -> list[Figure]:
+        """The figures of all methods."""
+        return [figure for row in self.rows for figure in row.figures]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return plain data, with the versions of tasks and of lm-eval."""
         folder = self.settings.include_path
-        found = asdict(self)
-        found["settings"]["include_path"] = None if folder is None else str(folder)
-        return found
+        return {
+            "settings": {
+                **asdict(self.settings),
+                "include_path": None if folder is None else str(folder),
+            },
+            "figures": self.figures,
+            "refusals": [
+                {"method": row.method, "budget": row.budget, "reason": row.refusal}
+                for row in self.rows
+                if row.refusal is not None
+            ],
+            "task_versions": {k: v for row in self.rows for k, v in row.versions.items()},
+            "lm_eval": version("lm-eval"),
+        }
 
 
 def evaluate_tasks(
@@ -105,7 +107,7 @@ def evaluate_tasks(
 
     Args:
         settings: what to evaluate.
-        report: is called with (runs done, runs in all, what comes next).
+        report: is called with (runs done, runs in all, the method) before each run.
 
     Raises:
         ValueError: if a task is unknown, or no method could run.
@@ -119,23 +121,26 @@ def evaluate_tasks(
         dtype=settings.dtype,
         parallel=settings.parallel,
     )
-    asked = list(settings.points())
-    figures: list[Figure] = []
-    refusals: list[Refusal] = []
-    versions: dict[str, Any] = {}
-    for done, (spec, budget) in enumerate(asked):
-        report(done, len(asked), spec if budget is None else f"{spec}, budget {budget}")
-        try:
-            model.use(spec, budget, settings.block_size, settings.feed)
-            results = _run(model, settings, manager)
-        except ValueError as error:
-            refusals.append(Refusal(spec, budget, str(error)))
-        else:
-            figures += _figures(spec, budget, results)
-            versions |= results.get("versions", {})
-    if len(refusals) == len(asked):
-        raise ValueError(f"no method could run; {refusals[0].method}: {refusals[0].reason}")
-    return Evaluation(settings, tuple(figures), tuple(refusals), versions, version("lm-eval"))
+
+    def measure(method: str, budget: str | None, told: Told) -> EvaluatedRow:
+        told(0)
+        model.use(method, budget, settings.block_size, settings.feed)
+        with quiet("lm_eval"), _nothing_asked():
+            results = evaluator.simple_evaluate(
+                model=model,
+                tasks=list(settings.tasks),
+                num_fewshot=settings.fewshot,
+                limit=settings.limit,
+                apply_chat_template=settings.chat,
+                fewshot_as_multiturn=settings.chat,
+                task_manager=manager,
+                log_samples=False,
+            )
+        results = results or {"results": {}}  # only the first of several processes is given any
+        figures, versions = tuple(_figures(method, budget, results)), results.get("versions", {})
+        return EvaluatedRow(method=method, budget=budget, figures=figures, versions=versions)
+
+    return Evaluation(settings, measure_points(settings.points(), 1, measure, EvaluatedRow, report))
 
 
 def _task_manager(settings: Settings) -> TaskManager:
@@ -160,87 +165,54 @@ def _task_manager(settings: Settings) -> TaskManager:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep lm-eval from logging, and from asking git and pip for what is not read.
+def _nothing_asked() -> Iterator[None]:
+    """Keep lm-eval from asking git and pip for what is not read.
 
     The folder may be no repository, and pip takes longer than a short run.
     """
-    chatter = logging.getLogger("lm_eval")
-    before, asked = chatter.level, (evaluator.get_git_commit_hash, evaluator.add_env_info)
-    chatter.setLevel(logging.ERROR)
+    asked = evaluator.get_git_commit_hash, evaluator.add_env_info
     evaluator.get_git_commit_hash = lambda: None
     evaluator.add_env_info = lambda storage: None
     try:
         yield
     finally:
         evaluator.get_git_commit_hash, evaluator.add_env_info = asked
-        chatter.setLevel(before)
 
 
-def _run(model: CompressedLM, settings: Settings, manager: TaskManager) -> Mapping[str, Any]:
-    with _quiet():
-        results = evaluator.simple_evaluate(
-            model=model,
-            tasks=list(settings.tasks),
-            num_fewshot=settings.fewshot,
-            limit=settings.limit,
-            apply_chat_template=settings.chat,
-            fewshot_as_multiturn=settings.chat,
-            task_manager=manager,
-            log_samples=False,
-        )
-    return results or {"results": {}}  # only the first of several processes is given results
-
-
-def _figures(spec: str, budget: str | None, results: Mapping[str, Any]) -> Iterator[Figure]:
+def _figures(method: str, budget: str | None, results: Mapping[str, Any]) -> Iterator[Figure]:
     """Sort out lm-eval's ``metric,filter`` keys; groups come after their tasks."""
     for task, found in {**results["results"], **results.get("groups", {})}.items():
         problems = results["n-samples"].get(task, {}).get("effective", 0)
         for key, value in found.items():
-            metric, comma, filtered = key.partition(",")
+            metric, comma, cut = key.partition(",")
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
-            error = found.get(f"{metric}_stderr,{filtered}")
-            yield Figure(
-                spec,
-                budget,
-                task,
-                metric,
-                filtered,
-                float(value),
-                error if isinstance(error, float) else None,
-                problems,
-            )
+            error = found.get(f"{metric}_stderr,{cut}")
+            yield {
+                **{"method": method, "budget": budget, "task": task},
+                **{"metric": metric, "filter": cut, "value": float(value)},
+                "error": error if isinstance(error, float) else None,
+                "problems": problems,
+            }
 
 
 # --- printing ------------------------------------------------------------------------------------
 
+COLUMNS = (
+    Column("method"),
+    Column("budget"),
+    Column("metric"),
+    Column("filter"),
+    Column("value", format=".3f"),
+    Column("± error", "error", ".3f"),
+)
+
 
 def tables(found: Evaluation) -> Iterator[tuple[str, Table]]:
-    """Yield a title and a table for each task: a row per method and budget, a column per metric."""
-    for task in dict.fromkeys(figure.task for figure in found.figures):
-        figures = [figure for figure in found.figures if figure.task == task]
-        metrics = list(dict.fromkeys((figure.metric, figure.filter) for figure in figures))
-        names = [name if cut == "none" else f"{name}\n{cut}" for name, cut in metrics]
-        rows = list(_rows(figures, metrics))
-        rows += [[each.method, each.budget or "", each.reason] for each in found.refusals]
-        problems = figures[0].problems
-        title = f"{task}, {problems} problems" if problems else task
-        yield title, Table(("method", "budget", *names), rows)
-
-
-def _rows(figures: Sequence[Figure], metrics: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
-    """Yield the figures of one task."""
-    for spec, budget in dict.fromkeys((figure.method, figure.budget) for figure in figures):
-        values = {
-            (figure.metric, figure.filter): cell(figure)
-            for figure in figures
-            if (figure.method, figure.budget) == (spec, budget)
-        }
-        yield [spec, budget or "", *(values.get(metric, MISSING) for metric in metrics)]
-
-
-def cell(figure: Figure) -> str:
-    """Format a value and its standard error."""
-    error = "" if figure.error is None else f" ± {figure.error:.3f}"
-    return f"{figure.value:.3f}{error}"
+    """Yield a title and a table for each task, and a table of what could not run."""
+    for task in dict.fromkeys(figure["task"] for figure in found.figures):
+        figures = [figure for figure in found.figures if figure["task"] == task]
+        problems = figures[0]["problems"]
+        yield f"{task}, {problems} problems" if problems else task, tabulate(figures, COLUMNS, 4)
+    if refused := [row for row in found.rows if row.refusal is not None]:
+        yield "could not run", tabulate(refused, (*COLUMNS[:2], Column("reason", "refusal")))

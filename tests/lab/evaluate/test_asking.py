@@ -7,12 +7,13 @@ import pytest
 import torch
 from models import tiny
 
-from kvlab.fast import compress, methods
+from kvlab.fast import compress
 from kvlab.fast.lab.evaluate import tasks
-from kvlab.fast.lab.evaluate.asking import answer_after
+from kvlab.fast.lab.evaluate.backends import FastBackend, Request
 from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.jobs import make_plan
 from kvlab.fast.lab.sweep.worker import Worker
+from kvlab.reference import methods
 
 TEXT = [int(token) for token in torch.randint(1, 97, (40,), generator=torch.manual_seed(1))]
 QUESTIONS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
@@ -32,42 +33,50 @@ def alone(model, spec, budget, question, tokens):
         return written
 
 
+class TinyBackend(FastBackend):
+    """A backend of a tiny model, without a tokenizer."""
+
+    def __init__(self) -> None:
+        self.model = tiny("llama")
+
+    def answer(self, spec, budget, prompts=QUESTIONS, text=TEXT, stop=NEVER, solutions=None):
+        request = Request(prompts, 6, stop, solutions, 16, text)
+        return self.write(methods.get(spec, budget), request)[0]
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return TinyBackend()
+
+
 @pytest.mark.parametrize(("spec", "budget"), [("full", None), ("streaming_llm", 60)])
-def test_each_question_is_answered_as_if_it_were_alone(spec, budget):
-    model = tiny("llama")
-    policy = methods.get(spec, budget)
-    together = answer_after(model, policy, TEXT, QUESTIONS, 6, NEVER, block_size=16)
-    assert together == [alone(model, spec, budget, question, 6) for question in QUESTIONS]
+def test_each_question_is_answered_as_if_it_were_alone(backend, spec, budget):
+    wanted = [alone(backend.model, spec, budget, question, 6) for question in QUESTIONS]
+    assert backend.answer(spec, budget) == wanted
 
 
 @pytest.mark.parametrize("spec", ["h2o", "caote:tova", "snapkv@window=8", "ahakv@recent=4"])
-def test_other_questions_and_their_padding_change_nothing(spec):
-    model, policy = tiny("llama"), methods.get(spec, 36)
-    together = answer_after(model, policy, TEXT, QUESTIONS, 6, NEVER, block_size=16)
-    for question, answer in zip(QUESTIONS, together, strict=True):
-        assert answer_after(model, policy, TEXT, [question], 6, NEVER, block_size=16) == [answer]
+def test_other_questions_and_their_padding_change_nothing(backend, spec):
+    for question, answer in zip(QUESTIONS, backend.answer(spec, 36), strict=True):
+        assert backend.answer(spec, 36, [question]) == [answer]
 
 
-def test_what_was_evicted_is_missed():
-    full, few = (methods.get(spec, budget) for spec, budget in (("full", None), ("h2o", 12)))
-    model = tiny("llama")
-    answers = [answer_after(model, each, TEXT, QUESTIONS, 6, NEVER) for each in (full, few)]
-    assert answers[0] != answers[1]
+def test_what_was_evicted_is_missed(backend):
+    assert backend.answer("full", None) != backend.answer("h2o", 12)
 
 
-def test_an_answer_ends_at_its_stop_or_its_first_error():
-    model, policy = tiny("llama"), methods.get("full")
-    whole = answer_after(model, policy, TEXT, QUESTIONS, 6, NEVER)
-    stopped = answer_after(model, policy, TEXT, QUESTIONS[:1], 6, stop=whole[0][2])
+def test_an_answer_ends_at_its_stop_or_its_first_error(backend):
+    whole = backend.answer("full", None)
+    stopped = backend.answer("full", None, QUESTIONS[:1], stop=whole[0][2])
     assert stopped == [whole[0][: whole[0].index(whole[0][2]) + 1]]
     solutions = [[*answer[:2], (answer[2] + 1) % 97, 0] for answer in whole]
-    cut = answer_after(model, policy, TEXT, QUESTIONS, 6, NEVER, solutions=solutions)
+    cut = backend.answer("full", None, solutions=solutions)
     assert cut == [answer[:3] for answer in whole]
 
 
-def test_a_text_of_one_token_is_refused():
+def test_a_text_of_one_token_is_refused(backend):
     with pytest.raises(ValueError, match="1 tokens must hold at least two"):
-        answer_after(tiny("llama"), methods.get("full"), [3], QUESTIONS, 6, NEVER)
+        backend.answer("full", None, text=[3])
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,14 @@ from sampling import sampled
 from shapes import shapes_checked
 from tolerances import FLOAT32_LOGITS
 
-from kvlab.fast.lab.evaluate.backends import FastBackend, ReferenceBackend, load_backend, until
+from kvlab.fast.lab.evaluate.backends import (
+    FastBackend,
+    ReferenceBackend,
+    Request,
+    load_backend,
+)
 from kvlab.fast.lab.sweep.worker import Question
+from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
 
@@ -51,7 +57,7 @@ def problems(backends):
     assert prompts == [reference.encode(problem.prompt) for problem in drawn]
     assert len(set(map(len, prompts))) > 1
     stop = reference.encode(drawn[0].solution)[-1]
-    answers, _ = reference.write("full", None, prompts, 160, stop)
+    answers, _ = reference.write(methods.get("full"), Request(prompts, 160, stop))
     return prompts, answers, stop
 
 
@@ -60,14 +66,16 @@ def problems(backends):
 )
 def test_whole_problems_give_the_same_text(spec, backends, problems):
     prompts, _, stop = problems
-    written = [backend.write(spec, SPECS[spec], prompts, 160, stop)[0] for backend in backends]
+    policy, request = methods.get(spec, SPECS[spec]), Request(prompts, 160, stop)
+    written = [backend.write(policy, request)[0] for backend in backends]
     assert written[0] == written[1]
 
 
 def test_without_a_token_that_ends_it_an_answer_ends_at_the_limit(backends, problems):
     prompts, (answer, *_), _ = problems
     limit = len(answer) + 3
-    written = [backend.write("full", None, prompts[:1], limit, None)[0] for backend in backends]
+    request = Request(prompts[:1], limit, stop=None)
+    written = [backend.write(methods.get("full"), request)[0] for backend in backends]
     assert written[0] == written[1]
     assert [len(tokens) for tokens in written[0]] == [limit]
     assert written[0][0][: len(answer)] == answer
@@ -82,7 +90,8 @@ def test_only_a_token_that_stands_nowhere_else_ends_an_answer():
 @pytest.mark.parametrize("spec", sampled(SPECS, ["h2o", "tova", *SPECS_IN_BITS]))
 def test_the_same_figures_are_measured(spec, backends, problems):
     prompts, answers, _ = problems
-    found = [backend.measure(spec, SPECS[spec], prompts, answers) for backend in backends]
+    policy = methods.get(spec, SPECS[spec])
+    found = [backend.measure(policy, prompts, answers) for backend in backends]
     for (fast, logits), (reference, expected) in zip(*found, strict=True):
         np.testing.assert_allclose(logits, expected, rtol=0, atol=20 * FLOAT32_LOGITS)
         for name in ("entries", "payload_bits", "output_error"):
@@ -94,15 +103,11 @@ def test_the_same_figures_are_measured(spec, backends, problems):
 def test_a_method_that_spoils_the_answer_is_seen_on_both_sides(backends, problems):
     prompts, answers = (texts[:1] for texts in problems[:2])
     for backend in backends:
-        full = backend.measure("full", None, prompts, answers)
+        full = backend.measure(methods.get("full"), prompts, answers)
         yardstick = [logits for _, logits in full]
-        poor = backend.measure("streaming_llm", 60, prompts, answers, yardstick)
+        policy = methods.get("streaming_llm", 60)
+        poor = backend.measure(policy, prompts, answers, yardstick)
         assert min(measurement.kl.max() for measurement, _ in poor) > 0.1
-
-
-def test_tokens_end_at_the_first_stop():
-    assert until([3, 9, 4, 9], 9) == [3, 9]
-    assert until([3, 4], 9) == [3, 4]
 
 
 def test_an_unknown_backend_is_refused():

@@ -250,11 +250,11 @@ def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(task
             include_path=tasks,
         )
     )
-    values = {(each.method, each.budget): each.value for each in found.figures}
+    values = {(each["method"], each["budget"]): each["value"] for each in found.figures}
     assert values["full", None] == 1.0
     assert values["streaming_llm", "50%"] < 0.5
-    assert {each.filter for each in found.figures} == {"answer"}
-    assert {each.problems for each in found.figures} == {6}
+    assert {each["filter"] for each in found.figures} == {"answer"}
+    assert {each["problems"] for each in found.figures} == {6}
 
 
 # --- the commands --------------------------------------------------------------------------------
@@ -309,9 +309,9 @@ def test_a_method_that_cannot_run_says_why(tasks):
             include_path=tasks,
         )
     )
-    (refusal,) = found.refusals
-    assert (refusal.method, refusal.budget) == ("raas", "50")
-    assert "budget = 50" in refusal.reason
+    (refusal,) = found.to_json()["refusals"]
+    assert (refusal["method"], refusal["budget"]) == ("raas", "50")
+    assert "budget = 50" in refusal["reason"]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ pytest.importorskip("transformers")
 from build import observation
 
 from kvlab.fast import compress
-from kvlab.fast.lab.evaluate.backends import load_backend, right_tokens, to_first_error
+from kvlab.fast.lab.evaluate.backends import Request, load_backend
 from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.evaluate.oracle import oracle_policy
 from kvlab.fast.lab.evaluate.tasks import TASKS, find_task
 from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
@@ -59,8 +60,9 @@ def test_the_oracle_solves_with_half_of_the_memory_what_random_does_not(backend)
     budget = min(each.tokens for each in problems) // 2
     assert max(map(least_memory, problems)) < budget
     oracle = oracle_policy([next_use(each) for each in problems], budget, jumps.STEP)
-    for policy, room, solved in ((oracle, None, 3), (f"random@recent={jumps.STEP}", budget, 0)):
-        written, _ = backend.write(policy, room, prompts, limit, stop, solutions)
+    random = methods.get(f"random@recent={jumps.STEP}", budget)
+    for policy, solved in ((oracle, 3), (random, 0)):
+        written, _ = backend.write(policy, Request(prompts, limit, stop, solutions))
         graded = map(jumps.grade, problems, map(backend.decode, written))
         assert sum(grade.solution_correct for grade in graded) == solved
 
@@ -72,7 +74,7 @@ def test_reference_and_batch_write_the_same_under_the_oracle(backend, problems):
     budget = max(map(least_memory, problems))
     together = oracle_policy([next_use(each) for each in problems], budget, jumps.STEP)
     limit, stop = max(map(len, solutions)), solutions[0][-1]
-    written, _ = backend.write(together, None, prompts, limit, stop)
+    written, _ = backend.write(together, Request(prompts, limit, stop))
     for problem, prompt, tokens in zip(problems, prompts, written, strict=True):
         assert prompt == tokenizer.encode(problem.prompt).ids
         alone = oracle_policy([next_use(problem)], budget, jumps.STEP)
@@ -84,18 +86,11 @@ def test_an_oracle_that_knows_another_problem_does_not_solve_this_one(backend, p
     (prompt,), (solution,) = texts(backend, [problem])
     wrong = next_use(problem)[:, ::-1].copy()
     policy = oracle_policy([wrong], least_memory(problem), jumps.STEP)
-    (written,), _ = backend.write(policy, None, [prompt], len(solution), solution[-1])
+    (written,), _ = backend.write(policy, Request([prompt], len(solution), solution[-1]))
     assert not jumps.grade(problem, backend.decode(written)).solution_correct
 
 
 # --- answers that end at their first error -------------------------------------------------------
-
-
-def test_right_tokens_are_counted_from_the_start():
-    assert right_tokens([1, 2, 3], [1, 2, 4]) == 2
-    assert right_tokens([1, 2], [1, 2, 4]) == 3, "nothing of it is wrong"
-    assert to_first_error([[1, 2, 3, 4], [5, 6]], [[1, 9, 3, 4], [5, 6]]) == [[1, 2], [5, 6]]
-    assert to_first_error([[1, 2]], None) == [[1, 2]]
 
 
 @pytest.mark.parametrize("name", ["fast", "reference"])
@@ -103,9 +98,13 @@ def test_answers_end_at_their_first_error(name, problems):
     backend = load_backend(name, embedded_directory("jumps"))
     prompts, solutions = texts(backend, problems)
     limit, stop = max(map(len, solutions)), solutions[0][-1]
-    whole, _ = backend.write("streaming_llm", 24, prompts, limit, stop)
-    cut, _ = backend.write("streaming_llm", 24, prompts, limit, stop, solutions)
-    assert cut == to_first_error(whole, solutions)
+    policy = methods.get("streaming_llm", 24)
+    whole, _ = backend.write(policy, Request(prompts, limit, stop))
+    cut, _ = backend.write(policy, Request(prompts, limit, stop, solutions))
+    for answer, start, solution in zip(whole, cut, solutions, strict=True):
+        assert answer[: len(start)] == start
+        assert start[:-1] == solution[: len(start) - 1]
+        assert start[-1] != solution[len(start) - 1] or start == answer
     assert sum(map(len, cut)) < sum(map(len, whole))
 
 

@@ -314,10 +314,23 @@ def test_compacting_keeps_every_row(small, tmp_path):
     assert results(tmp_path).equals(results(directory))
 
 
+def row_of(job):
+    """Return the row of a problem that was solved."""
+    return Found(
+        method=job.method,
+        budget=job.budget,
+        problem=0,
+        prompt_tokens=9,
+        solved=True,
+        answer_correct=True,
+        tokens=3,
+    )
+
+
 def test_rows_that_are_there_twice_count_once(small, tmp_path):
     plan, _ = small
     job = next(plan.jobs())
-    found = [Found(0, 9, None, solved=True, answer_correct=True, tokens=3)]
+    found = [row_of(job)]
     data = Dataset(tmp_path)
     data.write(job, found)
     data.write_file("copy.parquet", rows(job, found))
@@ -401,7 +414,7 @@ def test_the_command_runs_and_says_what_it_did(tmp_path):
 def test_what_libraries_print_does_not_reach_stdout(tmp_path, monkeypatch):
     def chatter(self, job):
         print("(raylet) A worker died")
-        return [Found(0, 9, None, solved=True, answer_correct=True, tokens=3)]
+        return [row_of(job)]
 
     monkeypatch.setattr(Worker, "run", chatter)
     path = tmp_path / "one.toml"

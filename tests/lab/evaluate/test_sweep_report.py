@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -77,15 +78,14 @@ SOLVED = {
 def found(job):
     """Make up the rows of a job."""
     solved = SOLVED.get((job.method, job.budget))
+    row = partial(Found, method=job.method, budget=job.budget, prompt_tokens=90)
     if solved is None:
-        return [Found(n, 90, "budget is < 90 & too small") for n in range(job.count)]
+        return [row(problem=n, refusal="budget is < 90 & too small") for n in range(job.count)]
     most = {"rkv@every=16": 15.0}.get(job.method, 0.0) + (job.budget or 200)
     figures = dict.fromkeys(MEASURED, 0.25) | {"entries": most, "average_bits": 8.0}
     return [
-        Found(
+        row(
             problem=n,
-            prompt_tokens=90,
-            refusal=None,
             solved=solved(n),
             answer_correct=True,
             tokens=100,
