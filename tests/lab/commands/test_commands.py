@@ -1,283 +1,364 @@
-"""``kvlab generate`` and ``kvlab trace``, as they are typed."""
+"""All commands: help, what every option refuses, the data that they print, and how they start."""
 
-import io
-import json
 import os
 import signal
 import subprocess
 import sys
 from importlib.metadata import version
-from types import SimpleNamespace
 
-import numpy as np
+import jsonschema
 import pytest
-from rich.console import Console
+import typer
 from sampling import slow
-from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app, main
+from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.sweep import engines
-from kvlab.fast.lab.tables import Table, visible
-from kvlab.reference import Transformer, methods
-from kvlab.reference import generate as reference_generate
-from kvlab.reference.files import load_tokenizer
-from kvlab.reference.models import reasoner_directory
-from kvlab.reference.simulator.trace import load_trace
-from kvlab.reference.tasks import reasoning
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-generation = pytest.importorskip("kvlab.fast.lab.generation")
-
-PROBLEM = reasoning.held_out(1)[0]
-PROMPT = len(PROBLEM.prompt.split(" "))
-SOLUTION = len(PROBLEM.solution.split(" "))
-FULL_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4
-"""Layers, keys and values, KV heads, channels, bytes of float32."""
+for needed in ("torch", "transformers"):
+    pytest.importorskip(needed)
 
 
-def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, (result.output, str(result.exception))
-    return result.stdout
+def commands(group, *path):
+    for name, each in group.commands.items():
+        below = hasattr(each, "commands")
+        yield from commands(each, *path, name) if below else [(" ".join([*path, name]), each)]
 
 
-def refusal(monkeypatch, capfd, *arguments: object) -> str:
-    monkeypatch.setattr("sys.argv", ["kvlab", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    return capfd.readouterr().err
+COMMANDS = dict(commands(typer.main.get_command(app)))
 
 
-# --- kvlab generate ------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option(name, printed):
+    shown = printed(*name.split(), "--help")
+    command = COMMANDS[name]
+    assert command.help
+    for option in command.params:
+        assert option.help, option.name
+        assert option.param_type_name == "argument" or option.opts[0] in shown
 
 
-def test_generate_solves_a_problem_of_its_own():
-    found = json.loads(run("generate", "--json"))
-    assert f"{found['text']} {reasoning.END}" == PROBLEM.solution
-    assert found["method"] == "full"
-    assert found["budget"] is None
-    assert (found["prompt_tokens"], found["written_tokens"]) == (PROMPT, SOLUTION)
-    read = PROMPT + SOLUTION - 1
-    assert found["tokens_read"] == found["fewest_entries"] == found["most_entries"] == read
-    assert found["full_bytes"] == read * FULL_BYTES_PER_TOKEN
-    assert found["full_bytes"] <= found["entry_bytes"] < 1.25 * found["full_bytes"]
-    assert found["tokens_per_second"] > 0
+def test_the_version_is_that_of_the_package(printed):
+    assert printed("--version") == f"kvlab {version('kvlab')}\n"
 
 
-def test_generate_writes_what_the_reference_writes_under_a_budget():
-    method, tokens = "h2o@every=8", 60
-    found = json.loads(
-        run("generate", "--method", method, "--budget", "60%", "--max-new-tokens", tokens, "--json")
-    )
-    budget = -(-6 * (PROMPT + tokens) // 10)
-    assert found["budget"] == budget
-    tokenizer = load_tokenizer(reasoner_directory())
-    written = reference_generate(
-        Transformer.from_directory(reasoner_directory()),
-        methods.get(method, budget),
-        tokenizer.encode(PROBLEM.prompt).ids,
-        tokens,
-        stop=0,
-    )
-    assert found["text"] == tokenizer.decode(list(written.tokens))
-    assert found["text"] not in PROBLEM.solution  # the budget did change something
-    entries = {cache.positions.shape[1] for cache in written.session.caches}
-    assert entries == {found["fewest_entries"]} == {found["most_entries"]}
-    assert found["entry_bytes"] < found["full_bytes"]
+# --- what is refused -----------------------------------------------------------------------------
 
-
-def test_generate_prints_text_and_figures():
-    printed = run(
-        *("generate", "--prompt", PROBLEM.prompt, "--max-new-tokens", 30),
-        *("--method", "streaming_llm", "--budget", "50%", "--block-size", 16),
-    )
-    assert f"streaming_llm, budget 50% = {-(-(PROMPT + 30) // 2)} entries" in printed
-    assert f"{PROMPT} given, 30 written" in printed
-    assert f"{-(-(PROMPT + 30) // 2)} of {PROMPT + 29} per KV head" in printed
-    assert "of the full cache's 278.0 KiB" in printed  # 139 tokens of 2 KiB
-    assert "tokens/s" in printed
-
-
-def test_sampling_follows_seed_and_temperature():
-    def sample(*options: object) -> str:
-        arguments = ("--max-new-tokens", 20, "--json", *options)
-        return json.loads(run("generate", *arguments))["text"]
-
-    greedy, hot = sample(), sample("--temperature", 3, "--seed", 1)
-    assert hot == sample("--temperature", 3, "--seed", 1)
-    assert len({greedy, hot, sample("--temperature", 3, "--seed", 2)}) == 3
-
-
-def test_one_token_has_no_rate():
-    printed = run("generate", "--max-new-tokens", 1)
-    assert f"{PROMPT} given, 1 written" in printed
-    assert "–" in printed
-
-
-def test_a_model_s_own_sampling_does_not_apply():
-    own = SimpleNamespace(eos_token_id=[7, 8], pad_token_id=None, repetition_penalty=1.3)
-    options = generation.decoding_options(SimpleNamespace(generation_config=own), 5, 0.5)
-    assert options["pad_token_id"] == 7
-    assert (options["top_k"], options["top_p"], options["repetition_penalty"]) == (0, 1.0, 1.0)
-
-
-def test_times_of_tokens_by_hand():
-    """Prompt at 0 s, tokens at 2, 3, 4 and 5 s: 2 s to the first, then one a second."""
-    timer = generation.TokenTimer(total=9)
-    timer.times = [0.0, 2.0, 3.0, 4.0, 5.0]
-    assert timer.first_token_seconds == 2.0
-    assert timer.tokens_per_second == 1.0
-    timer.times = [0.0, 2.0]
-    assert timer.tokens_per_second is None
-
-
-# --- kvlab trace ---------------------------------------------------------------------------------
-
-
-def test_trace_writes_what_it_says(tmp_path):
-    (tmp_path / "prompt.txt").write_text(PROBLEM.prompt, encoding="utf-8")
-    path = tmp_path / "new" / "trace.npz"
-    found = json.loads(
-        run(
-            *("trace", "--prompt-file", tmp_path / "prompt.txt", "--max-new-tokens", 9),
-            *("-o", path, "--layers", "0,2", "--dtype", "float16", "--json"),
-        )
-    )
-    trace = load_trace(path)
-    assert trace.queries.shape == (2, 2, 2, PROMPT + 8, 32)
-    assert trace.queries.dtype == np.float16
-    assert trace.metadata.layers == (0, 2)
-    solution = load_tokenizer(reasoner_directory()).encode(PROBLEM.solution).ids
-    assert trace.tokens[PROMPT:].tolist() == solution[:8]
-    assert found["file_bytes"] == path.stat().st_size
-    assert found["array_bytes"] == 2 * 2 * (2 + 1 + 1) * (PROMPT + 8) * 32 * 2
-    assert (found["prompt_tokens"], found["written_tokens"]) == (PROMPT, 8)
-    assert found["mean_confidence"] == pytest.approx(np.nanmean(trace.confidence))
-
-
-def test_trace_prints_a_summary(tmp_path):
-    printed = run("trace", "--max-new-tokens", 1, "-o", tmp_path / "t.npz")
-    assert "4 query, 2 KV, 32 channels each" in printed
-    assert f"{PROMPT} given, 0 written and read" in printed
-    assert "schema 1" in printed
-
-
-# --- bad input -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["generate", "trace"])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--max-new-tokens", "0"], "max_new_tokens = 0 must be at least 1"),
-        (["--prompt", "a", "--prompt-file", "b"], "--prompt and --prompt-file cannot both be"),
-        (["--prompt-file", "/nowhere"], "/nowhere does not exist"),
-        (["--model", "/nowhere"], "--prompt or --prompt-file must be given with --model"),
-        (["--model", "/nowhere", "--prompt", "a"], "model = /nowhere does not exist"),
-        (["--prompt", ""], "prompt must hold at least one token"),
-        (["--device", "abacus"], "device = 'abacus' cannot be used"),
-        (["--device", "meta"], "device = 'meta' cannot be used: it holds no numbers"),
-        (["--prompt-file", "/"], "prompt_file = / must be a file"),
-        (["--dtype", "int4"], "dtype = 'int4' must be"),
-    ],
+NOWHERE = "/nowhere does not exist"
+DEVICE = "device = 'abacus' cannot be used"
+METHOD = "unknown method 'h3o'"
+BUDGET = "budget = '0' must be at least 1 entry"
+WORKERS = "'--workers': Input should be greater than or equal to 1"
+REFUSED = (
+    ("compare --backend cuda", "backend = 'cuda' must be one of 'fast', 'reference'"),
+    ("compare --budgets 0", BUDGET),
+    ("compare --methods h3o", METHOD),
+    ("compare --model /nowhere --backend reference", "/nowhere/tokenizer.json does not exist"),
+    ("compare --problems 0", "problems = 0 must be at least 1"),
+    ("compare --report /", "report = / is a directory"),
+    ("compare --report /proc/c.html", "choose a path below a directory that you may write to"),
+    ("compare --seed -1", "seed = -1 must be at least 0"),
+    ("compare --task jumps@most=x", "most = 'x' of jumps must be a whole number"),
+    ("compare --workers 0", WORKERS),
+    ("conformance export /dev/null", "out = /dev/null/kvlab_vectors/__init__.py cannot be written"),
+    ("generate --block-size 0", "block_size = 0 must be at least 1"),
+    ("generate --budget none", "budget = 'none' must be a number of entries or a"),
+    ("generate --method tova --budget 0%", "must be at least 1 entry"),
+    ("generate --device abacus", DEVICE),
+    ("generate --device meta", "device = 'meta' cannot be used: it holds no numbers"),
+    ("generate --dtype int4", "dtype = 'int4' must be"),
+    ("generate --max-new-tokens 0", "max_new_tokens = 0 must be at least 1"),
+    ("generate --method h2o", "h2o needs --budget"),
+    ("generate --method h3o", METHOD),
+    ("generate --model /nowhere", "--prompt or --prompt-file must be given with --model"),
+    ("generate --model /nowhere --prompt a", NOWHERE),
+    ("generate --prompt \udcff", "--prompt = '\\udcff' must be UTF-8 text"),
+    ("generate --prompt ", "prompt must hold at least one token"),
+    ("generate --prompt-file /nowhere", NOWHERE),
+    ("generate --prompt-file /", "prompt_file = / must be a file"),
+    ("generate --prompt-file /usr/bin/env", "prompt_file = /usr/bin/env must be UTF-8 text"),
+    ("generate --prompt a --prompt-file b", "--prompt and --prompt-file cannot both be"),
+    ("generate --seed -1", "seed = -1 must be at least 0"),
+    ("generate --temperature -1", "temperature = -1.0 must be at least 0"),
+    ("generate --temperature nan", "temperature = nan must be at least 0"),
+    ("generate --temperature inf", "temperature = inf must be finite"),
+    ("methods h3o", METHOD),
+    ("models get nothing", "name = 'nothing' must be one of smollm2"),
+    ("models get mine --from /nowhere", NOWHERE),
+    ("models get smollm2 --from-hub --from x", "--from-hub and --from cannot both be given"),
+    ("needle --batch-size 0", "batch_size = 0 must be at least 1"),
+    ("needle --block-size 0", "block_size = 0 must be at least 1"),
+    ("needle --budgets x", "budget = 'x' must be a number"),
+    ("needle --chat", "needs a --text"),
+    ("needle --depths 101", "depths = 101 must be between 0 and 100 percent"),
+    ("needle --device abacus", DEVICE),
+    ("needle --dtype int4", "dtype = 'int4' must be"),
+    ("needle --heat-map /proc/x.svg", "heat_map = /proc/x.svg cannot be written"),
+    ("needle --lengths 9", "needs a --text"),
+    ("needle --methods h3o", METHOD),
+    ("needle --model /nowhere --text README.md", NOWHERE),
+    ("needle --parallel x", "parallel = 'x' must be"),
+    ("needle --seed -1", "seed = -1 must be at least 0"),
+    ("needle --text /nowhere", NOWHERE),
+    ("needle --trials 0", "trials = 0 must be at least 1"),
+    ("perplexity --batch-size 0", "batch_size = 0 must be at least 1"),
+    ("perplexity --block-size -1", "block_size = -1 must be at least 1"),
+    ("perplexity --budgets 0", BUDGET),
+    ("perplexity --device abacus", DEVICE),
+    ("perplexity --dtype int4", "dtype = 'int4' must be"),
+    ("perplexity --feed x", "feed = 'x' must be one of"),
+    ("perplexity --methods h3o", METHOD),
+    ("perplexity --model /nowhere --text README.md", NOWHERE),
+    ("perplexity --parallel x", "parallel = 'x' must be"),
+    ("perplexity --text /nowhere", NOWHERE),
+    ("perplexity --text README.md --window 1", "window = 1 must be at least 2"),
+    ("perplexity --text README.md --window 9 --prompt 9", "prompt = 9 must be"),
+    ("perplexity --windows 0", "windows = 0 must be at least 1"),
+    ("plan --bandwidth-share 2", "bandwidth_share = 2.0 must be above 0 and at most 1"),
+    ("plan --batch 0", "batch = 0 must be at least 1"),
+    ("plan --batch 500000 --length 64", "batch = 500000 must be at most the"),
+    ("plan --block-size 0", "block_size = 0 must be at least 1"),
+    ("plan --budget 0%", "must be at least 1 entry"),
+    ("plan --flops-share 0", "flops_share = 0.0 must be above 0 and at most 1"),
+    ("plan --gpu tpu", "gpu = 'tpu' must be one of"),
+    ("plan --host inf", "host = inf must be finite"),
+    ("plan --length 0", "length = 0 must be at least 1"),
+    ("plan --length 10000000", "length = 10000000 must be at most 200,000"),
+    ("plan --methods h3o", METHOD),
+    ("plan --methods ;", "methods must name at least one method"),
+    ("plan --model nothing", "model = 'nothing' must be"),
+    ("plan --model llama-3.1-70b --gpu v100 --length 64", "does not fit on V100"),
+    ("plan --prompt 0", "prompt = 0 must be at least 1"),
+    ("plan --report /dev/null/p.html", "report = /dev/null/p.html cannot be written"),
+    ("plan --speed -1", "speed = -1.0 must be at least 0"),
+    ("plan --users 0", "users = 0 must be at least 1"),
+    ("plan --users many", "'--users': Input should be a valid integer"),
+    ("prove --claim CA-0", "claim = 'CA-0' must be one of LE-1, LE-2,"),
+    ("prove --paper h2o", "paper = 'h2o' must be one of lazy_eviction, caote, desirekv, ahakv"),
+    ("prove --workers 0", WORKERS),
+    ("recurrence --model /nowhere", "/nowhere/config.json does not exist"),
+    ("recurrence --problems 0", "problems = 0 must be at least 1"),
+    ("recurrence --seed -1", "seed = -1 must be at least 0"),
+    ("recurrence --task jump", "jump"),
+    ("recurrence --threshold 2", "threshold = 2.0 must be between 0 and 1"),
+    ("simulate TRACE --block-size 0", "block_size = 0 must be at least 1"),
+    ("simulate TRACE --budget 0", BUDGET),
+    ("simulate TRACE --workers 1 --gap -1", "gap = -1 must be at least 0"),
+    ("simulate TRACE --methods kivi@group=3", "group"),
+    ("simulate TRACE --methods raas --budget 12", "no method could run; raas: budget = 12"),
+    ("simulate TRACE --report /", "report = / is a directory"),
+    ("simulate TRACE --workers 1 --threshold -1", "threshold = -1.0 must be between 0 and 1"),
+    ("simulate TRACE --workers 0", WORKERS),
+    ("simulate /nowhere", NOWHERE),
+    ("simulate README.md", "is no trace: it is no complete archive of arrays (.npz)"),
+    ("trace --device abacus", DEVICE),
+    ("trace --dtype int4", "dtype = 'int4' must be"),
+    ("trace --layers 0,4", "layers = [0, 4] must be some of the full-attention layers"),
+    ("trace --layers all", "layers = 'all' must be numbers, separated by commas"),
+    ("trace --max-new-tokens 0", "max_new_tokens = 0 must be at least 1"),
+    ("trace --model /nowhere --prompt a", NOWHERE),
+    ("trace --prompt \udcff", "--prompt = '\\udcff' must be UTF-8 text"),
+    ("trace --prompt-file /nowhere", NOWHERE),
+    ("trace -o /", "output = / is a directory"),
+    ("trace -o /dev/full", "output = /dev/full is no regular file"),
+    ("trace --output /proc/nowhere/t.npz", "output = /proc/nowhere/t.npz cannot be written"),
+    ("view /", "output = / is a directory"),
+    ("view OUT --block-size 0", "block_size = 0 must be at least 1"),
+    ("view OUT --budget 0", BUDGET),
+    ("view OUT --max-new-tokens 0", "max_new_tokens = 0"),
+    ("view OUT --methods h3o", METHOD),
+    ("view OUT --model /nowhere", "/nowhere/tokenizer.json does not exist"),
+    ("view OUT --most-values 0", "most_values = 0 must be at least 1"),
+    ("view OUT --problem -1", "'--problem': Input should be greater than or equal to 0"),
+    ("view OUT --prompt \udcff", "--prompt = '\\udcff' must be UTF-8 text"),
+    ("view OUT --prompt-file /nowhere", NOWHERE),
+    ("view OUT --threshold -1", "threshold = -1.0 must be at least 0"),
+    ("view OUT --trace /nowhere", NOWHERE),
+    ("view OUT --trace TRACE --prompt a", "--trace comes with its own text"),
+    ("nothing", "No such command 'nothing'"),
+    ("plan --userz 3", "No such option: --userz"),
+    ("simulate", "Missing argument 'trace'"),
 )
-def test_bad_input_is_one_line(command, arguments, message, monkeypatch, capfd):
-    error = refusal(monkeypatch, capfd, command, *arguments)
-    assert message in error
-    assert error.count("kvlab: ") == 1
-    assert "Traceback" not in error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["generate", "--method", "h3o"], "unknown method 'h3o'"),
-        (["generate", "--method", "h2o"], "h2o"),
-        (["generate", "--budget", "none"], "budget = 'none' must be a number of entries or a"),
-        (["generate", "--method", "tova", "--budget", "0%"], "must be at least 1 entry"),
-        (["generate", "--block-size", "0"], "block_size = 0 must be at least 1"),
-        (["generate", "--temperature", "-1"], "temperature = -1.0 must be at least 0"),
-        (["generate", "--temperature", "nan"], "temperature = nan must be at least 0"),
-        (["generate", "--temperature", "inf"], "temperature = inf must be finite"),
-        (["generate", "--seed", "-1"], "seed = -1 must be at least 0"),
-        (["trace", "-o", "/dev/full"], "output = /dev/full is no regular file"),
-        (["trace", "--layers", "0,4"], "layers = [0, 4] must be some of the full-attention layers"),
-        (["trace", "--layers", "all"], "layers = 'all' must be numbers, separated by commas"),
-        (["trace", "-o", "/"], "output = / is a directory"),
-        (["trace", "-o", "/proc/nowhere/t.npz"], "output = /proc/nowhere/t.npz cannot be written"),
-        (["compare", "--report", "/proc/c.html"], "report = /proc/c.html cannot be written"),
-        (["compare", "--report", "/"], "report = / is a directory"),
-        (["prove", "--pages", "/dev/null/p"], "pages = /dev/null/p/errata.md cannot be written"),
-    ],
-)
-def test_a_bad_option_is_named(arguments, message, monkeypatch, capfd):
-    assert message in refusal(monkeypatch, capfd, *arguments)
+@pytest.mark.parametrize(("typed", "message"), REFUSED, ids=[typed for typed, _ in REFUSED])
+def test_what_is_not_allowed_is_one_line(typed, message, refusal, noise_file, tmp_path):
+    out = tmp_path / "page.html"
+    places = {"TRACE": noise_file, "OUT": out}
+    assert message in refusal(*(places.get(word, word) for word in typed.split(" ")))
+    assert not out.exists()
 
 
-def test_a_prompt_that_is_not_text_is_refused(tmp_path, monkeypatch, capfd):
-    (tmp_path / "prompt").write_bytes(b"\xff\xfe\xfd")
-    error = refusal(monkeypatch, capfd, "trace", "--prompt-file", tmp_path / "prompt")
-    assert f"prompt_file = {tmp_path / 'prompt'} must be UTF-8 text" in error
+ELSEWHERE = ("conformance", "eval", "report", "sweep")
+"""Commands whose refusals stand beside their other tests."""
 
 
-def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, capfd):
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name.split()[0] not in ELSEWHERE])
+def test_every_option_that_takes_a_value_refuses_one(name):
+    typed = [words.split(" ") for words, _ in REFUSED if words.startswith(f"{name} ")]
+    for option in COMMANDS[name].params:
+        takes_a_value = option.param_type_name == "option" and not option.is_flag
+        if takes_a_value and not {*option.opts} & {"--help"}:
+            assert any({*option.opts} & {*words} for words in typed), option.opts
+
+
+def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, refusal):
     def compute(*arguments, **options):
         raise AssertionError("computed before the output was checked")
 
     monkeypatch.setattr("kvlab.fast.lab.evaluate.compare.compare", compute)
-    monkeypatch.setattr("kvlab.fast.lab.commands.prove.proofs.prove", compute)
     monkeypatch.setattr("kvlab.fast.models.loading.load", compute)
-    for arguments in (
-        ["trace", "-o", "/dev/null/t.npz"],
-        ["compare", "--report", "/dev/null/c.html"],
-        ["prove", "--pages", "/dev/null/pages"],
-    ):
-        assert "cannot be written" in refusal(monkeypatch, capfd, *arguments)
+    for typed in ("trace -o /dev/null/t.npz", "compare --report /dev/null/c.html"):
+        assert "cannot be written" in refusal(*typed.split())
 
 
-@pytest.mark.parametrize("command", ["generate", "trace", "view"])
-def test_a_prompt_with_stray_bytes_is_refused(command, monkeypatch, capfd):
-    """Python turns bytes of the command line that are no UTF-8 into lone surrogates."""
-    assert "--prompt = '\\udcff' must be UTF-8 text" in refusal(
-        monkeypatch, capfd, command, "--prompt", "\udcff"
-    )
+# --- the data that they print --------------------------------------------------------------------
+
+TEXT, WHOLE, NUMBER = ({"type": name} for name in ("string", "integer", "number"))
+TRUTH, MAYBE_TRUTH = {"type": "boolean"}, {"type": ["boolean", "null"]}
+MAYBE_TEXT, MAYBE_WHOLE, MAYBE = ({"type": [x, "null"]} for x in ("string", "integer", "number"))
 
 
-def test_any_other_archive_is_no_trace(tmp_path, monkeypatch, capfd):
-    path = tmp_path / "t.npz"
-    path.write_bytes(b"\x80" + bytes(range(200)))
-    error = refusal(monkeypatch, capfd, "simulate", path)
-    assert "is no trace: it is no complete archive of arrays (.npz)" in error
-    assert "unsafe" not in error
+def thing(**fields):
+    """Return the schema of an object that has these fields and no others."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": [*fields],
+        "additionalProperties": False,
+    }
 
 
-def test_a_full_disk_is_named(tmp_path, monkeypatch, capfd):
-    def fill(trace, path):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("kvlab.fast.lab.commands.trace.save_trace", fill)
-    arguments = ("trace", "--max-new-tokens", 1, "-o", tmp_path / "t.npz")
-    error = refusal(monkeypatch, capfd, *arguments)
-    assert f"No space left on device: '{tmp_path / 't.npz'}'" in error
+def things(**fields):
+    return {"type": "array", "minItems": 1, "items": thing(**fields)}
 
 
-def test_a_report_that_cannot_be_written_says_what_to_do(monkeypatch, capfd):
-    error = refusal(monkeypatch, capfd, "compare", "--report", "/proc/c.html")
-    assert "choose a path below a directory that you may write to" in error
+def named(schema):
+    return {"type": "object", "minProperties": 1, "additionalProperties": schema}
 
 
-def test_control_characters_are_shown_not_obeyed():
-    assert visible("a\x1b[31mb\nc\u202e") == "a\\x1b[31mb\nc\\u202e"
-    table = Table(("model", "x"), [("\x1b[2J", "1")])
-    console = Console(file=io.StringIO(), width=40)
-    console.print(table.terminal("\x1b[2J"))
-    assert "\x1b" not in console.file.getvalue()
+METHOD_AND_BUDGET = {"method": TEXT, "budget": MAYBE_WHOLE, "refusal": MAYBE_TEXT}
+PRINTED = (
+    ("methods", thing(methods={"type": "object"}, variants=named(TEXT))),
+    (
+        "methods caote --divergences",
+        named(things(topic=TEXT, paper=TEXT, elsewhere=TEXT, default=TEXT, option=TEXT)),
+    ),
+    (
+        "recurrence --problems 1",
+        thing(
+            problems=WHOLE,
+            threshold=NUMBER,
+            entries=WHOLE,
+            share_recurring=NUMBER,
+            quantiles=named(NUMBER),
+        ),
+    ),
+    ("models list", things(name=TEXT, about=TEXT, license=TEXT, here=TEXT)),
+    (
+        "generate --max-new-tokens 2",
+        thing(
+            text=TEXT,
+            method=TEXT,
+            budget=MAYBE_WHOLE,
+            prompt_tokens=WHOLE,
+            written_tokens=WHOLE,
+            tokens_read=WHOLE,
+            fewest_entries=WHOLE,
+            most_entries=WHOLE,
+            entry_bytes=WHOLE,
+            state_bytes=WHOLE,
+            full_bytes=WHOLE,
+            first_token_seconds=NUMBER,
+            tokens_per_second=MAYBE,
+        ),
+    ),
+    (
+        "trace --max-new-tokens 2 -o OUT.npz",
+        thing(
+            file=TEXT,
+            file_bytes=WHOLE,
+            array_bytes=WHOLE,
+            model=TEXT,
+            version=WHOLE,
+            layers={"type": "array", "items": WHOLE},
+            kv_heads=WHOLE,
+            query_heads=WHOLE,
+            head_dim=WHOLE,
+            dtype=TEXT,
+            softcap=MAYBE,
+            prompt_tokens=WHOLE,
+            written_tokens=WHOLE,
+            mean_confidence=MAYBE,
+        ),
+    ),
+    (
+        "view OUT --trace TRACE --methods h2o;raas --budget 12",
+        thing(
+            file=TEXT,
+            file_bytes=WHOLE,
+            model=TEXT,
+            methods=things(
+                **METHOD_AND_BUDGET, tokens_read=MAYBE_WHOLE, entries=MAYBE, solved=MAYBE_TRUTH
+            ),
+        ),
+    ),
+    (
+        "simulate TRACE --methods h2o;full;raas --budget 12 --workers 1",
+        things(
+            **METHOD_AND_BUDGET,
+            entries=MAYBE_WHOLE,
+            **dict.fromkeys(
+                ("kilobytes", "mass", "skill", "regret", "error", "hits", "premature"), MAYBE
+            ),
+        ),
+    ),
+    (
+        "plan --prompt 64 --length 64 --methods full;h2o;raas --budget 32",
+        thing(
+            asked={"type": "object"},
+            methods=things(
+                **METHOD_AND_BUDGET,
+                **dict.fromkeys(
+                    (
+                        *("entries", "largest_batch", "batch", "devices", "users_per_device"),
+                        "pays_from",
+                    ),
+                    MAYBE_WHOLE,
+                ),
+                **dict.fromkeys(
+                    (
+                        *("bits", "sequence_gb", "memory_gb", "first_token_seconds"),
+                        *("step_milliseconds", "tokens_per_second", "policy_share"),
+                    ),
+                    MAYBE,
+                ),
+                limit=MAYBE_TEXT,
+            ),
+        ),
+    ),
+)
 
 
-def test_the_version_is_that_of_the_package():
-    assert run("--version") == f"kvlab {version('kvlab')}\n"
+@pytest.mark.parametrize(("typed", "schema"), PRINTED, ids=[typed for typed, _ in PRINTED])
+def test_data_are_of_the_documented_shape(typed, schema, data, noise_file, tmp_path):
+    out = tmp_path / "out"
+    places = {"TRACE": noise_file, "OUT": out, "OUT.npz": f"{out}.npz"}
+    jsonschema.validate(data(*(places.get(word, word) for word in typed.split())), schema)
+
+
+# --- starting and ending -------------------------------------------------------------------------
+
+
+def test_help_loads_nothing_heavy():
+    code = """
+import sys
+from typer.main import get_command
+from kvlab.fast.lab.cli import app
+get_command(app)
+print(*{"torch", "transformers", "pyarrow", "ray", "matplotlib", "scipy"} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.strip()
 
 
 INTERRUPTED = """
@@ -317,14 +398,6 @@ def test_processes_leave_interrupts_to_the_one_that_started_them(monkeypatch):
     monkeypatch.setattr(engines, "_workers", [])
     engines._start()
     assert handlers == [(signal.SIGINT, signal.SIG_IGN)]
-
-
-def test_what_the_tokenizer_refuses_is_refused():
-    def tokenizer(text, **options):
-        raise Exception("WordLevel error: Missing [UNK] token")
-
-    with pytest.raises(ValueError, match="the tokenizer cannot encode the prompt: WordLevel"):
-        generation.encode_prompt(tokenizer, "hello", "cpu")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app, main
+from kvlab.fast.lab.cli import app
 from kvlab.reference import proofs
+from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.claim import Claim, Finding, Paper, Verdict, proved, refuted
 
 
@@ -76,30 +77,9 @@ def test_another_verdict_than_registered_ends_with_one(two_claims):
     assert "expected: proved symbolically" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--paper", "h2o"], "paper = 'h2o' must be one of lazy_eviction, caote, desirekv, ahakv"),
-        (["--claim", "CA-0"], "claim = 'CA-0' must be one of LE-1, LE-2,"),
-    ],
-)
-def test_bad_input_ends_with_one_line(monkeypatch, capfd, arguments, reason):
-    monkeypatch.setattr("sys.argv", ["kvlab", "prove", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert reason in capfd.readouterr().err
-
-
 def test_claims_are_checked_in_other_processes():
     chosen = proofs.claims("caote", ["CA-1", "CA-2b", "CA-11a"])
-    found = list(proofs.prove(proofs_model(), chosen, workers=2))
+    found = list(proofs.prove(reasoner_directory(), chosen, workers=2))
     assert len(found) == len(chosen) == 3
     assert all(result.as_expected for result in found)
     assert isinstance(found[0].claim, Claim)
-
-
-def proofs_model():
-    from kvlab.reference.models import reasoner_directory
-
-    return reasoner_directory()

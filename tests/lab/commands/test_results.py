@@ -1,0 +1,307 @@
+"""What commands print is what the reference, the replay and the cost model say."""
+
+import io
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from noise import noise
+from rich.console import Console
+
+from kvlab.fast.lab.planning import pays_from
+from kvlab.fast.lab.tables import Table, visible
+from kvlab.fast.models import is_fetched
+from kvlab.reference import Transformer, methods
+from kvlab.reference import generate as reference_generate
+from kvlab.reference.files import load_tokenizer
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.simulator.cost import Plan, Runtime, fleet
+from kvlab.reference.simulator.replay import replay
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
+from kvlab.reference.simulator.trace import load_trace
+from kvlab.reference.tasks import reasoning
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+generation = pytest.importorskip("kvlab.fast.lab.generation")
+
+PROBLEM = reasoning.held_out(1)[0]
+PROMPT = len(PROBLEM.prompt.split(" "))
+SOLUTION = len(PROBLEM.solution.split(" "))
+FULL_BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4
+"""Layers, keys and values, KV heads, channels, bytes of float32."""
+
+# --- kvlab generate ------------------------------------------------------------------------------
+
+
+def test_generate_solves_a_problem_of_its_own(data):
+    found = data("generate")
+    assert f"{found['text']} {reasoning.END}" == PROBLEM.solution
+    assert found["method"] == "full"
+    assert (found["prompt_tokens"], found["written_tokens"]) == (PROMPT, SOLUTION)
+    read = PROMPT + SOLUTION - 1
+    assert found["tokens_read"] == found["fewest_entries"] == found["most_entries"] == read
+    assert found["full_bytes"] == read * FULL_BYTES_PER_TOKEN
+    assert found["full_bytes"] <= found["entry_bytes"] < 1.25 * found["full_bytes"]
+    assert found["tokens_per_second"] > 0
+
+
+def test_generate_writes_what_the_reference_writes_under_a_budget(data):
+    method, tokens = "h2o@every=8", 60
+    limits = ("--budget", "60%", "--max-new-tokens", tokens)
+    found = data("generate", "--method", method, *limits)
+    budget = -(-6 * (PROMPT + tokens) // 10)
+    assert found["budget"] == budget
+    tokenizer = load_tokenizer(reasoner_directory())
+    written = reference_generate(
+        Transformer.from_directory(reasoner_directory()),
+        methods.get(method, budget),
+        tokenizer.encode(PROBLEM.prompt).ids,
+        tokens,
+        stop=0,
+    )
+    assert found["text"] == tokenizer.decode(list(written.tokens))
+    assert found["text"] not in PROBLEM.solution  # the budget did change something
+    entries = {cache.positions.shape[1] for cache in written.session.caches}
+    assert entries == {found["fewest_entries"]} == {found["most_entries"]}
+    assert found["entry_bytes"] < found["full_bytes"]
+
+
+def test_generate_prints_text_and_figures(printed):
+    shown = printed(
+        *("generate", "--prompt", PROBLEM.prompt, "--max-new-tokens", 30),
+        *("--method", "streaming_llm", "--budget", "50%", "--block-size", 16),
+    )
+    assert f"streaming_llm, budget 50% = {-(-(PROMPT + 30) // 2)} entries" in shown
+    assert f"{PROMPT} given, 30 written" in shown
+    assert f"{-(-(PROMPT + 30) // 2)} of {PROMPT + 29} per KV head" in shown
+    assert "of the full cache's 278.0 KiB" in shown  # 139 tokens of 2 KiB
+    assert "tokens/s" in shown
+    shown = printed("generate", "--max-new-tokens", 1)
+    assert f"{PROMPT} given, 1 written" in shown and "–" in shown, "one token has no rate"
+
+
+def test_sampling_follows_seed_and_temperature(data):
+    greedy, hot, same, other = (
+        data("generate", "--max-new-tokens", 20, *options)["text"]
+        for options in ((), *(("--temperature", 3, "--seed", seed) for seed in (1, 1, 2)))
+    )
+    assert hot == same
+    assert len({greedy, hot, other}) == 3
+
+
+def test_a_model_s_own_sampling_does_not_apply():
+    own = SimpleNamespace(eos_token_id=[7, 8], pad_token_id=None, repetition_penalty=1.3)
+    options = generation.decoding_options(SimpleNamespace(generation_config=own), 5, 0.5)
+    assert options["pad_token_id"] == 7
+    assert (options["top_k"], options["top_p"], options["repetition_penalty"]) == (0, 1.0, 1.0)
+
+
+def test_times_of_tokens_by_hand():
+    """Prompt at 0 s, tokens at 2, 3, 4 and 5 s: 2 s to the first, then one a second."""
+    timer = generation.TokenTimer(total=9)
+    timer.times = [0.0, 2.0, 3.0, 4.0, 5.0]
+    assert timer.first_token_seconds == 2.0
+    assert timer.tokens_per_second == 1.0
+    timer.times = [0.0, 2.0]
+    assert timer.tokens_per_second is None
+
+
+def test_what_the_tokenizer_refuses_is_refused():
+    def tokenizer(text, **options):
+        raise Exception("WordLevel error: Missing [UNK] token")
+
+    with pytest.raises(ValueError, match="the tokenizer cannot encode the prompt: WordLevel"):
+        generation.encode_prompt(tokenizer, "hello", "cpu")
+
+
+# --- kvlab trace ---------------------------------------------------------------------------------
+
+
+def test_trace_writes_what_it_says(data, tmp_path):
+    (tmp_path / "prompt.txt").write_text(PROBLEM.prompt, encoding="utf-8")
+    path = tmp_path / "new" / "trace.npz"
+    found = data(
+        *("trace", "--prompt-file", tmp_path / "prompt.txt", "--max-new-tokens", 9),
+        *("-o", path, "--layers", "0,2", "--dtype", "float16"),
+    )
+    trace = load_trace(path)
+    assert trace.queries.shape == (2, 2, 2, PROMPT + 8, 32)
+    assert trace.queries.dtype == np.float16
+    assert trace.metadata.layers == (0, 2)
+    solution = load_tokenizer(reasoner_directory()).encode(PROBLEM.solution).ids
+    assert trace.tokens[PROMPT:].tolist() == solution[:8]
+    assert found["file_bytes"] == path.stat().st_size
+    assert found["array_bytes"] == 2 * 2 * (2 + 1 + 1) * (PROMPT + 8) * 32 * 2
+    assert (found["prompt_tokens"], found["written_tokens"]) == (PROMPT, 8)
+    assert found["mean_confidence"] == pytest.approx(np.nanmean(trace.confidence))
+
+
+def test_trace_prints_a_summary(printed, tmp_path):
+    shown = printed("trace", "--max-new-tokens", 1, "-o", tmp_path / "t.npz")
+    assert "4 query, 2 KV, 32 channels each" in shown
+    assert f"{PROMPT} given, 0 written and read" in shown
+    assert "schema 1" in shown
+
+
+def test_a_full_disk_is_named(refusal, tmp_path, monkeypatch):
+    def fill(trace, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvlab.fast.lab.commands.trace.save_trace", fill)
+    said = refusal("trace", "--max-new-tokens", 1, "-o", tmp_path / "t.npz")
+    assert f"No space left on device: '{tmp_path / 't.npz'}'" in said
+
+
+# --- kvlab simulate ------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_the_replay(data, noise_file):
+    arguments = ("--methods", "h2o full", "--budget", "12", "--budget", "30%", "--workers", "1")
+    small, large, full = data("simulate", noise_file, *arguments)
+    assert [small["budget"], large["budget"], full["budget"]] == [12, 21, None]
+    fates = [one for (one,) in replay(noise(), [methods.get("h2o", 12)])]
+    assert small["mass"] == pytest.approx(np.mean([fate.mass[:, 20:].mean() for fate in fates]))
+    assert small["kilobytes"] == 2 * 2 * 12 * 16 * 2 / 1024
+    assert small["mass"] < large["mass"] < full["mass"] == pytest.approx(1)
+    assert 0 < small["skill"] < 1
+    assert small["regret"] > large["regret"] > 0
+    assert small["hits"] <= large["hits"] < full["hits"] == 1
+    assert (full["entries"], full["error"]) == (70, pytest.approx(0))
+    assert (full["skill"], full["premature"], full["refusal"]) == (None, None, None)
+
+
+def test_a_bound_gives_less_skill_than_the_best_keep_sets(data, noise_file):
+    arguments = ("simulate", noise_file, "--methods", "h2o", "--budget", "12", "--workers", "1")
+    ((best,), (bound,)) = (data(*arguments, way) for way in ("--exact", "--bound"))
+    assert best["skill"] > bound["skill"] > 0
+
+
+def test_methods_that_do_not_fit_are_refused_in_their_row(data, noise_file):
+    arguments = ("--methods", "raas tova kivi", "--budget", "12", "--workers", "1")
+    raas, tova, kivi = data("simulate", noise_file, *arguments)
+    assert "budget = 12 must be at least the 20 entries" in raas["refusal"]
+    assert "group = 32 must divide the head dimension 8" in kivi["refusal"]
+    assert raas["mass"] is None
+    assert tova["mass"] > 0
+
+
+def test_table_and_report_show_who_was_kept(printed, noise_file, tmp_path):
+    arguments = ("--methods", "h2o tova raas", "--budget", "12", "--workers", "1")
+    shown = printed("simulate", noise_file, *arguments, "--report", tmp_path / "r.html")
+    assert "noise: 20 tokens given, 50 generated" in shown and "tova" in shown
+    html = (tmp_path / "r.html").read_text()
+    assert html.count("<svg") == 3
+    assert ">tova</td>" in html
+    assert "budget = 12 must be at least the 20 entries" in html
+
+
+# --- kvlab view ----------------------------------------------------------------------------------
+
+
+def test_the_page_holds_what_every_method_did(data, tmp_path):
+    path = tmp_path / "page.html"
+    options = ("--methods", "h2o full", "--budget", "60%", "--max-new-tokens", "12")
+    facts = data("view", path, *options)
+    assert facts["file_bytes"] == path.stat().st_size
+    h2o, full = facts["methods"]
+    assert h2o["entries"] == h2o["budget"] < full["entries"] == full["tokens_read"]
+    text = path.read_text(encoding="utf-8")
+    stored = text.split('id="timeline">')[1].split("</script>")[0]
+    assert [run["method"] for run in json.loads(stored)["runs"]] == ["h2o", "full"]
+    assert "http://" not in text
+    assert "https://" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not is_fetched("smollm2"), reason="smollm2 is not on this machine: kvlab models get smollm2"
+)
+def test_an_english_model_is_played_while_one_method_forgets(data, tmp_path):
+    options = ("--model", "smollm2", "--problem", "0", "--budget", "60%", "--most-values", "40000")
+    found = data("view", tmp_path / "real.html", *options, "--methods", "tova streaming_llm")
+    assert [row["solved"] for row in found["methods"]] == [True, False]
+    assert len({row["budget"] for row in found["methods"]}) == 1
+    assert found["file_bytes"] < 2_000_000
+
+
+# --- kvlab plan ----------------------------------------------------------------------------------
+
+SHORT = ("plan", "--prompt", "64", "--length", "256")
+
+
+def test_figures_are_those_of_the_cost_model(data):
+    found = data(*SHORT, "--methods", "full h2o", "--budget", "128", "--gpu", "a100")
+    full, h2o = found["methods"]
+    plan = Plan(SHAPES["llama-3.1-8b"], HARDWARE["a100"], methods.get("h2o", 128), 64, 256)
+    servers = fleet(plan, 1_000_000)
+    assert (full["budget"], h2o["budget"]) == (None, 128)
+    assert h2o["devices"] == servers.devices < full["devices"]
+    assert h2o["batch"] == h2o["largest_batch"] == servers.batch
+    assert h2o["step_milliseconds"] == pytest.approx(
+        1e3 * plan.with_batch(servers.batch).decode_seconds / 256
+    )
+    assert found["asked"]["hardware"]["source"] == HARDWARE["a100"].source
+
+
+def test_a_method_pays_once_its_steps_have_made_up_for_its_work():
+    def seconds(each: Plan) -> np.ndarray:
+        return np.cumsum(each.step_seconds)
+
+    full, h2o = (
+        Plan(SHAPES["llama-3.1-8b"], HARDWARE["h20"], methods.get(*spec), 64, 2048, batch=64)
+        for spec in (("full",), ("h2o", 128))
+    )
+    found = pays_from(h2o, full)
+    assert found is not None and 128 < found < 2048
+    written = found - 64
+    assert seconds(h2o)[written - 1] < seconds(full)[written - 1]
+    assert seconds(h2o)[written - 2] >= seconds(full)[written - 2]
+    assert pays_from(full, full) is None
+    alone = [replace(each, batch=1, generated=200) for each in (h2o, full)]
+    assert pays_from(*alone) is None
+    assert pays_from(replace(full, runtime=Runtime(bandwidth_share=1.0)), full) == 65
+
+
+def test_table_and_report_of_a_plan_need_no_network(printed, tmp_path):
+    asked = ("--method", "full tova raas", "--budget", "32", "--batch", "4", "--users", "50")
+    shown = printed(*SHORT, *asked, "--report", tmp_path / "plan.html")
+    assert "llama-3.1-8b on H200" in shown
+    assert "50 users at once" in shown
+    assert "budget = 32 must be at least the 64 entries" in " ".join(shown.split())
+    html = (tmp_path / "plan.html").read_text()
+    assert html.count("<svg") == 2
+    assert ">tova</td>" in html
+    assert "src=" not in html
+    places = ("http://www.w3.org", "http://purl.org", "http://creativecommons.org")
+    for place in (*places, "https://matplotlib.org"):
+        html = html.replace(place, "")
+    assert "http" not in html
+
+
+def test_a_configuration_of_ones_own(data, tmp_path):
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = data(*SHORT, "--model", tmp_path, "--method", "full")
+    assert found["asked"]["shape"]["kv_heads"] == 4
+    assert found["asked"]["shape"]["head_dim"] == 16
+
+
+# --- all -----------------------------------------------------------------------------------------
+
+
+def test_control_characters_are_shown_not_obeyed():
+    assert visible("a\x1b[31mb\nc\u202e") == "a\\x1b[31mb\nc\\u202e"
+    table = Table(("model", "x"), [("\x1b[2J", "1")])
+    console = Console(file=io.StringIO(), width=40)
+    console.print(table.terminal("\x1b[2J"))
+    assert "\x1b" not in console.file.getvalue()
