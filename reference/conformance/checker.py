@@ -10,9 +10,10 @@ from typing import Any
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
 from kvlab.reference.conformance import vectors
-from kvlab.reference.conformance.building import cases_on_the_spot
+from kvlab.reference.conformance.building import drawn_case, made_of_examples, sized_cases
 from kvlab.reference.conformance.case import Case
 from kvlab.reference.conformance.expecting import difference
+from kvlab.reference.conformance.groups import SIZED
 from kvlab.reference.conformance.implementation import (
     Functions,
     Implementation,
@@ -22,15 +23,18 @@ from kvlab.reference.conformance.implementation import (
 )
 from kvlab.reference.conformance.minimise import SECONDS, minimised
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
-from kvlab.reference.conformance.sizes import SHAPES, sized_cases
 from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
 from kvlab.reference.notation import Array
+from kvlab.reference.streams import Source
 
 ALL_SECONDS = 40.0
 """Time that is spent on making the failures of one check small."""
 
 CALLS = 11
 """Calls after which an error counts as permanent if all of them were wrong."""
+
+Progress = Callable[[int, int, str], None]
+"""Is told the number of cases done, of all cases, and the current target."""
 
 
 def check(
@@ -47,7 +51,7 @@ def check(
     spec: str = vectors.LATEST,
     sizes: Iterable[str] = ("small",),
     seed: int = 0,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Check an implementation against the test vectors.
 
@@ -77,15 +81,13 @@ def check(
         ValueError: if a target, group or precision is unknown.
         TypeError: if an implementation is no function, or asks for an input that does not exist.
     """
-    under_test = as_implementation(method, implementation, arrays, device, precision)
-    sizes = tuple(sizes)
-    kept = cases(method, spec) if "small" in sizes else ()
-    drawn = drawn_cases(method, under_test, sizes, seed)
-    chosen = selected((*kept, *drawn), method, groups, exclude)
+    under_test = _implementation(method, implementation, arrays, device, precision)
+    everything = _of_sizes(method, under_test, sizes, seed, spec)
+    chosen = _selected(everything, method, groups, exclude)
     offered = [case for case in chosen if under_test.offers(case.target)]
     if not offered:
         raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
-    by_group = run_cases(under_test, offered, minimise, calls, progress)
+    by_group = _run_cases(under_test, offered, minimise, calls, progress)
     order = targets(offered)
     found = [Group(*key, tuple(outcomes)) for key, outcomes in by_group.items()]
     return Report(
@@ -94,14 +96,55 @@ def check(
     )
 
 
-def run_cases(
+def _of_sizes(
+    method: str | None, under_test: Implementation, sizes: Iterable[str], seed: int, spec: str
+) -> list[Case]:
+    """Return the cases of all sizes; drawn ones alone of what is asked for and offered."""
+
+    def wanted(target: str) -> bool:
+        asked = method is None or method in (target, target.rpartition(".")[0])
+        return asked and under_test.offers(target)
+
+    found: list[Case] = []
+    for size in sizes:
+        check_choice(("small", *SIZED), sizes=size)
+        found += cases(method, spec) if size == "small" else sized_cases(size, seed, wanted)
+    return found
+
+
+def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Report:
+    """Ask an implementation drawn cases until one fails; each is asked several times in a row.
+
+    Args:
+        target: a building block, or a step of a method.
+        under_test: the implementation.
+        seed: the same seed draws the same cases.
+        count: cases that are drawn at most.
+
+    Raises:
+        ValueError: if the target is unknown, is not offered, or is a whole cache.
+    """
+    if not under_test.offers(target):
+        raise ValueError(f"the implementation offers none of {target}")
+    outcomes: list[Outcome] = []
+    source = Source(f"fuzz {target}", seed)
+    while len(outcomes) < count:
+        case = drawn_case(target, lambda values: values[int(source.integers(0, len(values), 1)[0])])
+        if case is None:
+            continue
+        outcomes.append(run_case(under_test, case, SECONDS, CALLS))
+        if outcomes[-1].status == Status.FAILED:
+            break
+    return Report((Group(target, "drawn", tuple(outcomes)),), ())
+
+
+def _run_cases(
     under_test: Implementation,
     offered: Sequence[Case],
     minimise: bool,
     calls: int,
-    progress: Callable[[int, int, str], None] | None,
+    progress: Progress | None,
 ) -> dict[tuple[str, str], list[Outcome]]:
-    """Run the cases; return the outcomes by target and group."""
     by_group: dict[tuple[str, str], list[Outcome]] = {}
     seconds = ALL_SECONDS if minimise else 0.0
     for number, case in enumerate(offered):
@@ -116,27 +159,6 @@ def run_cases(
     if progress is not None:
         progress(len(offered), len(offered), "done")
     return by_group
-
-
-def drawn_cases(
-    method: str | None, under_test: Implementation, sizes: Iterable[str], seed: int
-) -> list[Case]:
-    """Draw the cases of all sizes but ``small``, of what is asked for and offered.
-
-    Raises:
-        ValueError: if a size is unknown.
-    """
-
-    def wanted(target: str) -> bool:
-        asked = method is None or method in (target, target.rpartition(".")[0])
-        return asked and under_test.offers(target)
-
-    found: list[Case] = []
-    for size in sizes:
-        check_choice(("small", *SHAPES), sizes=size)
-        if size != "small":
-            found += sized_cases(size, seed, wanted)
-    return found
 
 
 @lru_cache(maxsize=2)
@@ -164,23 +186,24 @@ def cases(method: str | None = None, spec: str = vectors.LATEST) -> tuple[Case, 
 @lru_cache(maxsize=64)
 def made_on_the_spot(name: str) -> tuple[Case, ...]:
     """Return the cases of a method without published ones."""
-    return tuple(cases_on_the_spot(name))
+    return tuple(made_of_examples(name))
 
 
-def as_implementation(
+def _implementation(
     method: str | None,
     implementation: Any,
     arrays: str,
     device: str | None,
     precision: str,
 ) -> Implementation:
-    """Turn anything that `check` takes into an implementation that answers cases."""
     if hasattr(implementation, "offers") and hasattr(implementation, "answer"):
         return implementation
     if isinstance(implementation, Mapping):
-        functions = {full_target(method, name): f for name, f in implementation.items()}
+        functions = {_full_target(method, name): f for name, f in implementation.items()}
     elif callable(implementation):
-        if method is None or is_method(method):
+        if method is None or any(
+            case.target.rpartition(".")[0] == method for case in cases(method)
+        ):
             raise TypeError(
                 f"a function alone needs a target, as in check('h2o.score', f), got {method!r}"
             )
@@ -192,27 +215,17 @@ def as_implementation(
     return Functions(functions, arrays, device, precision)
 
 
-def is_method(name: str) -> bool:
-    """Whether a name is a method with vectors, not a building block or a step."""
-    return any(case.target.rpartition(".")[0] == name for case in cases(name))
-
-
-def is_target(name: str) -> bool:
-    """Whether a name is a building block or a step of a method, not a method."""
-    return name.rpartition(".")[2] in OPERATIONS
-
-
-def full_target(method: str | None, name: str) -> str:
+def _full_target(method: str | None, name: str) -> str:
     """Return the target of a function that is given by its step."""
     operation = OPERATIONS.get(name)
-    if operation is not None and operation.of_method:
-        if method is None or is_target(method):
-            raise ValueError(f"target = {name!r} needs a method, as in 'h2o.{name}' or '*.{name}'")
-        return f"{method}.{name}"
-    return name
+    if operation is None or not operation.of_method:
+        return name
+    if method is None or method.rpartition(".")[2] in OPERATIONS:
+        raise ValueError(f"target = {name!r} needs a method, as in 'h2o.{name}' or '*.{name}'")
+    return f"{method}.{name}"
 
 
-def selected(
+def _selected(
     everything: Sequence[Case],
     method: str | None,
     groups: Iterable[str] | None,
@@ -228,25 +241,34 @@ def selected(
         operation_of(method or "")
         raise ValueError(f"there are no vectors for {method!r}")
     known = {case.group for case in everything}
-    wanted, unwanted = None if groups is None else set(groups), set(exclude)
-    for group in (*(wanted or ()), *unwanted):
+    wanted, unwanted = known if groups is None else set(groups), set(exclude)
+    for group in (*wanted, *unwanted):
         if group not in known:
             raise ValueError(f"group = {group!r} must be one of {', '.join(sorted(known))}")
-    return [
-        case
-        for case in chosen
-        if (wanted is None or case.group in wanted) and case.group not in unwanted
-    ]
+    return [case for case in chosen if case.group in wanted - unwanted]
 
 
 def belongs(case: Case, method: str) -> bool:
     """Whether a case is about a target, or about a step of a method."""
-    return case.target == method or case.target.rpartition(".")[0] == method
+    return method in (case.target, case.target.rpartition(".")[0])
 
 
 def targets(listed: Iterable[Case]) -> list[str]:
     """Return the targets of cases, each once, in order."""
     return list(dict.fromkeys(case.target for case in listed))
+
+
+# --- one case ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One wrong answer."""
+
+    reason: str
+    """What is wrong, in words."""
+    compared: bool = False
+    """Whether the numbers are wrong: the function ended, and returned arrays of the right shape."""
 
 
 def run_case(
@@ -261,54 +283,32 @@ def run_case(
         calls: how often it is asked; every answer has to be right.
     """
     try:
-        mistake = wrong_in_calls(under_test, case, calls)
+        mistakes = (_wrong(under_test, case) for _ in range(calls))
+        number, mistake = next(((n, x) for n, x in enumerate(mistakes, 1) if x), (1, None))
         if mistake is None:
             return Outcome(case, Status.PASSED)
-        failed = Outcome(case, Status.FAILED, mistake.reason, compared=mistake.compared)
+        late = f"in call {number} of the same case: " if number > 1 else ""
+        reason = f"{late}{mistake.reason}"
+        failed = Outcome(case, Status.FAILED, reason, compared=mistake.compared)
         if not seconds:
             return failed
-        times = wrong_times(under_test, case)
-        if times < CALLS - 1:
-            often = f"intermittent, wrong in {times + 1} of {CALLS} calls: {mistake.reason}"
+        times = 1 + sum(_wrong(under_test, case) is not None for _ in range(CALLS - 1))
+        if times < CALLS:
+            often = f"intermittent, wrong in {times} of {CALLS} calls: {reason}"
             return replace(failed, reason=often)
 
-        def reason(smaller: Case) -> str | None:
-            found = wrong(under_test, smaller)
+        def reason_of(smaller: Case) -> str | None:
+            found = _wrong(under_test, smaller)
             return None if found is None else found.reason
 
-        return replace(failed, smallest=minimised(case, reason, min(seconds, SECONDS)))
+        return replace(failed, smallest=minimised(case, reason_of, min(seconds, SECONDS)))
     except NotTestedError as why:
         return Outcome(case, Status.NOT_TESTED, str(why))
     except LostError as how:
         return Outcome(case, Status.FAILED, str(how))
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """One wrong answer."""
-
-    reason: str
-    """What is wrong, in words."""
-    compared: bool = False
-    """Whether the numbers are wrong: the function ended, and returned arrays of the right shape."""
-
-
-def wrong_in_calls(under_test: Implementation, case: Case, calls: int) -> Mistake | None:
-    """Return what is wrong with the first wrong answer to a case that is asked several times."""
-    for number in range(1, calls + 1):
-        mistake = wrong(under_test, case)
-        if mistake is not None:
-            late = f"in call {number} of the same case: " if number > 1 else ""
-            return replace(mistake, reason=f"{late}{mistake.reason}")
-    return None
-
-
-def wrong_times(under_test: Implementation, case: Case) -> int:
-    """Return how many of further calls are wrong."""
-    return sum(wrong(under_test, case) is not None for _ in range(CALLS - 1))
-
-
-def wrong(under_test: Implementation, case: Case) -> Mistake | None:
+def _wrong(under_test: Implementation, case: Case) -> Mistake | None:
     """Return what is wrong with an implementation's answer, None if it is right.
 
     Raises:
@@ -326,11 +326,10 @@ def wrong(under_test: Implementation, case: Case) -> Mistake | None:
         return Mistake(str(error))
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
         return Mistake(f"{type(error).__name__}: {error}")
-    return shape_mistake(case, found) or first_difference(case, found, under_test.precision)
+    return _shape_mistake(case, found) or _first_difference(case, found, under_test.precision)
 
 
-def shape_mistake(case: Case, found: Mapping[str, Array]) -> Mistake | None:
-    """Return which output is missing, or has another shape than the expected one."""
+def _shape_mistake(case: Case, found: Mapping[str, Array]) -> Mistake | None:
     outputs = described(case).outputs
     for name, expected in case.expected.items():
         if name in found and found[name].shape != expected.value.shape:
@@ -341,7 +340,7 @@ def shape_mistake(case: Case, found: Mapping[str, Array]) -> Mistake | None:
     return None
 
 
-def first_difference(case: Case, found: Mapping[str, Array], precision: str) -> Mistake | None:
+def _first_difference(case: Case, found: Mapping[str, Array], precision: str) -> Mistake | None:
     """Return what is wrong with the first wrong output.
 
     Survivors are compared first, because numbers follow from them. The operation's ``judge`` comes

@@ -1,7 +1,8 @@
-"""Groups of test vectors: each stresses one thing, by the way its stream of tokens is made."""
+"""Streams of tokens for cases of methods, by group: ``groups.toml`` says what each stresses."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -11,97 +12,63 @@ from kvlab.reference.policy import Full
 from kvlab.reference.streams import Source, Stream, random_stream
 
 
-def plain(source: Source) -> Stream:
-    """Two KV heads with one query head each; blocks of ten, then single tokens."""
+def _plain(source: Source) -> Stream:
     return random_stream(source, block=10)
 
 
-def gqa(source: Source) -> Stream:
-    """Three query heads per KV head."""
-    return random_stream(source, rho=3, block=10)
+def _extreme_logits(source: Source) -> Stream:
+    stream = _plain(source)
+    stream.queries[..., 0], stream.keys[..., 0] = 64.0, 32.0
+    return stream
 
 
-def mqa(source: Source) -> Stream:
-    """One KV head for four query heads."""
-    return random_stream(source, G=1, rho=4, block=10)
-
-
-def block_not_dividing(source: Source) -> Stream:
-    """A prompt that its blocks do not divide, 12 channels, and a length that is no power of two."""
-    return random_stream(source, G=1, rho=2, d=12, prompt=23, generated=14, block=9)
-
-
-def extreme_logits(source: Source) -> Stream:
-    """All logits near 724, where exp overflows in any format unless the largest is subtracted."""
-    stream = plain(source)
-    queries, keys = stream.queries.copy(), stream.keys.copy()
-    queries[..., 0], keys[..., 0] = 64.0, 32.0
-    return replace(stream, queries=queries, keys=keys)
-
-
-def softcap(source: Source) -> Stream:
-    """Logits squeezed into ±4, as Gemma 2 does."""
-    return replace(plain(source), softcap=4.0)
-
-
-def float32_inputs(source: Source) -> Stream:
-    """Inputs that need all 24 bits of float32; all other groups are exact in 16 bits."""
-    return random_stream(source, block=10, precise=True)
-
-
-def bf16_inputs(source: Source) -> Stream:
-    """A longer prompt with a flat attention, whose sums stall if they are added up in 16 bits."""
+def _flat(source: Source) -> Stream:
     stream = random_stream(source, G=1, prompt=96, generated=12, block=48)
     return replace(stream, queries=stream.queries / 16, values=stream.values + 2)
 
 
-def ties(source: Source) -> Stream:
-    """All keys zero: every entry gets the same attention, and equal age means equal score."""
-    stream = plain(source)
+def _equal_keys(source: Source) -> Stream:
+    stream = _plain(source)
     return replace(stream, keys=np.zeros_like(stream.keys))
 
 
-def repeated_entries(source: Source) -> Stream:
-    """Every key and value occurs twice: redundant for R-KV, equally good for others."""
-    stream = plain(source)
-    return replace(
-        stream,
-        keys=np.repeat(stream.keys[:, ::2], 2, axis=1),
-        values=np.repeat(stream.values[:, ::2], 2, axis=1),
-    )
+def _twice(source: Source) -> Stream:
+    stream = _plain(source)
+    keys, values = (np.repeat(x[:, ::2], 2, axis=1) for x in (stream.keys, stream.values))
+    return replace(stream, keys=keys, values=values)
 
 
-def alpha_near_one(source: Source) -> Stream:
-    """One entry gets all attention but about 1e-7, where α/(1 − α) loses its digits."""
-    stream = plain(source)
+def _one_heavy(source: Source) -> Stream:
+    stream = _plain(source)
     queries, keys = stream.queries / 4, stream.keys / 2
     queries[..., 0], keys[..., 0] = 4.0, 0.0
     keys[:, 7, 0] = 12.0
     return replace(stream, queries=queries, keys=keys)
 
 
-def late_steps(source: Source) -> Stream:
-    """Thousands of steps into a generation, where counters kept in float16 round."""
-    stream = random_stream(source, prompt=4, generated=40)
-    return replace(stream, blocks=(1,) * 44, first=4000)
+def _late(prompt: int, first: int, **sizes: Any) -> Callable[[Source], Stream]:
+    """Return a function that draws single tokens, of which all earlier ones have left."""
+
+    def draw(source: Source) -> Stream:
+        stream = random_stream(source, prompt=prompt, **sizes)
+        return replace(stream, blocks=(1,) * stream.tokens, first=first)
+
+    return draw
 
 
 STREAMS: Mapping[str, Callable[[Source], Stream]] = {
-    function.__name__: function
-    for function in (
-        plain,
-        gqa,
-        mqa,
-        block_not_dividing,
-        extreme_logits,
-        softcap,
-        float32_inputs,
-        bf16_inputs,
-        ties,
-        repeated_entries,
-        alpha_near_one,
-        late_steps,
-    )
+    "plain": _plain,
+    "gqa": lambda source: random_stream(source, rho=3, block=10),
+    "mqa": lambda source: random_stream(source, G=1, rho=4, block=10),
+    "block_not_dividing": lambda source: random_stream(source, 1, 2, 12, 23, 14, 9),
+    "extreme_logits": _extreme_logits,
+    "softcap": lambda source: replace(_plain(source), softcap=4.0),
+    "float32_inputs": lambda source: random_stream(source, block=10, precise=True),
+    "bf16_inputs": _flat,
+    "ties": _equal_keys,
+    "repeated_entries": _twice,
+    "alpha_near_one": _one_heavy,
+    "late_steps": _late(4, 4000, generated=40),
 }
 """Functions that draw a stream, by the name of the group."""
 
@@ -110,21 +77,11 @@ SAME_STREAM = {
     "equal_scores": "plain",
     "mri_zero": "plain",
     "at_threshold": "ties",
-    "whole_pages": "plain",
-    "shared_heads": "gqa",
-    "stored_codes": "gqa",
 }
 """Groups whose stream is another's: what they stress lies in the method's parameters."""
 
-PRECISE = ("float32_inputs",)
-"""Groups whose inputs are not exact in 16 bits."""
-
 TIED = (
-    "ties",
-    "equal_scores",
-    "repeated_entries",
-    "mri_zero",
-    "at_threshold",
+    *("ties", "equal_scores", "repeated_entries", "mri_zero", "at_threshold"),
     "budget_ge_length",
 )
 """Groups in which equal scores decide, by the rule that the later entry stays."""
@@ -140,6 +97,34 @@ def stream_of(group: str, attempt: int) -> Stream:
     """Return the stream of a group; another attempt draws other numbers."""
     name = SAME_STREAM.get(group, group)
     return STREAMS[name](Source(name, attempt))
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A stream at the size of kernels, and the budget that suits it."""
+
+    draw: Callable[[Source], Stream]
+    budget: int
+    counters: bool = False
+    """Whether only methods that count something of every entry use it."""
+
+
+def _second_turn(source: Source) -> Stream:
+    """A prompt in blocks, single tokens, and two later blocks of several tokens."""
+    stream = random_stream(source, 1, 5, 80, 66, 30, 33)
+    return replace(stream, blocks=(33, 33, 1, 1, 1, 12, 1, 1, 9, 1, 1, 1, 1))
+
+
+SIZED: Mapping[str, Mapping[str, Sized]] = {
+    "kernel": {
+        "stream_heads": Sized(lambda s: random_stream(s, 1, 16, 64, 70, 8, 35), 48),
+        "stream_tiles": Sized(lambda s: random_stream(s, 2, 4, 128, 257, 6, 130), 193),
+        "stream_turns": Sized(_second_turn, 61),
+        "stream_counters": Sized(_late(4, 70000, G=1, rho=2, d=64, generated=36), 12, True),
+    },
+    "long": {"stream_long": Sized(lambda s: random_stream(s, 1, 2, 64, 1025, 5, 512), 600)},
+}
+"""Streams of a size, by group."""
 
 
 def composition(spec: str) -> str:

@@ -64,7 +64,11 @@ class Implementation(Protocol):
 
 @dataclass
 class Functions:
-    """Python functions that take the inputs and parameters that they name."""
+    """Python functions that take the inputs and parameters that they name.
+
+    Inputs lie in the same memory in every call, and must not be changed; an input with the name of
+    an output may be updated in place.
+    """
 
     functions: Mapping[str, Any]
     """Functions by target; ``*.score`` stands for that step of every method."""
@@ -73,9 +77,6 @@ class Functions:
     device: str | None = None
     precision: str = "float32"
     """Number format of the vectors that the functions get."""
-    strict: bool = False
-    """Whether inputs lie in the same memory in every call, and must not be changed. An input with
-    the name of an output may be updated in place."""
     _convert: Callable[[Array], Any] = field(init=False, repr=False)
     _memory: dict[Any, Any] = field(init=False, repr=False, default_factory=dict)
 
@@ -85,8 +86,8 @@ class Functions:
         if self.precision != "float32" and self.arrays == "numpy" and self.precision[0] == "b":
             raise ValueError("precision = 'bfloat16' needs arrays that have it, as torch has")
         for target, function in self.functions.items():
-            check_function(target, function)
-        self._convert = converter(self.arrays, self.device)
+            _check_function(target, function)
+        self._convert = _converter(self.arrays, self.device)
 
     def offers(self, target: str) -> bool:
         """Whether there is a function for a target."""
@@ -98,7 +99,7 @@ class Functions:
         Raises:
             NotTestedError: if there is no function, or it raises NotImplementedError.
             TypeError: if it returns something else than arrays.
-            SideEffectError: if it changes an input, and `strict` is set.
+            SideEffectError: if it changes an input.
         """
         function = self._function(case.target)
         if function is None:
@@ -114,12 +115,11 @@ class Functions:
         }
         try:
             with redirect_stdout(sys.stderr):  # stdout is for the report alone
-                returned = function(**named(function, available, case.target))
+                returned = function(**_named(function, available, case.target))
         except NotImplementedError as reason:
             raise NotTestedError(str(reason) or "not implemented") from None
-        found = {name: np.array(x) for name, x in outputs_of(returned, case).items()}
-        if self.strict:
-            check_unchanged(case, inputs)
+        found = {name: np.array(x) for name, x in _outputs_of(returned, case).items()}
+        _check_unchanged(case, inputs)
         return found
 
     def _function(self, target: str) -> Callable[..., Any] | None:
@@ -130,8 +130,7 @@ class Functions:
 
     def _given(self, name: str, x: Array, operation: Operation) -> Any:
         described = operation.input(name, x)
-        made = self._converted(x, described)
-        return self._in_same_memory((name, described.kind), made) if self.strict else made
+        return self._in_same_memory((name, described.kind), self._converted(x, described))
 
     def _converted(self, x: Array, described: Field) -> Any:
         stored = x.astype(DTYPES[described.kind])
@@ -141,7 +140,9 @@ class Functions:
             raise NotTestedError(f"inputs are not exact in {self.precision}")
         if self.arrays == "numpy":
             return stored.astype(np.float16)
-        return cast(self._convert(stored), self.arrays, self.precision)
+        dtype = getattr(importlib.import_module(self.arrays), self.precision)
+        made = self._convert(stored)
+        return made.to(dtype) if hasattr(made, "to") else made.astype(dtype)
 
     def _in_same_memory(self, name: tuple[str, str], made: Any) -> Any:
         """Return the numbers in the array that earlier calls were given, if it has their shape."""
@@ -157,12 +158,11 @@ class Functions:
         return place
 
 
-def check_unchanged(case: Case, inputs: Mapping[str, Any]) -> None:
-    """Raise SideEffectError if an input is not what it was, unless it has the name of an output."""
+def _check_unchanged(case: Case, inputs: Mapping[str, Any]) -> None:
     for name, given in inputs.items():
         if name in described(case).outputs:
             continue
-        before, after = case.inputs[name], to_numpy(given)
+        before, after = case.inputs[name], _to_numpy(given)
         if not np.array_equal(before.astype(after.dtype), after, equal_nan=after.dtype.kind == "f"):
             raise SideEffectError(f"the input {name} was changed by the call")
 
@@ -179,19 +179,18 @@ def exact_in_16_bits(x: Array) -> bool:
     return bool(short.all()) and np.array_equal(finite.astype(np.float16), finite)
 
 
-def check_function(target: str, function: Any) -> None:
-    """Raise ValueError or TypeError unless a function can be called for a target."""
+def _check_function(target: str, function: Any) -> None:
     if not callable(function):
         raise TypeError(f"implementation of {target!r} must be a function, got {function!r}")
     if "*" in target or "?" in target:
         name = target.rpartition(".")[2]
         if name not in OPERATIONS and not any(letter in name for letter in "*?["):
             operation_of(target)
-        parameters_of(target, function)
+        _parameters_of(target, function)
         return
     operation = operation_of(target)
-    allowed = known_names(operation)
-    for name, parameter in parameters_of(target, function).items():
+    allowed = {*operation.inputs, *operation.parameters, "method"}
+    for name, parameter in _parameters_of(target, function).items():
         catches_all = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and not catches_all
         if required and not operation.of_method and name not in allowed:
@@ -201,7 +200,7 @@ def check_function(target: str, function: Any) -> None:
             )
 
 
-def parameters_of(target: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters_of(target: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return a function's parameters by name.
 
     Raises:
@@ -229,15 +228,9 @@ def parameters_of(target: str, function: Callable[..., Any]) -> Mapping[str, ins
     return parameters
 
 
-def known_names(operation: Operation) -> set[str]:
-    """Return the names that a function of a building block may ask for."""
-    return {*operation.inputs, *operation.parameters, "method"}
-
-
-def named(
+def _named(
     function: Callable[..., Any], available: Mapping[str, Any], target: str
 ) -> dict[str, Any]:
-    """Return the arguments that a function names."""
     parameters = inspect.signature(function).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(available)
@@ -254,7 +247,7 @@ def named(
     return {name: available[name] for name in parameters if name in available}
 
 
-def outputs_of(returned: Any, case: Case) -> dict[str, Array]:
+def _outputs_of(returned: Any, case: Case) -> dict[str, Array]:
     """Return outputs by name: of a dictionary, of a tuple in order, or of one array.
 
     Raises:
@@ -265,12 +258,12 @@ def outputs_of(returned: Any, case: Case) -> dict[str, Array]:
         unknown = set(returned) - {*described(case).outputs}
         if unknown:
             raise TypeError(f"{min(unknown)!r} is no output of {case.target}; they are {names}")
-        return {name: to_numpy(x) for name, x in returned.items() if name in case.expected}
+        return {name: _to_numpy(x) for name, x in returned.items() if name in case.expected}
     if not isinstance(returned, tuple):
         returned = (returned,)
     if len(returned) > len(names):
         raise TypeError(f"{len(returned)} outputs for {case.target}; they are {names}")
-    return {name: to_numpy(x) for name, x in zip(names, returned, strict=False)}
+    return {name: _to_numpy(x) for name, x in zip(names, returned, strict=False)}
 
 
 TABLE = "IMPLEMENTATIONS"
@@ -311,16 +304,7 @@ def load(
 # --- arrays of any library -----------------------------------------------------------------------
 
 
-def converter(library: str, device: str | None = None) -> Callable[[Array], Any]:
-    """Return the function that turns a NumPy array into a library's array: its ``asarray``.
-
-    Args:
-        library: module with ``asarray``, such as ``torch``, ``cupy``, ``jax.numpy``.
-        device: as the library names it; None for its default.
-
-    Raises:
-        ValueError: if the module cannot be imported or has no ``asarray``.
-    """
+def _converter(library: str, device: str | None) -> Callable[[Array], Any]:
     if library == "numpy" and device is None:
         return np.array
     try:
@@ -334,19 +318,13 @@ def converter(library: str, device: str | None = None) -> Callable[[Array], Any]
     return lambda x: module.asarray(x.copy(), device=device)
 
 
-def cast(x: Any, library: str, dtype: str) -> Any:
-    """Return a library's array in another number format of the same library."""
-    target = getattr(importlib.import_module(library), dtype)
-    return x.to(target) if hasattr(x, "to") else x.astype(target)
-
-
-def to_numpy(x: Any) -> Array:
+def _to_numpy(x: Any) -> Array:
     """Return an array of any library in main memory, 16-bit formats as float32.
 
     Raises:
         TypeError: if it is no array.
     """
-    host = on_host(x)
+    host = _on_host(x)
     if "bfloat16" in str(getattr(host, "dtype", "")):
         host = host.float() if hasattr(host, "float") else host.astype("float32")
     if isinstance(host, list | tuple | int | float) or hasattr(host, "__array__"):
@@ -360,8 +338,7 @@ def to_numpy(x: Any) -> Array:
     return found
 
 
-def on_host(x: Any) -> Any:
-    """Return an array without its gradient, in main memory."""
+def _on_host(x: Any) -> Any:
     if hasattr(x, "detach"):  # PyTorch
         return x.detach().cpu()
     if hasattr(x, "get") and hasattr(x, "device"):  # CuPy

@@ -86,7 +86,7 @@ class Isolated:
     def _start(self) -> None:
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, self.loading), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, self.loading), daemon=True)
         self._process.start()
         theirs.close()
         self.precision = self._receive(STARTING)
@@ -113,7 +113,6 @@ class Isolated:
         return content
 
     def _last_words(self) -> str:
-        """Say how the process ended."""
         self._process.join(STARTING)
         code = self._process.exitcode or 0
         self._process = None
@@ -122,12 +121,10 @@ class Isolated:
         return f"the process crashed: {signal.Signals(-code).name}"
 
 
-def serve(connection: Connection, loading: Loading) -> None:
-    """Answer questions until the other process closes the connection."""
-    os.dup2(sys.stderr.fileno() if has_file(sys.stderr) else 2, 1)  # stdout is the report's alone
+def _serve(connection: Connection, loading: Loading) -> None:
+    os.dup2(sys.stderr.fileno() if _has_file(sys.stderr) else 2, 1)  # stdout is the report's alone
     try:
         functions = load(loading.file, loading.arrays, loading.device, loading.precision)
-        functions.strict = True
     except (ValueError, TypeError, FileNotFoundError) as error:
         connection.send((type(error), str(error)))
         return
@@ -137,11 +134,10 @@ def serve(connection: Connection, loading: Loading) -> None:
             question, about = connection.recv()
         except (EOFError, ConnectionError):
             return
-        connection.send(reply(functions, question, about))
+        connection.send(_reply(functions, question, about))
 
 
-def reply(functions: Any, question: str, about: Any) -> tuple[type[Exception] | None, Any]:
-    """Return an answer, or the kind of the error and its text."""
+def _reply(functions: Any, question: str, about: Any) -> tuple[type[Exception] | None, Any]:
     try:
         return None, getattr(functions, question)(about)
     except NotTestedError as why:
@@ -150,8 +146,7 @@ def reply(functions: Any, question: str, about: Any) -> tuple[type[Exception] | 
         return RaisedError, f"{type(error).__name__}: {error}"
 
 
-def has_file(stream: Any) -> bool:
-    """Whether a stream writes to a file of the operating system."""
+def _has_file(stream: Any) -> bool:
     try:
         return stream.fileno() >= 0
     except (AttributeError, OSError, ValueError):

@@ -91,13 +91,12 @@ def request(case: Case) -> bytes:
         name: np.ascontiguousarray(x, dtype=DTYPES[operation.input(name, x).kind])
         for name, x in case.inputs.items()
     }
-    parameters = {name: as_text(value) for name, value in case.parameters.items()}
+    parameters = {name: _as_text(value) for name, value in case.parameters.items()}
     metadata = {**parameters, "method": case.method or "none"}
     return save(tensors, metadata)
 
 
-def as_text(value: Any) -> str:
-    """Write a parameter: numbers as in JSON, true, false, none."""
+def _as_text(value: Any) -> str:
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

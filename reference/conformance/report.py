@@ -1,4 +1,4 @@
-"""The result of a check: as objects, in words, as plain data, as JUnit XML and as a badge."""
+"""The result of a check: as objects, in words, as plain data and as JUnit XML."""
 
 import tomllib
 from collections.abc import Mapping
@@ -131,13 +131,12 @@ def to_plain(report: Report) -> dict[str, Any]:
     return {
         "passed": report.passed,
         "cases": {str(status): report.count(status) for status in Status},
-        "groups": [group_to_plain(group) for group in report.groups],
+        "groups": [_group_to_plain(group) for group in report.groups],
         "not_offered": list(report.not_offered),
     }
 
 
-def group_to_plain(group: Group) -> dict[str, Any]:
-    """Return a group as data that JSON can hold."""
+def _group_to_plain(group: Group) -> dict[str, Any]:
     failure = group.first_failure
     return {
         "target": group.target,
@@ -147,12 +146,11 @@ def group_to_plain(group: Group) -> dict[str, Any]:
         "reasons_not_tested": sorted(
             {each.reason for each in group.outcomes if each.status == Status.NOT_TESTED}
         ),
-        "first_failure": None if failure is None else failure_to_plain(failure),
+        "first_failure": None if failure is None else _failure_to_plain(failure),
     }
 
 
-def failure_to_plain(outcome: Outcome) -> dict[str, Any]:
-    """Return a failure and its smallest inputs as data that JSON can hold."""
+def _failure_to_plain(outcome: Outcome) -> dict[str, Any]:
     smallest = outcome.smallest
     return {
         "case": outcome.case.name,
@@ -162,15 +160,15 @@ def failure_to_plain(outcome: Outcome) -> dict[str, Any]:
         else {
             "reason": smallest.reason,
             "parameters": dict(smallest.case.parameters),
-            "inputs": {name: as_lists(x) for name, x in smallest.case.inputs.items()},
+            "inputs": {name: _as_lists(x) for name, x in smallest.case.inputs.items()},
             "expected": {
-                name: as_lists(each.value) for name, each in smallest.case.expected.items()
+                name: _as_lists(each.value) for name, each in smallest.case.expected.items()
             },
         },
     }
 
 
-def as_lists(x: np.ndarray) -> Any:
+def _as_lists(x: np.ndarray) -> Any:
     """Return nested lists; NaN and infinities, which JSON does not know, as text."""
     if x.dtype.kind != "f" or np.isfinite(x).all():
         return x.tolist()
@@ -194,34 +192,21 @@ def to_junit(report: Report) -> str:
             skipped=str(len(outcomes) - failed - passed),
         )
         for outcome in outcomes:
-            add_outcome(suite, outcome)
+            _add_outcome(suite, outcome)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def add_outcome(suite: ElementTree.Element, outcome: Outcome) -> None:
-    """Add one case to its suite."""
+def _add_outcome(suite: ElementTree.Element, outcome: Outcome) -> None:
     case = ElementTree.SubElement(
         suite, "testcase", classname=outcome.case.target, name=outcome.case.name
     )
     if outcome.status == Status.FAILED:
-        failure = ElementTree.SubElement(case, "failure", message=printable(outcome.reason))
-        failure.text = printable(describe(outcome))
+        failure = ElementTree.SubElement(case, "failure", message=_printable(outcome.reason))
+        failure.text = _printable(describe(outcome))
     elif outcome.status in (Status.NOT_TESTED, Status.EXPECTED):
-        ElementTree.SubElement(case, "skipped", message=printable(outcome.reason))
+        ElementTree.SubElement(case, "skipped", message=_printable(outcome.reason))
 
 
-def to_badge(report: Report, spec: str) -> dict[str, Any]:
-    """Return what shields.io draws a badge from: an endpoint badge."""
-    passed, failed = report.count(Status.PASSED), report.count(Status.FAILED)
-    return {
-        "schemaVersion": 1,
-        "label": f"kvlab conformance {spec}",
-        "message": f"{passed} passed" if report.passed else f"{failed} failed",
-        "color": "brightgreen" if report.passed else "red",
-    }
-
-
-def printable(text: str) -> str:
-    """Replace characters that XML cannot hold."""
+def _printable(text: str) -> str:
     return "".join(c if c in "\t\n" or ord(c) >= 32 else "?" for c in text)

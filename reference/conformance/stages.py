@@ -3,7 +3,7 @@
 All are computed through the method's policy: no method is known by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,9 +22,9 @@ from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.selection import keep_set
-from kvlab.reference.step import empty_cache, select
+from kvlab.reference.step import Block, Look, StepResult, apply, empty_cache, look, select
 from kvlab.reference.stored_vectors import StoredVectors
-from kvlab.reference.streams import Stream, run_stream
+from kvlab.reference.streams import Stream
 
 REMEMBERED = "remembered_"
 """Prefix of what a score remembers of the stream, besides the state of the entries."""
@@ -42,46 +42,34 @@ def options_of(method: str) -> dict[str, Any]:
     An option that a method has itself hides the one of the same name that every method has.
     """
     parsed = methods.parse(method)
-    options = plain_fields(parsed)
+    options = _own_options(parsed)
     while isinstance(parsed, Wrapper):
         common, parsed = isinstance(parsed, CommonOptions), parsed.base
-        own = plain_fields(parsed)
+        own = _own_options(parsed)
         options = {**options, **own} if common else {**own, **options}
     return options
 
 
-def plain_fields(parsed: Any) -> dict[str, Any]:
-    """Return the fields that are no method themselves."""
+def _own_options(parsed: Any) -> dict[str, Any]:
     return {f.name: getattr(parsed, f.name) for f in fields(parsed) if f.name != "base"}
-
-
-def clock_of(parameters: Parameters) -> Clock:
-    """Return where in the stream a case stands."""
-    return Clock(parameters["seen"], parameters["block"], parameters["prompt"])
 
 
 def clock_parameters(clock: Clock) -> dict[str, int]:
     """Return the parameters that say where in the stream a case stands."""
-    return {
-        "seen": clock.seen,
-        "block": clock.block,
-        "prompt": clock.prompt,
-        "generated": clock.generated,
-    }
+    return {name: getattr(clock, name) for name in ("seen", "block", "prompt", "generated")}
 
 
 # --- from inputs to the reference's objects, and back --------------------------------------------
 
 
-def observation_of(inputs: Inputs, parameters: Parameters) -> Observation:
-    """Rebuild the observation of a block."""
-    positions, clock = inputs["positions"], clock_of(parameters)
+def _observation(inputs: Inputs, parameters: Parameters) -> Observation:
+    positions = inputs["positions"]
+    clock = Clock(parameters["seen"], parameters["block"], parameters["prompt"])
     G, n = positions.shape
-    nothing = np.zeros((G, 1, clock.block, 0))
     return Observation(
         clock=clock,
         layer=0,
-        queries=inputs.get("queries", nothing),
+        queries=inputs.get("queries", np.zeros((G, 1, clock.block, 0))),
         attention=inputs.get("attention", np.zeros((G, 1, clock.block, n))),
         keys=inputs.get("keys", np.zeros((G, n, 0))),
         values=inputs.get("values", np.zeros((G, n, 0))),
@@ -94,18 +82,11 @@ def observation_of(inputs: Inputs, parameters: Parameters) -> Observation:
 
 def inputs_of(seen: Observation) -> dict[str, Array]:
     """Return the inputs that every step of a method is given."""
-    return {
-        "queries": seen.queries,
-        "keys": seen.keys,
-        "values": seen.values,
-        "attention": seen.attention,
-        "positions": seen.positions,
-        "query_positions": seen.query_positions,
-    }
+    names = ("queries", "keys", "values", "attention", "positions", "query_positions")
+    return {name: getattr(seen, name) for name in names}
 
 
-def state_of(policy: Policy, inputs: Inputs) -> State:
-    """Rebuild the state of a score."""
+def _state(policy: Policy, inputs: Inputs) -> State:
     entries = {name: inputs[name] for name in policy.score.columns}
     stream = {
         name.removeprefix(REMEMBERED): x
@@ -144,7 +125,7 @@ def stream_from(inputs: Inputs, parameters: Parameters) -> Stream:
     )
 
 
-def derive(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
+def _derive(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
     """Compute attention and drawn numbers anew, which follow from the other inputs."""
     found = dict(inputs)
     if "attention" in inputs:
@@ -153,91 +134,67 @@ def derive(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs
         found["attention"] = attend(
             inputs["queries"], inputs["keys"], inputs["values"], mask, softcap
         )[1]
-    drawn = policy_of(method, parameters).score.drawn(observation_of(found, parameters))
+    drawn = policy_of(method, parameters).score.drawn(_observation(found, parameters))
     return {**found, **{name: x for name, x in drawn.items() if name in inputs}}
 
 
-def size_of(inputs: Inputs) -> float:
+def _size(inputs: Inputs) -> float:
     """Size of the logits that a step of a method may compute."""
     size = logit_size(inputs["queries"], inputs["keys"])
     remembered = inputs.get(f"{REMEMBERED}queries")
     return size if remembered is None else max(size, logit_size(remembered, inputs["keys"]))
 
 
-# --- what the reference answers ------------------------------------------------------------------
+# --- streams -------------------------------------------------------------------------------------
 
 
-def expect_state(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the state of the entries after a block."""
-    policy = policy_of(method, parameters)
-    state = policy.score.observe(state_of(policy, inputs), observation_of(inputs, parameters))
-    return {name: state_expected(state.entries[name], inputs) for name in policy.score.columns}
+@dataclass(frozen=True)
+class Event:
+    """The effect of one block on one layer."""
+
+    policy: Policy
+    block: Block
+    cache: LayerCache
+    """Cache before the block."""
+    looked: Look
+    result: StepResult
+
+    @property
+    def before(self) -> State:
+        """State before the block was observed; its own entries are there."""
+        block, columns = self.block, self.policy.score.columns
+        grown = self.cache.append(block.keys, block.values, block.clock.positions, columns)
+        return grown.state
+
+    @property
+    def stores(self) -> bool:
+        """Whether all entries were at full precision before, and some are not any more."""
+        was_full = (self.cache.keys.bits == FULL_BITS).all()
+        return bool(was_full and (self.result.cache.keys.bits < FULL_BITS).any())
+
+    @property
+    def evicts(self) -> bool:
+        """Whether an entry left."""
+        keep = self.result.keep
+        return keep is not None and keep.shape[1] < self.looked.seen.positions.shape[1]
 
 
-def state_expected(value: Array, inputs: Inputs) -> Expected:
-    """Counters are exact, sums are not."""
-    if np.array_equal(value, np.rint(value)):
-        return exact(value)
-    return numbers(value, size_of(inputs))
+def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
+    """Feed a stream to a policy and note every step.
 
-
-def rated(inputs: Inputs, parameters: Parameters, method: str | None) -> Expected:
-    """Return the scores of the candidates."""
-    policy, seen = policy_of(method, parameters), observation_of(inputs, parameters)
-    candidates, room = inputs["candidates"], parameters["room"]
-    value = policy.score.score(state_of(policy, inputs), seen, candidates, room)
-    return scores(value, candidates, size_of(inputs))
-
-
-def expect_scores(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the score of every candidate."""
-    if policy_of(method, parameters).score.ordinal:
-        raise ValueError(f"{method} gives an order, not scores; test select")
-    return {"scores": rated(inputs, parameters, method)}
-
-
-def expect_selected(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the keep set that follows from everything that a block saw."""
-    policy, seen = policy_of(method, parameters), observation_of(inputs, parameters)
-    decision = select(policy, state_of(policy, inputs), seen)
-    candidates = decision.candidates
-    if policy.score.ordinal or not candidates.any():
-        return {"keep": keep(decision.keep)}
-    given = {**inputs, "candidates": candidates}
-    scores = rated(given, {**parameters, "room": decision.room}, method)
-    return {"keep": keep(decision.keep, scores, candidates)}
-
-
-def expect_kept(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the keep set that follows from given scores: protection, budget, equal scores."""
-    policy, seen = policy_of(method, parameters), observation_of(inputs, parameters)
-    safe = policy.protect.safe(seen)
-    room = policy.budget.room(seen, safe)
-    return {"keep": keep(keep_set(inputs["scores"], safe, room))}
-
-
-def expect_stored(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the entries that stay, their bits, and the vectors that attention reads."""
-    policy, seen = policy_of(method, parameters), observation_of(inputs, parameters)
-    G, _, d = inputs["keys"].shape
-    nothing = StoredVectors.empty(G, d)
-    cache = LayerCache(
-        nothing.append(inputs["keys"]), nothing.append(inputs["values"]), inputs["positions"]
-    )
-    candidates = ~policy.protect.safe(seen)
-    cache, stays = policy.precision.store(cache, seen, candidates, inputs["keep"])
-    return {"keep": keep(stays), **stored_expected(cache.compact(stays))}
-
-
-def stored_expected(cache: LayerCache) -> dict[str, Expected]:
-    """Expect widths, and vectors as attention reads them."""
-    keys, values = cache.keys.vectors, cache.values.vectors
-    return {
-        "key_bits": exact(cache.keys.bits),
-        "value_bits": exact(cache.values.bits),
-        "keys": numbers(keys, scale=float(np.abs(keys).max())),
-        "values": numbers(values, scale=float(np.abs(values).max())),
-    }
+    Raises:
+        ValueError: if the policy cannot work with the stream's prompt.
+    """
+    policy.check(stream.prompt)
+    cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
+    for block in stream.pieces():
+        looked = look(policy, cache, block)
+        if looked.decision is None:
+            result = StepResult(looked.output, looked.cache, looked.seen)
+        else:
+            result = apply(policy, looked, looked.decision.keep)
+        yield Event(policy, block, cache, looked, result)
+        cache = result.cache
 
 
 @dataclass(frozen=True)
@@ -257,54 +214,111 @@ def replay(inputs: Inputs, parameters: Parameters, method: str | None) -> Replay
     outputs, present = [], []
     drawn: dict[str, Array] = {}
     cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
-    for result in run_stream(policy, stream):
-        cache = result.cache
-        if result.keep is not None:
-            drawn |= policy.score.drawn(result.seen)
-        outputs.append(result.output)
+    for event in recording(policy, stream):
+        cache = event.result.cache
+        if event.looked.decision is not None:
+            drawn |= policy.score.drawn(event.looked.seen)
+        outputs.append(event.result.output)
         there = np.zeros((len(stream.keys), stream.tokens), dtype=bool)
         np.put_along_axis(there, cache.positions, True, axis=-1)
         present.append(there)
     return Replayed(np.concatenate(outputs, axis=2), np.array(present), cache, drawn)
 
 
-def expect_run(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect every token's output, the survivors of every block, storage and state at the end."""
+# --- what the reference answers ------------------------------------------------------------------
+
+
+def _expect_state(inputs: Inputs, parameters: Parameters, method: str | None):
+    policy = policy_of(method, parameters)
+    state = policy.score.observe(_state(policy, inputs), _observation(inputs, parameters))
+    return {name: _column(state.entries[name], inputs) for name in policy.score.columns}
+
+
+def _column(value: Array, inputs: Inputs) -> Expected:
+    """Counters are exact, sums are not."""
+    if np.array_equal(value, np.rint(value)):
+        return exact(value)
+    return numbers(value, _size(inputs))
+
+
+def _expect_scores(inputs: Inputs, parameters: Parameters, method: str | None):
+    policy, seen = policy_of(method, parameters), _observation(inputs, parameters)
+    if policy.score.ordinal:
+        raise ValueError(f"{method} gives an order, not scores; test select")
+    candidates, room = inputs["candidates"], parameters["room"]
+    value = policy.score.score(_state(policy, inputs), seen, candidates, room)
+    return {"scores": scores(value, candidates, _size(inputs))}
+
+
+def _expect_selected(inputs: Inputs, parameters: Parameters, method: str | None):
+    policy, seen = policy_of(method, parameters), _observation(inputs, parameters)
+    found = select(policy, _state(policy, inputs), seen)
+    if policy.score.ordinal or found.scores is None:
+        return {"keep": keep(found.keep)}
+    rated = scores(found.scores, found.candidates, _size(inputs))
+    return {"keep": keep(found.keep, rated, found.candidates)}
+
+
+def _expect_kept(inputs: Inputs, parameters: Parameters, method: str | None):
+    policy, seen = policy_of(method, parameters), _observation(inputs, parameters)
+    safe = policy.protect.safe(seen)
+    room = policy.budget.room(seen, safe)
+    return {"keep": keep(keep_set(inputs["scores"], safe, room))}
+
+
+def _expect_stored(inputs: Inputs, parameters: Parameters, method: str | None):
+    policy, seen = policy_of(method, parameters), _observation(inputs, parameters)
+    G, _, d = inputs["keys"].shape
+    nothing = StoredVectors.empty(G, d)
+    cache = LayerCache(
+        nothing.append(inputs["keys"]), nothing.append(inputs["values"]), inputs["positions"]
+    )
+    candidates = ~policy.protect.safe(seen)
+    cache, stays = policy.precision.store(cache, seen, candidates, inputs["keep"])
+    return {"keep": keep(stays), **_storage(cache.compact(stays))}
+
+
+def _storage(cache: LayerCache) -> dict[str, Expected]:
+    """Expect widths, and vectors as attention reads them."""
+    keys, values = cache.keys.vectors, cache.values.vectors
+    return {
+        "key_bits": exact(cache.keys.bits),
+        "value_bits": exact(cache.values.bits),
+        "keys": numbers(keys, scale=float(np.abs(keys).max())),
+        "values": numbers(values, scale=float(np.abs(values).max())),
+    }
+
+
+def _expect_run(inputs: Inputs, parameters: Parameters, method: str | None):
     found = replay(inputs, parameters, method)
     size = logit_size(inputs["queries"], inputs["keys"])
     expected = {
         "output": numbers(found.output, size, float(np.abs(inputs["values"]).max())),
         "present": exact(found.present),
     }
-    if not np.array_equal(found.cache.keys.bits, np.full_like(found.cache.positions, FULL_BITS)):
-        expected |= stored_expected(found.cache)
+    if (found.cache.keys.bits < FULL_BITS).any():
+        expected |= _storage(found.cache)
     for name in policy_of(method, parameters).score.columns:
-        expected[name] = state_expected(found.cache.state.entries[name], inputs)
+        expected[name] = _column(found.cache.state.entries[name], inputs)
     return expected
 
 
-def derive_run(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
+def _derive_run(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
     """Draw the numbers anew that a policy draws while a stream runs."""
     if inputs.keys() <= {"queries", "keys", "values", "blocks", "confidence"}:
         return inputs
     return {**inputs, **replay(inputs, parameters, method).drawn}
 
 
-def column_field(column: Column, optional: bool = True) -> Field:
-    """Describe a column of a score's state as an array."""
-    meaning = f"{column.meaning}; a new entry comes with {column.start:g}"
-    return Field(("G", "n"), "int" if column.integer else "float", meaning, optional)
-
-
 STEPS: Mapping[str, Operation] = {
     step.name: step
     for step in (
-        described_operation("observe", expect_state, derive),
-        described_operation("score", expect_scores, derive),
-        described_operation("select", expect_selected, derive),
-        described_operation("keep", expect_kept),
-        described_operation("store", expect_stored, derive),
-        described_operation("run", expect_run, derive_run),
+        described_operation("observe", _expect_state, _derive),
+        described_operation("score", _expect_scores, _derive),
+        described_operation("select", _expect_selected, _derive),
+        described_operation("keep", _expect_kept),
+        described_operation("store", _expect_stored, _derive),
+        described_operation("run", _expect_run, _derive_run),
     )
 }
 """All steps of a method by name, but for what its score remembers of every entry."""
@@ -312,11 +326,16 @@ STEPS: Mapping[str, Operation] = {
 
 def operations(columns: Mapping[str, Column]) -> Mapping[str, Operation]:
     """Return the steps of a method whose score remembers ``columns`` of every entry."""
-    remembered = {name: column_field(column) for name, column in columns.items()}
-    asked = {name: column_field(column, not column.compared) for name, column in columns.items()}
+    remembered = {name: _column_field(column, True) for name, column in columns.items()}
+    asked = {name: _column_field(each, not each.compared) for name, each in columns.items()}
     found = dict(STEPS)
     for name in ("observe", "score", "select"):
         found[name] = replace(found[name], inputs={**found[name].inputs, **remembered})
     for name, outputs in (("observe", asked), ("run", remembered)):
         found[name] = replace(found[name], outputs={**found[name].outputs, **outputs})
     return found
+
+
+def _column_field(column: Column, optional: bool) -> Field:
+    meaning = f"{column.meaning}; a new entry comes with {column.start:g}"
+    return Field(("G", "n"), "int" if column.integer else "float", meaning, optional)

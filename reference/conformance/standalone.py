@@ -46,36 +46,30 @@ def read(target: str | None = None, spec: str = LATEST) -> Iterator[dict[str, An
         index = json.loads((HERE / directory / "index.json").read_text(encoding="utf-8"))
         for case in index["cases"]:
             if target in (None, case["target"]):
-                yield filled(case, HERE / directory)
+                yield filled(case, HERE / directory, HERE / "model")
 
 
-def filled(case: dict[str, Any], directory: Path) -> dict[str, Any]:
+def filled(case: dict[str, Any], directory: Path, model: Path) -> dict[str, Any]:
     """Return a case with arrays in place of their names, and the model's directory."""
+
+    def tensor(where: str) -> np.ndarray:
+        file, _, name = where.partition("/")
+        return _tensors(directory / f"{file}.safetensors")[name]
+
     parameters = dict(case["parameters"])
     if "model" in parameters:
-        parameters["model"] = str(HERE / "model")
+        parameters["model"] = str(model)
     expected = {}
     for name, each in case["expected"].items():
-        found = dict(each)
-        for part in ("value", "where", "slack"):
-            if part in each:
-                found[part] = tensor(directory, each[part])
-        either = each.get("either", {})
-        found["either"] = {key: tensor(directory, where) for key, where in either.items()}
-        expected[name] = found
-    inputs = {name: tensor(directory, where) for name, where in case["inputs"].items()}
+        arrays = {part: tensor(each[part]) for part in ("value", "where", "slack") if part in each}
+        either = {key: tensor(where) for key, where in each.get("either", {}).items()}
+        expected[name] = {**each, **arrays, "either": either}
+    inputs = {name: tensor(where) for name, where in case["inputs"].items()}
     return {**case, "parameters": parameters, "inputs": inputs, "expected": expected}
 
 
-def tensor(directory: Path, where: str) -> np.ndarray:
-    """Return the array called ``file/tensor``."""
-    file, _, name = where.partition("/")
-    return tensors(directory / f"{file}.safetensors")[name]
-
-
 @lru_cache(maxsize=64)
-def tensors(file: Path) -> dict[str, np.ndarray]:
-    """Read one file."""
+def _tensors(file: Path) -> dict[str, np.ndarray]:
     return load_file(file)
 
 
@@ -93,15 +87,14 @@ def wrong(expected: dict[str, Any], found: Any, precision: str = "float32") -> s
     elif expected["kind"] == "at_most":
         bad = (x <= 0) | (x > value)
     elif expected["kind"] == "keep":
-        return wrong_set(expected, x.astype(np.int64), precision)
+        return _wrong_set(expected, x.astype(np.int64), precision)
     else:
         bad = x != value
     bad = bad & expected.get("where", True)
     return f"is wrong in {int(bad.sum())} of {bad.size} elements" if bad.any() else None
 
 
-def wrong_set(expected: dict[str, Any], found: np.ndarray, precision: str) -> str | None:
-    """Compare keep sets: entries that are marked ``either`` may be exchanged for each other."""
+def _wrong_set(expected: dict[str, Any], found: np.ndarray, precision: str) -> str | None:
     if (np.diff(found, axis=-1) <= 0).any():
         return "must ascend without repetition"
     either = expected["either"].get(precision)

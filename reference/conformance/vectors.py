@@ -2,25 +2,28 @@
 
 ``index.json`` (described by ``schema.json``) names the tensors of every case as ``file/tensor``. A
 tensor that occurs twice is stored once.
+
+Published files never change. The commit 16146a8 made all of them: ``kvlab conformance generate`` of
+that commit draws the same inputs and writes the same bytes. Here, today's reference answers the
+stored inputs anew, and `check_answers` compares.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
-from kvlab.reference.conformance.block_cases import block_cases
-from kvlab.reference.conformance.building import cases_on_the_spot, method_cases
-from kvlab.reference.conformance.cache_cases import cache_cases
+from kvlab.reference.conformance import standalone
 from kvlab.reference.conformance.case import Case, Expected, Tolerance
-from kvlab.reference.conformance.engine_cases import engine_cases
 from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.operation import Field, Kind
 from kvlab.reference.conformance.targets import described
@@ -57,31 +60,19 @@ STORED: Mapping[Kind, type] = {
 LOADED = {np.dtype(np.float32): np.float64, np.dtype(np.int32): np.int64}
 """Number formats that the reference computes with in place of those of the files."""
 
+NOTHING = 1e-13
+"""If terms cancel to less than this share of the largest number, the result is stored as 0."""
+
+GRID = 2.0**16
+"""Logits of whole caches are rounded to multiples of 1/GRID: every machine stores the same."""
+
 
 @lru_cache(maxsize=1)
 def published_methods() -> tuple[str, ...]:
-    """Return the names of the methods that have published vectors, in the order of the index.
-
-    Vectors are made in this order, not the registry's, so that a new method renames no tensor.
-    """
+    """Return the names of the methods that have published vectors, in the order of the index."""
     index = json.loads((DIRECTORY / INDEX).read_text(encoding="utf-8"))
     specs = (entry["method"] for entry in index["cases"])
     return tuple(dict.fromkeys(methods.base_name(spec) for spec in specs if spec is not None))
-
-
-def published_cases() -> list[Case]:
-    """Build every published case anew from the reference."""
-    return [*block_cases("0.9"), *method_cases(published_methods())]
-
-
-def added_cases(specification: str) -> list[Case]:
-    """Build the cases anew that a version of the specification added."""
-    if specification == "0.9":
-        return published_cases()
-    found = [*cache_cases(specification)]
-    if specification == "1.1":
-        found += [*block_cases(specification), *engine_cases()]
-    return found
 
 
 def directories(specification: str) -> list[Path]:
@@ -95,16 +86,45 @@ def directories(specification: str) -> list[Path]:
     return [SPECIFICATIONS[each] for each in versions[: versions.index(specification) + 1]]
 
 
-def all_cases() -> list[Case]:
-    """Build every case of the first specification anew, and cases for methods that have none."""
-    others = (name for name in methods.names() if name not in published_methods())
-    return [*published_cases(), *(case for name in others for case in cases_on_the_spot(name))]
+# --- checking ------------------------------------------------------------------------------------
 
 
-def cases_of(method: str) -> list[Case]:
-    """Build the cases of one method anew."""
-    published = method in published_methods()
-    return list(method_cases((method,)) if published else cases_on_the_spot(method))
+def check_answers(specification: str) -> tuple[list[str], list[str]]:
+    """Let today's reference answer the cases that a specification added, and write them anew.
+
+    Returns:
+        The lines of SHA256SUMS that are the same, and those that differ, stored and new.
+
+    Raises:
+        ValueError: if a file is not what its SHA256SUMS says.
+    """
+    directory = SPECIFICATIONS[specification]
+    made = [_answered_anew(case) for case in read(directory)]
+    with TemporaryDirectory() as folder:
+        write(made, Path(folder), specification)
+        old, new = (
+            (each / SUMS).read_text(encoding="utf-8").splitlines()
+            for each in (directory, Path(folder))
+        )
+    return sorted({*old} & {*new}), sorted({*old} ^ {*new})
+
+
+def _answered_anew(case: Case) -> Case:
+    expected = described(case).compute(case.inputs, case.parameters, case.method)
+    return replace(case, expected={name: _rounded(name, each) for name, each in expected.items()})
+
+
+def _rounded(name: str, each: Expected) -> Expected:
+    """Round expected numbers as they are stored; exact values are stored as they are."""
+    if each.kind != "numbers":
+        return each
+    if name == "logits":
+        return replace(each, value=np.rint(each.value * GRID) / GRID)
+    value = each.value if each.where is None else np.where(each.where, each.value, 0.0)
+    finite = value[np.isfinite(value)]
+    if (finite < 0).any() and (finite > 0).any():
+        value = np.where(np.abs(value) <= NOTHING * np.abs(finite).max(), 0.0, value)
+    return replace(each, value=value)
 
 
 # --- writing -------------------------------------------------------------------------------------
@@ -143,7 +163,7 @@ def write(cases: Iterable[Case], directory: Path, specification: str = "0.9") ->
     """
     directory.mkdir(parents=True, exist_ok=True)
     writer = Writer()
-    entries = [case_to_json(case, writer) for case in cases]
+    entries = [_entry(case, writer) for case in cases]
     contents = {
         f"{file}.safetensors": save(dict(tensors)) for file, tensors in writer.files.items()
     }
@@ -153,47 +173,42 @@ def write(cases: Iterable[Case], directory: Path, specification: str = "0.9") ->
     contents[SCHEMA] = (SPECIFICATIONS[specification] / SCHEMA).read_bytes()
     for name, content in contents.items():
         (directory / name).write_bytes(content)
-    sums = [f"{sha256(contents[name])}  {name}\n" for name in sorted(contents)]
+    sums = [f"{_sha256(contents[name])}  {name}\n" for name in sorted(contents)]
     (directory / SUMS).write_text("".join(sums), encoding="utf-8")
 
 
-def case_to_json(case: Case, writer: Writer) -> dict[str, Any]:
+def _entry(case: Case, writer: Writer) -> dict[str, Any]:
     """Return a case's entry of the index, and hand its tensors to the writer."""
     operation = described(case)
     own = "blocks" if case.method is None else composition(case.method).replace(":", "-")
     shared = SHARED.get(case.operation, own)
     answers = shared if case.operation == "whole_cache" else own
+    model = {"model": MODEL.name} if "model" in case.parameters else {}
     return {
         "name": case.name,
         "target": case.target,
         "group": case.group,
         "method": case.method,
-        "parameters": {**case.parameters, **model_named(case.parameters, MODEL.name)},
+        "parameters": {**case.parameters, **model},
         "inputs": {
             name: writer.add(shared, x, operation.input(name, x).kind)
             for name, x in case.inputs.items()
         },
         "expected": {
-            name: expected_to_json(each, operation.outputs[name], answers, writer)
+            name: _expected_entry(each, operation.outputs[name], answers, writer)
             for name, each in case.expected.items()
         },
     }
 
 
-def model_named(parameters: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return the parameter that says which model a case is about, if it is about one."""
-    return {"model": name} if "model" in parameters else {}
-
-
-def expected_to_json(each: Expected, field: Field, file: str, writer: Writer) -> dict[str, Any]:
-    """Return an output's entry of the index."""
+def _expected_entry(each: Expected, field: Field, file: str, writer: Writer) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "kind": each.kind,
         "value": writer.add(file, each.value, field.kind),
     }
-    if each.kind == "numbers":
+    if each.kind == "numbers":  # two digits: more would depend on the machine
         entry["tolerance"] = {
-            precision: [plain(tolerance.absolute), plain(tolerance.relative)]
+            precision: [float(f"{x:.1e}") for x in (tolerance.absolute, tolerance.relative)]
             for precision, tolerance in each.tolerance.items()
         }
     if each.where is not None:
@@ -205,13 +220,7 @@ def expected_to_json(each: Expected, field: Field, file: str, writer: Writer) ->
     return entry
 
 
-def plain(tolerance: float) -> float:
-    """Two digits: more would depend on the machine."""
-    return float(f"{tolerance:.1e}")
-
-
-def sha256(content: bytes) -> str:
-    """Return the hexadecimal digest."""
+def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
@@ -219,7 +228,7 @@ def sha256(content: bytes) -> str:
 
 
 def read(directory: Path = DIRECTORY) -> list[Case]:
-    """Return all cases.
+    """Return all cases of a directory.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -229,58 +238,41 @@ def read(directory: Path = DIRECTORY) -> list[Case]:
     index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
     if index["format"] != FORMAT:
         raise ValueError(f"format = {index['format']} of {directory} must be {FORMAT}")
-    return [case_from_json(entry, directory) for entry in index["cases"]]
+    return [_case(standalone.filled(entry, directory, MODEL)) for entry in index["cases"]]
 
 
 def check_sums(directory: Path) -> None:
     """Raise ValueError unless every file has the content that SHA256SUMS names."""
     for line in (directory / SUMS).read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
-        found = sha256((directory / name).read_bytes())
+        found = _sha256((directory / name).read_bytes())
         if found != digest:
             raise ValueError(f"{directory / name} has SHA-256 {found}, {SUMS} says {digest}")
 
 
-def case_from_json(entry: Mapping[str, Any], directory: Path) -> Case:
-    """Return one case of an index."""
+def _case(found: Mapping[str, Any]) -> Case:
+    inputs = {name: _widened(x) for name, x in found["inputs"].items()}
+    expected = {
+        name: Expected(
+            each["kind"],
+            _widened(each["value"]),
+            {key: Tolerance(*pair) for key, pair in each.get("tolerance", {}).items()},
+            each.get("where"),
+            None if "slack" not in each else _widened(each["slack"]),
+            each["either"],
+        )
+        for name, each in found["expected"].items()
+    }
     return Case(
-        entry["name"],
-        entry["target"],
-        entry["group"],
-        entry["method"],
-        {**entry["parameters"], **model_named(entry["parameters"], str(MODEL))},
-        {name: tensor(directory, where) for name, where in entry["inputs"].items()},
-        {name: expected_from_json(each, directory) for name, each in entry["expected"].items()},
+        found["name"],
+        found["target"],
+        found["group"],
+        found["method"],
+        found["parameters"],
+        inputs,
+        expected,
     )
 
 
-def expected_from_json(entry: Mapping[str, Any], directory: Path) -> Expected:
-    """Return one output of an index."""
-    value = tensor(directory, entry["value"])
-    tolerance = {name: Tolerance(*each) for name, each in entry.get("tolerance", {}).items()}
-    where, slack = entry.get("where"), entry.get("slack")
-    either = {}
-    if entry["kind"] == "keep":
-        found = entry.get("either", {})
-        either = {name: tensor(directory, found[name]) for name in found}
-    return Expected(
-        entry["kind"],
-        value,
-        tolerance,
-        None if where is None else tensor(directory, where),
-        None if slack is None else tensor(directory, slack),
-        either,
-    )
-
-
-def tensor(directory: Path, where: str) -> Array:
-    """Return the array called ``file/tensor``."""
-    file, _, name = where.partition("/")
-    found = load(directory / f"{file}.safetensors")[name]
-    return found.astype(LOADED.get(found.dtype, found.dtype))
-
-
-@lru_cache(maxsize=64)
-def load(file: Path) -> dict[str, Array]:
-    """Read one safetensors file."""
-    return load_file(file)
+def _widened(x: Array) -> Array:
+    return x.astype(LOADED.get(x.dtype, x.dtype))

@@ -48,14 +48,13 @@ def read_xfails(file: Path) -> tuple[KnownFailure, ...]:
 def judged(report: Report, known: Sequence[KnownFailure]) -> Report:
     """Return a report in which known failures are expected, and unexpected passes are failures."""
     groups = (
-        Group(group.target, group.group, tuple(judge(each, known) for each in group.outcomes))
+        Group(group.target, group.group, tuple(_judge(each, known) for each in group.outcomes))
         for group in report.groups
     )
     return replace(report, groups=tuple(groups))
 
 
-def judge(outcome: Outcome, known: Sequence[KnownFailure]) -> Outcome:
-    """Return the outcome of one case."""
+def _judge(outcome: Outcome, known: Sequence[KnownFailure]) -> Outcome:
     reasons = [each.reason for each in known if each.covers(outcome.case)]
     if not reasons or outcome.status == Status.NOT_TESTED:
         return outcome

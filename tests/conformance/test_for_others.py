@@ -14,7 +14,7 @@ from kvlab.reference.conformance import Status, check, published, vectors
 from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.implementation import Functions
-from kvlab.reference.conformance.report import to_badge, to_junit
+from kvlab.reference.conformance.report import to_junit
 from kvlab.reference.conformance.targets import described
 from kvlab.reference.conformance.xfails import judged, read_xfails
 from kvlab.reference.selection import keep_set
@@ -46,12 +46,6 @@ def test_a_known_failure_is_expected_and_an_unexpected_pass_fails(tmp_path):
     listed.write_text("plain\n")
     with pytest.raises(ValueError, match="must end in a reason"):
         read_xfails(listed)
-
-
-def test_a_badge_says_how_many_passed():
-    badge = to_badge(check("keep_set", right), "1.0")
-    assert badge["message"] == "20 passed" and badge["color"] == "brightgreen"
-    assert to_badge(check("keep_set", too_many, minimise=False), "1.0")["color"] == "red"
 
 
 READER = """

@@ -8,9 +8,11 @@ from mutants import BUGS, CACHE_BUGS, SIZED_BUGS, Copy, identifier, table
 from sampling import sampled
 
 from kvlab.reference.conformance import Status, published
+from kvlab.reference.conformance.building import sized_cases
 from kvlab.reference.conformance.checker import belongs, run_case
+from kvlab.reference.conformance.draws import sized
+from kvlab.reference.conformance.groups import SIZED
 from kvlab.reference.conformance.report import ABOUT_GROUPS
-from kvlab.reference.conformance.sizes import LENGTHS, STREAMS, drawn_blocks, sized_cases
 
 ALL = (*BUGS, *SIZED_BUGS, *CACHE_BUGS)
 copied = lru_cache(16)(Copy)
@@ -55,8 +57,8 @@ def test_no_bug_is_lost_and_no_two_are_the_same():
     assert len({(bug.file, bug.changes) for bug in ALL}) == len(ALL)
 
 
-SIZED_GROUPS = {group: size for size in LENGTHS for _, group, _, _ in drawn_blocks(size)}
-SIZED_GROUPS |= {group: size for size in STREAMS for group in STREAMS[size]}
+SIZED_GROUPS = {group: size for size in SIZED for _, group, _, _ in sized(size)}
+SIZED_GROUPS |= {group: size for size in SIZED for group in SIZED[size]}
 PLANTED = sorted(group for group, bug in ABOUT_GROUPS.items() if "thread" not in bug)
 
 

@@ -1,10 +1,10 @@
-"""The published vectors: complete, as the schema says, and the same bits whenever they are made."""
+"""The published vectors: complete, as the schema says, and what today's reference answers."""
 
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import jsonschema
 import numpy as np
@@ -13,14 +13,16 @@ from registry_pages import PARTS
 from shapes import shapes_checked
 
 from kvlab.reference import methods
-from kvlab.reference.conformance import cases, published, vectors
-from kvlab.reference.conformance.block_cases import block_cases
-from kvlab.reference.conformance.building import ATTEMPTS, example_cases
-from kvlab.reference.conformance.cache_cases import GROUPS
+from kvlab.reference.conformance import vectors
 from kvlab.reference.conformance.case import PRECISIONS
-from kvlab.reference.conformance.groups import PRECISE, composition, groups_of
+from kvlab.reference.conformance.checker import cases, published
+from kvlab.reference.conformance.groups import composition
 from kvlab.reference.conformance.implementation import exact_in_16_bits, is_vector
 from kvlab.reference.conformance.targets import OPERATIONS, described
+
+SPECIFICATIONS = vectors.SPECIFICATIONS
+CASES = {"0.9": 1469, "1.0": 64, "1.1": 102}
+"""Cases that each specification added."""
 
 MOST_BYTES = 10 * 2**20
 NAMED = {
@@ -30,21 +32,22 @@ NAMED = {
 """Groups that the project's plan names."""
 
 
-def test_the_files_fit_schema_and_sums():
-    vectors.check_sums(vectors.DIRECTORY)
-    index = json.loads((vectors.DIRECTORY / vectors.INDEX).read_text())
-    schema = json.loads((vectors.DIRECTORY / vectors.SCHEMA).read_text())
+@pytest.mark.parametrize("spec", SPECIFICATIONS)
+def test_the_files_fit_schema_and_sums(spec):
+    directory = SPECIFICATIONS[spec]
+    vectors.check_sums(directory)
+    files = {file.name: file.stat().st_size for file in directory.iterdir()}
+    listed = (directory / vectors.SUMS).read_text().split()[1::2]
+    assert {*listed, vectors.SUMS} == {*files} and sum(files.values()) < MOST_BYTES
+    index = json.loads((directory / vectors.INDEX).read_text())
+    schema = json.loads((directory / vectors.SCHEMA).read_text())
     jsonschema.validate(index, schema)
+    assert index.get("specification", "0.9") == spec and len(index["cases"]) == CASES[spec]
+    whole = [case for case in index["cases"] if case["target"].endswith(".whole_cache")]
+    assert {case["parameters"]["model"] for case in whole} <= {"reasoner"}
     index["cases"][0]["tolerance"] = 1
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(index, schema)
-
-
-def test_every_file_is_listed_and_they_are_small():
-    files = {file.name: file.stat().st_size for file in vectors.DIRECTORY.iterdir()}
-    listed = (vectors.DIRECTORY / vectors.SUMS).read_text().split()[1::2]
-    assert {*listed, vectors.SUMS} == {*files}
-    assert sum(files.values()) < MOST_BYTES
 
 
 def test_a_changed_file_is_refused(tmp_path):
@@ -54,6 +57,25 @@ def test_a_changed_file_is_refused(tmp_path):
     (copy / "h2o.safetensors").write_bytes(bytes(content))
     with pytest.raises(ValueError, match=r"h2o.safetensors has SHA-256 .* says"):
         vectors.read(copy)
+
+
+@pytest.mark.parametrize("spec", SPECIFICATIONS)
+def test_the_reference_has_not_moved(spec):
+    """Today's answers are the same bytes: what `kvlab conformance verify` does."""
+    with shapes_checked(False):
+        same, different = vectors.check_answers(spec)
+    assert not different
+    assert len(same) == len((SPECIFICATIONS[spec] / vectors.SUMS).read_text().splitlines())
+
+
+def test_a_reference_that_has_moved_is_noticed(tmp_path, monkeypatch):
+    case = next(case for case in published() if case.target == "attend")
+    output = case.expected["output"]
+    wrong = replace(output, value=output.value * (1 + 2.0**-22))
+    vectors.write([replace(case, expected={"output": wrong})], tmp_path)
+    monkeypatch.setattr(vectors, "SPECIFICATIONS", {"0.9": tmp_path})
+    _, different = vectors.check_answers("0.9")
+    assert {line.split()[1] for line in different} == {"blocks.safetensors"}
 
 
 def test_every_method_and_operation_has_vectors():
@@ -66,12 +88,9 @@ def test_every_method_and_operation_has_vectors():
         assert any(case.operation == "run" for case in own), name
 
 
-def test_groups_are_named_after_what_they_stress():
-    assert {case.group for case in published()} >= NAMED
-
-
 def test_names_are_unique_and_parameters_hide_no_input():
-    assert len({case.name for case in published()}) == len(published())
+    assert len({case.name for case in published()}) == len(published()) == sum(CASES.values())
+    assert {case.group for case in published()} >= NAMED
     for case in published():
         assert not set(case.parameters) & set(case.inputs), case.name
 
@@ -103,86 +122,13 @@ def test_vectors_are_exact_in_16_bits_but_where_the_group_says_otherwise():
         fields = described(case).inputs
         for name, x in case.inputs.items():
             if is_vector(fields[name]) and case.operation in ("attend", "run"):
-                assert exact_in_16_bits(x) or case.group in PRECISE, (case.name, name)
-
-
-LATE = {
-    ("caote:h2o@recent=4", "alpha_near_one"),
-    ("caote:h2o@recent=4", "bf16_inputs"),
-    ("caote:tova", "repeated_entries"),
-    ("fast_caote:h2o@recent=4", "alpha_near_one"),
-    ("tova", "repeated_entries"),
-    ("tova", "softcap"),
-}
-"""Methods and groups whose first clear stream comes after hundreds of others."""
-
-
-EVERY = 4
-"""Of the methods' groups, one in so many is made anew, some of each method."""
-
-
-def made_soon():
-    """Return the methods' groups that are made anew; the slow test makes all of them."""
-    groups = [
-        (example, group)
-        for name in vectors.published_methods()
-        for example in methods.examples_of(name)
-        for group in groups_of(example)
-        if (example.spec, group) not in LATE
-    ]
-    return groups[::EVERY]
-
-
-def test_the_reference_has_not_moved(tmp_path):
-    """Bit by bit, as the files store it."""
-    groups = made_soon()
-    with shapes_checked(False):
-        cases = [case for each in groups for case in example_cases(*each, ATTEMPTS)]
-        vectors.write([*block_cases("0.9"), *cases], tmp_path)
-    stored = {case.name: case for case in published("0.9")}
-    for made in vectors.read(tmp_path):
-        case = stored.pop(made.name)
-        assert (made.target, made.group, made.method) == (case.target, case.group, case.method)
-        assert made.parameters == case.parameters, made.name
-        assert made.inputs.keys() == case.inputs.keys(), made.name
-        assert made.expected.keys() == case.expected.keys(), made.name
-        for name, x in made.inputs.items():
-            np.testing.assert_array_equal(x, case.inputs[name], f"{made.name} {name}")
-        for name, each in made.expected.items():
-            assert_same(each, case.expected[name], f"{made.name} {name}")
-    own = {(example.spec, group) for example, group in groups}
-    assert {composition(spec).partition(":")[0] for spec, _ in own} == {
-        *vectors.published_methods()
-    }
-    left = {(case.method, case.group) for case in stored.values()}
-    assert left >= LATE and not left & own
-
-
-def assert_same(made, stored, name):
-    assert (made.kind, made.tolerance) == (stored.kind, stored.tolerance), name
-    np.testing.assert_array_equal(made.value, stored.value, name)
-    for one, other in ((made.where, stored.where), (made.slack, stored.slack)):
-        assert (one is None) == (other is None), name
-        if one is not None:
-            np.testing.assert_array_equal(one, other, name)
-    assert made.either.keys() == stored.either.keys(), name
-    for key, marks in made.either.items():
-        np.testing.assert_array_equal(marks, stored.either[key], name)
-
-
-@pytest.mark.slow
-def test_all_of_the_reference_has_not_moved():
-    """What `kvlab conformance verify` does."""
-    with TemporaryDirectory() as folder, shapes_checked(False):
-        vectors.write(vectors.published_cases(), vectors.Path(folder))
-        made = (vectors.Path(folder) / vectors.SUMS).read_text()
-    assert made == (vectors.DIRECTORY / vectors.SUMS).read_text()
+                assert exact_in_16_bits(x) or case.group == "float32_inputs", (case.name, name)
 
 
 def test_the_page_names_every_group_and_leaves_the_counts_to_the_package():
     page = Path("docs/conformance.md").read_text(encoding="utf-8")
     groups = {case.group for case in published()}
-    of_caches = {group for own in GROUPS.values() for group in own}
+    of_caches = {group for group in groups if group.startswith("cache_")}
     for mark, own in (("groups of whole caches", of_caches), ("groups", groups - of_caches)):
         assert f"{{{{ {mark} }}}}" in page
         assert not {group for group in own if f"`{group}`" not in PARTS[mark]()}

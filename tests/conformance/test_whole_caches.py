@@ -1,27 +1,26 @@
 """Whole caches: an engine that shares no line with the reference passes, and planted bugs fail."""
 
-import json
 from functools import lru_cache
 
-import jsonschema
 import numpy as np
 import pytest
 from mutants import CACHE_BUGS, identifier, planted_engine
 from sampling import sampled
 
-from kvlab.reference.conformance import Functions, Status, cache_cases, vectors, whole_cache
-from kvlab.reference.conformance.checker import run_case
+from kvlab.reference.conformance import whole_cache
+from kvlab.reference.conformance.checker import published, run_case
+from kvlab.reference.conformance.implementation import Functions
 from kvlab.reference.conformance.minimise import reductions
+from kvlab.reference.conformance.report import ABOUT_GROUPS, Status
 from kvlab.reference.streams import Source
-
-GROUPS = cache_cases.GROUPS
-STREAMS = {group: streams for own in GROUPS.values() for group, streams in own.items()}
 
 
 @lru_cache
 def cases():
-    read = (case for spec in GROUPS for case in vectors.read(vectors.SPECIFICATIONS[spec]))
-    return [case for case in read if case.operation == "whole_cache"]
+    return [case for case in published() if case.operation == "whole_cache"]
+
+
+GROUPS = sorted(group for group in ABOUT_GROUPS if group.startswith("cache_"))
 
 
 def outcomes(functions, group):
@@ -40,37 +39,25 @@ def test_the_kit_notices(bug):
     assert any(each.status == Status.FAILED for each in outcomes(functions, bug.target))
 
 
-@pytest.mark.parametrize("group", sorted(STREAMS))
+@pytest.mark.parametrize("group", GROUPS)
 def test_the_engine_without_a_bug_passes(group):
-    functions = Functions(planted_engine(None).IMPLEMENTATIONS, strict=True)
+    functions = Functions(planted_engine(None).IMPLEMENTATIONS)
     found = {each.status for each in outcomes(functions, group)}
     assert Status.PASSED in found and Status.FAILED not in found
 
 
-@pytest.mark.parametrize("spec", GROUPS)
-def test_the_files_fit_schema_and_sums(spec):
-    directory = vectors.SPECIFICATIONS[spec]
-    vectors.check_sums(directory)
-    index = json.loads((directory / vectors.INDEX).read_text())
-    jsonschema.validate(index, json.loads((directory / vectors.SCHEMA).read_text()))
-    assert index["specification"] == spec
-    whole = [case for case in index["cases"] if case["target"].endswith(".whole_cache")]
-    assert {case["group"] for case in whole} == set(GROUPS[spec])
-    assert {case["parameters"]["model"] for case in whole} == {"reasoner"}
-
-
-def test_the_reference_has_not_moved():
-    """One case of each group, bit by bit; `kvlab conformance verify` compares all of them."""
-    published = {case.name: case for case in cases()}
-    for group in ("cache_plain", "cache_beams", "cache_learned_sinks", "cache_intervals"):
-        made = cache_cases.first_steady(group, 0, STREAMS[group])
-        for name, each in made.expected.items():
-            np.testing.assert_array_equal(each.value, published[made.name].expected[name].value)
-
-
-def replayed(method, budget, calls, **options):
-    stream = cache_cases.Stream(method, budget, calls=calls, **options)
-    inputs, parameters = stream.inputs(Source("property")), stream.parameters()
+def replayed(method, budget, calls, block_size=None):
+    config = whole_cache.model_in(str(whole_cache.MODEL)).config
+    inputs = {
+        "tokens": Source("property").integers(1, config.vocab_size, 1, sum(calls)),
+        "padding": np.zeros(1, dtype=int),
+        "calls": np.array(calls),
+        "continues": np.zeros((len(calls), 1), dtype=int),
+    }
+    parameters = {
+        **{"model": str(whole_cache.MODEL), "budget": budget, "block_size": block_size},
+        **dict.fromkeys(("softcap", "sliding_window")),
+    }
     runner = whole_cache.runner_of(inputs, parameters, method)
     return whole_cache.replay(runner, inputs, parameters), runner, inputs
 

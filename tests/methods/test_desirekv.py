@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.conformance.building import recording
+from kvlab.reference.conformance.stages import recording
 from kvlab.reference.methods.desirekv import (
     DesireKV,
     decision_window,
@@ -171,10 +171,10 @@ def test_an_event_whose_window_has_left_changes_nothing(scope):
     """Only tokens from 29 on are there; the events of P = 4, R = 2 decide about earlier ones."""
     late = replace(random_stream(Source("late", 0), 2, 1, 8, 1, 7), blocks=(1, 1, 3), first=29)
     policy = methods.get(f"desirekv@interval=4,selector=2,scope={scope}")
-    events = [event for event in recording(policy, late) if event.keep is not None]
+    events = [event for event in recording(policy, late) if event.result.keep is not None]
     assert events
     for event in events:
-        there = event.seen.positions
-        members = decision_window(policy.score.options, event.seen)
+        there = event.looked.seen.positions
+        members = decision_window(policy.score.options, event.looked.seen)
         assert not members.any()
-        assert np.array_equal(event.keep, np.tile(np.arange(there.shape[1]), (2, 1)))
+        assert np.array_equal(event.result.keep, np.tile(np.arange(there.shape[1]), (2, 1)))

@@ -1,0 +1,175 @@
+"""Drawn cases: of any target, of the sizes of kernels, from a seed or with hypothesis."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from sampling import examples, sampled
+
+from kvlab.reference.conformance import draws, strategies
+from kvlab.reference.conformance.building import drawn_case, sized_cases
+from kvlab.reference.conformance.checker import check, fuzz
+from kvlab.reference.conformance.implementation import Functions, exact_in_16_bits
+from kvlab.reference.conformance.report import Status
+from kvlab.reference.conformance.targets import OPERATIONS
+from kvlab.reference.selection import keep_set
+from kvlab.reference.streams import Source
+
+quickly = settings(
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TABLES = (draws.ATTENTION, draws.SCORES, draws.CHANGES, draws.ENCODED, draws.RETENTION)
+
+
+def test_every_building_block_is_drawn_and_every_variant_is_chosen():
+    blocks = {name for name, operation in OPERATIONS.items() if not operation.of_method}
+    assert draws.BLOCKS.keys() == draws.SMALL.keys() == blocks
+    chosen = {name for choices in draws.SMALL.values() for name in choices.get("variant", ())}
+    assert chosen == {name for table in TABLES for name in table}
+
+
+@pytest.mark.parametrize("target", sorted(draws.BLOCKS))
+def test_the_reference_answers_every_choice(target):
+    """Each value of each size once, with the simplest values of the others."""
+    simplest = {name: values[0] for name, values in draws.SMALL[target].items()}
+    for name, values in draws.SMALL[target].items():
+        for value in values:
+            wanted = {**simplest, name: value}
+            order = iter([*wanted.values(), 0])
+            case = drawn_case(target, lambda values, order=order: next(order))
+            assert case is None or case.expected, (target, wanted)
+            if case is not None and target == "attend":
+                queries = case.inputs["queries"]
+                assert exact_in_16_bits(queries) == (wanted["variant"] != "float32_inputs")
+                assert np.isfinite(case.expected["output"].value).all()
+
+
+STEPS = ("h2o.select", "caote:tova.score", "lazy_eviction.observe", "desirekv.keep", "h2o.run")
+
+
+@pytest.mark.parametrize("target", sampled(("keep_set", "encode", *STEPS), ("encode", *STEPS[::2])))
+def test_hypothesis_draws_cases_of_every_kind_of_target(target):
+    @quickly
+    @given(strategies.cases(target))
+    def has_an_answer(case):
+        again = OPERATIONS[case.operation].compute(case.inputs, case.parameters, case.method)
+        assert case.target == target and set(again) >= set(case.expected)
+
+    has_an_answer()
+
+
+def test_what_cannot_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="must not be a whole cache"):
+        drawn_case("h2o.whole_cache", lambda values: values[0])
+    with pytest.raises(ValueError, match="target = 'no' must be one of"):
+        strategies.cases("no")
+    with pytest.raises(ValueError, match="sizes = 'large' must be one of"):
+        check("keep_set", kept_of_the_first(9), sizes=("large",))
+
+
+def test_hypothesis_makes_the_sizes_of_a_failure_small():
+    failed = []
+
+    @settings(max_examples=200, deadline=None, database=None)
+    @given(strategies.cases("keep_set"))
+    def earlier_stays(case):
+        scores, safe = (case.inputs[name][:, ::-1] for name in ("scores", "safe"))
+        kept = np.sort(safe.shape[1] - 1 - keep_set(scores, safe, case.parameters["room"]), axis=-1)
+        if not np.array_equal(kept, case.expected["keep"].value):
+            failed.append(case.inputs["scores"].shape)
+            raise AssertionError
+
+    with pytest.raises(AssertionError):
+        earlier_stays()
+    assert failed[-1] == min(failed) and failed[-1][0] == 1
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def attend_in_tiles(tile=64, channels=None, forgets_last=False):
+    """Return attention that has the bugs of an outside author's list, if wanted."""
+
+    def attend(queries, keys, values, positions, query_positions, softcap):
+        n = keys.shape[1]
+        if forgets_last and n > tile and n % tile == 0:
+            keys, values, positions = (x[:, : n - tile] for x in (keys, values, positions))
+        logits = queries[..., :channels] @ keys[:, None, :, :channels].swapaxes(-1, -2)
+        logits = logits / np.sqrt(queries.shape[-1])
+        if softcap is not None:
+            logits = softcap * np.tanh(logits / softcap)
+        seen = positions[:, None, None] <= query_positions[:, None]
+        logits = np.where(seen, logits, -1e30)
+        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        return weights / weights.sum(axis=-1, keepdims=True) @ values[:, None]
+
+    return attend
+
+
+@pytest.mark.parametrize("bug", [{"forgets_last": True}, {"channels": 64}])
+def test_a_bug_of_tiles_or_channels_shows_at_kernel_sizes_alone(bug):
+    attend = attend_in_tiles(**bug)
+    check("attend", attend).raise_for_failures()
+    report = check("attend", attend, sizes=("kernel",), minimise=False)
+    assert report.count(Status.FAILED)
+    check("attend", attend_in_tiles(), sizes=("kernel",)).raise_for_failures()
+
+
+def kept_of_the_first(most):
+    def kept(scores, safe, room):
+        short = scores.astype(float).copy()
+        short[:, most:] = -1e30
+        return keep_set(short, safe, room)
+
+    return kept
+
+
+def test_a_selection_that_looks_at_1024_entries():
+    check("keep_set", kept_of_the_first(1024)).raise_for_failures()
+    assert not check("keep_set", kept_of_the_first(1024), sizes=("kernel",), minimise=False).passed
+
+
+def test_a_seed_draws_the_same_numbers_again():
+    def drawn(seed):
+        return [*sized_cases("kernel", seed, lambda target: target == "h2o.select")]
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert [case.name for case in first] == [case.name for case in other]
+    for one, two, three in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(one.inputs["keys"], two.inputs["keys"])
+        assert not np.array_equal(one.inputs["keys"], three.inputs["keys"])
+    blocks = {case.parameters["block"] for case in first if case.parameters["generated"]}
+    assert {1} < blocks, "a second turn of several tokens"
+
+
+# --- fuzzing -------------------------------------------------------------------------------------
+
+
+def test_fuzzing_finds_what_comes_from_earlier_calls():
+    calls = []
+
+    def kept(scores, safe, room):
+        calls.append(1)
+        return keep_set(scores.astype(float), safe, room + (len(calls) > 25 and room > 1))
+
+    report = fuzz("keep_set", Functions({"keep_set": kept}), 3, 30)
+    assert report.count(Status.FAILED) == 1
+    assert fuzz("keep_set", Functions({"keep_set": kept_of_the_first(10**6)}), 3, 10).passed
+
+
+def test_fuzzing_makes_a_failure_small_and_a_seed_draws_the_same_cases():
+    def kept(scores, safe, room):
+        return keep_set(-scores.astype(float), safe, room)
+
+    first, again = (fuzz("keep_set", Functions({"keep_set": kept}), 1, 40) for _ in range(2))
+    (failure,), (same,) = first.failures(), again.failures()
+    np.testing.assert_array_equal(failure.case.inputs["scores"], same.case.inputs["scores"])
+    assert failure.smallest is not None
+    assert failure.smallest.case.inputs["scores"].size <= 4
+
+
+def test_a_source_chooses_as_hypothesis_does():
+    source = Source("test", 0)
+    found = drawn_case("h2o.select", lambda of: of[int(source.integers(0, len(of), 1)[0])])
+    assert found is None or found.target == "h2o.select"
