@@ -52,7 +52,7 @@ def best_left(attention: Float[Array, "t t"], prompt: int, budget: int) -> Int[A
     """
     from scipy.optimize import linear_sum_assignment  # half of the package's time to import
 
-    check_budgets([budget])
+    check_at_least(1, budget=budget)
     t = len(attention)
     gains = np.full((t + budget, t + budget), NEVER)
     later, earlier = np.arange(t)[None, :], np.arange(t)[:, None]
@@ -72,10 +72,6 @@ def oracle_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     """Return the mass that the best keep sets of each size hold.
 
     Takes memory of t² and time of t³: about a second for 1,000 tokens and one head.
-
-    Args:
-        layer: layer of a trace.
-        budgets: entries per KV head.
 
     Raises:
         ValueError: if a budget is below 1.
@@ -97,14 +93,10 @@ def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     After every token that brings the cache to B + 1 entries, each of them leaves with the same
     probability; of a prompt longer than B, B entries drawn at random stay.
 
-    Args:
-        layer: layer of a trace.
-        budgets: entries per KV head.
-
     Raises:
         ValueError: if a budget is below 1.
     """
-    check_budgets(budgets)
+    check_at_least(1, budget=min(budgets))
     G, t, _ = layer.keys.shape
     masses = np.ones((len(budgets), G, t))
     for first, last in stretches(0, t, None):
@@ -133,14 +125,10 @@ def bound_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"
     may choose anew for every token, and take back what has left. It holds for policies that never
     keep more than B entries after a step; a lagged policy must be compared at its largest size.
 
-    Args:
-        layer: layer of a trace.
-        budgets: entries per KV head.
-
     Raises:
         ValueError: if a budget is below 1.
     """
-    check_budgets(budgets)
+    check_at_least(1, budget=min(budgets))
     t = layer.keys.shape[1]
     bounds = np.ones((len(budgets), len(layer.keys), t))
     for first, last in stretches(0, t, None):
@@ -155,12 +143,6 @@ def bound_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"
             others = sums[..., place]
             bounds[row, :, first:last] = np.minimum(1.0, itself + others)
     return bounds
-
-
-def check_budgets(budgets: Sequence[int]) -> None:
-    """Raise ValueError if a budget is below 1."""
-    if min(budgets, default=1) < 1:
-        raise ValueError(f"budgets = {list(budgets)} must be at least 1")
 
 
 # --- policies -------------------------------------------------------------------------------------
@@ -182,8 +164,6 @@ class Recall:
     """Entries that left."""
     premature: Int[Array, " G"]
     """Entries that left although a later token activated them."""
-    lost: Float[Array, " G"]
-    """Attention per generated token that went to entries that had left."""
 
 
 def recall(
@@ -224,7 +204,6 @@ def recall(
             hits=hits[row],
             evicted=(fate.left < t).sum(axis=1),
             premature=((fate.left < t) & (active > fate.left)).sum(axis=1),
-            lost=1 - fate.mass[:, layer.prompt :].mean(axis=1),
         )
         for row, fate in enumerate(fates)
     ]
@@ -276,26 +255,18 @@ def judge(
     """
     check_replay(trace, policies, block_size)
     exact = trace.shape[3] <= EXACT if exact is None else exact
-    task = partial(
-        judge_layer,
-        policies=policies,
-        block_size=block_size,
-        threshold=threshold,
-        gap=gap,
-        exact=exact,
-    )
+    options = threshold, gap, exact
+    task = partial(_judge_layer, policies=policies, block_size=block_size, options=options)
     yield from over_layers(trace, task, workers)
 
 
-def judge_layer(
+def _judge_layer(
     layer: Layer,
     policies: Sequence[Policy],
     block_size: int | None,
-    threshold: float,
-    gap: int,
-    exact: bool,
+    options: tuple[float, int, bool],
 ) -> list[Judgement]:
-    """Replay one layer and judge every policy; see `judge`."""
+    threshold, gap, exact = options
     fates = replay_layer(layer, policies, block_size)
     generated = slice(layer.prompt, None)
     sizes = [int(fate.entries[generated].max()) for fate in fates]

@@ -285,7 +285,7 @@ def choices(heads: Sequence[Head], share: float = 0.0, first: int = 40) -> list[
     """Let every query from the token ``first`` on drop entries that it sees, its own excluded.
 
     Args:
-        heads: heads of `kvlab.reference.simulator.observed.observe`.
+        heads: heads of `observe_heads`.
         share: share of the entries that leave together; at least one does.
         first: index of the first query, at least 2.
 

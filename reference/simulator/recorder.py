@@ -1,18 +1,19 @@
 """Records what a method does: watches it while a model writes, or asks it about a trace."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Bool, Float
 from tokenizers import Tokenizer
 
-from kvlab.reference.cache import Column, LayerCache, State
+from kvlab.reference.cache import LayerCache, State
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.generate import generate
 from kvlab.reference.methods.lazy_eviction import LazyEviction
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Needs, Policy, Score
+from kvlab.reference.policy import Around, Policy
 from kvlab.reference.simulator.replay import check_replay
 from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
 from kvlab.reference.simulator.trace import Trace
@@ -59,7 +60,7 @@ def record_generation(
         ValueError: if the prompt is empty, or the policy cannot work with it.
     """
     ids = tokenizer.encode(prompt).ids
-    recorder = Recorder(threshold, most_values)
+    recorder = _Recorder(len(ids) + max_new_tokens, threshold, most_values)
 
     def watch(block: Block, result: StepResult) -> None:
         recorder.note(result)
@@ -110,7 +111,7 @@ def record_replay(
     t, prompt = trace.shape[3], trace.prompt
     if len(texts) != t:
         raise ValueError(f"texts of {len(texts)} tokens must be of the {t} tokens of the trace")
-    recorder = Recorder(threshold, most_values)
+    recorder = _Recorder(t, threshold, most_values)
     layers = [
         Stream(
             *trace.vectors(index),
@@ -132,66 +133,32 @@ def record_replay(
 
 
 @dataclass(frozen=True)
-class ReportedScore(Score):
+class _ReportedScore(Around):
     """A score that also reports its ratings to a listener."""
 
-    base: Score
     report: Callable[[Observation, Bool[Array, "G n"], Float[Array, "G n"]], None]
-
-    @property
-    def columns(self) -> Mapping[str, Column]:
-        return self.base.columns
-
-    @property
-    def needs(self) -> Needs:
-        """What the score reads."""
-        return self.base.needs
-
-    def observe(self, state: State, seen: Observation) -> State:
-        return self.base.observe(state, seen)
 
     def score(
         self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
     ) -> Float[Array, "G n"]:
-        """Rate the entries, and report the ratings."""
-        scores = self.base.score(state, seen, candidates, room)
+        scores = self.inner.score(state, seen, candidates, room)
         self.report(seen, candidates, scores)
         return scores
 
 
-@dataclass
-class Known:
-    """What the recorder knows of all tokens of one layer; arrays ``[G, t]`` grow with the text."""
-
-    state: Array
-    score: Array
-    stamp: Array
-    interval: Array
-    activated: Array
-
-    @classmethod
-    def nothing(cls, kv_heads: int) -> "Known":
-        """Start without tokens."""
-        whole = np.zeros((kv_heads, 0), dtype=np.int64)
-        return cls(whole, np.zeros((kv_heads, 0)), whole, whole, whole)
-
-    def grow(self, t: int) -> None:
-        """Make room for the tokens of a block: not scored, never activated, at full precision."""
-        G, before = self.state.shape
-        fills = {"state": WIDE, "score": np.nan, "stamp": 0, "interval": 0, "activated": 0}
-        for name, fill in fills.items():
-            array = getattr(self, name)
-            new = np.full((G, t - before), fill, dtype=array.dtype)
-            setattr(self, name, np.concatenate([array, new], axis=1))
+_UNREAD = {"state": WIDE, "score": np.nan, "stamp": 0, "interval": 0, "activated": 0}
+"""What is known of a token before it is read, in arrays ``[G, tokens]`` of each layer."""
 
 
 @dataclass
-class Recorder:
+class _Recorder:
     """Collects a run from the steps of a policy, in the form that `with_reported_scores` gives."""
 
+    tokens: int
+    """Most tokens that are read."""
     threshold: float
-    most_values: int = MOST_VALUES
-    layers: dict[int, Known] = field(default_factory=dict)
+    most_values: int
+    layers: dict[int, dict[str, Array]] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
     decisions: list[bool] = field(default_factory=list)
     states: list[tuple[int, int]] = field(default_factory=lambda: list(FIRST_STATES))
@@ -201,27 +168,28 @@ class Recorder:
     """Steps between two snapshots."""
 
     def __post_init__(self) -> None:
-        if self.most_values < 1:
-            raise ValueError(f"most_values = {self.most_values} must be at least 1")
+        check_at_least(1, most_values=self.most_values)
         self.recurrence = LazyEviction(threshold=self.threshold).policy(budget=10**9).score
 
     def with_reported_scores(self, policy: Policy) -> Policy:
         """Return the same policy, whose score reports its ratings to the recorder."""
-        return replace(policy, score=ReportedScore(policy.score, self.note_scores))
+        return replace(policy, score=_ReportedScore(policy.score, self.note_scores))
 
     def note_scores(
         self, seen: Observation, candidates: Bool[Array, "G n"], scores: Float[Array, "G n"]
     ) -> None:
         """Write the ratings of a decision down."""
         rated = np.where(candidates, scores, -np.inf)
-        np.put_along_axis(self.known(seen).score, seen.positions, rated, axis=1)
+        np.put_along_axis(self.known(seen)["score"], seen.positions, rated, axis=1)
 
-    def known(self, seen: Observation) -> Known:
-        """Return what is known of a layer, with room for the tokens of this block."""
-        known = self.layers.setdefault(seen.layer, Known.nothing(len(seen.positions)))
-        if known.state.shape[1] < seen.clock.seen:
-            known.grow(seen.clock.seen)
-        return known
+    def known(self, seen: Observation) -> dict[str, Array]:
+        """Return what is known of the tokens of a layer."""
+        if seen.layer not in self.layers:
+            shape = len(seen.positions), self.tokens
+            self.layers[seen.layer] = {
+                name: np.full(shape, unread) for name, unread in _UNREAD.items()
+            }
+        return self.layers[seen.layer]
 
     def note(self, result: StepResult) -> None:
         """Write one step of one layer down."""
@@ -231,47 +199,23 @@ class Recorder:
             self.steps.append(seen.clock.seen)
             self.decisions.append(False)
         self.decisions[-1] |= result.keep is not None
-        self.track_recurrence(known, seen)
-        if (len(self.steps) - 1) % self.every == 0:
-            self.snapshots.append(self.snapshot(known, seen))
-        self.note_changes(known, seen, result.cache)
-
-    def track_recurrence(self, known: Known, seen: Observation) -> None:
-        """Update time stamps and intervals as LazyEviction does, whatever the method is."""
-        names = ("stamp", "interval", "activated")
-        at = seen.positions
-        present = {name: np.take_along_axis(getattr(known, name), at, axis=1) for name in names}
-        after = self.recurrence.observe(State(present), seen)
-        for name in names:
-            np.put_along_axis(getattr(known, name), at, after.entries[name], axis=1)
-
-    def snapshot(self, known: Known, seen: Observation) -> Snapshot:
-        """Return what is known of the entries that this step attended to."""
-        at = seen.positions
-        of_entries = {
-            name: np.take_along_axis(getattr(known, name), at, axis=1)
-            for name in ("score", "stamp", "interval")
-        }
-        attention = seen.attention[:, :, -1].mean(axis=1)
-        layer = list(self.layers).index(seen.layer)
-        return Snapshot(len(self.steps) - 1, layer, attention, **of_entries)
-
-    def note_changes(self, known: Known, seen: Observation, cache: LayerCache) -> None:
-        """Compare what is stored now with what was stored before."""
-        now = np.full_like(known.state, GONE)
-        np.put_along_axis(now, cache.positions, self.codes(cache), axis=1)
-        head, position = np.nonzero(now != known.state)
+        at, layer, step = seen.positions, list(self.layers).index(seen.layer), len(self.steps) - 1
+        present = {name: np.take_along_axis(known[name], at, axis=1) for name in known}
+        track = {name: present[name] for name in self.recurrence.columns}
+        present |= self.recurrence.observe(State(track), seen).entries  # whatever the method is
+        for name in track:
+            np.put_along_axis(known[name], at, present[name], axis=1)
+        if step % self.every == 0:
+            attention = seen.attention[:, :, -1].mean(axis=1)
+            values = {name: present[name] for name in ("score", "stamp", "interval")}
+            self.snapshots.append(Snapshot(step, layer, attention, **values))
+        before = known["state"][:, : seen.clock.seen]
+        now = np.full_like(before, GONE)
+        np.put_along_axis(now, result.cache.positions, self.codes(result.cache), axis=1)
+        head, position = np.nonzero(now != before)
         same = np.ones_like(head)
-        self.events.append(
-            Events(
-                list(self.layers).index(seen.layer) * same,
-                head,
-                position,
-                (len(self.steps) - 1) * same,
-                now[head, position],
-            )
-        )
-        known.state = now
+        self.events.append(Events(layer * same, head, position, step * same, now[head, position]))
+        before[:] = now
 
     def codes(self, cache: LayerCache) -> Array:
         """Return how each entry is stored, as indices into ``states``."""
@@ -308,7 +252,7 @@ class Recorder:
             tuple(texts),
             solved,
             tuple(self.layers),
-            len(next(iter(self.layers.values())).state),
+            len(next(iter(self.layers.values()))["state"]),
             np.array(self.steps),
             np.array(self.decisions),
             tuple(self.states),
@@ -334,16 +278,13 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     texts: list[str] = []
     first = done = 0  # decoded together, and how much of that is shown already
     for end in range(1, len(ids) + 1):
-        shown = decode(tokenizer, ids[first:done])
-        both = decode(tokenizer, ids[first:end])
+        shown, both = (
+            tokenizer.decode(list(ids[first:last]), skip_special_tokens=False)
+            for last in (done, end)
+        )
         if both.endswith(INCOMPLETE) and end < len(ids):
             texts.append("")
             continue
         texts.append(both[len(shown) :])
         first, done = max(first, end - CONTEXT), end
     return texts
-
-
-def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return the text of tokens, special ones included."""
-    return tokenizer.decode(list(ids), skip_special_tokens=False)

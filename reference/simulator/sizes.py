@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.transformer import read_json
@@ -83,16 +82,10 @@ class Shape:
 
         Raises:
             FileNotFoundError: if there is none.
-            ValueError: if it is no JSON object, or lacks a size.
+            ValueError: if it is no JSON object, or no configuration of a decoder.
         """
-        path = Path(path)
-        if path.is_dir():
-            path = path / "config.json"
-        return cls.from_mapping(read_json(path), path)
-
-    @classmethod
-    def from_mapping(cls, config: Mapping[str, Any], path: Path) -> "Shape":
-        """Take the sizes from the entries of a ``config.json``."""
+        path = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+        config = read_json(path)
         family = config.get("model_type")
         if family not in FAMILIES:
             raise ValueError(
@@ -104,9 +97,8 @@ class Shape:
             raise ValueError(f"{path}: sliding_window = {window!r} must be null: see model_type")
 
         def size(name: str, otherwise: int | None = None) -> int:
-            value = config.get(name)
-            value = otherwise if value is None else value
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            value = otherwise if config.get(name) is None else config[name]
+            if type(value) is not int or value < 1:
                 raise ValueError(f"{path}: {name} = {value!r} must be a whole number from 1 on")
             return value
 
@@ -151,7 +143,7 @@ def find_shape(model: str) -> Shape:
 
     Raises:
         FileNotFoundError: if it is neither.
-        ValueError: if the file is no configuration of a decoder.
+        ValueError: if the file is no JSON object, or no configuration of a decoder.
     """
     if model.lower() in SHAPES:
         return SHAPES[model.lower()]

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, Events, Run, Snapshot, Timeline
 
@@ -39,17 +40,8 @@ def synthetic(
         ValueError: if a number is below 1, the prompt exceeds the tokens, or there are not as many
             texts as tokens.
     """
-    for name, count in (
-        ("methods", methods),
-        ("tokens", tokens),
-        ("prompt", prompt),
-        ("layers", layers),
-        ("kv_heads", kv_heads),
-        ("budget", budget),
-        ("every", every),
-    ):
-        if count < 1:
-            raise ValueError(f"{name} = {count} must be at least 1")
+    check_at_least(1, methods=methods, tokens=tokens, prompt=prompt, layers=layers)
+    check_at_least(1, kv_heads=kv_heads, budget=budget, every=every)
     if prompt > tokens:
         raise ValueError(f"prompt = {prompt} must be at most tokens = {tokens}")
     if texts is not None and len(texts) != tokens + 1:
@@ -58,13 +50,13 @@ def synthetic(
     texts = texts or tuple(rng.choice(WORDS, tokens + 1).tolist())
     shape = (layers, kv_heads)
     runs = [
-        draw(f"random-{number}", tokens, prompt, shape, budget, every, texts, rng)
+        _draw(f"random-{number}", tokens, prompt, shape, budget, every, texts, rng)
         for number in range(methods)
     ]
     return Timeline("random", 0.01, tuple(runs))
 
 
-def draw(
+def _draw(
     name: str,
     tokens: int,
     prompt: int,
@@ -74,7 +66,6 @@ def draw(
     texts: tuple[str, ...],
     rng: np.random.Generator,
 ) -> Run:
-    """Draw one run."""
     steps = np.arange(prompt, tokens + 1)
     parts, snapshots = [], []
     for layer in range(shape[0]):
@@ -84,7 +75,7 @@ def draw(
                 for head in present:
                     head.append(seen - 1)
             if index % every == 0:
-                snapshots.append(snapshot(index, layer, present, rng))
+                snapshots.append(_snapshot(index, layer, present, rng))
             events = []
             for number, head in enumerate(present):
                 coded = head[rng.integers(len(head))]
@@ -113,10 +104,9 @@ def draw(
     )
 
 
-def snapshot(
+def _snapshot(
     index: int, layer: int, present: list[list[int]], rng: np.random.Generator
 ) -> Snapshot:
-    """Draw what a layer knew of its entries."""
     shape = (len(present), len(present[0]))
     score = np.where(rng.random(shape) < 0.2, -np.inf, rng.random(shape))
     stamp, interval = (rng.integers(0, 1 + index, shape) for _ in range(2))
