@@ -1,11 +1,8 @@
 """The methods as the shared tests run them: with the options of their examples."""
 
-from shapes import shapes_checked
-
 from kvlab.reference import methods
 from kvlab.reference.method import Example
-from kvlab.reference.policy import EveryBlock
-from kvlab.reference.streams import Source, random_stream, run_stream
+from kvlab.reference.policy import EveryBlock, Full
 
 EXAMPLES = tuple(example for example in methods.examples() if example.shared)
 
@@ -42,38 +39,29 @@ HOLDS_BUDGET_ALWAYS = tuple(
 """Those that are due after every block and step."""
 
 
-def stores_codes(example: Example) -> bool:
-    """Whether an entry has fewer than 16 bits after a stream of three dozen tokens."""
-    *_, last = run_stream(methods.get(example.spec, example.budget), random_stream(Source("codes")))
-    return bool((last.cache.keys.bits < 16).any())
+def has_codes(example: Example) -> bool:
+    """Whether a method stores entries in fewer than 16 bits, as its options say."""
+    precision = methods.get(example.spec, example.budget).precision
+    return not isinstance(precision, Full) and "low_bits=16,high_bits=16" not in example.spec
 
 
-def draws(example: Example) -> bool:
-    """Whether a method draws numbers when it decides."""
-    policy = methods.get(example.spec, example.budget)
-    return any(
-        policy.score.drawn(each.seen) for each in run_stream(policy, random_stream(Source("codes")))
-    )
+QUANTIZING = tuple(example.spec for example in EXAMPLES if has_codes(example))
+"""Methods that store codes."""
 
+SELF_SIZED = tuple(
+    example.spec
+    for example in EXAMPLES
+    if example.budget is None and example.spec not in QUANTIZING
+)
+"""Methods that evict by their own rule, or not at all, at full precision."""
 
-with shapes_checked(False):
-    QUANTIZING = tuple(example.spec for example in EXAMPLES if stores_codes(example))
-    """Methods that store codes."""
+ALL = (*BUDGETED, *SELF_SIZED, *QUANTIZING)
 
-    SELF_SIZED = tuple(
-        example.spec
-        for example in EXAMPLES
-        if example.budget is None and example.spec not in QUANTIZING
-    )
-    """Methods that evict by their own rule, or not at all, at full precision."""
+ONE_EACH = tuple({methods.base_name(spec): spec for spec in reversed(ALL)}.values())
+"""One example of every method."""
 
-    ALL = (*BUDGETED, *SELF_SIZED, *QUANTIZING)
+OWN_SIZE = (*SELF_SIZED, *QUANTIZING, *(spec for spec in CODED if spec.startswith("full")))
+"""Methods that take no budget."""
 
-    ONE_EACH = tuple({methods.base_name(spec): spec for spec in reversed(ALL)}.values())
-    """One example of every method."""
-
-    OWN_SIZE = (*SELF_SIZED, *QUANTIZING, *(spec for spec in CODED if spec.startswith("full")))
-    """Methods that take no budget."""
-
-    RANDOM = tuple(example.spec for example in EXAMPLES if draws(example))
-    """Methods that draw noise per head, which a permutation of the heads does not permute."""
+RANDOM = tuple(spec for spec in ALL if methods.base_name(spec) in ("nacl", "random"))
+"""Methods that draw noise per head, which a permutation of the heads does not permute."""

@@ -7,6 +7,9 @@ import hypothesis
 import torch
 import typecheck  # noqa: F401  (before kvlab is imported)
 
+# What is imported stays to the end: the garbage collector would walk over it in vain.
+gc.disable()
+
 NO_CLOCK = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("thorough", **NO_CLOCK)
 hypothesis.settings.register_profile("quick", **NO_CLOCK, max_examples=25)
@@ -26,3 +29,4 @@ def pytest_collection_finish():
     """Take what is imported out of the garbage collector's walks: it stays to the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
