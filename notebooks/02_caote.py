@@ -54,14 +54,14 @@ from kvlab.reference.models import reasoner_directory
 from study import claims
 
 tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
-claims.verdicts("caote", reasoner_directory(), tags)
+claims.verdicts("caote", tags)
 
 # %% [markdown]
 # One of these does not hold as printed: CA-8d. It is about FastCAOTE, which puts the plain mean of
 # all values in the place of $X$:
 
 # %%
-print(claims.explanation("CA-8d", reasoner_directory()))
+print(claims.explanation("CA-8d"))
 
 # %% [markdown]
 # ## On real attention

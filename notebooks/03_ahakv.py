@@ -45,7 +45,7 @@ bias.accumulated_attention(
 # %%
 from study import claims
 
-print(claims.explanation("AK-10", reasoner_directory()))
+print(claims.explanation("AK-10"))
 
 # %% [markdown]
 # ## The bias, at work
@@ -99,7 +99,7 @@ bias.effective_tokens((16, 64, 256, 720))
 
 # %%
 tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-5", "AK-5b")
-claims.verdicts("ahakv", reasoner_directory(), (*tags, "AK-8", "AK-9"))
+claims.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
 # Two claims are worth reading twice. AK-2c: neither sharpening nor the value prior does anything

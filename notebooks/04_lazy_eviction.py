@@ -116,7 +116,7 @@ recurrence.intervals_by_threshold(reasoner_directory(), thresholds, problems=4, 
 # %%
 from study import claims
 
-print(claims.explanation("LE-1", reasoner_directory()))
+print(claims.explanation("LE-1"))
 recurrence.interval_scores()
 
 # %% [markdown]

@@ -177,7 +177,7 @@ tags = (
     "DE-6",
     "DE-7b",
 )
-claims.verdicts("desirekv", reasoner_directory(), tags)
+claims.verdicts("desirekv", tags)
 
 # %% [markdown]
 # ## Exercises

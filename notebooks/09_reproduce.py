@@ -57,7 +57,7 @@ claims.verdict_counts(judged)
 # instead):
 
 # %%
-claims.proof_counts(reasoner_directory())
+claims.proof_counts()
 
 # %% [markdown]
 # ## LazyEviction

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.statistics import Interval
@@ -28,7 +27,7 @@ COLORS = {
 # --- what needs no model --------------------------------------------------------------------------
 
 
-def finding(tag: str, model: Path) -> tuple[Claim, Finding]:
+def finding(tag: str) -> tuple[Claim, Finding]:
     """Check one claim of any paper.
 
     Raises:
@@ -36,13 +35,13 @@ def finding(tag: str, model: Path) -> tuple[Claim, Finding]:
     """
     for claim in claims():
         if claim.tag == tag:
-            return claim, claim.run(model)
+            return claim, claim.check()
     raise ValueError(f"tag = {tag!r} must be one of {', '.join(each.tag for each in claims())}")
 
 
-def explanation(tag: str, model: Path) -> str:
+def explanation(tag: str) -> str:
     """Check one claim; say statement, verdict, evidence, counterexample and reading in words."""
-    claim, found = finding(tag, model)
+    claim, found = finding(tag)
     parts = {
         f"{claim.tag}, {claim.source}": claim.statement,
         str(found.verdict): found.evidence,
@@ -52,7 +51,7 @@ def explanation(tag: str, model: Path) -> str:
     return "\n".join(f"{name}: {text}" for name, text in parts.items() if text)
 
 
-def verdicts(paper: str, model: Path, tags: Sequence[str] = ()) -> Table:
+def verdicts(paper: str, tags: Sequence[str] = ()) -> Table:
     """Check claims of a paper, all of them unless ``tags`` are given, and list the verdicts.
 
     Raises:
@@ -63,17 +62,17 @@ def verdicts(paper: str, model: Path, tags: Sequence[str] = ()) -> Table:
         Column("kind"),
         Column("where", "source"),
         Column("statement"),
-        Column("verdict", lambda claim: str(claim.run(model).verdict)),
+        Column("verdict", lambda claim: str(claim.check().verdict)),
     )
     chosen = [claim for claim in claims(paper) if not tags or claim.tag in tags]
     return tabulate(chosen, columns, words=5, wrap=True)
 
 
-def proof_counts(model: Path) -> Table:
+def proof_counts() -> Table:
     """Count the verdicts of `kvlab prove` by paper and kind of claim."""
     rows = []
     for paper, kind in product(PAPERS, Kind):
-        found = [claim.run(model).verdict for claim in claims(paper) if claim.kind is kind]
+        found = [claim.check().verdict for claim in claims(paper) if claim.kind is kind]
         numbers = (len(found), *(found.count(verdict) for verdict in Proved))
         rows.append((paper, str(kind), *map(str, numbers)))
     return Table(("paper", "kind", "claims", *map(str, Proved)), rows, words=2, wrap=True)

@@ -16,7 +16,6 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs import PAPERS, Claim, Kind, Result, Verdict, claims, count, paper, prove
 from kvlab.reference.proofs.ledger import Row, ledger
 from study.readings import Difference, Differences, stored_differences
@@ -206,7 +205,7 @@ def main(directory: Annotated[Path, typer.Argument(help="Where the pages are wri
     """Check every claim, and write both pages."""
     known = claims()
     results = sorted(
-        prove(reasoner_directory(), known, os.cpu_count() or 1),
+        prove(known, os.cpu_count() or 1),
         key=lambda result: known.index(result.claim),
     )
     errata_text = errata_page(results, stored_differences())

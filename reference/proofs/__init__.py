@@ -8,16 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 
-from kvlab.reference.proofs.claim import Claim, Finding, Kind, Neighbour, Paper, Verdict
+from kvlab.reference.proofs.claim import Claim, Finding, Kind, Paper, Verdict
 
 __all__ = [
     "PAPERS",
     "Claim",
     "Finding",
     "Kind",
-    "Neighbour",
     "Paper",
     "Result",
     "Verdict",
@@ -83,17 +81,16 @@ def count(claims: Sequence[Claim]) -> str:
     )
 
 
-def prove(model: Path, chosen: Sequence[Claim], workers: int = 1) -> Iterator[Result]:
+def prove(chosen: Sequence[Claim], workers: int = 1) -> Iterator[Result]:
     """Check claims, in the order in which the checks end.
 
     Args:
-        model: Hugging Face directory of a small model, for the checks that measure on one.
         chosen: see `claims`.
         workers: processes.
     """
     with ProcessPoolExecutor(workers) as pool:
         running = {
-            pool.submit(_timed, claim.paper, paper(claim.paper).claims.index(claim), model): claim
+            pool.submit(_timed, claim.paper, paper(claim.paper).claims.index(claim)): claim
             for claim in chosen
         }
         for done in as_completed(running):
@@ -101,7 +98,7 @@ def prove(model: Path, chosen: Sequence[Claim], workers: int = 1) -> Iterator[Re
             yield Result(running[done], finding, seconds)
 
 
-def _timed(paper_name: str, index: int, model: Path) -> tuple[Finding, float]:
+def _timed(paper_name: str, index: int) -> tuple[Finding, float]:
     started = time.perf_counter()
-    finding = paper(paper_name).claims[index].run(model)
+    finding = paper(paper_name).claims[index].check()
     return finding, time.perf_counter() - started

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partialmethod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,20 +79,15 @@ def not_here(counterexample: str, evidence: str = "", **figures: Any) -> Finding
 
 
 def refuted(
-    counterexample: str,
-    evidence: str = "",
-    reading: str = "",
-    confirmed: bool = True,
-    **figures: Any,
+    counterexample: str, evidence: str = "", reading: str = "", confirmed: bool = True
 ) -> Finding:
     """The statement is contradicted; ``reading`` is what is true instead, where confirmed."""
-    true_instead = reading if confirmed else ""
-    return Finding(Verdict.REFUTED, evidence, counterexample, true_instead, figures)
+    return Finding(Verdict.REFUTED, evidence, counterexample, reading if confirmed else "")
 
 
 def measured(holds: bool | np.bool, evidence: str, **figures: Any) -> Finding:
     """A statement on figures that were computed: the evidence shows whether it holds."""
-    return verified(evidence, **figures) if holds else refuted(evidence, **figures)
+    return verified(evidence, **figures) if holds else refuted(evidence)
 
 
 def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str = "") -> Finding:
@@ -111,48 +105,6 @@ def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str
     return verified(evidence)
 
 
-def sentences(margins: Mapping[str, Sequence[float]], turned: int = 1) -> Finding:
-    """Judge sentences on a table by how clearly its figures support them.
-
-    Args:
-        margins: sentence → differences of figures that have to be above 0.
-        turned: −1 reverses every sentence.
-    """
-    wrong = [sentence for sentence, each in margins.items() if min(turned * m for m in each) <= 0]
-    return tabulated(wrong, len(margins), "sentences agree with their table")
-
-
-Check = Callable[..., Finding]
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A statement close to a claim's, as other values for the parameters of its check."""
-
-    words: str
-    holds: bool
-    """Whether the check has to accept it; a false one is refused, or its reading not offered."""
-    instead: Mapping[str, Any]
-
-
-def false(words: str, /, **instead: Any) -> Callable[[Check], Check]:
-    """Name a neighbour that is false: a wrong statement, or a wrong reading of a refuted one."""
-    return _neighbour(Neighbour(words, False, instead))
-
-
-def right(words: str, /, **instead: Any) -> Callable[[Check], Check]:
-    """Name the corrected form of a refuted statement."""
-    return _neighbour(Neighbour(words, True, instead))
-
-
-def _neighbour(neighbour: Neighbour) -> Callable[[Check], Check]:
-    def add(check: Check) -> Check:
-        check.__dict__["neighbours"] = (neighbour, *check.__dict__.get("neighbours", ()))
-        return check
-
-    return add
-
-
 @dataclass(frozen=True)
 class Claim:
     """One statement about a paper, and the function that checks it."""
@@ -166,37 +118,11 @@ class Claim:
     expected: Verdict
     topics: tuple[str, ...]
     """Topics of the method's divergences that this claim is about."""
-    check: Check
-
-    @property
-    def neighbours(self) -> tuple[Neighbour, ...]:
-        """Statements close to this one, which the check has to judge differently."""
-        return self.check.__dict__.get("neighbours", ())
-
-    @property
-    def name(self) -> str:
-        """The check's name."""
-        return self.check.__name__
-
-    @property
-    def statement(self) -> str:
-        """The statement, in words: the first paragraph of the check's docstring."""
-        return " ".join((inspect.getdoc(self.check) or "").split("\n\n")[0].split())
-
-    @property
-    def needs_model(self) -> bool:
-        """Whether the check measures on a language model."""
-        return "model" in inspect.signature(self.check).parameters
-
-    def run(self, model: Path, **instead: Any) -> Finding:
-        """Check the statement, or what it becomes with other values for its parameters.
-
-        Args:
-            model: Hugging Face directory of a small model, for the checks that measure on one.
-            instead: other constants, exponents or formulas than the paper's.
-        """
-        given = {"model": model} if self.needs_model else {}
-        return self.check(**given, **instead)
+    name: str
+    """The check's name."""
+    statement: str
+    """The statement, in words."""
+    check: Callable[[], Finding]
 
 
 @dataclass(frozen=True)
@@ -211,11 +137,14 @@ class Paper:
 
     def claim(
         self, kind: Kind, tag: str, source: str, expected: Verdict, *topics: str
-    ) -> Callable[[Check], Check]:
-        """Register a check under the verdict that it is known to reach; see `Claim`."""
+    ) -> Callable[[Callable[[], Finding]], Callable[[], Finding]]:
+        """Register a check, whose docstring begins with the statement; see `Claim`."""
 
-        def register(check: Check) -> Check:
-            self.claims.append(Claim(self.name, tag, kind, source, expected, topics, check))
+        def register(check: Callable[[], Finding]) -> Callable[[], Finding]:
+            statement = " ".join((inspect.getdoc(check) or "").split("\n\n")[0].split())
+            name = check.__name__
+            claim = Claim(self.name, tag, kind, source, expected, topics, name, statement, check)
+            self.claims.append(claim)
             return check
 
         return register

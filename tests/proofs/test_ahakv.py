@@ -1,23 +1,12 @@
-"""AhaKV's claims hold, can fail, and speak of what `methods/ahakv.py` computes."""
+"""AhaKV's claims speak of what `methods/ahakv.py` computes."""
 
 import numpy as np
 import pytest
-from perturbed import MODEL, claim_tests
 from prompted import scores_after_prompt
 from tolerances import FLOAT64
 
 from kvlab.reference.proofs import ahakv as proofs
-from kvlab.reference.proofs.ahakv import PAPER
 from kvlab.reference.simulator.observed import observe_heads
-
-(
-    test_claims_hold,
-    test_every_claim_has_neighbours,
-    test_neighbours_are_told_apart,
-) = claim_tests(PAPER)
-
-
-# --- ties: the method computes what the claims speak of ------------------------------------------
 
 
 def random_head(seed):
@@ -26,7 +15,7 @@ def random_head(seed):
 
 
 def real_heads():
-    return [(head.queries, head.keys, head.values) for head in observe_heads(MODEL)[::4]]
+    return [(head.queries, head.keys, head.values) for head in observe_heads(proofs.MODEL)[::4]]
 
 
 @pytest.mark.parametrize("head", [*map(random_head, range(5)), *real_heads()])

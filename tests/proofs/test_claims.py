@@ -1,31 +1,81 @@
-"""The register of claims, and what holds for every file of proofs."""
+"""Every claim of the papers ends as registered, and its check tells neighbours apart."""
 
 import ast
 import inspect
+import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
+from planted import changed, planted
 
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, Kind, Verdict, claims, count, paper
+from kvlab.reference.proofs.tables import FILE, table_claims
 
 ALL = claims()
+FROM_TABLES = {claim.tag for name in PAPERS for claim in table_claims(name)}
+NEIGHBOURS = tomllib.loads((Path(__file__).parent / "neighbours.toml").read_text("utf-8"))
+every_claim = pytest.mark.parametrize("claim", ALL, ids=lambda claim: f"{claim.paper}-{claim.tag}")
+
+
+def planted_neighbours():
+    """Yield claims with their neighbours; without -m slow the first one of either kind."""
+    for claim in ALL:
+        seen = set()
+        for each in NEIGHBOURS.get(claim.tag, ()):
+            kind = "true" if "true" in each else "false"
+            marks = pytest.mark.slow if kind in seen else ()
+            yield pytest.param(claim, each, id=f"{claim.tag}: {each[kind]}", marks=marks)
+            seen.add(kind)
+
+
+@cache
+def found(claim):
+    return claim.check()
+
+
+@every_claim
+def test_a_claim_ends_as_registered(claim):
+    finding = found(claim)
+    assert claim.statement and claim.source
+    assert finding.verdict is claim.expected, finding
+    assert finding.evidence, "a finding says what was computed"
+    assert finding.verdict.fails == bool(finding.counterexample)
+    assert not finding.verdict.fails or claim.kind is Kind.PRINTED
+
+
+@every_claim
+def test_every_claim_has_neighbours(claim):
+    own, fails = NEIGHBOURS[claim.tag], claim.expected.fails
+    assert any("true" in each for each in own) == fails
+    assert any("false" in each for each in own) or (fails and not found(claim).reading)
+
+
+@pytest.mark.parametrize(("claim", "neighbour"), [*planted_neighbours()])
+def test_neighbours_are_told_apart(claim, neighbour):
+    finding = check_planted(claim, neighbour)
+    if "true" in neighbour:
+        assert not finding.verdict.fails, finding
+    elif claim.expected.fails:
+        assert finding.verdict is Verdict.REFUTED and not finding.reading, finding
+    else:
+        assert finding.verdict.fails, finding
+
+
+def check_planted(claim, neighbour):
+    """Check what a claim becomes when its text is changed."""
+    changes = neighbour.get("changes") or [(neighbour["right"], neighbour["wrong"])]
+    if claim.tag in FROM_TABLES:
+        text = changed(Path(str(FILE)), changes)
+        return next(x for x in table_claims(claim.paper, text) if x.tag == claim.tag).check()
+    with planted(f"kvlab.reference.proofs.{claim.paper}", changes) as module:
+        return next(x for x in module.PAPER.claims if x.tag == claim.tag).check()
 
 
 def test_names_and_tags_are_unique():
     assert len({(claim.paper, claim.name) for claim in ALL}) == len(ALL)
     assert len({(claim.paper, claim.tag) for claim in ALL}) == len(ALL)
-
-
-@pytest.mark.parametrize("claim", ALL, ids=lambda claim: f"{claim.paper}-{claim.tag}")
-def test_a_claim_states_itself_and_all_of_its_parameters_have_neighbours(claim):
-    assert claim.statement and claim.source
-    parameters = inspect.signature(claim.check).parameters
-    replaced = {name for neighbour in claim.neighbours for name in neighbour.instead}
-    assert set(parameters) - {"model"} == replaced
-    for name, parameter in parameters.items():
-        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        assert (parameter.default is inspect.Parameter.empty) == (name == "model")
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -59,6 +109,11 @@ def test_checks_compute_from_definitions(name):
     }
     judged = {f"kvlab.reference.{module}" for module in JUDGED}
     assert not [each for each in imported if each.startswith(tuple(judged))]
+
+
+def test_checks_have_no_parameters():
+    for claim in ALL:
+        assert not inspect.signature(claim.check).parameters, claim.tag
 
 
 def test_unknown_papers_and_claims_are_refused():

@@ -10,7 +10,7 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
-from kvlab.reference.proofs import PAPERS, Claim, Finding, Kind, Result, Verdict, claims, count
+from kvlab.reference.proofs import PAPERS, Finding, Kind, Result, Verdict, claims, count
 from study.pages import erratum, reading, tables
 from study.readings import Difference, Differences, pairs, stored_differences
 
@@ -18,12 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "errata.md"
 EFFECT = Interval(-0.25, -0.5, 0.125)
 
 
-def check(*, factor: float = 1.0) -> Finding:
-    """One is two."""
-    raise NotImplementedError
-
-
-CLAIM = Claim("lazy_eviction", "LE-1", Kind.PRINTED, "Eq. 2", Verdict.REFUTED, ("H2",), check)
+CLAIM = next(claim for claim in claims() if claim.tag == "LE-1")
 RESULT = Result(CLAIM, Finding(Verdict.REFUTED, "two sums", "1 + 1", "one is one"), 0.1)
 DIFFERENCES = Differences(
     8,
@@ -34,7 +29,13 @@ DIFFERENCES = Differences(
 
 def test_an_erratum_names_counterexample_reading_and_option():
     text = erratum(RESULT)
-    for part in ("LE-1: Eq. 2", "One is two.", "1 + 1", "one is one", "h2_reading=printed"):
+    for part in (
+        "LE-1: Eq. 2",
+        escape_markdown(CLAIM.statement),
+        "1 + 1",
+        "one is one",
+        "h2_reading=printed",
+    ):
         assert part in text
 
 

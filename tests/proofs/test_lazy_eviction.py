@@ -1,26 +1,16 @@
-"""LazyEviction's claims hold, can fail, and speak of what `methods/lazy_eviction.py` computes."""
+"""LazyEviction's claims speak of what `methods/lazy_eviction.py` computes."""
 
 import numpy as np
 import pytest
 import sympy
-from perturbed import claim_tests
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.methods.lazy_eviction import decreasing
 from kvlab.reference.observation import Clock
 from kvlab.reference.proofs import lazy_eviction as proofs
-from kvlab.reference.proofs.lazy_eviction import FORMS, PAPER
+from kvlab.reference.proofs.lazy_eviction import FORMS
 from kvlab.reference.step import Block, empty_cache, step
-
-(
-    test_claims_hold,
-    test_every_claim_has_neighbours,
-    test_neighbours_are_told_apart,
-) = claim_tests(PAPER)
-
-
-# --- ties: the method computes what the claims speak of ------------------------------------------
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -7,7 +7,6 @@ from noise import noise
 from kvlab.reference import methods
 from kvlab.reference.invariants import Kept
 from kvlab.reference.methods.caote import eviction_error
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.cost import Plan, fleet
 from kvlab.reference.simulator.judge import judge
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
@@ -68,13 +67,13 @@ def test_answers_name_the_parts():
 
 
 def test_claims_are_run_and_told():
-    claim, found = finding("CA-1", reasoner_directory())
+    claim, found = finding("CA-1")
     assert str(found.verdict) == "proved symbolically"
-    assert claim.statement in explanation("CA-1", reasoner_directory())
-    table = verdicts("caote", reasoner_directory(), ("CA-1", "CA-2c"))
+    assert claim.statement in explanation("CA-1")
+    table = verdicts("caote", ("CA-1", "CA-2c"))
     assert [row[4] for row in table.rows] == ["proved symbolically", "refuted as printed"]
     with pytest.raises(ValueError, match="tag = 'XX-1' must be one of LE-1"):
-        finding("XX-1", reasoner_directory())
+        finding("XX-1")
 
 
 def test_bytes_of_a_cache_by_hand():

@@ -7,16 +7,15 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.reference import proofs
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.claim import Claim, Finding, Paper, Verdict, proved, refuted
 
 
-def right(*, factor: float = 1.0) -> Finding:
+def right() -> Finding:
     """One is one."""
-    return proved("1 = 1", factor=factor)
+    return proved("1 = 1", factor=1.0)
 
 
-def wrong(*, factor: float = 1.0) -> Finding:
+def wrong() -> Finding:
     """One is two."""
     return refuted("1 ≠ 2", "one subtraction")
 
@@ -79,7 +78,7 @@ def test_another_verdict_than_registered_ends_with_one(two_claims):
 
 def test_claims_are_checked_in_other_processes():
     chosen = proofs.claims("caote", ["CA-1", "CA-2b", "CA-11a"])
-    found = list(proofs.prove(reasoner_directory(), chosen, workers=2))
+    found = list(proofs.prove(chosen, workers=2))
     assert len(found) == len(chosen) == 3
     assert all(result.as_expected for result in found)
     assert isinstance(found[0].claim, Claim)
