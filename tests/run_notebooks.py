@@ -5,7 +5,7 @@
     python tests/run_notebooks.py --force    # all
 
 The site shows what this leaves (``docs/hooks/notebook_pages.py``): one run serves both. A cell that
-fails, a warning, a solution that its check refuses and a wrong answer (``wrong_answers.py``) that
+fails, a warning, a solution that its check refuses and a wrong answer (``wrong_answers.toml``) that
 its check accepts end the run with code 1.
 """
 
@@ -15,6 +15,7 @@ import os
 import re
 import resource
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -27,11 +28,13 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
-from wrong_answers import WRONG
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 BUILD = ROOT / "build" / "notebooks"
+STORED = tomllib.loads((ROOT / "tests" / "wrong_answers.toml").read_text("utf-8"))
+WRONG = {name: {int(n): each for n, each in given.items()} for name, given in STORED.items()}
+"""Wrong answers by notebook and number of the exercise."""
 WORKERS = 2
 SECONDS = 180
 """Processor time that a notebook may take."""
@@ -50,6 +53,7 @@ warnings.filterwarnings("default", module="ipykernel")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WITHOUT = """
 import sys
+import tomllib
 class Without:
     def __init__(self, finder):
         self.finder = finder
@@ -121,7 +125,7 @@ def fingerprint(source: Path) -> str:
         if path.is_file() and path.suffix != ".pyc"
     )
     own = Path(__file__)
-    for path in (source, own, own.with_name("wrong_answers.py"), *package):
+    for path in (source, own, own.with_name("wrong_answers.toml"), *package):
         digest.update(str(path.relative_to(ROOT)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

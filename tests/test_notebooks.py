@@ -13,7 +13,6 @@ import run_notebooks
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from sampling import sampled
-from wrong_answers import WRONG
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
@@ -37,10 +36,11 @@ def test_a_notebook_starts_from_a_question_and_ends_in_checked_exercises(source)
     assert notebook.cells[0].source.startswith(f"# {source.name[:2]} ")
     assert "**Question:**" in notebook.cells[0].source
     checks = tagged(notebook, "check")
-    assert len(checks) == len(tagged(notebook, "solution")) == len(WRONG[source.stem]) >= 3
+    wrong = run_notebooks.WRONG[source.stem]
+    assert len(checks) == len(tagged(notebook, "solution")) == len(wrong) >= 3
     for check in checks:
         assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(check.source)))
-    assert all(WRONG[source.stem].values())
+    assert all(wrong.values())
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
