@@ -115,15 +115,14 @@ def finish(figure: "Figure", description: str, legend: Legend = "axes") -> Pictu
         axes.title.set_fontsize(9)
         axes.xaxis.label.set_fontsize(8.5)
         axes.yaxis.label.set_fontsize(8.5)
-    add_legend(figure, legend)
+    _add_legend(figure, legend)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     width = figure.get_figwidth() * PIXELS_PER_INCH
-    return Picture(follow_theme(buffer.getvalue(), width, description), description)
+    return Picture(_follow_theme(buffer.getvalue(), width, description), description)
 
 
-def add_legend(figure: "Figure", place: Legend) -> None:
-    """Name the labelled curves of a drawing; see `finish`."""
+def _add_legend(figure: "Figure", place: Legend) -> None:
     style = {"fontsize": 7.5, "frameon": False}
     if place == "axes":
         for axes in figure.axes:
@@ -133,7 +132,7 @@ def add_legend(figure: "Figure", place: Legend) -> None:
         figure.legend(*labelled, **OUTSIDE[place], **style)
 
 
-def follow_theme(drawing: str, width: float, description: str) -> str:
+def _follow_theme(drawing: str, width: float, description: str) -> str:
     """Return the ``svg`` element alone, with inherited ink, a label, and a width in pixels."""
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>\s*", "", drawing, flags=re.DOTALL)

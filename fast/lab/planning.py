@@ -120,11 +120,11 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
     """
     entries = budget_entries(budget, serving.prompt + serving.length)
     rows, plans = [], []
-    full = plan_of(serving, "full", None)
+    full = _plan_of(serving, "full", None)
     for spec in specs:
         own = entries if takes_budget(spec) else None
         try:
-            row, plan = plan_method(serving, spec, own, full)
+            row, plan = _plan_method(serving, spec, own, full)
         except ValueError as error:
             rows.append(Row(spec, own, str(error)))
         else:
@@ -134,12 +134,7 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
     return Planned(serving, tuple(rows), tuple(plans))
 
 
-def plan_of(serving: Serving, spec: str, budget: int | None) -> Plan:
-    """Return the cost model of a method, at the batch that is asked for or one sequence.
-
-    Raises:
-        ValueError: if the method cannot be built.
-    """
+def _plan_of(serving: Serving, spec: str, budget: int | None) -> Plan:
     return Plan(
         serving.shape,
         serving.hardware,
@@ -153,13 +148,8 @@ def plan_of(serving: Serving, spec: str, budget: int | None) -> Plan:
     )
 
 
-def plan_method(serving: Serving, spec: str, budget: int | None, full: Plan) -> tuple[Row, Plan]:
-    """Plan for one method; ``full`` is the plan of the full cache.
-
-    Raises:
-        ValueError: if the method cannot be built or cannot serve.
-    """
-    plan = plan_of(serving, spec, budget)
+def _plan_method(serving: Serving, spec: str, budget: int | None, full: Plan) -> tuple[Row, Plan]:
+    plan = _plan_of(serving, spec, budget)
     servers = fleet(plan, serving.users, serving.speed, serving.batch)
     plan = plan.with_batch(servers.batch)
     row = Row(
@@ -233,11 +223,10 @@ def title(serving: Serving) -> str:
 
 def write_report(found: Planned, path: Path) -> None:
     """Write the table and what happens over the tokens, as one HTML file."""
-    write_html(list(report_blocks(found)), path)
+    write_html(list(_report_blocks(found)), path)
 
 
-def report_blocks(found: Planned) -> Iterator[Block]:
-    """Yield the report from top to bottom."""
+def _report_blocks(found: Planned) -> Iterator[Block]:
     runtime = found.serving.runtime
     yield Heading("kvlab plan", 1)
     yield Text(
@@ -248,12 +237,11 @@ def report_blocks(found: Planned) -> Iterator[Block]:
     )
     yield table(found)
     yield Text(CAPTION)
-    yield Drawing("memory", "Memory of one sequence", memory_over_tokens(found.plans).on_white)
-    yield Drawing("time", "Time of a step", time_over_tokens(found.plans).on_white)
+    yield Drawing("memory", "Memory of one sequence", _memory_over_tokens(found.plans).on_white)
+    yield Drawing("time", "Time of a step", _time_over_tokens(found.plans).on_white)
 
 
-def memory_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
-    """Draw GB of keys and values of one sequence over its tokens."""
+def _memory_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
     figure, (axes,) = canvas(height=4.6)
     for number, (name, plan) in enumerate(plans):
         heads = plan.shape.layers * plan.shape.kv_heads
@@ -264,8 +252,7 @@ def memory_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
     return finish(figure, "GB of keys and values over the tokens.", legend="right")
 
 
-def time_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
-    """Draw milliseconds of every step of decoding, mean over 64 tokens."""
+def _time_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
     figure, (axes,) = canvas(height=4.6)
     for number, (name, plan) in enumerate(plans):
         milliseconds = 1e3 * plan.step_seconds

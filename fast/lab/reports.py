@@ -72,16 +72,11 @@ def write_markdown(blocks: Sequence[Block], path: Path) -> None:
     Raises:
         OSError: if that fails.
     """
-    write_drawings(blocks, path.parent)
+    _write_drawings(blocks, path.parent)
     write_text(path, "\n\n".join(map(markdown, blocks)) + "\n")
 
 
-def write_drawings(blocks: Sequence[Block], directory: Path) -> None:
-    """Write each drawing into a file of its own.
-
-    Raises:
-        OSError: if that fails.
-    """
+def _write_drawings(blocks: Sequence[Block], directory: Path) -> None:
     for block in blocks:
         if isinstance(block, Drawing):
             write_text(directory / f"{block.name}.svg", block.svg)

@@ -104,7 +104,7 @@ def simulate(
     if trace.prompt == tokens:
         raise ValueError(f"the trace holds a prompt of {tokens} tokens and nothing generated")
     entries = sorted({budget_entries(text, tokens) for text in budgets})
-    asked = [ask(trace, spec, budget) for spec, budget in points(specs, entries)]
+    asked = [_ask(trace, spec, budget) for spec, budget in points(specs, entries)]
     check_some_ran([row for row, _ in asked])
     policies = [policy for _, policy in asked if policy is not None]
     layers = []
@@ -113,23 +113,21 @@ def simulate(
         report(len(layers), L, "layers")
     judgements = iter(zip(*layers, strict=True))
     rows = [
-        row if policy is None else sum_up(trace, row, next(judgements)) for row, policy in asked
+        row if policy is None else _sum_up(trace, row, next(judgements)) for row, policy in asked
     ]
     return Simulation(trace, tuple(rows), layers, tokens <= EXACT if exact is None else exact)
 
 
-def ask(trace: Trace, spec: str, budget: int | None) -> tuple[Row, Policy | None]:
-    """Return an empty row and the policy, or the refusal of a policy that cannot work here."""
+def _ask(trace: Trace, spec: str, budget: int | None) -> tuple[Row, Policy | None]:
     try:
         policy = methods.get(spec, budget)
-        check_fits(policy, trace)
+        _check_fits(policy, trace)
     except ValueError as error:
         return Row(spec, budget, str(error)), None
     return Row(spec, budget), policy
 
 
-def check_fits(policy: Policy, trace: Trace) -> None:
-    """Raise ValueError if a policy cannot work with a trace's prompt or head dimension."""
+def _check_fits(policy: Policy, trace: Trace) -> None:
     policy.check(trace.prompt)
     if policy.reposition:
         raise ValueError("reposition needs a model's rotary embedding")
@@ -138,8 +136,7 @@ def check_fits(policy: Policy, trace: Trace) -> None:
         raise ValueError(f"group = {group} must divide the head dimension {d}")
 
 
-def sum_up(trace: Trace, row: Row, judged: Sequence[Judgement]) -> Row:
-    """Sum one policy up over the layers."""
+def _sum_up(trace: Trace, row: Row, judged: Sequence[Judgement]) -> Row:
     generated, heads = slice(trace.prompt, None), trace.shape[1]
     bits = np.sum([each.fate.bits[generated] for each in judged], axis=0) * heads
     totals = {
@@ -204,11 +201,10 @@ def caption(found: Simulation) -> str:
 
 def write_report(found: Simulation, path: Path) -> None:
     """Write a table, curves, and who was kept when, as one HTML file that needs no network."""
-    write_html(list(report_blocks(found)), path)
+    write_html(list(_report_blocks(found)), path)
 
 
-def report_blocks(found: Simulation) -> Iterator[Block]:
-    """Yield the report from top to bottom."""
+def _report_blocks(found: Simulation) -> Iterator[Block]:
     yield Heading("kvlab simulate", 1)
     yield Text(
         f"{title(found.trace)}. The vertical line in the last picture is the end of the prompt; a "
@@ -220,8 +216,8 @@ def report_blocks(found: Simulation) -> Iterator[Block]:
     left = {row.label: each.fate.left[0] for row, each in zip(rows, middle, strict=True)}
     shown = dict(list(left.items())[:MOST_LIFETIMES])
     for name, heading, picture in (
-        ("memory", "Memory over tokens", memory_over_tokens(found)),
-        ("error", "Error over memory", error_over_memory(rows)),
+        ("memory", "Memory over tokens", _memory_over_tokens(found)),
+        ("error", "Error over memory", _error_over_memory(rows)),
         (
             "kept",
             f"Who was kept when: layer {middle[0].fate.layer}, KV head 0",
@@ -231,8 +227,7 @@ def report_blocks(found: Simulation) -> Iterator[Block]:
         yield Drawing(name, heading, picture.on_white)
 
 
-def memory_over_tokens(found: Simulation) -> Picture:
-    """Draw KiB of keys and values of all layers and heads over tokens."""
+def _memory_over_tokens(found: Simulation) -> Picture:
     figure, (axes,) = canvas(height=4.6)
     rows, heads = found.ran(), found.trace.shape[1]
     for number, row in enumerate(rows):
@@ -243,8 +238,7 @@ def memory_over_tokens(found: Simulation) -> Picture:
     return finish(figure, "KiB of keys and values over the tokens.", legend="right")
 
 
-def error_over_memory(rows: Sequence[Row]) -> Picture:
-    """Draw the error of the attention output over the memory, one line per method."""
+def _error_over_memory(rows: Sequence[Row]) -> Picture:
     figure, (axes,) = canvas(height=4.6)
     specs = list(dict.fromkeys(row.method for row in rows))
     for number, spec in enumerate(specs):

@@ -140,7 +140,7 @@ class Table:
         lines = [[escape_markdown(name) for name in self.columns], marks]
         for row in self.rows:
             missing = [""] * (len(self.columns) - len(row))
-            cells = [first(text_of(row[0])), *map(markdown_cell, row[1:])]
+            cells = [first(text_of(row[0])), *map(_markdown_cell, row[1:])]
             lines.append([*cells, *missing])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -166,7 +166,7 @@ class Table:
     def _element(self, kind: str, column: int, cell: Cell) -> str:
         side = "left" if column < self.words else "right"
         breaks = "; white-space: normal" if self.wrap and column else ""
-        shown = html_cell(cell)
+        shown = _html_cell(cell)
         return f'<{kind} style="text-align: {side}{breaks}">{shown}</{kind}>'
 
     def terminal(self, title: str = "") -> RichTable:
@@ -193,7 +193,7 @@ class Table:
 
     def _terminal_cells(self, row: Sequence[Cell]) -> list[str]:
         reason = self.reason(row)
-        cells = [terminal_cell(cell) for cell in (row[:-1] if reason else row)]
+        cells = [_terminal_cell(cell) for cell in (row[:-1] if reason else row)]
         if reason:
             cells[0] += f"\n[dim]{escape_rich(visible(reason))}[/]"
         return cells + [MISSING] * (len(self.columns) - len(cells))
@@ -285,8 +285,7 @@ def text_of(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell.text
 
 
-def html_cell(cell: Cell) -> str:
-    """Write a cell in HTML; the options of a method stand smaller in a second line."""
+def _html_cell(cell: Cell) -> str:
     if isinstance(cell, Specification):
         options = f"<br><small>{escape(cell.options)}</small>" if cell.options else ""
         return escape(cell.name) + options
@@ -294,13 +293,11 @@ def html_cell(cell: Cell) -> str:
     return f"<b>{text}</b>" if isinstance(cell, Bold) else text
 
 
-def markdown_cell(cell: Cell) -> str:
-    """Write a cell in Markdown."""
+def _markdown_cell(cell: Cell) -> str:
     text = escape_markdown(text_of(cell))
     return f"**{text}**" if isinstance(cell, Bold) else text
 
 
-def terminal_cell(cell: Cell) -> str:
-    """Write a cell in rich's markup."""
+def _terminal_cell(cell: Cell) -> str:
     text = escape_rich(visible(text_of(cell)))
     return f"[bold]{text}[/]" if isinstance(cell, Bold) else text

@@ -25,12 +25,11 @@ def write_viewer(timeline: Timeline, path: Path, title: str = TITLE) -> None:
         title=title,
         style=Markup(template("viewer.css")),
         script=Markup(template("viewer.js")),
-        timeline=Markup(inside_script(write(timeline))),
+        timeline=Markup(_inside_script(write(timeline))),
     )
 
 
-def inside_script(json_text: str) -> str:
-    """Return the same JSON without any character that could end the element around it."""
+def _inside_script(json_text: str) -> str:
     return json_text.replace("<", "\\u003c")
 
 

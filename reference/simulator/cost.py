@@ -275,7 +275,7 @@ class Plan:
             if held.moved[token]:
                 work["move"] = moving(score, sizes, kept)
             if held.quantised[token]:
-                work["quantise"] = quantising(sizes, int(held.quantised[token]))
+                work["quantise"] = _quantising(sizes, int(held.quantised[token]))
             steps.append(work)
         nothing = Work()
         names = ("observe", "score", "select", "move", "quantise")
@@ -321,7 +321,7 @@ def moving(score: Score, sizes: Sizes, kept: int) -> Work:
     return Work(2 * kept * row)
 
 
-def quantising(sizes: Sizes, entries: int) -> Work:
+def _quantising(sizes: Sizes, entries: int) -> Work:
     """Return the work of storing entries at fewer bits: read wide, find the range, round.
 
     Codes and scales are written at half of the wide bytes at most.

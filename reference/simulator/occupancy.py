@@ -89,9 +89,9 @@ def occupancy(
         found.attended[first:last] = count
         if policy.schedule.due(clock):
             before = held.append(np.arange(last - (count - len(held)), last), *new_bits)
-            held, found.ranked[last - 1] = decide(policy, clock, before, head_dim)
+            held, found.ranked[last - 1] = _decide(policy, clock, before, head_dim)
             found.moved[last - 1] = len(held) < count - 1
-            found.quantised[last - 1] = lowered(before, held)
+            found.quantised[last - 1] = _lowered(before, held)
             count, held_bits = len(held), float((held.keys.sum() + held.values.sum()) / 2)
         if min(new_bits) < FULL_BITS:
             found.quantised[last - 1] += clock.block
@@ -107,8 +107,7 @@ def _blocks(prompt: int, t: int, block_size: int | None) -> Iterator[tuple[int, 
     yield from ((token, token + 1) for token in range(prompt, t))
 
 
-def lowered(before: StoredBits, after: StoredBits) -> int:
-    """Count the entries that have fewer bits after a decision than before it."""
+def _lowered(before: StoredBits, after: StoredBits) -> int:
     if min(after.keys.min(initial=FULL_BITS), after.values.min(initial=FULL_BITS)) == FULL_BITS:
         return 0
     left = np.searchsorted(before.positions, after.positions)
@@ -116,11 +115,11 @@ def lowered(before: StoredBits, after: StoredBits) -> int:
     return int(lower.sum())
 
 
-def decide(
+def _decide(
     policy: Policy, clock: Clock, held: StoredBits, head_dim: int
 ) -> tuple[StoredBits, bool]:
     """Select and store; the oldest candidates leave. Also say whether any had to leave."""
-    seen = without_data(clock, held, head_dim)
+    seen = _without_data(clock, held, head_dim)
     safe = policy.protect.safe(seen)[0]
     room = policy.budget.room(seen, safe[None])
     candidates = np.nonzero(~safe)[0]
@@ -131,8 +130,7 @@ def decide(
     return after, len(stay) < len(candidates)
 
 
-def without_data(clock: Clock, held: StoredBits, head_dim: int) -> Observation:
-    """Return an observation in which only positions and bits are real."""
+def _without_data(clock: Clock, held: StoredBits, head_dim: int) -> Observation:
     n = len(held)
     nothing = np.broadcast_to(0.0, (1, n, head_dim))
     return Observation(

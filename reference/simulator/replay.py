@@ -112,7 +112,7 @@ def replay_layer(
     layer: "Layer", policies: Sequence[Policy], block_size: int | None = None
 ) -> list[Fate]:
     """Replay one layer under every policy; see `replay`."""
-    runs = [Run(policy, layer, block_size) for policy in policies]
+    runs = [_Run(policy, layer, block_size) for policy in policies]
     for first, last in stretches(layer.prompt, layer.tokens, block_size):
         yardstick = layer.full_attention(first, last)
         for each in runs:
@@ -162,7 +162,7 @@ class Layer(Stream):
         return FullAttention(attention, weighted_values(attention, self.values[:, :last]))
 
 
-class Run:
+class _Run:
     """The state of one policy in one layer, and the fates of the entries so far."""
 
     def __init__(self, policy: Policy, layer: Layer, block_size: int | None) -> None:

@@ -257,7 +257,7 @@ def read(text: str) -> Timeline:
 def pack(numbers: Array) -> dict[str, str]:
     """Return an array as an object: whole numbers in the narrowest type, others as bfloat16."""
     if numbers.dtype.kind == "f":
-        return _stored(BFLOAT16, to_bfloat16(numbers))
+        return _stored(BFLOAT16, _to_bfloat16(numbers))
     largest = int(numbers.max(initial=0))
     dtype = next(name for name in WHOLE if largest <= np.iinfo(name).max)
     return _stored(dtype, numbers.astype(dtype))
@@ -274,19 +274,18 @@ def unpack(stored: dict[str, str]) -> Array:
         raise ValueError(f"dtype = {dtype!r} must be {', '.join(WHOLE)} or {BFLOAT16}")
     raw = base64.b64decode(stored["data"], validate=True)
     if dtype == BFLOAT16:
-        return from_bfloat16(np.frombuffer(raw, "<u2"))
+        return _from_bfloat16(np.frombuffer(raw, "<u2"))
     return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).astype(np.int64)
 
 
-def to_bfloat16(x: Array) -> Array:
+def _to_bfloat16(x: Array) -> Array:
     """Return the upper halves of float32 numbers, rounded to nearest, ties to even."""
     whole = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = whole + 0x7FFF + (whole >> 16 & 1)
     return np.where(np.isnan(x), np.uint32(0x7FC0), rounded >> 16).astype(np.uint16)
 
 
-def from_bfloat16(halves: Array) -> Array:
-    """Invert `to_bfloat16`, up to its rounding."""
+def _from_bfloat16(halves: Array) -> Array:
     return (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 

@@ -31,11 +31,10 @@ class Workload:
     @property
     def attention(self) -> Float[Array, "t t"]:
         """Causal softmax of the logits."""
-        return causal_softmax(self.logits)
+        return _causal_softmax(self.logits)
 
 
-def causal_softmax(logits: Float[Array, "t t"]) -> Float[Array, "t t"]:
-    """Softmax of each row over what it may see."""
+def _causal_softmax(logits: Float[Array, "t t"]) -> Float[Array, "t t"]:
     seen = np.tril(np.ones(logits.shape, dtype=bool))
     weights = np.where(seen, np.exp(logits - logits.max(axis=1, keepdims=True)), 0.0)
     return weights / weights.sum(axis=1, keepdims=True)
@@ -55,7 +54,7 @@ def workload(
         name: name of the workload.
         logits: wanted logits, query by key.
         prompt: tokens of the prompt.
-        seed: seed of the rotation, and of the values unless they are given.
+        seed: seed of the _rotation, and of the values unless they are given.
         values: Gaussian by default.
         facts: what is known.
 
@@ -68,7 +67,7 @@ def workload(
             f"logits {logits.shape} must be square, and prompt = {prompt} between 1 and {t - 1}"
         )
     rng = np.random.default_rng(seed)
-    keys = np.sqrt(t) * rotation(t, rng)
+    keys = np.sqrt(t) * _rotation(t, rng)
     queries = logits @ keys / np.sqrt(t)
     if values is None:
         values = rng.normal(size=(t, t))
@@ -85,14 +84,12 @@ def workload(
     return Workload(trace, logits, facts)
 
 
-def rotation(size: int, rng: np.random.Generator) -> Float[Array, "size size"]:
-    """Draw a random orthogonal matrix."""
+def _rotation(size: int, rng: np.random.Generator) -> Float[Array, "size size"]:
     q, r = np.linalg.qr(rng.normal(size=(size, size)))
     return q * np.sign(np.diag(r))
 
 
-def local_band(tokens: int, width: float) -> Float[Array, "t t"]:
-    """Logits that fall with the distance, from `LOUD`, e times per ``width`` tokens."""
+def _local_band(tokens: int, width: float) -> Float[Array, "t t"]:
     distance = np.arange(tokens)[:, None] - np.arange(tokens)
     return LOUD * np.exp(-np.maximum(distance, 0) / width)
 
@@ -152,7 +149,7 @@ def periodic_recurrence(
 
 def pure_recency(tokens: int = 384, prompt: int = 64, width: float = 12, seed: int = 0) -> Workload:
     """Attention that depends on the distance alone: nothing old is ever needed."""
-    return workload("pure_recency", local_band(tokens, width), prompt, seed)
+    return workload("pure_recency", _local_band(tokens, width), prompt, seed)
 
 
 def sinks(
@@ -163,7 +160,7 @@ def sinks(
     Facts: ``sinks`` (positions).
     """
     first = np.arange(count)
-    logits = local_band(tokens, 12)
+    logits = _local_band(tokens, 12)
     for i in range(count, tokens):
         rest = np.log(np.exp(logits[i, count : i + 1]).sum())
         logits[i, :count] = rest + np.log(mass / (1 - mass) / count)
@@ -181,7 +178,7 @@ def needles(
     Facts: ``needles`` (positions).
     """
     places = np.array([int(depth * prompt) for depth in depths])
-    logits = local_band(tokens, 12)
+    logits = _local_band(tokens, 12)
     logits[:, places] = np.where(np.eye(tokens)[:, places] > 0, LOUD, 0.0)
     logits[-16:, places] = LOUD + 2
     return workload("needles", logits, prompt, seed, needles=places)
@@ -259,13 +256,13 @@ def key_outliers(
     keys[..., unread] = 0.0
     keys[0, 0][np.ix_(chosen, unread)] = size * rng.choice([-1.0, 1.0], (chosen.sum(), len(unread)))
     readable = np.delete(np.arange(tokens), unread)
-    queries[0, 0, 0][:, readable] = solve(keys[0, 0][:, readable], wanted)
+    queries[0, 0, 0][:, readable] = _solve(keys[0, 0][:, readable], wanted)
     achieved: Float[Array, "t t"] = queries[0, 0, 0] @ keys[0, 0].T / np.sqrt(tokens)
     trace = replace(plain.trace, queries=queries, keys=keys)
     return Workload(trace, achieved, {"outliers": chosen, "importance": importance})
 
 
-def solve(keys: Float[Array, "t d"], products: Float[Array, "t t"]) -> Float[Array, "t d"]:
+def _solve(keys: Float[Array, "t d"], products: Float[Array, "t t"]) -> Float[Array, "t d"]:
     """Return the shortest queries whose products with the keys come closest to the wanted ones."""
     return np.linalg.lstsq(keys, products.T, rcond=None)[0].T
 

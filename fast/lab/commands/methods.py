@@ -36,7 +36,7 @@ def methods(wanted: Listed) -> None:
         name = registry.base_name(name)
         registry.divergences(name)  # refuses an unknown name
     if wanted.divergences:
-        show_divergences((name,) if name else registry.names(), wanted.json)
+        _show_divergences((name,) if name else registry.names(), wanted.json)
         return
     described = registry.describe()
     if name is not None:
@@ -45,20 +45,19 @@ def methods(wanted: Listed) -> None:
         print_json({"methods": described, "variants": registry.variants()})
         return
     rows = [
-        (each, entry["source"], options_of(entry["options"])) for each, entry in described.items()
+        (each, entry["source"], _options_of(entry["options"])) for each, entry in described.items()
     ]
     print_table(Table(("method", "source", "options"), rows, words=3))
     if name is not None:
         meanings = field_docstrings(registry.lookup(name))
         rows = [(each, meanings.get(each, "")) for each in described[name]["options"]]
         print_table(Table(("option", "means"), rows, words=2))
-    print_caption(f"options of every method: {options_of(registry.OF_EVERY_METHOD)}")
+    print_caption(f"options of every method: {_options_of(registry.OF_EVERY_METHOD)}")
     if name is None:
         print_table(Table(("variant", "is"), list(registry.variants().items()), words=2))
 
 
-def options_of(defaults: Mapping[str, Any]) -> str:
-    """Write options with their defaults, as a specification has them."""
+def _options_of(defaults: Mapping[str, Any]) -> str:
     words = {True: "true", False: "false", None: "none"}
     written = {
         name: words[value] if value is None or isinstance(value, bool) else value
@@ -67,8 +66,7 @@ def options_of(defaults: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in written.items())
 
 
-def show_divergences(names: tuple[str, ...], as_json: bool) -> None:
-    """Print what papers, code and ports disagree on."""
+def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
     found = {name: registry.divergences(name) for name in names}
     if as_json:
         print_json({name: [vars(each) for each in entries] for name, entries in found.items()})

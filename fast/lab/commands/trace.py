@@ -34,7 +34,7 @@ def trace(settings: Settings) -> None:
     if settings.dtype not in DTYPES:
         raise ValueError(f"dtype = {settings.dtype!r} must be {' or '.join(DTYPES)}")
     prepare_output("output", output)
-    wanted = None if settings.layers is None else layer_numbers(settings.layers)
+    wanted = None if settings.layers is None else _layer_numbers(settings.layers)
     text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
     network, tokenizer = settings.load()
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
@@ -49,27 +49,21 @@ def trace(settings: Settings) -> None:
         )
     with working(f"compressing into {output}"), named(output):
         save_trace(recorded, output)
-    summary = summarise(recorded, output)
+    summary = _summarise(recorded, output)
     if settings.json:
         print_json(summary)
     else:
-        print_facts(facts(summary))
+        print_facts(_facts(summary))
 
 
-def layer_numbers(text: str) -> list[int]:
-    """Read layer numbers.
-
-    Raises:
-        ValueError: if the text holds anything else.
-    """
+def _layer_numbers(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise ValueError(f"layers = {text!r} must be numbers, separated by commas") from None
 
 
-def summarise(recorded: Trace, output: Path) -> dict[str, Any]:
-    """Return the figures of a trace that lies in a file."""
+def _summarise(recorded: Trace, output: Path) -> dict[str, Any]:
     _, G, rho, t, d = recorded.queries.shape
     known = recorded.confidence[~np.isnan(recorded.confidence)]
     return {
@@ -90,8 +84,7 @@ def summarise(recorded: Trace, output: Path) -> dict[str, Any]:
     }
 
 
-def facts(summary: dict[str, Any]) -> dict[str, str]:
-    """Name and format the figures."""
+def _facts(summary: dict[str, Any]) -> dict[str, str]:
     confidence = summary["mean_confidence"]
     return {
         "model": summary["model"],

@@ -58,7 +58,7 @@ def view(settings: Settings) -> None:
     budget_entries(settings.budget, 100)
     prepare_output("output", output)
     with working("loading"):
-        source = find_source(settings)
+        source = _find_source(settings)
     with reporting(transient=True) as report:
         found = viewing.record_methods(
             source,
@@ -78,12 +78,7 @@ def view(settings: Settings) -> None:
     print_line(f"page: {output}")
 
 
-def find_source(asked: Settings) -> viewing.Source:
-    """Return what the options ask for: a trace, a text, or a problem.
-
-    Raises:
-        ValueError: if the options contradict each other, or a value is not allowed.
-    """
+def _find_source(asked: Settings) -> viewing.Source:
     model, most = asked.model, asked.max_new_tokens
     without_text = asked.prompt is None and asked.prompt_file is None
     if asked.trace is not None:
