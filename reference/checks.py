@@ -1,14 +1,17 @@
 """Refusals of arguments: every error names the argument, its value, and what is allowed."""
 
 from collections.abc import Collection
+from math import inf
 from typing import Any
 
 
 def check_at_least(least: float, **arguments: float) -> None:
-    """Raise ValueError naming the first argument that is below ``least``."""
+    """Raise ValueError naming the first argument that is below ``least``, or infinite."""
     for name, value in arguments.items():
         if not value >= least:
             raise ValueError(f"{name} = {value} must be at least {least}")
+        if value == inf:
+            raise ValueError(f"{name} = {value} must be finite")
 
 
 def check_choice(allowed: Collection[Any], **arguments: Any) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from kvlab.fast import compress
 from kvlab.fast.engine.step import Block, StepResult
+from kvlab.reference.checks import check_choice
 from kvlab.reference.simulator.trace import DTYPES, Recorder, Trace
 
 
@@ -36,10 +37,8 @@ def record_trace(
         ValueError: if there is more than one sequence, or the model, a layer or the type is not
             allowed.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype = {dtype!r} must be {' or '.join(DTYPES)}")
-    batch = len(inputs["input_ids"])
-    if batch != 1:
+    check_choice(DTYPES, dtype=dtype)
+    if (batch := len(inputs["input_ids"])) != 1:
         raise ValueError(f"input_ids of {batch} sequences must hold one")
     recorder, kind, seen = Recorder(), getattr(torch, dtype), {}
 

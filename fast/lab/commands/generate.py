@@ -3,10 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from kvlab.fast.lab.commands.options import at_least, check_seed, read_prompt
+from kvlab.fast.lab.commands.options import check_seed, read_prompt
 from kvlab.fast.lab.commands.settings import BlockSize, Json, Prompt, TypedModel, command
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting
 from kvlab.reference import methods
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Settings(Prompt, BlockSize, TypedModel, Json):
 @command
 def generate(settings: Settings) -> None:
     """Continue a text under a method, and print what it kept and how fast it was."""
-    at_least("max_new_tokens", settings.max_new_tokens, 1)
-    at_least("temperature", settings.temperature, 0)
+    check_at_least(1, max_new_tokens=settings.max_new_tokens)
+    check_at_least(0, temperature=settings.temperature)
     check_seed(settings.seed)
     methods.parse(settings.method)
     if settings.budget is not None:

@@ -1,11 +1,5 @@
-"""What reads and checks the options of commands.
+"""What reads and checks the options of commands."""
 
-Commands are moving from the aliases here to a dataclass of settings each: see `settings`.
-"""
-
-import os
-from collections.abc import Sequence
-from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated
@@ -14,59 +8,9 @@ import typer
 
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import english
 
-ModelName = Annotated[
-    str | None,
-    typer.Option("--model", help="Short name (kvlab models list), directory, or id on the hub."),
-]
-ModelDirectory = Annotated[
-    Path | None,
-    typer.Option("--model", help="Short name (kvlab models list) or directory."),
-]
-Device = Annotated[
-    str | None, typer.Option(help="Device, as PyTorch names it; default: a GPU if there is one.")
-]
-Dtype = Annotated[str, typer.Option(help="auto, float64, float32, bfloat16 or float16.")]
-Parallel = Annotated[
-    str | None,
-    typer.Option(help="layers: over all devices; tensor: over the processes of torchrun."),
-]
-METHODS = typer.Option("--methods", "--method", help="Registry syntax, separated by ';' or blanks.")
-Methods = Annotated[str, METHODS]
-Budgets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--budgets", "--budget", help="Entries or percent, separated by commas; may be repeated."
-    ),
-]
-PromptText = Annotated[
-    str | None,
-    typer.Option("--prompt", help="Text to continue; default, without --model: a problem."),
-]
-PromptFile = Annotated[
-    Path | None, typer.Option("--prompt-file", help="UTF-8 file with the text to continue.")
-]
-MaxNewTokens = Annotated[int, typer.Option(help="Tokens to write at most.")]
-BlockSize = Annotated[
-    int | None, typer.Option(help="Read prompts in blocks of so many tokens; default: at once.")
-]
-Feed = Annotated[
-    str,
-    typer.Option(
-        help="How tokens are rated: fed one by one as if written (steps), or as a prompt (blocks)."
-    ),
-]
-Problems = Annotated[int, typer.Option(help="Held-out problems.")]
-Seed = Annotated[int, typer.Option(help="Seed of the held-out problems.")]
-Threshold = Annotated[float, typer.Option(help="Attention that counts as an activation.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Apply the chat template.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes.")]
-HtmlReport = Annotated[Path | None, typer.Option("--report", help="HTML report to write.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
-CORES = os.cpu_count() or 1
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -93,18 +37,6 @@ def refuse_without_text(**options: object) -> None:
             raise ValueError(f"--{name} needs a --text, or a --model that reads English")
 
 
-def read_budgets(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the budgets of a repeated option, each checked.
-
-    Raises:
-        ValueError: if one is neither a number of entries nor a percentage.
-    """
-    found = words(" ".join(texts or ()))
-    for text in found:
-        budget_entries(text, 100)
-    return found
-
-
 def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -> str:
     """Return the text to continue, unchanged: nothing is stripped, no chat template is applied.
 
@@ -116,7 +48,10 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
     if text is not None and file is not None:
         raise ValueError("--prompt and --prompt-file cannot both be given")
     if text is not None:
-        check_unicode("--prompt", text)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError(f"--prompt = {text!a} must be UTF-8 text") from None
         return text
     if file is None:
         if model is not None and str(model) not in EMBEDDED:
@@ -124,14 +59,6 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
         task = find_task(EMBEDDED[str(model or "reasoner")])
         return task.problems(1, seed=0)[0].prompt
     return read_text("prompt_file", file)
-
-
-def check_unicode(name: str, text: str) -> None:
-    """Raise ValueError if a text on the command line holds bytes that are no UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} = {text!a} must be UTF-8 text") from None
 
 
 def read_book(file: Path | None, model: str | Path | None) -> str | None:
@@ -184,14 +111,6 @@ def prepare_output(name: str, file: Path | None) -> None:
             f"{name} = {file} cannot be written: {reason}; choose a path below a directory that "
             "you may write to"
         ) from None
-
-
-def at_least(name: str, value: float, least: float) -> None:
-    """Raise ValueError if an option is too small, infinite or NaN."""
-    if not value >= least:
-        raise ValueError(f"{name} = {value} must be at least {least}")
-    if value == inf:
-        raise ValueError(f"{name} = {value} must be finite")
 
 
 def check_seed(seed: int) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from kvlab.fast.lab import planning
-from kvlab.fast.lab.commands.options import at_least, prepare_output
+from kvlab.fast.lab.commands.options import prepare_output
 from kvlab.fast.lab.commands.settings import BlockSize, Json, Methods, command
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, working
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_hardware, find_shape
 
@@ -51,8 +52,7 @@ class Settings(Methods, BlockSize, Json):
 def plan(settings: Settings) -> None:
     """Plan memory, time and devices for a model under a method; nothing is run."""
     prepare_output("report", settings.report)
-    at_least("host", settings.host, 0)
-    at_least("speed", settings.speed, 0)
+    check_at_least(0, host=settings.host)
     serving = planning.Serving(
         find_shape(settings.model),
         find_hardware(settings.gpu),

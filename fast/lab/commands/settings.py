@@ -24,6 +24,7 @@ calls ``simulate(gap=3)``: keywords are the options.
 """
 
 import inspect
+import os
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
@@ -34,10 +35,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
-from kvlab.fast.lab.commands.options import CORES, read_budgets, read_methods
+from kvlab.fast.lab.commands.options import read_methods, words
 from kvlab.fast.lab.terminal import working
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.models import reasoner_directory
+from kvlab.reference.selection import budget_entries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -121,7 +123,10 @@ class Budgets:
 
     def asked(self, *default: str) -> tuple[str, ...]:
         """Return the budgets, each checked, or those of the command."""
-        return read_budgets(self.budgets) or default
+        found = words(" ".join(self.budgets or ()))
+        for text in found:
+            budget_entries(text, 100)
+        return found or default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +149,7 @@ class Feed:
 class Workers:
     """How many processes compute."""
 
-    workers: Annotated[int, typer.Option(min=1)] = CORES
+    workers: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1
     """Processes."""
 
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from kvlab.fast.lab.commands.options import at_least, prepare_output, read_prompt
+from kvlab.fast.lab.commands.options import prepare_output, read_prompt
 from kvlab.fast.lab.commands.settings import Json, Model, Prompt, command
 from kvlab.fast.lab.files import named
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
+from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.trace import DTYPES, Trace, save_trace
 
 
@@ -30,9 +31,8 @@ class Settings(Model, Prompt, Json):
 def trace(settings: Settings) -> None:
     """Record what every layer sees while a model writes with the full cache."""
     output = settings.output
-    at_least("max_new_tokens", settings.max_new_tokens, 1)
-    if settings.dtype not in DTYPES:
-        raise ValueError(f"dtype = {settings.dtype!r} must be {' or '.join(DTYPES)}")
+    check_at_least(1, max_new_tokens=settings.max_new_tokens)
+    check_choice(DTYPES, dtype=settings.dtype)
     prepare_output("output", output)
     wanted = None if settings.layers is None else _layer_numbers(settings.layers)
     text = read_prompt(settings.prompt, settings.prompt_file, settings.model)

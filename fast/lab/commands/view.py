@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvlab.fast.lab import viewing
-from kvlab.fast.lab.commands.options import at_least, prepare_output, read_prompt
+from kvlab.fast.lab.commands.options import prepare_output, read_prompt
 from kvlab.fast.lab.commands.settings import (
     BlockSize,
     Json,
@@ -21,6 +21,7 @@ from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporti
 from kvlab.fast.lab.viewer import write_viewer
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.recorder import MOST_VALUES
@@ -52,7 +53,7 @@ class Settings(Methods, ReferenceModel, Prompt, BlockSize, Threshold, Json):
 def view(settings: Settings) -> None:
     """Show token by token what methods keep, in one page that needs no network."""
     output = settings.output
-    at_least("threshold", settings.threshold, 0)
+    check_at_least(0, threshold=settings.threshold)
     for spec in settings.specs:
         registry.parse(spec)
     budget_entries(settings.budget, 100)
