@@ -160,7 +160,7 @@ print(inspect.getsource(caote.eviction_error))
 # ## The kernel
 #
 # The cost of CAOTE beyond attention is one more reading of all values. The Triton kernel in
-# `fast/kernels/triton/caote.py` reads them once for all query heads of a KV head, and takes $X$
+# `fast/kernels/caote.py` reads them once for all query heads of a KV head, and takes $X$
 # from attention. The same function computes in PyTorch, too. The next cell compares both with the
 # reference on one layer of the reasoner; Triton runs in its interpreter, which needs no GPU. This
 # cell needs `pip install -e '.[fast]'`.

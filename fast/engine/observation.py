@@ -27,10 +27,9 @@ from kvlab.fast.engine.notation import (
     QueryPositions,
     Vectors,
 )
-from kvlab.fast.kernels.decode import decode_attention
+from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.prefill import attend_block, received_attention
-from kvlab.fast.kernels.recurrence import RecurrenceCounters
 from kvlab.fast.kernels.vector_tables import MixedEntries
 from kvlab.reference import policy as reference
 from kvlab.reference.windows import GroupReduction

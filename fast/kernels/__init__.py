@@ -1,5 +1,5 @@
 """Kernels: one function each, computed by PyTorch or by Triton (see `kvlab.fast.kernels.choice`).
 
 Every module holds the function, which says what it does and how many bytes and operations that
-takes, and computes it in PyTorch; `kvlab.fast.kernels.triton` holds the Triton code.
+takes, and computes it in PyTorch; below lies the Triton code.
 """

@@ -6,9 +6,18 @@ for where each key's value lies. Only where probabilities are asked for: slots, 
 filled, written and read as float32, 12·ρ·n, and what is handed out, 4·ρ·n, or 4·n if it is reduced.
 At 4 bits, d = 128 and g = 64 that is 148 bytes per entry, where 16 bits take 512: at most 3.5 times
 as fast. Operations: 4·ρ·n·d, and the unpacking of 2·n·d codes.
+
+Codes are small whole numbers, so that a tensor core multiplies them without rounding: products that
+share a scale are added up first, and multiplied by the scale afterwards, in float32. For that,
+queries and probabilities are spread over rows, one per group of channels. Vectors are the first
+factor and queries the second, because tensor cores take 16 rows or more, but 8 columns.
 """
 
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
 from collections.abc import Sequence
+from typing import no_type_check
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,8 +26,12 @@ from torch import Tensor
 from kvlab.fast.engine import attention
 from kvlab.fast.engine.attention import Reduction
 from kvlab.fast.engine.quantization import Quantized
+from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.vector_tables import VectorTable
+from kvlab.fast.kernels.codes import bias_of, read_channels, read_rows, read_scales
+from kvlab.fast.kernels.common import tl, triton
+from kvlab.fast.kernels.decode import Parts, handed_out, nothing_read
+from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
 
 MOST_SPREAD = 128
 """Query heads times groups of channels that one program of Triton takes."""
@@ -54,20 +67,14 @@ def attend_to_tables(
         reduced, ``[N, G, n]``, float32; with ``skip`` an empty tensor.
     """
     if uses_triton(queries) and suits_triton(keys, values, queries.shape[2]):
-        from kvlab.fast.kernels.triton.mixed_precision import attend_to_tables_triton
-
-        return attend_to_tables_triton(queries, keys, values, entries, softcap, reduce, partners)
+        found = partners_of(keys, values, entries) if partners is None else partners
+        return _attend_in_triton(queries, keys, values, found, entries, softcap, reduce)
     dtype = attention.compute_dtype(queries.dtype)
     whole_keys, there = gathered(keys, entries, dtype)
     whole_values, _ = gathered(values, entries, dtype)
     mask = there[:, :, None, None]
     output, weights = attention.attend(queries.to(dtype), whole_keys, whole_values, mask, softcap)
-    output = output.to(queries.dtype)
-    if reduce == "none":
-        return output, weights
-    if reduce == "skip":
-        return output, weights.new_empty(0)
-    return output, attention.reduce_group(weights[:, :, :, 0], reduce)
+    return output.to(queries.dtype), handed_out(weights, reduce)
 
 
 def gathered(
@@ -107,3 +114,325 @@ def _groups(table: VectorTable) -> int:
     if not isinstance(table.vectors, Quantized) or table.by_channel:
         return 1
     return table.vectors.length // table.vectors.group
+
+
+# --- in Triton ------------------------------------------------------------------------------------
+
+
+SHIFT = tl.constexpr(TABLE_SHIFT)
+ROW = tl.constexpr(2**TABLE_SHIFT - 1)
+"""Bits of a partner that are the row."""
+
+
+@triton.jit
+@no_type_check
+def from_odd(odd):
+    """Invert `as_odd`."""
+    return (odd - 3) >> 1
+
+
+@triton.jit
+@no_type_check
+def products_with_keys(
+    q, q_sums, keys, scales, zeros, head, rows, first,
+    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Dot products ``[BLOCK_RHO, BLOCK_N]`` of queries, spread over groups, with some rows."""
+    shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
+    line = first + tl.arange(0, BLOCK_N)
+    there = line < rows
+    place = head * rows + line
+    if BY_CHANNEL:
+        k = read_channels(keys, scales, zeros, head, rows, first, D, BITS, OWN, BLOCK_D, BLOCK_N)
+        upper = k.to(q.dtype)
+        found = tl.dot(tl.trans(upper), tl.trans(q), input_precision="ieee")
+        if q.dtype != tl.float32:  # what rounding cut off
+            rest = (k - upper.to(tl.float32)).to(q.dtype)
+            found += tl.dot(tl.trans(rest), tl.trans(q))
+        found = tl.reshape(tl.trans(found), shape)
+    else:
+        k = read_rows(keys, place, there, D, BITS, BLOCK_D, q.dtype)
+        found = tl.dot(k, tl.trans(q), input_precision="ieee")
+        found = tl.reshape(tl.trans(found), shape)
+        if BITS < 16:
+            step, zero = read_scales(scales, zeros, place, there, D, OWN, GROUP, BLOCK_GROUPS)
+            zero -= bias_of(BITS, q.dtype) * step
+            found = found * step[None, :, :] + q_sums[:, :, None] * zero[None, :, :]
+    return tl.sum(found, axis=1)
+
+
+@triton.jit
+@no_type_check
+def scaled_into_reach(numbers, TYPE: tl.constexpr):
+    """Return numbers in a format, times a power of two, and by what to multiply to undo that.
+
+    The smallest number of float16 is 6e-8, and beside an attention sink all weights may be far
+    below it. So the largest number ``[rows, groups]`` of the last axis is moved to the upper end of
+    float16, between 2^14 and 2^15.
+    """
+    if TYPE.is_fp16():
+        largest = tl.max(numbers, axis=2).to(tl.int32, bitcast=True)
+        exponent = tl.maximum(largest >> 23, 15)
+        up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        numbers = numbers * up[:, :, None]
+    else:
+        down = tl.full([numbers.shape[0], numbers.shape[1]], 1.0, tl.float32)
+    return numbers.to(TYPE), down
+
+
+@triton.jit
+@no_type_check
+def with_values(
+    output, offset, weights, mine, place, values, scales, zeros,
+    D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Add the weighted codes of one table to the output, and what zero points add to ``offset``."""
+    shape: tl.constexpr = [BLOCK_RHO, BLOCK_GROUPS, BLOCK_N]
+    spread = tl.where(mine[None, :], weights, 0.0)[:, None, :]
+    if BITS < 16:
+        step, zero = read_scales(scales, zeros, place, mine, D, OWN, GROUP, BLOCK_GROUPS)
+        offset += tl.sum(spread * zero[None, :, :], axis=2)
+        spread, down = scaled_into_reach(spread * step[None, :, :], TYPE)
+        offset -= bias_of(BITS, TYPE) * down * tl.sum(spread.to(tl.float32), axis=2)
+    else:
+        spread, down = scaled_into_reach(tl.broadcast_to(spread, shape), TYPE)
+    v = read_rows(values, place, mine, D, BITS, BLOCK_D, TYPE)
+    p = tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS, BLOCK_N])
+    if TYPE.is_fp16():
+        down = tl.reshape(down, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
+        output += down * tl.dot(tl.trans(v), tl.trans(p), input_precision="ieee")
+    else:
+        output = tl.dot(tl.trans(v), tl.trans(p), output, input_precision="ieee")
+    return output, offset
+
+
+@triton.jit
+@no_type_check
+def attend_to_rows(
+    q, q_sums, keys, key_scales, key_zeros, slots, partners,
+    values, value_scales, value_zeros, raw, largest, total, part_output,
+    head, place, rows, first_turn, last_turn, n, scale, softcap, value_rows,
+    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, VALUES: tl.constexpr, VALUE_BITS: tl.constexpr,
+    VALUE_OWN: tl.constexpr, GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Attend to some rows of one table of keys, and to their entries' values wherever they are.
+
+    Values of the first table are expected in every block; the others are looked for.
+    """
+    row, column = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
+    group = tl.arange(0, BLOCK_GROUPS)
+    best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_RHO], tl.float32)
+    output = tl.zeros([BLOCK_D, BLOCK_RHO * BLOCK_GROUPS], tl.float32)
+    offset = tl.zeros([BLOCK_RHO, BLOCK_GROUPS], tl.float32)
+    for turn in range(first_turn, last_turn):
+        line = turn * BLOCK_N + tl.arange(0, BLOCK_N)
+        partner = tl.load(partners + head * rows + line, mask=line < rows, other=-1)
+        held = partner >= 0
+        logits = scale * products_with_keys(
+            q, q_sums, keys, key_scales, key_zeros, head, rows, turn * BLOCK_N,
+            D, BITS, OWN, BY_CHANNEL, GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
+        )  # fmt: skip
+        if SOFTCAP:
+            logits = common.squeezed(logits, softcap)
+        logits = tl.where(held[None, :], logits, float("-inf"))
+        if SCORES:
+            slot = tl.load(slots + head * rows + line, mask=held, other=0)
+            to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
+            tl.store(to, logits, mask=(row < RHO)[:, None] & held[None, :])
+        now = tl.maximum(best, tl.max(logits, axis=1))
+        anchor = tl.where(now == float("-inf"), 0.0, now)
+        weights = tl.exp(logits - anchor[:, None])
+        shrink = tl.exp(best - anchor)
+        mass = mass * shrink + tl.sum(weights, axis=1)
+        spread = tl.broadcast_to(shrink[:, None], [BLOCK_RHO, BLOCK_GROUPS])
+        output = output * tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
+        offset = offset * spread
+        best = now
+        for number in tl.static_range(len(VALUES)):
+            mine = (partner >> SHIFT) == VALUES[number]
+            if number == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
+                at = partner & ROW
+                output, offset = with_values(
+                    output, offset, weights, mine, head * from_odd(value_rows[number]) + at,
+                    values[number], value_scales[number], value_zeros[number],
+                    D, VALUE_BITS[number], VALUE_OWN[number], GROUP,
+                    BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE,
+                )  # fmt: skip
+    whole = tl.reshape(tl.trans(output), [BLOCK_RHO, BLOCK_GROUPS, BLOCK_D]) + offset[:, :, None]
+    own = (column // GROUP)[None, None, :] == group[None, :, None]
+    joined = tl.sum(tl.where(own, whole, 0.0), axis=1)
+    to = place * RHO + row
+    tl.store(largest + to, best, mask=row < RHO)
+    tl.store(total + to, mass, mask=row < RHO)
+    real = (row < RHO)[:, None] & (column < D)[None, :]
+    tl.store(part_output + to[:, None] * D + column, joined, mask=real)
+
+
+@common.tuned(
+    common.blocks(4, 3, BLOCK_N=32),
+    common.blocks(2, 3, BLOCK_N=32),
+    common.blocks(4, 2, BLOCK_N=64),
+    common.blocks(4, 3, BLOCK_N=64),
+    common.blocks(4, 2, BLOCK_N=128),
+    common.blocks(8, 3, BLOCK_N=128),
+    key=["magnitude", "RHO", "D", "PARTS", "KEY_BITS", "VALUE_BITS", "BY_CHANNEL", "SCORES"],
+)
+@triton.jit
+@no_type_check
+def attend_to_a_part_of_tables(
+    queries, keys, key_scales, key_zeros, slots, partners, values, value_scales, value_zeros,
+    raw, largest, total, part_output,
+    key_rows, value_rows, firsts, n, magnitude, scale, softcap,
+    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    KEY_BITS: tl.constexpr, KEY_OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    VALUES: tl.constexpr, VALUE_BITS: tl.constexpr, VALUE_OWN: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Attention of a head's queries to one part of one table of keys.
+
+    ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
+    tables' first parts; like numbers of rows they went through `as_odd`. Writes what
+    `decode.attend_to_a_part` writes. Grid: (heads, PARTS).
+    """
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    line, column = tl.arange(0, BLOCK_RHO * BLOCK_GROUPS), tl.arange(0, BLOCK_D)
+    row, group = line // BLOCK_GROUPS, line % BLOCK_GROUPS
+    own = (column // GROUP)[None, :] == group[:, None]
+    asked = (row < RHO)[:, None] & (column < D)[None, :] & own
+    at = (head * RHO + row[:, None]) * D + column
+    q = tl.load(queries + at, mask=asked, other=0.0).to(TYPE)
+    q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
+    for number in tl.static_range(len(KEY_BITS)):
+        first, last = from_odd(firsts[number]), from_odd(firsts[number + 1])
+        if (part >= first) & (part < last):
+            rows = from_odd(key_rows[number])
+            rounds = tl.cdiv(tl.cdiv(rows, BLOCK_N), last - first)
+            turn = (part - first) * rounds
+            attend_to_rows(
+                q, q_sums, keys[number], key_scales[number], key_zeros[number],
+                slots[number], partners[number], values, value_scales, value_zeros,
+                raw, largest, total, part_output, head, head * PARTS + part, rows,
+                turn, turn + rounds, n, scale, softcap, value_rows,
+                RHO, D, KEY_BITS[number], KEY_OWN[number], BY_CHANNEL[number],
+                VALUES, VALUE_BITS, VALUE_OWN, GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
+                SOFTCAP, SCORES, TYPE,
+            )  # fmt: skip
+
+
+@common.on_its_device
+def _attend_in_triton(
+    queries: Tensor,
+    keys: Sequence[VectorTable],
+    values: Sequence[VectorTable],
+    partners: Sequence[Tensor],
+    entries: int,
+    softcap: float | None,
+    reduce: Reduction,
+) -> tuple[Tensor, Tensor]:
+    """Launch once for all tables, and once to combine; values of the largest table come first."""
+    N, G, rho, _, d = queries.shape
+    heads, scores, tables = N * G, reduce != "skip", (*keys, *values)
+    asked = [(table, found) for table, found in zip(keys, partners, strict=True) if table.rows]
+    given = sorted(
+        ((number, table) for number, table in enumerate(values) if table.rows),
+        key=lambda numbered: -numbered[1].rows,
+    )
+    rows = [table.rows for table, _ in asked]
+    if not rows:
+        return nothing_read(queries, entries, reduce)
+    count = max(
+        common.split(sum(rows), common.ENTRIES_OF_A_PART, heads, queries.device),
+        common.magnitude(len(rows)),
+    )
+    parts = Parts.of(queries, entries, count, scores)
+    parts.raw.fill_(-torch.inf)
+    group = _smallest_group(tables, d)
+    groups = common.magnitude(max(1, d // group))
+    key_vectors, key_scales, key_zeros, key_own = zip(
+        *(_parts_of(x) for x, _ in asked), strict=True
+    )
+    value_vectors, value_scales, value_zeros, value_own = zip(
+        *(_parts_of(x) for _, x in given), strict=True
+    )
+    attend_to_a_part_of_tables[(heads, count)](
+        queries.reshape(heads, rho, d).contiguous(),
+        key_vectors, key_scales, key_zeros,
+        tuple(table.slots.contiguous() for table, _ in asked),
+        tuple(found.contiguous() for _, found in asked),
+        value_vectors, value_scales, value_zeros,
+        parts.raw, parts.largest, parts.total, parts.output,
+        as_odd(rows), as_odd([x.rows for _, x in given]), as_odd(first_parts(rows, count)),
+        entries, common.magnitude(sum(rows)), d**-0.5, softcap or 0.0,
+        KEY_BITS=tuple(table.bits for table, _ in asked), KEY_OWN=key_own,
+        BY_CHANNEL=tuple(table.by_channel for table, _ in asked),
+        VALUES=tuple(number for number, _ in given),
+        VALUE_BITS=tuple(table.bits for _, table in given), VALUE_OWN=value_own,
+        GROUP=group, BLOCK_GROUPS=groups, BLOCK_RHO=max(common.magnitude(rho), 8 // groups),
+        SOFTCAP=softcap is not None, SCORES=scores, TYPE=_product_type(queries, tables),
+        **parts.sizes,
+    )  # fmt: skip
+    return parts.combined(queries, entries, reduce)
+
+
+def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return 2·x + 3 of every number: Triton compiles again for 1 and for multiples of 16."""
+    return tuple(2 * number + 3 for number in numbers)
+
+
+def first_parts(rows: Sequence[int], parts: int) -> tuple[int, ...]:
+    """Share parts out over tables by their rows, one at least each; return where each begins.
+
+    The largest table gets what the others leave.
+    """
+    spare, largest = parts - len(rows), rows.index(max(rows))
+    shares = [max(1, spare * count // sum(rows)) for count in rows]
+    shares[largest] = parts - (sum(shares) - shares[largest])
+    firsts = [0]
+    for share in shares:
+        firsts.append(firsts[-1] + share)
+    return tuple(firsts)
+
+
+def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return what a table consists of; numbers as they are stand in for their own scales.
+
+    Codes of 4 and 2 bits become words of 32 bits, but for those of channels.
+    """
+    if isinstance(table.vectors, Quantized):
+        coded = table.vectors
+        codes, scale, zero = (x.contiguous() for x in (coded.codes, coded.scale, coded.zero))
+        if coded.bits < 8 and not table.by_channel:
+            codes = codes.view(torch.int32)
+        return codes, scale, zero, coded.group
+    assert isinstance(table.vectors, Tensor)  # codes of another kind are not readable
+    vectors = table.vectors.contiguous()
+    return vectors, vectors, vectors, 0
+
+
+def _smallest_group(tables: Sequence[VectorTable], d: int) -> int:
+    """Return the fewest channels that share a scale; all channels if none share one."""
+    groups = [
+        table.vectors.group
+        for table in tables
+        if isinstance(table.vectors, Quantized) and not table.by_channel
+    ]
+    return min(groups, default=common.magnitude(d))
+
+
+def _product_type(queries: Tensor, tables: Sequence[VectorTable]) -> tl.dtype:
+    """Return the number format of products: that of plain vectors, if any, else of the queries."""
+    first = next((x.vectors for x in tables if isinstance(x.vectors, Tensor)), queries)
+    if common.multiplied_in_float32(first):
+        return tl.float32
+    return tl.bfloat16 if first.dtype == torch.bfloat16 else tl.float16

@@ -3,14 +3,18 @@
 Bytes: every survivor is read and written once, in all columns.
 """
 
-from collections.abc import Mapping
-from typing import Any
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
+from collections.abc import Mapping, Sequence
+from typing import Any, no_type_check
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.common import magnitude, on_its_device, tl, triton
 
 
 def move_survivors(
@@ -25,9 +29,7 @@ def move_survivors(
     """
     first = next(iter(buffers.values()))
     if ascending and uses_triton(first) and move_as_words(buffers):
-        from kvlab.fast.kernels.triton.move import move_survivors_triton
-
-        move_survivors_triton(list(buffers.values()), slots)
+        _move_in_triton(list(buffers.values()), slots)
         return
     N, G, kept = slots.shape
     for buffer in buffers.values():
@@ -45,3 +47,95 @@ def move_as_words(buffers: Mapping[Any, Tensor]) -> bool:
     whole = all(x.shape[-1] * x.itemsize % 4 == 0 for x in wide)
     known = {torch.int32, torch.float32}
     return len(wide) <= 1 and whole and set(state) <= known and len(set(state)) == len(state)
+
+
+# --- in Triton ------------------------------------------------------------------------------------
+
+
+@triton.jit
+@no_type_check
+def move_column(
+    buffer, keep, head, column, first_word,
+    heads, capacity, width,
+    WORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Move the survivors of one column of a head to its front, some words of each row.
+
+    Row i takes row keep[i] ≥ i: in ascending order nothing is overwritten before it is read.
+    """
+    word = first_word + tl.arange(0, BLOCK_W)
+    base = (column * heads + head) * capacity
+    for block in range(0, tl.cdiv(width, BLOCK_N)):
+        to = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        here = to < width
+        source = tl.load(keep + head * width + to, mask=here, other=0)
+        real = here[:, None] & (word < WORDS)[None, :]
+        rows = tl.load(buffer + (base + source[:, None]) * WORDS + word, mask=real, other=0)
+        tl.debug_barrier()  # other threads' rows have been read before any is written
+        tl.store(buffer + (base + to[:, None]) * WORDS + word, rows, mask=real)
+        tl.debug_barrier()
+
+
+@triton.jit
+@no_type_check
+def move_columns(
+    wide, narrow, other, keep, heads, capacity, width,
+    WIDE_SLICES: tl.constexpr, NARROW: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Move all columns of all heads: keys and values, int32 state, float32 state.
+
+    Everything is moved as 32-bit words. Grid: (heads, slices); a slice is up to BLOCK_W words of
+    every row of keys or values, or one column of state.
+    """
+    head, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    PER_COLUMN: tl.constexpr = (WORDS + BLOCK_W - 1) // BLOCK_W
+    if piece < WIDE_SLICES:
+        move_column(
+            wide, keep, head, piece // PER_COLUMN, (piece % PER_COLUMN) * BLOCK_W,
+            heads, capacity, width, WORDS, BLOCK_N, BLOCK_W,
+        )  # fmt: skip
+    elif piece < WIDE_SLICES + NARROW:
+        move_column(
+            narrow, keep, head, piece - WIDE_SLICES, 0,
+            heads, capacity, width, 1, BLOCK_N, 1,
+        )  # fmt: skip
+    else:
+        move_column(
+            other, keep, head, piece - WIDE_SLICES - NARROW, 0,
+            heads, capacity, width, 1, BLOCK_N, 1,
+        )  # fmt: skip
+
+
+WORDS_OF_A_SLICE = 32
+"""128 bytes: what one read of a row fetches from memory."""
+
+
+@on_its_device
+def _move_in_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
+    _, N, G, capacity = buffers[0].shape[:4]
+    kinds: dict[str, Tensor] = {}
+    for buffer in buffers:
+        if not buffer.is_contiguous():
+            raise ValueError(f"buffer of strides {buffer.stride()} must be contiguous")
+        kind = "wide" if buffer.dim() > 4 else str(buffer.dtype)
+        if kind in kinds:
+            raise ValueError(f"two buffers hold {kind}: there must be at most one")
+        kinds[kind] = buffer.view(torch.int32)
+    wide = kinds.get("wide")
+    narrow, other = kinds.get("torch.int32"), kinds.get("torch.float32")
+    if len(kinds) > sum(x is not None for x in (wide, narrow, other)):
+        raise ValueError(f"buffers of {', '.join(kinds)} cannot be moved as 32-bit words")
+    words = 1 if wide is None else wide.shape[-1]
+    slice_words = min(WORDS_OF_A_SLICE, magnitude(words))
+    wide_slices = 0 if wide is None else wide.shape[0] * -(-words // slice_words)
+    columns = [0 if x is None else x.shape[0] for x in (narrow, other)]
+    some = buffers[0].view(torch.int32)
+    move_columns[(N * G, wide_slices + sum(columns))](
+        some if wide is None else wide,
+        some if narrow is None else narrow,
+        some if other is None else other,
+        slots.contiguous(), N * G, capacity, slots.shape[2],
+        WIDE_SLICES=wide_slices, NARROW=columns[0], WORDS=words,
+        BLOCK_N=128, BLOCK_W=slice_words,
+    )  # fmt: skip

@@ -4,7 +4,10 @@ Bytes of `quantise`, for vectors of d channels of e bytes: read d·e, written d�
 group. Bytes of `outlier_scores`: read d·e, written 8 per group.
 """
 
-from typing import Literal
+# pyright: reportArgumentType=false
+# Triton makes constexpr of plain numbers.
+
+from typing import Literal, no_type_check
 
 import torch
 from jaxtyping import Float
@@ -13,6 +16,7 @@ from torch import Tensor
 from kvlab.fast.engine import quantization
 from kvlab.fast.engine.quantization import Quantized
 from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.common import blocks, on_its_device, tl, triton, tuned
 
 
 def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantized:
@@ -24,9 +28,7 @@ def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantiz
     fills_bytes = bits in (2, 4, 8) and group * bits % 8 == 0
     whole = group & (group - 1) == 0 and x.shape[-1] % group == 0
     if uses_triton(x, doubles=True) and fills_bytes and whole:
-        from kvlab.fast.kernels.triton.quantise import quantise_triton
-
-        return quantise_triton(x, bits, group)
+        return _quantise_in_triton(x, bits, group)
     return quantization.quantize(x, bits, group)
 
 
@@ -43,9 +45,7 @@ def outlier_scores(
         over: average over the outliers, or over the whole group so that their number counts.
     """
     if uses_triton(x) and group & (group - 1) == 0 and x.shape[-1] % group == 0:
-        from kvlab.fast.kernels.triton.quantise import outlier_scores_triton
-
-        return outlier_scores_triton(x, group, over)
+        return _outliers_in_triton(x, group, over)
     return torch.stack([one_group(block, over) for block in x.double().split(group, -1)], dim=-1)
 
 
@@ -61,3 +61,180 @@ def one_group(
     total = (distance * outlier).sum(dim=-1)
     count = outlier.sum(dim=-1).clamp(min=1) if over == "outliers" else block.shape[-1]
     return total / count
+
+
+# --- in Triton ------------------------------------------------------------------------------------
+
+
+@triton.jit
+@no_type_check
+def codes_in_double(x, zero, step, LARGEST: tl.constexpr):
+    """Return (x − zero) / step to the nearest code, halves to even, as the reference does."""
+    wide = step.to(tl.float64)
+    there = (step > 0)[:, None]
+    steps = (x.to(tl.float64) - zero.to(tl.float64)[:, None]) / tl.where(there, wide[:, None], 1.0)
+    steps = tl.minimum(tl.maximum(tl.where(there, steps, 0.0), 0.0), LARGEST)
+    return ((steps + 6755399441055744.0) - 6755399441055744.0).to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def codes_near_halves(x, zero, step, code):
+    """Correct codes that may be one off; also mark codes that only float64 can decide.
+
+    ``high + low`` is x − zero without rounding, and (code ± 0.5)·step fits into float32. So the
+    comparison of both is exact. The reference rounds x − zero to 53 digits before it divides; codes
+    for which this might make a difference are marked.
+    """
+    base = -zero[:, None]
+    high = x + base
+    moved = high - x
+    low = (x - (high - moved)) + (base - moved)
+    above = (code + 0.5) * step[:, None]
+    below = (code - 0.5) * step[:, None]
+    over, under = (high - above) + low, (high - below) + low
+    odd = (code.to(tl.int32) & 1) == 1
+    code += tl.where((over > 0) | ((over == 0) & odd), 1.0, 0.0)
+    code -= tl.where((under < 0) | ((under == 0) & odd), 1.0, 0.0)
+    return code, ((high == above) | (high == below)) & (low != 0)
+
+
+@triton.jit
+@no_type_check
+def codes_in_single(x, zero, step, LARGEST: tl.constexpr):
+    """Return what `codes_in_double` does for numbers of at most 32 bits, mostly in float32.
+
+    Three roundings change a quotient by at most 2^-22 of its size. If a quotient is so near to a
+    half that the rounding may have crossed it, the block's codes are corrected.
+    """
+    zero, step = zero.to(tl.float32), step.to(tl.float32)
+    there = step > 0
+    inverse = tl.where(there, 1.0 / tl.where(there, step, 1.0), 0.0)
+    steps = (x - zero[:, None]) * inverse[:, None]
+    steps = tl.minimum(tl.maximum(tl.where(there[:, None], steps, 0.0), -1.0), LARGEST + 1.0)
+    code = (steps + 12582912.0) - 12582912.0
+    near = tl.abs(steps - code) > 0.5 - (LARGEST + 1) * 2.0**-21
+    if tl.max(tl.max(near.to(tl.int32), axis=1), axis=0) > 0:
+        code, open_still = codes_near_halves(x, zero, step, code)
+        if tl.max(tl.max(open_still.to(tl.int32), axis=1), axis=0) > 0:
+            code = codes_in_double(x, zero, step, LARGEST).to(tl.float32)
+    code = tl.where(there[:, None], code, 0.0)
+    return tl.minimum(tl.maximum(code, 0.0), LARGEST).to(tl.int32)
+
+
+@tuned(
+    blocks(4, 3, BLOCK=32),
+    blocks(4, 3, BLOCK=16),
+    blocks(4, 3, BLOCK=64),
+    blocks(8, 3, BLOCK=64),
+    key=["LENGTH", "GROUP", "BITS"],
+)
+@triton.jit
+@no_type_check
+def quantise_groups(
+    vectors, codes, scales, zeros, rows,
+    LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Quantise one group of channels of some vectors, bit for bit as the reference does.
+
+    Scales are computed in float64, codes of at most 32-bit numbers in float32 if that decides them.
+    Grid: (blocks of rows, GROUPS).
+    """
+    PER: tl.constexpr = 8 // BITS
+    LARGEST: tl.constexpr = 2**BITS - 1
+    row, group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    channel = tl.arange(0, GROUP)
+    inside = (row < rows)[:, None] & (channel >= 0)[None, :]
+    at = row[:, None] * LENGTH + group * GROUP + channel
+    x = tl.load(vectors + at, mask=inside, other=0.0)
+    if not x.dtype.is_fp64():
+        x = x.to(tl.float32)
+    poison = tl.sum(tl.where(x != x, x, 0.0), axis=1)
+    x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    low, high = tl.min(x, axis=1) + poison, tl.max(x, axis=1) + poison
+    spread = high.to(tl.float64) - low.to(tl.float64)
+    scale = tl.minimum(spread / LARGEST, 65504.0) + poison.to(tl.float64)
+    scale = scale.to(tl.float16)
+    zero = low.to(tl.float16)
+    if x.dtype.is_fp64():
+        code = codes_in_double(x, zero, scale, LARGEST)
+    else:
+        code = codes_in_single(x, zero, scale, LARGEST)
+    code = tl.reshape(code, [BLOCK, GROUP // PER, PER])
+    shift = tl.arange(0, PER) * BITS
+    packed = tl.sum(code << shift[None, None, :], axis=2).to(tl.uint8)
+    byte = tl.arange(0, GROUP // PER)
+    to = row[:, None] * (LENGTH // PER) + group * (GROUP // PER) + byte
+    tl.store(codes + to, packed, mask=(row < rows)[:, None] & (byte >= 0)[None, :])
+    tl.store(scales + row * GROUPS + group, scale, mask=row < rows)
+    tl.store(zeros + row * GROUPS + group, zero, mask=row < rows)
+
+
+@triton.jit
+def outliers_of_groups(
+    vectors, scores, rows,
+    LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, OF_OUTLIERS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Mean distance of a group's outliers to its mean. Grid: (blocks of rows, GROUPS)."""
+    row, group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    channel = tl.arange(0, GROUP)
+    inside = (row < rows)[:, None] & (channel >= 0)[None, :]
+    at = row[:, None] * LENGTH + group * GROUP + channel
+    narrow = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float32)
+    ordered = tl.sort(narrow, dim=1).to(tl.float64)
+    x = narrow.to(tl.float64)
+    # the quartile at q lies between two of the ordered values, q·(GROUP − 1) counted from 0
+    below: tl.constexpr = (GROUP - 1) // 4
+    part: tl.constexpr = (GROUP - 1) % 4 * 0.25
+    above: tl.constexpr = 3 * (GROUP - 1) // 4
+    share: tl.constexpr = 3 * (GROUP - 1) % 4 * 0.25
+    place = channel[None, :]
+    low = tl.sum(tl.where(place == below, ordered, 0.0), axis=1)
+    first = low + part * (tl.sum(tl.where(place == below + 1, ordered, 0.0), axis=1) - low)
+    if part == 0:
+        first = low
+    high = tl.sum(tl.where(place == above, ordered, 0.0), axis=1)
+    third = high + share * (tl.sum(tl.where(place == above + 1, ordered, 0.0), axis=1) - high)
+    if share == 0:
+        third = high
+    reach = 1.5 * (third - first)
+    outlier = (x < (first - reach)[:, None]) | (x > (third + reach)[:, None])
+    mean = tl.sum(x, axis=1) / GROUP
+    distance = tl.where(outlier, tl.abs(x - mean[:, None]), 0.0)
+    total = tl.sum(distance, axis=1)
+    count = tl.full([BLOCK], GROUP, tl.float64)
+    if OF_OUTLIERS:
+        count = tl.maximum(tl.sum(outlier.to(tl.int32), axis=1), 1).to(tl.float64)
+    tl.store(scores + row * GROUPS + group, total / count, mask=row < rows)
+
+
+@on_its_device
+def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Quantized:
+    *leading, length = x.shape
+    flat, groups = x.reshape(-1, length).contiguous(), length // group
+    rows = flat.shape[0]
+    codes = flat.new_empty((rows, length * bits // 8), dtype=torch.uint8)
+    scales, zeros = (flat.new_empty((rows, groups), dtype=torch.float16) for _ in range(2))
+    if rows:
+        quantise_groups[lambda sizes: (triton.cdiv(rows, sizes["BLOCK"]), groups)](
+            flat, codes, scales, zeros, rows,
+            LENGTH=length, GROUP=group, GROUPS=groups, BITS=bits,
+        )  # fmt: skip
+    stored = (each.view(*leading, each.shape[1]) for each in (codes, scales, zeros))
+    return Quantized(*stored, bits, group, length)
+
+
+@on_its_device
+def _outliers_in_triton(x: Tensor, group: int, over: str) -> Tensor:
+    *leading, length = x.shape
+    flat, groups = x.reshape(-1, length).contiguous(), length // group
+    rows, block = flat.shape[0], 16
+    scores = flat.new_empty((rows, groups), dtype=torch.float64)
+    if rows:
+        outliers_of_groups[(triton.cdiv(rows, block), groups)](
+            flat, scores, rows,
+            LENGTH=length, GROUP=group, GROUPS=groups, OF_OUTLIERS=over == "outliers", BLOCK=block,
+        )  # fmt: skip
+    return scores.view(*leading, groups)

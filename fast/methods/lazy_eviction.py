@@ -12,7 +12,7 @@ from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, R
 from kvlab.fast.engine.observation import CounterColumns, Needs, Observation
 from kvlab.fast.engine.policy import Elapsed, Score
 from kvlab.fast.engine.twins import twin_of
-from kvlab.fast.kernels.recurrence import count_recurrence
+from kvlab.fast.kernels.decode import count_recurrence
 from kvlab.reference.cache import Column
 from kvlab.reference.methods import lazy_eviction as reference
 

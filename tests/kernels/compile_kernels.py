@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 
-from kvlab.fast.kernels.triton import (
+from kvlab.fast.kernels import (
     caote,
     decode,
     keep,
@@ -89,7 +89,7 @@ def kernels(stored):
         yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCK_N": 1024, "SAFE": True}, {}
         constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCK_N": 128,
                      "BLOCK_W": 32}  # fmt: skip
-        yield move.move_survivors, constants, {}
+        yield move.move_columns, constants, {}
 
 
 def tables_of(stored, key_bits, by_channel, value_bits):

@@ -7,8 +7,7 @@ from kernel_inputs import DEVICE, DTYPES, GROUPS, HEAD_DIMS, as_numpy, drawn, in
 from sampling import diagonal, sampled
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
-from kvlab.fast.kernels.decode import decode_attention
-from kvlab.fast.kernels.recurrence import RecurrenceCounters
+from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.reference.attention import attend
 
 ROUNDED = {torch.float32: FLOAT32_SCORES, torch.bfloat16: BFLOAT16_OUTPUT, torch.float16: 2.0**-9}

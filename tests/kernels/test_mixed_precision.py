@@ -12,9 +12,8 @@ from sampling import diagonal
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.engine.storage import Partners, Storage
-from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
+from kvlab.fast.kernels.mixed_precision import as_odd, attend_to_tables, first_parts, suits_triton
 from kvlab.fast.kernels.quantise import quantise
-from kvlab.fast.kernels.triton.mixed_precision import as_odd, first_parts
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
 from kvlab.reference.attention import attend
 

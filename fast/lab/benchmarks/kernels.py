@@ -26,13 +26,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvlab.fast.engine.attention import Reduction
 from kvlab.fast.kernels.caote import eviction_errors
-from kvlab.fast.kernels.decode import decode_attention
+from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.fast.kernels.keep import keep_slots
 from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.quantise import quantise
-from kvlab.fast.kernels.recurrence import RecurrenceCounters
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
 from kvlab.fast.lab.benchmarks.machine import gpu_or_small
 from kvlab.fast.lab.benchmarks.results import Out, result_of, write

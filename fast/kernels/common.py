@@ -1,4 +1,4 @@
-"""What the kernels share: how they are tuned, how work is shared out, and small pieces of code.
+"""What the kernels share: Triton, how they are tuned, how work is shared out, pieces of code.
 
 No run-time type checker must wrap the functions that kernels call, nor the kernels that call them.
 """
@@ -7,13 +7,31 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
-from typing import Any, TypeVar, cast, no_type_check
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar, cast, no_type_check
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton import knobs
+
+
+class Missing:
+    """Stands in for Triton where it is not installed: kernels can be written down, but not run.
+
+    `choice.uses_triton` refuses before a kernel could be launched.
+    """
+
+    def __getattr__(self, name: str) -> "Missing":
+        return self
+
+    def __call__(self, *arguments: Any, **options: Any) -> "Missing":
+        return self
+
+
+if TYPE_CHECKING or find_spec("triton"):
+    import triton
+    import triton.language as tl
+else:
+    triton = tl = Missing()
 
 # --- configurations ------------------------------------------------------------------------------
 
@@ -30,7 +48,7 @@ def tuned(*configurations: triton.Config, key: Sequence[str]) -> Callable[[Any],
     configuration that does not fit into shared memory is passed over; the interpreter takes the
     first. ``TRITON_CACHE_AUTOTUNING=1`` keeps the choice on disk.
     """
-    tried = configurations[:1] if knobs.runtime.interpret else configurations
+    tried = configurations[:1] if triton.knobs.runtime.interpret else configurations
     return triton.autotune(configs=list(tried), key=list(key))
 
 
@@ -46,6 +64,11 @@ ENTRIES_OF_A_PART = 64
 def magnitude(n: int) -> int:
     """Return the power of two at or above n: what configurations are chosen for."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def columns(d: int) -> int:
+    """Return the numbers that a program holds of a vector, or of rows: tensor cores take 16."""
+    return max(16, magnitude(d))
 
 
 def split(n: int, block: int, heads: int, device: torch.device) -> int:
@@ -92,6 +115,11 @@ def per_head(x: Tensor) -> Tensor:
     if flat.shape[-1] > 1 and flat.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last axis must be contiguous")
     return flat
+
+
+def multiplied_in_float32(x: Tensor) -> bool:
+    """Say whether products are formed in float32: the interpreter has none of bfloat16."""
+    return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and not x.is_cuda)
 
 
 # --- pieces of kernels ---------------------------------------------------------------------------

@@ -5,8 +5,7 @@ No run-time type checker must wrap these functions, nor the kernels that call th
 
 from typing import no_type_check
 
-import triton
-import triton.language as tl
+from kvlab.fast.kernels.common import tl, triton
 
 
 @triton.jit

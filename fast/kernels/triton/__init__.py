@@ -1,1 +1,0 @@
-"""Triton kernels; importing them needs Triton, launching them a GPU or its interpreter."""
