@@ -8,8 +8,8 @@ FastCAOTE, values and weights are read once more before, n·d·e + 4·k·n. Oper
 2·k·n·d for the weighted sum.
 """
 
-# pyright: reportArgumentType=false
-# Triton makes constexpr of plain numbers.
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
 import torch
 from jaxtyping import Bool, Float

@@ -3,6 +3,8 @@
 No run-time type checker must wrap these functions, nor the kernels that call them.
 """
 
+# pyright: reportPrivateImportUsage=false
+
 from typing import no_type_check
 
 from kvlab.fast.kernels.common import tl, triton

@@ -7,8 +7,8 @@ once, 2·n·d·e; raw logits written and read again as float32, 8·ρ·n, and wh
 4·n. The logits are ρ/(d·e/4) of the cache: 6 % for ρ = 4, d = 128, 16 bits. Operations: 4·ρ·n·d.
 """
 
-# pyright: reportArgumentType=false
-# Triton makes constexpr of plain numbers.
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
 from dataclasses import dataclass
 from typing import no_type_check

@@ -4,8 +4,8 @@ Bytes, for N·G heads of n entries: scores, marks and positions, 9·n, once from
 selection reads them five times more from the processor's cache.
 """
 
-# pyright: reportArgumentType=false
-# Triton makes constexpr of plain numbers.
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
 from collections.abc import Sequence
 from typing import no_type_check

@@ -13,8 +13,8 @@ queries and probabilities are spread over rows, one per group of channels. Vecto
 factor and queries the second, because tensor cores take 16 rows or more, but 8 columns.
 """
 
-# pyright: reportArgumentType=false
-# Triton makes constexpr of plain numbers.
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
 from collections.abc import Sequence
 from typing import no_type_check
@@ -211,72 +211,6 @@ def with_values(
     return output, offset
 
 
-@triton.jit
-@no_type_check
-def attend_to_rows(
-    q, q_sums, keys, key_scales, key_zeros, slots, partners,
-    values, value_scales, value_zeros, raw, largest, total, part_output,
-    head, place, rows, first_turn, last_turn, n, scale, softcap, value_rows,
-    RHO: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, VALUES: tl.constexpr, VALUE_BITS: tl.constexpr,
-    VALUE_OWN: tl.constexpr, GROUP: tl.constexpr, BLOCK_RHO: tl.constexpr,
-    BLOCK_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr, SCORES: tl.constexpr, TYPE: tl.constexpr,
-):  # fmt: skip
-    """Attend to some rows of one table of keys, and to their entries' values wherever they are.
-
-    Values of the first table are expected in every block; the others are looked for.
-    """
-    row, column = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
-    group = tl.arange(0, BLOCK_GROUPS)
-    best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
-    mass = tl.zeros([BLOCK_RHO], tl.float32)
-    output = tl.zeros([BLOCK_D, BLOCK_RHO * BLOCK_GROUPS], tl.float32)
-    offset = tl.zeros([BLOCK_RHO, BLOCK_GROUPS], tl.float32)
-    for turn in range(first_turn, last_turn):
-        line = turn * BLOCK_N + tl.arange(0, BLOCK_N)
-        partner = tl.load(partners + head * rows + line, mask=line < rows, other=-1)
-        held = partner >= 0
-        logits = scale * products_with_keys(
-            q, q_sums, keys, key_scales, key_zeros, head, rows, turn * BLOCK_N,
-            D, BITS, OWN, BY_CHANNEL, GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
-        )  # fmt: skip
-        if SOFTCAP:
-            logits = common.squeezed(logits, softcap)
-        logits = tl.where(held[None, :], logits, float("-inf"))
-        if SCORES:
-            slot = tl.load(slots + head * rows + line, mask=held, other=0)
-            to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
-            tl.store(to, logits, mask=(row < RHO)[:, None] & held[None, :])
-        now = tl.maximum(best, tl.max(logits, axis=1))
-        anchor = tl.where(now == float("-inf"), 0.0, now)
-        weights = tl.exp(logits - anchor[:, None])
-        shrink = tl.exp(best - anchor)
-        mass = mass * shrink + tl.sum(weights, axis=1)
-        spread = tl.broadcast_to(shrink[:, None], [BLOCK_RHO, BLOCK_GROUPS])
-        output = output * tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
-        offset = offset * spread
-        best = now
-        for number in tl.static_range(len(VALUES)):
-            mine = (partner >> SHIFT) == VALUES[number]
-            if number == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
-                at = partner & ROW
-                output, offset = with_values(
-                    output, offset, weights, mine, head * from_odd(value_rows[number]) + at,
-                    values[number], value_scales[number], value_zeros[number],
-                    D, VALUE_BITS[number], VALUE_OWN[number], GROUP,
-                    BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE,
-                )  # fmt: skip
-    whole = tl.reshape(tl.trans(output), [BLOCK_RHO, BLOCK_GROUPS, BLOCK_D]) + offset[:, :, None]
-    own = (column // GROUP)[None, None, :] == group[None, :, None]
-    joined = tl.sum(tl.where(own, whole, 0.0), axis=1)
-    to = place * RHO + row
-    tl.store(largest + to, best, mask=row < RHO)
-    tl.store(total + to, mass, mask=row < RHO)
-    real = (row < RHO)[:, None] & (column < D)[None, :]
-    tl.store(part_output + to[:, None] * D + column, joined, mask=real)
-
-
 @common.tuned(
     common.blocks(4, 3, BLOCK_N=32),
     common.blocks(2, 3, BLOCK_N=32),
@@ -303,31 +237,71 @@ def attend_to_a_part_of_tables(
 
     ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
     tables' first parts; like numbers of rows they went through `as_odd`. Writes what
-    `decode.attend_to_a_part` writes. Grid: (heads, PARTS).
+    `decode.attend_to_a_part` writes. Values of the first table are expected in every block; the
+    others are looked for. Grid: (heads, PARTS).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    line, column = tl.arange(0, BLOCK_RHO * BLOCK_GROUPS), tl.arange(0, BLOCK_D)
-    row, group = line // BLOCK_GROUPS, line % BLOCK_GROUPS
-    own = (column // GROUP)[None, :] == group[:, None]
-    asked = (row < RHO)[:, None] & (column < D)[None, :] & own
-    at = (head * RHO + row[:, None]) * D + column
-    q = tl.load(queries + at, mask=asked, other=0.0).to(TYPE)
+    row, group = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_GROUPS)
+    column, spread_row = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_RHO * BLOCK_GROUPS)
+    q_row = (spread_row // BLOCK_GROUPS)[:, None]
+    own = (column // GROUP)[None, :] == (spread_row % BLOCK_GROUPS)[:, None]
+    asked = (q_row < RHO) & (column < D)[None, :] & own
+    q = tl.load(queries + (head * RHO + q_row) * D + column, mask=asked, other=0.0).to(TYPE)
     q_sums = tl.reshape(tl.sum(q.to(tl.float32), axis=1), [BLOCK_RHO, BLOCK_GROUPS])
     for number in tl.static_range(len(KEY_BITS)):
         first, last = from_odd(firsts[number]), from_odd(firsts[number + 1])
         if (part >= first) & (part < last):
             rows = from_odd(key_rows[number])
             rounds = tl.cdiv(tl.cdiv(rows, BLOCK_N), last - first)
-            turn = (part - first) * rounds
-            attend_to_rows(
-                q, q_sums, keys[number], key_scales[number], key_zeros[number],
-                slots[number], partners[number], values, value_scales, value_zeros,
-                raw, largest, total, part_output, head, head * PARTS + part, rows,
-                turn, turn + rounds, n, scale, softcap, value_rows,
-                RHO, D, KEY_BITS[number], KEY_OWN[number], BY_CHANNEL[number],
-                VALUES, VALUE_BITS, VALUE_OWN, GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
-                SOFTCAP, SCORES, TYPE,
-            )  # fmt: skip
+            best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
+            mass = tl.zeros([BLOCK_RHO], tl.float32)
+            output = tl.zeros([BLOCK_D, BLOCK_RHO * BLOCK_GROUPS], tl.float32)
+            offset = tl.zeros([BLOCK_RHO, BLOCK_GROUPS], tl.float32)
+            for turn in range((part - first) * rounds, (part - first + 1) * rounds):
+                line = turn * BLOCK_N + tl.arange(0, BLOCK_N)
+                partner = tl.load(partners[number] + head * rows + line, mask=line < rows, other=-1)
+                held = partner >= 0
+                logits = scale * products_with_keys(
+                    q, q_sums, keys[number], key_scales[number], key_zeros[number],
+                    head, rows, turn * BLOCK_N,
+                    D, KEY_BITS[number], KEY_OWN[number], BY_CHANNEL[number],
+                    GROUP, BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N,
+                )  # fmt: skip
+                if SOFTCAP:
+                    logits = common.squeezed(logits, softcap)
+                logits = tl.where(held[None, :], logits, float("-inf"))
+                if SCORES:
+                    slot = tl.load(slots[number] + head * rows + line, mask=held, other=0)
+                    to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
+                    tl.store(to, logits, mask=(row < RHO)[:, None] & held[None, :])
+                now = tl.maximum(best, tl.max(logits, axis=1))
+                anchor = tl.where(now == float("-inf"), 0.0, now)
+                weights = tl.exp(logits - anchor[:, None])
+                shrink = tl.exp(best - anchor)
+                mass = mass * shrink + tl.sum(weights, axis=1)
+                spread = tl.broadcast_to(shrink[:, None], [BLOCK_RHO, BLOCK_GROUPS])
+                output = output * tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
+                offset = offset * spread
+                best = now
+                for table in tl.static_range(len(VALUES)):
+                    mine = (partner >> SHIFT) == VALUES[table]
+                    if table == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
+                        place = head * from_odd(value_rows[table]) + (partner & ROW)
+                        output, offset = with_values(
+                            output, offset, weights, mine, place,
+                            values[table], value_scales[table], value_zeros[table],
+                            D, VALUE_BITS[table], VALUE_OWN[table], GROUP,
+                            BLOCK_RHO, BLOCK_GROUPS, BLOCK_D, BLOCK_N, TYPE,
+                        )  # fmt: skip
+            whole = tl.reshape(tl.trans(output), [BLOCK_RHO, BLOCK_GROUPS, BLOCK_D])
+            whole += offset[:, :, None]
+            its_group = (column // GROUP)[None, None, :] == group[None, :, None]
+            joined = tl.sum(tl.where(its_group, whole, 0.0), axis=1)
+            to = (head * PARTS + part) * RHO + row
+            tl.store(largest + to, best, mask=row < RHO)
+            tl.store(total + to, mass, mask=row < RHO)
+            real = (row < RHO)[:, None] & (column < D)[None, :]
+            tl.store(part_output + to[:, None] * D + column, joined, mask=real)
 
 
 @common.on_its_device

@@ -3,8 +3,8 @@
 Bytes: every survivor is read and written once, in all columns.
 """
 
-# pyright: reportArgumentType=false
-# Triton makes constexpr of plain numbers.
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
 from collections.abc import Mapping, Sequence
 from typing import Any, no_type_check

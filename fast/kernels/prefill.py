@@ -12,8 +12,8 @@ In Triton rows of all query heads of a KV head follow one another: row r belongs
 r // m and to the block's token r % m.
 """
 
-# pyright: reportArgumentType=false
-# Triton makes constexpr of plain numbers.
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
 from typing import Any, no_type_check
 
@@ -159,13 +159,15 @@ def logits_of_block(
     return tl.where(reads, logits, float("-inf"))
 
 
-@common.tuned(
+BLOCKS = (
     common.blocks(4, 3, BLOCK_M=32, BLOCK_N=32),
     common.blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
     common.blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
     common.blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
-    key=["magnitude", "tall", "D", "WIDE", "SOFTCAP", "WITH_VALUES"],
 )
+
+
+@common.tuned(*BLOCKS, key=["magnitude", "tall", "D", "WIDE", "SOFTCAP", "WITH_VALUES"])
 @triton.jit
 @no_type_check
 def attend_rows(
@@ -228,13 +230,7 @@ def attend_rows(
         tl.store(to, found, mask=inside[:, None] & real[None, :])
 
 
-@common.tuned(
-    common.blocks(4, 3, BLOCK_M=32, BLOCK_N=32),
-    common.blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
-    common.blocks(8, 3, BLOCK_M=64, BLOCK_N=64),
-    common.blocks(8, 3, BLOCK_M=128, BLOCK_N=64),
-    key=["magnitude", "tall", "D", "WIDE", "SOFTCAP"],
-)
+@common.tuned(*BLOCKS, key=["magnitude", "tall", "D", "WIDE", "SOFTCAP"])
 @triton.jit
 @no_type_check
 def column_sums(

@@ -4,8 +4,8 @@ Bytes of `quantise`, for vectors of d channels of e bytes: read d·e, written d�
 group. Bytes of `outlier_scores`: read d·e, written 8 per group.
 """
 
-# pyright: reportArgumentType=false
-# Triton makes constexpr of plain numbers.
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
 from typing import Literal, no_type_check
 
@@ -222,8 +222,8 @@ def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Quantized:
             flat, codes, scales, zeros, rows,
             LENGTH=length, GROUP=group, GROUPS=groups, BITS=bits,
         )  # fmt: skip
-    stored = (each.view(*leading, each.shape[1]) for each in (codes, scales, zeros))
-    return Quantized(*stored, bits, group, length)
+    codes, scales, zeros = (x.view(*leading, x.shape[1]) for x in (codes, scales, zeros))
+    return Quantized(codes, scales, zeros, bits, group, length)
 
 
 @on_its_device

@@ -32,6 +32,18 @@ def replace_once(function):
     return SimpleNamespace(restore=restore)
 
 
+launched: set[str] = set()
+"""Modules whose kernels were launched."""
+
+
+class GridExecutor(interpreter.GridExecutor):
+    """Launches a kernel, and notes that it did."""
+
+    def __call__(self, *arguments, **options):
+        launched.add(self.fn.__module__.rpartition(".")[2])
+        return super().__call__(*arguments, **options)
+
+
 class ReduceOps(interpreter.ReduceOps):
     """Reductions, with NumPy's exclusive or."""
 
@@ -47,3 +59,4 @@ def hurry():
     """Let the interpreter of this process be quicker from now on."""
     interpreter._patch_lang = replace_once  # private: another version of Triton may need a look
     interpreter.ReduceOps = ReduceOps
+    interpreter.GridExecutor = GridExecutor

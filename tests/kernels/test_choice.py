@@ -1,5 +1,8 @@
 """Which implementation runs is said, not guessed."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from kernel_inputs import DEVICE
@@ -46,3 +49,23 @@ def test_what_cannot_be_is_refused(monkeypatch, asked, device, message):
     monkeypatch.setenv(VARIABLE, asked)
     with pytest.raises(ValueError, match=message):
         kernels_for(device)
+
+
+WITHOUT_TRITON = """
+import os, sys
+sys.modules["triton"] = None
+import torch
+from kvlab.fast.kernels import caote, decode, keep, mixed_precision, move, prefill, quantise
+best, places = torch.tensor([[[3.0, 1.0, 2.0]]]), torch.arange(3)[None, None]
+print(keep.keep_slots(best, None, places, [2], True).tolist())
+os.environ["KVLAB_KERNELS"] = "interpret"
+keep.keep_slots(best, None, places, [2], True)
+"""
+
+
+def test_without_triton_pytorch_computes_and_kernels_are_refused(monkeypatch):
+    monkeypatch.delenv(VARIABLE)
+    command = [sys.executable, "-c", WITHOUT_TRITON]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[[[0, 2]]]\n"
+    assert "RuntimeError: Triton is not installed, which KVLAB_KERNELS = 'interpret'" in done.stderr
