@@ -30,8 +30,9 @@ class Missing:
 if TYPE_CHECKING or find_spec("triton"):
     import triton
     import triton.language as tl
+    from triton import knobs
 else:
-    triton = tl = Missing()
+    triton = tl = knobs = Missing()
 
 # --- configurations ------------------------------------------------------------------------------
 
@@ -48,7 +49,7 @@ def tuned(*configurations: triton.Config, key: Sequence[str]) -> Callable[[Any],
     configuration that does not fit into shared memory is passed over; the interpreter takes the
     first. ``TRITON_CACHE_AUTOTUNING=1`` keeps the choice on disk.
     """
-    tried = configurations[:1] if triton.knobs.runtime.interpret else configurations
+    tried = configurations[:1] if knobs.runtime.interpret else configurations
     return triton.autotune(configs=list(tried), key=list(key))
 
 
