@@ -107,8 +107,8 @@ kept.KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.
 # and eviction at random, the control:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.compare import compare
+from kvlab.fast.lab.sweep.plan import Sweep
 from study import solved
 
 specs = ("random", "h2o", "h2o@every=16", "caote:h2o", shown[3])

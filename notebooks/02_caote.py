@@ -110,8 +110,8 @@ claims.solved_at_budgets(stored_summary("study"), ("random", *specs, *bare))
 # cache's? The next cell measures four short programs:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.compare import compare
+from kvlab.fast.lab.sweep.plan import Sweep
 from study import solved
 
 solved.results(

@@ -130,8 +130,8 @@ claims.solved_at_budgets(stored_summary("study"), specs)
 # everywhere, entries are only evicted. The next cell measures six short programs:
 
 # %%
-from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.compare import compare
+from kvlab.fast.lab.sweep.plan import Sweep
 from study import solved
 
 parameters = "interval=32,selector=8,group=32"

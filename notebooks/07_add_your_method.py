@@ -148,8 +148,8 @@ replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec 
 # Then try it on whole programs: the model writes their runs under each method.
 
 # %%
-from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.compare import compare
+from kvlab.fast.lab.sweep.plan import Sweep
 from study import solved
 
 ranked = ("random", "h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")

@@ -10,7 +10,6 @@ from kvlab.reference.attention import attend, visible
 from kvlab.reference.generate import Session, Watch, advance, choose, log_softmax, prefill
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
-from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.step import Block, StepResult
 from kvlab.reference.transformer import Transformer
 
@@ -72,12 +71,6 @@ def output_error(dense: Float[Array, "G rho m d"], output: Float[Array, "G rho m
     return float(np.linalg.norm(dense - output, axis=-1).mean())
 
 
-def full_cache_bytes(session: Session) -> int:
-    """Bytes that all tokens seen would take at 16 bits."""
-    heads, d = session.caches[0].positions.shape[0], session.model.config.head_dim
-    return 2 * session.seen * heads * d * len(session.caches) * FULL_BITS // 8
-
-
 def teacher_forced(
     model: Transformer,
     policy: Policy,
@@ -117,17 +110,25 @@ def teacher_forced(
         raise ValueError(
             f"full_logits has the shape {yardstick.shape}, the run gave {written.shape}"
         )
-    error, entries, nbytes, average, payload = np.array(columns).T
-    measurement = Measurement(
+    return measurement(np.array(columns), yardstick, written), written
+
+
+def measurement(
+    columns: Float[Array, "steps 5"],
+    full: Float[Array, "steps vocab"],
+    written: Float[Array, "steps vocab"],
+) -> Measurement:
+    """Put a run together: errors, entries, bytes, average bits and payload bits, and its logits."""
+    error, entries, nbytes, average, payload = columns.T
+    return Measurement(
         output_error=error,
-        kl=divergence(yardstick, written),
-        agreement=(yardstick.argmax(axis=-1) == written.argmax(axis=-1)).astype(float),
+        kl=divergence(full, written),
+        agreement=(full.argmax(axis=-1) == written.argmax(axis=-1)).astype(float),
         entries=entries,
         nbytes=nbytes,
         average_bits=average,
         payload_bits=payload,
     )
-    return measurement, written
 
 
 def divergence(
@@ -139,7 +140,8 @@ def divergence(
 
 
 def _memory(session: Session, error: float) -> tuple[float, ...]:
-    elements = full_cache_bytes(session) * 8 / FULL_BITS
+    heads, d = session.caches[0].positions.shape[0], session.model.config.head_dim
+    elements = 2 * session.seen * heads * d * len(session.caches)
     payload = sum(cache.payload_bytes for cache in session.caches)
     entries = float(np.mean([len(cache) for cache in session.caches]))
     bits = (8 * session.nbytes / elements, 8 * payload / elements)

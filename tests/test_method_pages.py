@@ -385,9 +385,7 @@ def test_every_reading_is_listed_with_its_option():
     ],
 )
 def test_the_command_runs(page, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "kvlab.fast.lab.evaluate.compare.ProcessEngine", lambda workers: LocalEngine()
-    )
+    monkeypatch.setattr("kvlab.fast.lab.sweep.compare.ProcessEngine", lambda workers: LocalEngine())
     text = method_sections.usage(parsed(page)[1])
     program, *arguments = shlex.split(re.findall(r"^kvlab .+$", text, re.MULTILINE)[0])
     assert program == "kvlab"

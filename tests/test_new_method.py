@@ -126,7 +126,7 @@ def test_its_vectors_are_made_and_test_a_kernel(tmp_path):
 def test_it_is_compared(backend, tmp_path, monkeypatch):
     if backend == "fast":  # that processes know the method is seen with the reference, sooner
         monkeypatch.setattr(
-            "kvlab.fast.lab.evaluate.compare.ProcessEngine", lambda workers: LocalEngine()
+            "kvlab.fast.lab.sweep.compare.ProcessEngine", lambda workers: LocalEngine()
         )
     (row,) = rows(
         *("compare", "--model", "jumps", "--task", SHORT, "--methods", SPEC, "--budget", 60),

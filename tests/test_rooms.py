@@ -88,6 +88,20 @@ def test_no_modules_import_each_other(graph):
     assert circles(graph) == []
 
 
+def test_no_two_packages_of_the_lab_import_each_other(graph):
+    folders = {path.name for path in (ROOT / "fast" / "lab").iterdir() if path.is_dir()}
+    parts = {name: name.removeprefix(f"{LAB}.").partition(".")[0] for name in graph}
+    pairs = {
+        (parts[importer], parts.get(target))
+        for importer, targets in graph.items()
+        for target in targets
+        if parts[importer] in folders and parts[importer] != parts.get(target)
+    }
+    assert {"sweep", "evaluate"} <= folders
+    assert ("sweep", "evaluate") in pairs
+    assert {pair for pair in pairs if pair[::-1] in pairs} == set()
+
+
 def test_names_are_imported_from_where_they_are_defined(tmp_path):
     bound = {
         name_of(package, path.relative_to(folder)): bound_by_imports(path)

@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
-from kvlab.fast.lab.sweep.configuration import ORACLE
+from kvlab.fast.lab.sweep.plan import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.fast.lab.viewer import write_viewer
 from kvlab.fast.lab.viewing import Row, Source, needle_source, problem_source, record_methods

@@ -232,7 +232,14 @@ def stored_point(
     values = {name: tuple(row.get("figures", row)[name]) for name in figures}
     count, refusal = len(values[figures[0]]), row.get("refusal")
     budget = budgets.get(row["budget"], row["budget"])
-    return Point(row["method"], budget, count, count, refusal, figures=values)
+    return Point(
+        method=row["method"],
+        budget=budget,
+        problems=count,
+        wanted=count,
+        refusal=refusal,
+        figures=values,
+    )
 
 
 # --- verdicts ------------------------------------------------------------------------------------

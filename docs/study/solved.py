@@ -1,6 +1,6 @@
 """Problems solved on the embedded models, as a table."""
 
-from kvlab.fast.lab.evaluate.compare import COLUMNS, Comparison
+from kvlab.fast.lab.sweep.compare import COLUMNS, Comparison
 from kvlab.fast.lab.tables import Column, Table, tabulate
 
 

@@ -16,7 +16,7 @@ from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Block, StepResult
 from kvlab.fast.huggingface import CompressedCache, compress
-from kvlab.reference.measure import Measurement, divergence
+from kvlab.reference.measure import Measurement, measurement
 from kvlab.reference.policy import Policy as ReferencePolicy
 from kvlab.reference.quantization import FULL_BITS
 
@@ -89,14 +89,14 @@ def teacher_forced(
                 real = torch.cat([real, torch.ones_like(ids, dtype=torch.bool)], dim=1)
             output = model(ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1)
             logits.append(output.logits[:, -1].double().cpu().numpy())
-            columns.append(memory_columns(cache, shadow.mean_error()))
+            columns.append(_memory_columns(cache, shadow.mean_error()))
     table, rows = np.array(columns), np.stack(logits, axis=1)
     found = []
     for row, continuation in enumerate(continuations):
         steps = len(continuation)
         written = rows[row, :steps]
         yardstick = written if full_logits is None else full_logits[row]
-        found.append((_measurement(table[:steps, :, row], yardstick, written), written))
+        found.append((measurement(table[:steps, :, row], yardstick, written), written))
     return found
 
 
@@ -118,33 +118,25 @@ def next_tokens(
     return torch.tensor(tokens, device=device)[:, None]
 
 
-def memory_columns(
+def _memory_columns(
     cache: CompressedCache, error: Float[Tensor, " N"]
 ) -> tuple[Sequence[float], ...]:
-    """Error, entries, bytes, average bits and payload bits of every sequence.
-
-    Bytes are those of the sequence's own entries, an unquantised element counted at 16 bits;
-    `CompressedCache.memory` says what is really allocated.
-    """
+    """Error, entries, bytes, average bits and payload bits of every sequence."""
     layers = [layer.entries for layer in cache.compressed_layers]
     entries = np.mean([layer.counts for layer in layers], axis=0)
     payload, overhead = cache_bytes(cache)
     seen = np.array([clock.seen for clock in cache.clocks])
     elements = sum(_elements(layer) for layer in layers) * seen
     nbytes = payload + overhead
-    return (
-        error.cpu().tolist(),
-        entries.tolist(),
-        nbytes.tolist(),
-        (8 * nbytes / elements).tolist(),
-        (8 * payload / elements).tolist(),
-    )
+    bits = ((8 * nbytes / elements).tolist(), (8 * payload / elements).tolist())
+    return error.cpu().tolist(), entries.tolist(), nbytes.tolist(), *bits
 
 
 def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
     """Return the bytes of every sequence in all layers: of elements, and of scales and the like.
 
-    They are counted as `memory_columns` says.
+    Bytes are those of the sequence's own entries, an unquantised element counted at 16 bits;
+    `CompressedCache.memory` says what is really allocated.
     """
     if cache.joint is None:
         layers = [layer.entries for layer in cache.compressed_layers]
@@ -187,20 +179,3 @@ def _elements(cache: LayerCache) -> int:
     if cache.mixed is not None:
         return heads * sum(storage.dimension for storage in cache.mixed)
     return heads * sum(cache.columns[name].shape[-1] for name in ("keys", "values"))
-
-
-def _measurement(
-    columns: Float[np.ndarray, "steps 5"],
-    full: Float[np.ndarray, "steps vocab"],
-    written: Float[np.ndarray, "steps vocab"],
-) -> Measurement:
-    error, entries, nbytes, average, payload = columns.T
-    return Measurement(
-        output_error=error,
-        kl=divergence(full, written),
-        agreement=(full.argmax(axis=-1) == written.argmax(axis=-1)).astype(float),
-        entries=entries,
-        nbytes=nbytes,
-        average_bits=average,
-        payload_bits=payload,
-    )

@@ -5,8 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from kvlab.fast.lab.evaluate.statistics import Interval, wilson
-from kvlab.fast.lab.sweep.configuration import read_sweep
-from kvlab.fast.lab.sweep.jobs import make_plan
+from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
 from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary
 from kvlab.reference import methods
@@ -43,7 +42,7 @@ def point(spec, marks, errors):
     interval = Interval(share, *wilson(sum(solved), len(solved)))
     figures = {"output_error": errors} if errors else {}
     facts = {"solved": share, "interval": interval, "outcomes": solved, "figures": figures}
-    return Point(spec, 9, len(solved), len(solved), None, **facts)
+    return Point(method=spec, budget=9, problems=len(solved), wanted=len(solved), **facts)
 
 
 def found(ours, other, errors=((), ())):

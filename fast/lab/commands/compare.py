@@ -8,13 +8,11 @@ import typer
 
 from kvlab.fast.lab.commands.options import prepare_output, read_methods
 from kvlab.fast.lab.commands.settings import Budgets, Json, Problems, Workers, command
-from kvlab.fast.lab.evaluate import compare as comparing
 from kvlab.fast.lab.evaluate.backends import default_backend
-from kvlab.fast.lab.evaluate.example import record_example
-from kvlab.fast.lab.evaluate.findings import sentences
-from kvlab.fast.lab.evaluate.report import write_report
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.sweep.configuration import MODEL, TASK, Sweep
+from kvlab.fast.lab.sweep import compare as comparing
+from kvlab.fast.lab.sweep.findings import record_example, sentences, write_report
+from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
 from kvlab.fast.lab.tables import Column, Lines, counted
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, reporting
 from kvlab.reference import methods as registry

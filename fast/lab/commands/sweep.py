@@ -47,8 +47,7 @@ class SweepSettings(Json):
 def sweep(settings: SweepSettings) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
     from kvlab.fast.lab.sweep import run as running  # needs pyarrow
-    from kvlab.fast.lab.sweep.configuration import read_sweep
-    from kvlab.fast.lab.sweep.jobs import make_plan
+    from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
 
     wanted = read_sweep(settings.configuration)
     engine = running.choose_engine(settings.engine, settings.workers, settings.gpus)

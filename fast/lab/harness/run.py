@@ -13,7 +13,7 @@ from lm_eval.tasks import TaskManager
 from kvlab.fast.lab.evaluate.likelihood import Reading
 from kvlab.fast.lab.harness.model import CompressedLM, quiet
 from kvlab.fast.lab.points import Row, Told, measure_points
-from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
 
@@ -213,6 +213,7 @@ def tables(found: Evaluation) -> Iterator[tuple[str, Table]]:
     for task in dict.fromkeys(figure["task"] for figure in found.figures):
         figures = [figure for figure in found.figures if figure["task"] == task]
         problems = figures[0]["problems"]
-        yield f"{task}, {problems} problems" if problems else task, tabulate(figures, COLUMNS, 4)
+        title = f"{task}, {counted(problems, 'problem')}" if problems else task
+        yield title, tabulate(figures, COLUMNS, words=4)
     if refused := [row for row in found.rows if row.refusal is not None]:
         yield "could not run", tabulate(refused, (*COLUMNS[:2], Column("reason", "refusal")))

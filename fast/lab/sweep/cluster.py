@@ -22,7 +22,7 @@ from ray.exceptions import RayActorError, RayError
 
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.sweep.engines import Engine, Failure, Result, attempt_job
-from kvlab.fast.lab.sweep.jobs import Job
+from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.lab.sweep.worker import Found, Worker
 
 ADDRESS = "RAY_ADDRESS"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.fast.lab.drawing import MARKERS, Picture, canvas, finish
-from kvlab.fast.lab.sweep.configuration import ORACLE
+from kvlab.fast.lab.sweep.plan import ORACLE
 from kvlab.reference import methods
 from kvlab.reference.methods import base_name
 from kvlab.reference.proofs import PAPERS

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kvlab.fast.lab.files import write_completely
-from kvlab.fast.lab.sweep.jobs import Job
+from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.lab.sweep.worker import Found, rows_of
 
 _CELL = pa.dictionary(pa.int32(), pa.string())

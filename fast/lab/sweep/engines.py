@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from traceback import format_exc
 
-from kvlab.fast.lab.sweep.jobs import Job
+from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.lab.sweep.worker import Found, Worker
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -20,8 +20,8 @@ from kvlab.fast.lab.reports import (
     write_html,
     write_markdown,
 )
-from kvlab.fast.lab.sweep.configuration import to_plain, to_toml
 from kvlab.fast.lab.sweep.curves import Curve, solved_over
+from kvlab.fast.lab.sweep.plan import to_plain, to_toml
 from kvlab.fast.lab.sweep.summary import LEVEL, Point, TaskSummary, summarise
 from kvlab.fast.lab.tables import Bold, Cell, Column, Table, tabulate
 from kvlab.reference.quantization import FULL_BITS
@@ -64,8 +64,7 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
     found = []
     for each in summaries:
         content = asdict(each)
-        for point in content["points"]:
-            del point["outcomes"], point["figures"]
+        content["points"] = [_plain(point) for point in content["points"]]
         for test, written in zip(each.tests, content["tests"], strict=True):
             written["verdict"] = test.verdict
         for name in ("leaders", "chance"):
@@ -79,6 +78,13 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
     }
 
 
+def _plain(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a point without its single outcomes, in the order of the stored reports."""
+    first = ("method", "budget", "problems", "wanted")
+    names = (*first, *(name for name in point if name not in first))
+    return {name: point[name] for name in names if name not in ("outcomes", "figures")}
+
+
 def blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Block]:
     """Yield the report from top to bottom."""
     sweep = stored.plan.sweep
@@ -89,8 +95,8 @@ def blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Block
     )
     for number, each in enumerate(summaries):
         yield Heading(f"{each.task}, model {each.model}")
-        yield from task_blocks(each, f"{NAME}-{number}", sweep.curves or sweep.methods)
-    yield from rerun_blocks(stored)
+        yield from _task_blocks(each, f"{NAME}-{number}", sweep.curves or sweep.methods)
+    yield from _rerun_blocks(stored)
 
 
 def _state(stored: "Stored") -> str:
@@ -100,7 +106,7 @@ def _state(stored: "Stored") -> str:
     return f"{missing} of {total} jobs are missing; a seed counts once all its jobs are done."
 
 
-def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator[Block]:
+def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator[Block]:
     """Yield what one model did on one task."""
     stated = ", ".join(f"{text} = {entries}" for text, entries in each.budgets.items())
     seeds = ", ".join(map(str, each.seeds))
@@ -114,7 +120,7 @@ def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator
         yield Heading("Problems solved, %", 3)
         yield accuracy_table(each)
         yield Text(accuracy_caption(each))
-        drawing = over_budget(each, curves).on_white
+        drawing = _over_budget(each, curves).on_white
         yield Drawing(f"{name}-budget", "Problems solved over the budget", drawing)
     if own:
         yield Heading("Methods whose memory follows from their own parameters", 3)
@@ -130,7 +136,7 @@ def task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator
         yield Heading("What it cost and what it spoiled", 3)
         yield tabulate(budgeted, (METHOD, Column("budget"), *FIGURES))
     yield Text(FIGURES_CAPTION)
-    yield Text(spread_over_seeds(each))
+    yield Text(_spread_over_seeds(each))
 
 
 def accuracy_table(each: TaskSummary) -> Table:
@@ -229,9 +235,9 @@ TESTS = (
     Column("2nd %", "second_solved", lambda share: f"{100 * share:.1f}"),
     Column("only 1st", "only_first"),
     Column("only 2nd", "only_second"),
-    Column("difference", format=lambda difference: points_text(difference)),
-    Column("p", format=lambda p: p_text(p)),
-    Column("Holm", "p_adjusted", lambda p: p_text(p)),
+    Column("difference", format=lambda difference: _points(difference)),
+    Column("p", format=lambda p: _p(p)),
+    Column("Holm", "p_adjusted", lambda p: _p(p)),
 )
 TESTS_CAPTION = (
     "Pairs are those that the sweep's file names. only 1st, only 2nd: problems that one "
@@ -241,18 +247,16 @@ TESTS_CAPTION = (
 )
 
 
-def points_text(difference: Interval) -> str:
-    """Write a difference of shares and its interval, in percentage points."""
+def _points(difference: Interval) -> str:
     mean, low, high = (100 * share for share in vars(difference).values())
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def p_text(p: float) -> str:
-    """Write a p-value."""
+def _p(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
-def spread_over_seeds(each: TaskSummary) -> str:
+def _spread_over_seeds(each: TaskSummary) -> str:
     """Say how far the seeds are apart at most."""
     spreads = {
         (point.method, point.budget): max(point.by_seed.values()) - min(point.by_seed.values())
@@ -269,13 +273,13 @@ def spread_over_seeds(each: TaskSummary) -> str:
     )
 
 
-def over_budget(each: TaskSummary, methods: Sequence[str]) -> Picture:
+def _over_budget(each: TaskSummary, methods: Sequence[str]) -> Picture:
     """Draw the share solved over the budget (LazyEviction Fig. 5)."""
 
     def share(point: Point) -> float | None:
         return None if point.budget is None else 100 * point.budget / each.mean_length
 
-    found = curves_over(each, methods, share)
+    found = _curves_over(each, methods, share)
     full = next((point.solved for point in each.points if point.method == "full"), None)
     return solved_over(found, "budget, % of the mean length of prompt and solution", full)
 
@@ -293,10 +297,10 @@ def measured_curves(each: TaskSummary, methods: Sequence[str]) -> Mapping[str, C
         bits = point.mean("average_bits")
         return None if bits is None else 100 * bits / FULL_BITS
 
-    return curves_over(each, methods, share)
+    return _curves_over(each, methods, share)
 
 
-def curves_over(
+def _curves_over(
     each: TaskSummary, methods: Sequence[str], x: Callable[[Point], float | None]
 ) -> Mapping[str, Curve]:
     """Return x, share solved and its interval of the points that have them, by method."""
@@ -309,7 +313,7 @@ def curves_over(
     return found
 
 
-def rerun_blocks(stored: "Stored") -> Iterator[Block]:
+def _rerun_blocks(stored: "Stored") -> Iterator[Block]:
     """Yield everything needed to run the sweep again."""
     run = stored.run
     yield Heading("Run it again")

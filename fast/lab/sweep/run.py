@@ -20,10 +20,9 @@ from filelock import FileLock, Timeout
 
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
-from kvlab.fast.lab.sweep.configuration import make_sweep
 from kvlab.fast.lab.sweep.dataset import Dataset, plain_text
 from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
-from kvlab.fast.lab.sweep.jobs import Job, Plan
+from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least, check_choice
@@ -116,23 +115,23 @@ def run_sweep(
     Raises:
         ValueError: if another process is at work on the directory, or a file in it is damaged.
     """
-    data = Dataset(directory / RESULTS)
-    with alone_in(directory):
+    data, failures = Dataset(directory / RESULTS), []
+    with _alone_in(directory):
         for each in (directory, data.directory):
             clear_unfinished(each)
         write_plan(plan, directory)
-        jobs = list(plan.jobs())
-        done = data.done()
+        jobs, done = list(plan.jobs()), data.done()
         missing = [job for job in jobs if job.id not in done]
         finished = len(jobs) - len(missing)
         report(finished, len(jobs), "starting")
-        failures = []
         if missing:
             with closing(engine.results(missing)) as results:  # type: ignore[type-var]
                 for job, found in results:
                     if isinstance(found, Failure):
                         failures.append((job, found))
-                        write_failure(directory, job, found)
+                        (directory / FAILURES).mkdir(exist_ok=True)
+                        text = f"{job}\n\n{found.trace}\n{found.reason}\n"
+                        write_text(directory / FAILURES / f"{job.id}.txt", text)
                     else:
                         data.write(job, found)
                         finished += 1
@@ -143,25 +142,13 @@ def run_sweep(
 
 
 @contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """Refuse to work where another process works; the lock of a killed process is gone with it.
-
-    Raises:
-        ValueError: if another process holds the lock.
-    """
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Refuse to work where another process works; the lock of a killed process is gone with it."""
     try:
         with FileLock(directory / ".lock", timeout=0):
             yield
     except Timeout:
         raise ValueError(f"out = {directory} is in use by another sweep") from None
-
-
-def write_failure(directory: Path, job: Job, failure: Failure) -> None:
-    """Write down where a job failed."""
-    place = directory / FAILURES
-    place.mkdir(exist_ok=True)
-    text = f"{job}\n\n{failure.trace}\n{failure.reason}\n"
-    write_text(place / f"{job.id}.txt", text)
 
 
 def write_plan(plan: Plan, directory: Path) -> None:

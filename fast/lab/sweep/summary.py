@@ -1,8 +1,12 @@
 """What a sweep found: shares with intervals, and tests of methods on the same problems."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations, groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,8 +19,8 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_shares,
     wilson,
 )
-from kvlab.fast.lab.sweep.configuration import ORACLE
-from kvlab.fast.lab.sweep.jobs import Job, Plan
+from kvlab.fast.lab.points import Row
+from kvlab.fast.lab.sweep.plan import ORACLE, Job, Plan
 from kvlab.reference.methods import base_name
 
 LEVEL = 0.95
@@ -25,17 +29,14 @@ LEVEL = 0.95
 MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits", "payload_bits")
 
 
-@dataclass(frozen=True)
-class Point:
+@dataclass(frozen=True, kw_only=True)
+class Point(Row):
     """One method at one budget, over the problems of all seeds."""
 
-    method: str
     budget: int | None
     problems: int
     """Problems that were asked."""
     wanted: int
-    refusal: str | None
-    """Why there are no figures: what the method cannot do, or what has not been run."""
     solved: float | None = None
     interval: Interval | None = None
     """Wilson's interval of ``solved``."""
@@ -195,43 +196,39 @@ def summarise(results: Results) -> list[TaskSummary]:
     return found
 
 
-Row = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
 
 
-def _rows_by_point(results: Results) -> dict[tuple[Any, ...], list[Row]]:
+def _rows_by_point(results: Results) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
     """Group the rows by point; the name of a point comes from the plan, not from the row."""
     jobs = {job.id: job for job in results.plan.jobs()}
-    grouped: dict[tuple[Any, ...], list[Row]] = {}
+    grouped = defaultdict(list)
     for row in results.rows():
         job = jobs[row["job"]]
-        grouped.setdefault((job.model, job.task, job.method, job.budget), []).append(row)
+        grouped[job.model, job.task, job.method, job.budget].append(row)
     return grouped
 
 
-def point_of(method: str, budget: int | None, rows: Sequence[Row], wanted: int) -> Point:
+def point_of(method: str, budget: int | None, rows: Rows, wanted: int) -> Point:
     """Sum up the rows of one point, of which ``wanted`` are expected."""
+    point = partial(Point, method=method, budget=budget, problems=len(rows), wanted=wanted)
     refused = [row["refusal"] for row in rows if row["refusal"] is not None]
     if refused:
-        reason = f"does not fit {len(refused)} of {len(rows)} problems: {refused[0]}"
-        return Point(method, budget, len(rows), wanted, reason)
+        return point(refusal=f"does not fit {len(refused)} of {len(rows)} problems: {refused[0]}")
     if len(rows) < wanted:
-        return Point(method, budget, len(rows), wanted, f"{len(rows)} of {wanted} problems run")
+        return point(refusal=f"{len(rows)} of {wanted} problems run")
     rows = sorted(rows, key=lambda row: (row["seed"], row["problem"]))
     outcomes = tuple(row["solved"] for row in rows)
-    seeds = sorted({row["seed"] for row in rows})
-    figures = _figures(rows)
-    return Point(
-        method,
-        budget,
-        len(rows),
-        wanted,
-        refusal=None,
-        solved=float(np.mean(outcomes)),
-        interval=Interval(float(np.mean(outcomes)), *wilson(sum(outcomes), len(outcomes), LEVEL)),
+    columns = {name: [row[name] for row in rows if row[name] is not None] for name in MEASURED}
+    figures = {name: tuple(values) for name, values in columns.items() if values}
+    share = float(np.mean(outcomes))
+    return point(
+        solved=share,
+        interval=Interval(share, *wilson(sum(outcomes), len(outcomes), LEVEL)),
         answered=_mean(rows, "answer_correct"),
         by_seed={
-            seed: float(np.mean([row["solved"] for row in rows if row["seed"] == seed]))
-            for seed in seeds
+            seed: float(np.mean([row["solved"] for row in own]))
+            for seed, own in groupby(rows, key=itemgetter("seed"))
         },
         measured={
             name: Interval(*mean_interval(values, LEVEL))
@@ -245,25 +242,52 @@ def point_of(method: str, budget: int | None, rows: Sequence[Row], wanted: int) 
     )
 
 
-def _mean(rows: Sequence[Row], column: str) -> float | None:
+def _mean(rows: Rows, column: str) -> float | None:
     """Return the mean of a column, None if a value is not known."""
     values = [row[column] for row in rows]
     return None if None in values else float(np.mean(values))
 
 
-def _figures(rows: Sequence[Row]) -> dict[str, tuple[float, ...]]:
-    """Return the measured columns, without the rows in which they are empty."""
-    columns = {name: [row[name] for row in rows if row[name] is not None] for name in MEASURED}
-    return {name: tuple(values) for name, values in columns.items() if values}
+# --- tests of pairs ------------------------------------------------------------------------------
+
+Pair = tuple[Point, Point]
 
 
-def named_tests(points: Sequence[Point], pairs: Sequence[tuple[str, str]]) -> Iterator[Test]:
+def _discordant(first: Point, second: Point) -> tuple[int, int]:
+    one, other = np.array(first.outcomes), np.array(second.outcomes)
+    return int((one & ~other).sum()), int((other & ~one).sum())
+
+
+def _p_values(pairs: Sequence[Pair]) -> list[float]:
+    return [mcnemar(*_discordant(*pair)) for pair in pairs]
+
+
+def _differing(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs that differ significantly, after Holm's correction over all pairs."""
+    adjusted = holm(_p_values(pairs))
+    return [pair for pair, p in zip(pairs, adjusted, strict=True) if p < 1 - LEVEL]
+
+
+def _by_budget(points: Sequence[Point]) -> dict[int, list[Point]]:
+    """Group points that have figures and a budget, without the oracle."""
+    counted = [p for p in points if p.refusal is None and p.method != ORACLE]
+    budgets = sorted({p.budget for p in counted if p.budget is not None})
+    return {budget: [p for p in counted if p.budget == budget] for budget in budgets}
+
+
+def named_tests(points: Sequence[Point], names: Sequence[tuple[str, str]]) -> Iterator[Test]:
     """Test pairs of methods at every budget that both have; Holm adjusts all p-values together."""
-    compared = [
-        (first, second) for pair in pairs for first, second in _at_common_budgets(points, *pair)
+    ran = [point for point in points if point.refusal is None]
+    pairs = [
+        (one, other)
+        for first, second in names
+        for one in ran
+        for other in ran
+        if (one.method, other.method) == (first, second)
+        if one.budget == other.budget or None in (one.budget, other.budget)
     ]
-    p_values = [mcnemar(*_discordant(first, second)) for first, second in compared]
-    for (first, second), p, adjusted in zip(compared, p_values, holm(p_values), strict=True):
+    p_values = _p_values(pairs)
+    for (first, second), p, adjusted in zip(pairs, p_values, holm(p_values), strict=True):
         only_first, only_second = _discordant(first, second)
         difference = paired_shares(only_first, only_second, first.problems, LEVEL)
         yield Test(
@@ -281,45 +305,21 @@ def named_tests(points: Sequence[Point], pairs: Sequence[tuple[str, str]]) -> It
         )
 
 
-def _at_common_budgets(
-    points: Sequence[Point], first: str, second: str
-) -> Iterator[tuple[Point, Point]]:
-    ours = [p for p in points if p.method == first and p.refusal is None]
-    theirs = [p for p in points if p.method == second and p.refusal is None]
-    for one in ours:
-        for other in theirs:
-            if one.budget == other.budget or None in (one.budget, other.budget):
-                yield one, other
-
-
-def _discordant(first: Point, second: Point) -> tuple[int, int]:
-    one, other = np.array(first.outcomes), np.array(second.outcomes)
-    return int((one & ~other).sum()), int((other & ~one).sum())
-
-
 def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
     """Return per budget the methods known to hold it and not shown to be worse than the best.
 
     If the best solved nothing, the set is empty.
     """
-    points = [p for p in points if p.refusal is None and p.holds_budget and p.method != ORACLE]
-    budgets = sorted({p.budget for p in points if p.budget is not None})
-    groups = [[p for p in points if p.budget == budget] for budget in budgets]
-    tests = [
-        (number, i, j)
-        for number, group in enumerate(groups)
-        for i in range(len(group))
-        for j in range(i)
-    ]
-    adjusted = holm([mcnemar(*_discordant(groups[n][i], groups[n][j])) for n, i, j in tests])
-    differs = {(n, i, j) for (n, i, j), p in zip(tests, adjusted, strict=True) if p < 1 - LEVEL}
+    groups = _by_budget([point for point in points if point.holds_budget])
+    pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
+    differ = {(a.budget, frozenset((a.method, b.method))) for a, b in _differing(pairs)}
     found = {}
-    for number, (budget, group) in enumerate(zip(budgets, groups, strict=True)):
-        best = max(range(len(group)), key=lambda i: group[i].solved or 0.0)
+    for budget, group in groups.items():
+        best = max(group, key=lambda point: point.solved or 0.0)
         found[budget] = frozenset(
             point.method
-            for i, point in enumerate(group)
-            if group[best].solved and (number, max(i, best), min(i, best)) not in differs
+            for point in group
+            if best.solved and (budget, frozenset((point.method, best.method))) not in differ
         )
     return found
 
@@ -332,18 +332,16 @@ CONTROL = "random"
 
 def not_above_chance(points: Sequence[Point]) -> dict[int, frozenset[str]]:
     """Return per budget the methods that are not shown to solve more than eviction at random."""
-    points = [p for p in points if p.refusal is None and p.method != ORACLE]
-    rivals: list[tuple[Point, Point]] = []
-    for budget in sorted({p.budget for p in points if p.budget is not None}):
-        group = [p for p in points if p.budget == budget]
+    rivals: list[Pair] = []
+    for group in _by_budget(points).values():
         controls = [p for p in group if base_name(p.method) == CONTROL]
         if controls:
             control = max(controls, key=lambda p: p.solved or 0.0)
             rivals += [(p, control) for p in group if base_name(p.method) != CONTROL]
-    adjusted = holm([mcnemar(*_discordant(*pair)) for pair in rivals])
+    differ = _differing(rivals)
     found: dict[int, set[str]] = {}
-    for (point, control), p in zip(rivals, adjusted, strict=True):
+    for point, control in rivals:
         assert point.budget is not None
-        above = p < 1 - LEVEL and sum(point.outcomes) > sum(control.outcomes)
+        above = (point, control) in differ and sum(point.outcomes) > sum(control.outcomes)
         found.setdefault(point.budget, set()).update(() if above else (point.method,))
     return {budget: frozenset(names) for budget, names in found.items()}

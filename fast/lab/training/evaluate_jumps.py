@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.fast.lab.evaluate.compare import run_in_memory
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.compare import run_in_memory
+from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.fast.lab.training.card import run
 from kvlab.reference.tasks import jumps

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvlab.fast.lab.evaluate.compare import compare
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.compare import compare
+from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.fast.lab.training.card import run
 from kvlab.reference.simulator.observed import recurrence
 from kvlab.reference.tasks import reasoning

@@ -89,6 +89,8 @@ REFUSED = (
     ("needle --block-size 0", "block_size = 0 must be at least 1"),
     ("needle --budgets x", "budget = 'x' must be a number"),
     ("needle --chat", "needs a --text"),
+    ("needle --depths ,", "depths must name at least one"),
+    ("needle --depths deep", "depths: 'deep' must be a number"),
     ("needle --depths 101", "depths = 101 must be between 0 and 100 percent"),
     ("needle --device abacus", DEVICE),
     ("needle --dtype int4", "dtype = 'int4' must be"),
@@ -99,6 +101,8 @@ REFUSED = (
     ("needle --parallel x", "parallel = 'x' must be"),
     ("needle --seed -1", "seed = -1 must be at least 0"),
     ("needle --text /nowhere", NOWHERE),
+    ("needle --text README.md --lengths 0", "lengths = [0] must be positive"),
+    ("needle --text README.md --lengths 99999", "lengths asks for 99999"),
     ("needle --trials 0", "trials = 0 must be at least 1"),
     ("perplexity --batch-size 0", "batch_size = 0 must be at least 1"),
     ("perplexity --block-size -1", "block_size = -1 must be at least 1"),
@@ -109,6 +113,7 @@ REFUSED = (
     ("perplexity --methods h3o", METHOD),
     ("perplexity --model /nowhere --text README.md", NOWHERE),
     ("perplexity --parallel x", "parallel = 'x' must be"),
+    ("perplexity --model reasoner --window 9", "needs a --text"),
     ("perplexity --text /nowhere", NOWHERE),
     ("perplexity --text README.md --window 1", "window = 1 must be at least 2"),
     ("perplexity --text README.md --window 9 --prompt 9", "prompt = 9 must be"),
@@ -205,7 +210,7 @@ def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, refusal)
     def compute(*arguments, **options):
         raise AssertionError("computed before the output was checked")
 
-    monkeypatch.setattr("kvlab.fast.lab.evaluate.compare.compare", compute)
+    monkeypatch.setattr("kvlab.fast.lab.sweep.compare.compare", compute)
     monkeypatch.setattr("kvlab.fast.models.loading.load", compute)
     for typed in ("trace -o /dev/null/t.npz", "compare --report /dev/null/c.html"):
         assert "cannot be written" in refusal(*typed.split())

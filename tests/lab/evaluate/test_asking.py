@@ -10,8 +10,7 @@ from models import tiny
 from kvlab.fast import compress
 from kvlab.fast.lab.evaluate import tasks
 from kvlab.fast.lab.evaluate.backends import FastBackend, Request
-from kvlab.fast.lab.sweep.configuration import Sweep
-from kvlab.fast.lab.sweep.jobs import make_plan
+from kvlab.fast.lab.sweep.plan import Sweep, make_plan
 from kvlab.fast.lab.sweep.worker import Worker
 from kvlab.reference import methods
 

@@ -13,10 +13,9 @@ from sweeping import SMALL, Gate, kvlab, results, wait_until
 pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
 
 from kvlab.fast.lab.sweep import cluster
-from kvlab.fast.lab.sweep.configuration import read_sweep
 from kvlab.fast.lab.sweep.dataset import Dataset
 from kvlab.fast.lab.sweep.engines import Failure
-from kvlab.fast.lab.sweep.jobs import make_plan
+from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
 from kvlab.fast.lab.sweep.run import RESULTS, read_stored
 
 pytestmark = pytest.mark.slow

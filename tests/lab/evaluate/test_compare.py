@@ -9,12 +9,12 @@ import pytest
 from tolerances import DECIMALS
 from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app, main
-from kvlab.fast.lab.evaluate.compare import compare, tables
-from kvlab.fast.lab.evaluate.report import write_report
+from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate.statistics import wilson
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.compare import compare, tables
 from kvlab.fast.lab.sweep.engines import LocalEngine
+from kvlab.fast.lab.sweep.findings import write_report
+from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.reference import methods
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
@@ -102,9 +102,7 @@ def test_the_demo_covers_every_method():
 
 
 def test_compare_prints_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "kvlab.fast.lab.evaluate.compare.ProcessEngine", lambda workers: LocalEngine()
-    )
+    monkeypatch.setattr("kvlab.fast.lab.sweep.compare.ProcessEngine", lambda workers: LocalEngine())
     result = CliRunner().invoke(
         app,
         [
@@ -118,37 +116,6 @@ def test_compare_prints_json(tmp_path, monkeypatch):
     assert [row["spec"] for row in found["rows"]] == ["full", "tova"]
     assert found["budgets"] == {"60": 60}
     assert Path(tmp_path / "r.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["compare", "--methods", "h3o"], "unknown method 'h3o'"),
-        (["compare", "--problems", "0"], "problems = 0 must be at least 1"),
-        (
-            ["recurrence", "--problems", "1", "--threshold", "2"],
-            "threshold = 2.0 must be between 0 and 1",
-        ),
-        (["compare", "--seed", "-1"], "seed = -1 must be at least 0"),
-        (["recurrence", "--seed", "-1"], "seed = -1 must be at least 0"),
-        (["compare", "--methods", ""], "methods must name at least one method"),
-        (
-            ["compare", "--task", "jumps@most=x"],
-            "task 'jumps@most=x' cannot be drawn: most = 'x' of jumps must be a whole number",
-        ),
-        (["compare", "--budget", "0"], "budget = '0' must be at least 1 entry"),
-        (["compare", "--backend", "cuda"], "backend = 'cuda' must be one of 'fast', 'reference'"),
-        (["compare", "--model", "/nowhere"], "does not exist"),
-        (["methods", "h3o"], "unknown method 'h3o'"),
-        (["recurrence", "--problems", "0"], "problems = 0 must be at least 1"),
-    ],
-)
-def test_bad_input_ends_with_one_line_and_exit_code_2(arguments, message, monkeypatch, capfd):
-    monkeypatch.setattr("sys.argv", ["kvlab", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert message in capfd.readouterr().err
 
 
 def test_methods_lists_options_and_divergences():

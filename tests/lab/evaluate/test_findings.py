@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvlab.fast.lab.evaluate import example
-from kvlab.fast.lab.evaluate.compare import COLUMNS, Comparison
-from kvlab.fast.lab.evaluate.findings import budget_of_largest_spread, sentences
 from kvlab.fast.lab.evaluate.statistics import Interval, wilson
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep import findings
+from kvlab.fast.lab.sweep.compare import COLUMNS, Comparison
+from kvlab.fast.lab.sweep.findings import budget_of_largest_spread, sentences
+from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, leaders, not_above_chance
 from kvlab.fast.lab.tables import Lines
 from kvlab.fast.lab.viewing import Viewed
@@ -32,11 +32,10 @@ def point(method, budget, outcomes):
     figures = {"average_bits": (4.0,), "entries": (float(budget or 100),)}
     peak = figures["entries"][0]
     return Point(
-        method,
-        budget,
-        len(solved),
-        len(solved),
-        refusal=None,
+        method=method,
+        budget=budget,
+        problems=len(solved),
+        wanted=len(solved),
         solved=share,
         interval=interval,
         peak_entries=peak,
@@ -83,7 +82,7 @@ def test_the_sentences_by_hand():
 def test_the_oracle_is_no_method_that_a_sentence_praises(recorded):
     with_oracle = {**OUTCOMES, ("oracle", 50): "1111111111", ("oracle", 70): "1111111111"}
     assert sentences(comparison(with_oracle)) == sentences(comparison())
-    example.record_example(comparison(with_oracle))
+    findings.record_example(comparison(with_oracle))
     ((specs, _),) = recorded
     assert "oracle" not in specs
 
@@ -137,13 +136,13 @@ def recorded(monkeypatch):
         found.append((specs, budget))
         return Viewed(TIMELINE, ())
 
-    monkeypatch.setattr(example.viewing, "text_source", lambda *arguments: arguments)
-    monkeypatch.setattr(example.viewing, "record_methods", record)
+    monkeypatch.setattr(findings.viewing, "text_source", lambda *arguments: arguments)
+    monkeypatch.setattr(findings.viewing, "record_methods", record)
     return found
 
 
 def test_the_example_begins_with_a_method_that_solves_it_and_one_that_does_not(recorded):
-    assert example.record_example(comparison()) is TIMELINE
+    assert findings.record_example(comparison()) is TIMELINE
     ((specs, budget),) = recorded
     assert budget == 50
     assert specs[0] == "caote:h2o"
@@ -153,7 +152,7 @@ def test_the_example_begins_with_a_method_that_solves_it_and_one_that_does_not(r
 
 def test_where_methods_do_not_differ_there_is_no_example(recorded):
     same = dict.fromkeys(OUTCOMES, "1111")
-    assert example.record_example(comparison(same)) is None
+    assert findings.record_example(comparison(same)) is None
     assert not recorded
 
 
@@ -165,7 +164,9 @@ def test_a_row_has_its_options_below():
     assert lines.head() == "method         solved (95 %)"
     row = lines.row(point("random@recent=16", 50, "0000000000"))
     assert row == f"random{12 * ' '}0 % (0–28)\n  recent=16"
-    refused = Point("raas", 50, 1, 1, refusal="budget = 50 is too small")
+    refused = Point(
+        method="raas", budget=50, problems=1, wanted=1, refusal="budget = 50 is too small"
+    )
     assert lines.row(refused).splitlines()[1] == "  budget = 50 is too small"
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvlab.fast.lab.cli import app, main  # noqa: E402
+from kvlab.fast.lab.cli import app  # noqa: E402
 from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
 from kvlab.fast.lab.evaluate.needle import (  # noqa: E402
     Grid,
@@ -108,13 +108,13 @@ def test_what_the_model_writes_itself_is_found_with_room_and_lost_without(reader
 
 def test_the_reasoner_finds_its_definitions_with_the_full_cache(reasoner):
     model, tokenizer = reasoner
-    grid = problem_haystacks(tokenizer, DEPTHS, trials=2)
+    grid = problem_haystacks(tokenizer, DEPTHS, trials=1)
     assert grid.lengths == (183, 211, 239)
     found = search_needles(
-        model, grid, Reading(("full", "streaming_llm"), ("50%",), 64, batch_size=6)
+        model, grid, Reading(("full", "streaming_llm"), ("50%",), 64, batch_size=3)
     )
     full, small = found.rows
-    assert sum(map(sum, found.hidden)) == 2 * (12 + 14 + 16)
+    assert sum(map(sum, found.hidden)) == 12 + 14 + 16
     assert full.accuracy == 1.0
     assert small.accuracy is not None and small.accuracy < 0.6
     assert small.found is not None
@@ -145,15 +145,12 @@ def test_the_command_draws_and_prints(tmp_path):
         *("needle", "--methods", "full; h2o", "--budgets", "60%", "--trials", "1"),
         *("--depths", "0,50%,100", "--heat-map", str(drawing)),
     ]
-    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
-    assert found["depths"] == [0.0, 0.5, 1.0]
-    assert [row["method"] for row in found["rows"]] == ["full", "h2o"]
+    printed = CliRunner().invoke(app, arguments).stdout
+    assert "42 needles" in printed
     svg = drawing.read_text()
     assert svg.startswith("<svg")
     assert svg.count("QuadMesh") == 2
     assert "h2o, 60%" in svg
-    printed = CliRunner().invoke(app, arguments).stdout
-    assert "42 needles" in printed
 
 
 def test_the_command_reads_a_text(directory, tmp_path):
@@ -168,35 +165,10 @@ def test_the_command_reads_a_text(directory, tmp_path):
     assert result.exit_code == 0, (result.output, result.exception)
     found = json.loads(result.stdout)
     assert found["lengths"] == [200, 300]
+    assert found["depths"] == [0.5]
+    assert [row["method"] for row in found["rows"]] == ["h2o"]
     assert found["hidden"] == [[1, 1]]
     assert found["rows"][0]["accuracy"] == 0  # a random model knows no numbers
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "reasoner", "--lengths", "9"], "needs a --text"),
-        (["--chat"], "needs a --text"),
-        (["--depths", "101"], "depths = 101 must be between 0 and 100 percent"),
-        (["--depths", "deep"], "depths: 'deep' must be a number"),
-        (["--depths", ","], "depths must name at least one"),
-        (["--trials", "0"], "trials = 0 must be at least 1"),
-        (["--seed", "-1"], "seed = -1 must be at least 0"),
-        (["--budgets", "x"], "budget = 'x' must be a number"),
-        (["--heat-map", "/proc/x/y.svg"], "heat_map = /proc/x/y.svg cannot be written"),
-        (["--text", __file__, "--lengths", "0"], "lengths = [0] must be positive"),
-        (["--text", __file__, "--lengths", "99999"], "lengths asks for 99999"),
-    ],
-)
-def test_bad_input_ends_with_one_line_and_exit_code_2(
-    arguments, message, monkeypatch, capfd, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["kvlab", "needle", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert message in capfd.readouterr().err
 
 
 def test_a_length_that_cannot_hold_the_needle_is_refused(reader):

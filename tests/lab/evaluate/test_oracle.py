@@ -9,10 +9,10 @@ from build import observation
 
 from kvlab.fast import compress
 from kvlab.fast.lab.evaluate.backends import Request, load_backend
-from kvlab.fast.lab.evaluate.compare import compare
 from kvlab.fast.lab.evaluate.oracle import oracle_policy
 from kvlab.fast.lab.evaluate.tasks import TASKS, find_task
-from kvlab.fast.lab.sweep.configuration import Sweep
+from kvlab.fast.lab.sweep.compare import compare
+from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.files import load_tokenizer

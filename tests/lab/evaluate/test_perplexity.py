@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvlab.fast.lab.cli import app, main  # noqa: E402
+from kvlab.fast.lab.cli import app  # noqa: E402
 from kvlab.fast.lab.evaluate.likelihood import Likelihood, Reading  # noqa: E402
 from kvlab.fast.lab.evaluate.perplexity import (  # noqa: E402
     Passage,
@@ -159,29 +159,6 @@ def test_the_command_needs_no_text_for_the_embedded_model():
     full, h2o, caote = found["rows"]
     assert full["perplexity"] < 1.01
     assert caote["gap"] < h2o["gap"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "reasoner", "--window", "9"], "needs a --text"),
-        (["--text", "/nowhere"], "text = /nowhere does not exist"),
-        (["--windows", "0"], "windows = 0 must be at least 1"),
-        (["--block-size", "-1"], "block_size = -1 must be at least 1"),
-        (["--batch-size", "0"], "batch_size = 0 must be at least 1"),
-        (["--feed", "x"], "feed = 'x' must be one of"),
-        (["--methods", "h3o"], "unknown method 'h3o'"),
-        (["--budgets", "0"], "budget = '0' must be at least 1 entry"),
-        (["--text", __file__, "--window", "1"], "window = 1 must be at least 2"),
-        (["--text", __file__, "--window", "9", "--prompt", "9"], "prompt = 9 must be"),
-    ],
-)
-def test_bad_input_ends_with_one_line_and_exit_code_2(arguments, message, monkeypatch, capfd):
-    monkeypatch.setattr("sys.argv", ["kvlab", "perplexity", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert message in capfd.readouterr().err
 
 
 def test_a_text_that_is_too_short_is_refused(loaded):

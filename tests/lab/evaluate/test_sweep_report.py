@@ -26,8 +26,7 @@ from kvlab.fast.lab.evaluate.statistics import (
 )
 from kvlab.fast.lab.files import clear_unfinished
 from kvlab.fast.lab.reports import Code, Heading, Text, markdown
-from kvlab.fast.lab.sweep.configuration import ORACLE, make_sweep, read_sweep
-from kvlab.fast.lab.sweep.jobs import make_plan
+from kvlab.fast.lab.sweep.plan import ORACLE, make_plan, make_sweep, read_sweep
 from kvlab.fast.lab.sweep.report import (
     CHANCE,
     UNKNOWN,
@@ -259,7 +258,9 @@ def point(method, solved, budget=50):
     """One point of 40 problems, of which those are solved that ``solved`` says."""
     outcomes = tuple(map(solved, range(40)))
     share = sum(outcomes) / 40
-    return Point(method, budget, 40, 40, None, share, outcomes=outcomes)
+    return Point(
+        method=method, budget=budget, problems=40, wanted=40, solved=share, outcomes=outcomes
+    )
 
 
 def test_methods_that_are_not_shown_to_beat_random_are_named():

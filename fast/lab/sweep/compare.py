@@ -8,9 +8,8 @@ from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.points import check_some_ran
-from kvlab.fast.lab.sweep.configuration import Sweep
 from kvlab.fast.lab.sweep.engines import Failure, LocalEngine, ProcessEngine
-from kvlab.fast.lab.sweep.jobs import Job, Plan, make_plan
+from kvlab.fast.lab.sweep.plan import Job, Plan, Sweep, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, point_of, summarise
 from kvlab.fast.lab.sweep.worker import Found, rows_of
 from kvlab.fast.lab.tables import Column, Specification, Table, percent_interval, tabulate
@@ -73,7 +72,7 @@ class Comparison:
             "settings": asdict(self.sweep),
             "mean_length": self.summary.mean_length,
             "budgets": self.summary.budgets,
-            "rows": [plain_row(point) for point in self.summary.points],
+            "rows": [_plain(point) for point in self.summary.points],
             "memory": self.memory,
             "seconds": self.seconds,
         }
@@ -109,7 +108,11 @@ def compare(
     results = run_in_memory(sweep, workers, report, tell)
     (summary,) = summarise(results)
     check_some_ran(summary.points)
-    memory = memory_of_first_problem(results)
+    memory = {
+        label(job.method, job.budget): [nbytes / 1024 for nbytes in found[0].nbytes_over_tokens]
+        for job, found in results.found
+        if job.first == 0 and job.seed == sweep.seeds[0] and found[0].nbytes_over_tokens
+    }
     return Comparison(sweep, summary, memory, workers, time.perf_counter() - started)
 
 
@@ -136,7 +139,8 @@ def run_in_memory(
     engine = ProcessEngine(workers) if workers else LocalEngine()
     jobs, found = list(plan.jobs()), []
     if tell is not None:
-        jobs = point_by_point(plan, jobs)
+        order = list(plan.points(sweep.models[0], sweep.tasks[0]))
+        jobs.sort(key=lambda job: (job.budget is None, order.index((job.method, job.budget))))
     rows: dict[tuple[str, int | None], list[dict[str, Any]]] = defaultdict(list)
     wanted = sweep.problems * len(sweep.seeds)
     for job, made in engine.results(jobs):
@@ -153,20 +157,10 @@ def run_in_memory(
     return ResultsInMemory(plan, found)
 
 
-def point_by_point(plan: Plan, jobs: Sequence[Job]) -> list[Job]:
-    """Order jobs by their points: first the smallest budget, last the methods without one."""
-    order = list(plan.points(plan.sweep.models[0], plan.sweep.tasks[0]))
-
-    def place(job: Job) -> tuple[bool, int]:
-        return job.budget is None, order.index((job.method, job.budget))
-
-    return sorted(jobs, key=place)
-
-
-def plain_row(point: Point) -> dict[str, Any]:
+def _plain(point: Point) -> dict[str, Any]:
     """Return what was found at one point as plain data; the figures are means."""
-    share, seconds = point.interval, point.seconds_per_token
-    bytes_held = point.mean("nbytes")
+    share, seconds, nbytes = point.interval, point.seconds_per_token, point.mean("nbytes")
+    names = ("output_error", "kl", "agreement", "entries", "average_bits", "payload_bits")
     return {
         "spec": point.method,
         "budget": point.budget,
@@ -175,24 +169,9 @@ def plain_row(point: Point) -> dict[str, Any]:
         "accuracy": point.solved,
         "accuracy_low": None if share is None else share.low,
         "accuracy_high": None if share is None else share.high,
-        "output_error": point.mean("output_error"),
-        "kl": point.mean("kl"),
-        "agreement": point.mean("agreement"),
-        "entries": point.mean("entries"),
-        "kilobytes": None if bytes_held is None else bytes_held / 1024,
-        "average_bits": point.mean("average_bits"),
-        "payload_bits": point.mean("payload_bits"),
+        **{name: point.mean(name) for name in names},
+        "kilobytes": None if nbytes is None else nbytes / 1024,
         "milliseconds_per_token": None if seconds is None else 1000 * seconds,
-    }
-
-
-def memory_of_first_problem(results: ResultsInMemory) -> dict[str, list[float]]:
-    """Return the KiB of keys and values after each token of the first problem, per label."""
-    return {
-        label(job.method, job.budget): [nbytes / 1024 for nbytes in found[0].nbytes_over_tokens]
-        for job, found in results.found
-        if job.first == 0 and job.seed == results.plan.sweep.seeds[0]
-        if found[0].nbytes_over_tokens
     }
 
 

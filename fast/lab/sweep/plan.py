@@ -1,0 +1,384 @@
+"""What a comparison or a sweep asks for, and the jobs that this takes.
+
+A job is a piece of work that can be done anywhere, in any order, any number of times.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from kvlab.fast.lab.evaluate import backends
+from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.models import model_location
+from kvlab.reference import methods
+from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.methods import takes_budget, with_seed
+from kvlab.reference.models import EMBEDDED
+from kvlab.reference.selection import MOST_ENTRIES, budget_entries
+
+MOST = {"problems": 2**31 - 1, "seed": 2**63 - 1}
+"""What the columns of the data set can hold."""
+
+ORACLE = "oracle"
+"""Name, among a sweep's methods, of the policy that knows what the rest of a run will need."""
+
+MODEL, TASK = next(iter(EMBEDDED.items()))
+"""Default model and task of a sweep."""
+
+FORMAT = 1
+"""Version of the results of a job; with a new number all old results count as missing."""
+
+BETWEEN_BATCHES = 1009
+"""Step of a method's seed from one problem to the next: more than a sweep has seeds."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to run: methods × budgets × tasks × models × seeds.
+
+    Raises:
+        ValueError: if a value is not allowed. Models are looked up when jobs are made of the sweep.
+        TypeError: if an option of a method has the wrong type.
+    """
+
+    methods: tuple[str, ...]
+    """Registry syntax, or ``oracle`` (fast backend, where the task has one). A method that draws at
+    random is given the seed of the problems."""
+    budgets: tuple[str, ...]
+    """Entries, or percent of the mean tokens of prompt and solution, for methods that take a
+    budget."""
+    problems: int
+    """Problems per task and seed."""
+    models: tuple[str, ...] = (MODEL,)
+    """Short names of embedded models, directories, or (fast backend) ids on the hub."""
+    tasks: tuple[str, ...] = (TASK,)
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of the problems: every seed draws other problems."""
+    batch: int = 32
+    """Problems that run together: one piece of work. Rounding depends on the batch, so another
+    batch size gives other results."""
+    measured: int = 0
+    """The first problems of every seed on which output error, divergence and memory are
+    measured."""
+    backend: str = "fast"
+    to_first_error: bool = False
+    """Whether an answer ends at its first wrong token, which saves time. It needs tasks with one
+    right answer each. The final answer after a wrong step is then not known."""
+    block_size: int | None = None
+    """Tokens per block of a prompt; None reads prompts at once."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Methods that the report tests against each other, chosen before anything is run."""
+    curves: tuple[str, ...] = ()
+    """Methods that the report draws; it draws all if none is named."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, problems=self.problems, batch=self.batch)
+        check_at_least(0, measured=self.measured)
+        for name, numbers in (("problems", (self.problems,)), ("seed", self.seeds)):
+            for number in numbers:
+                if not 0 <= number <= MOST[name]:
+                    most = f"at least 0 and at most {MOST[name]}"
+                    raise ValueError(f"{name} = {number} must be {most}")
+        if self.measured > self.problems:
+            raise ValueError(
+                f"measured = {self.measured} must not exceed problems = {self.problems}"
+            )
+        check_choice(backends.NAMES, backend=self.backend)
+        if self.block_size is not None:
+            check_at_least(1, block_size=self.block_size)
+            if self.measured:
+                raise ValueError("measured must be 0 with block_size: prompts are measured at once")
+        self._check_lists()
+        for spec in self.tasks:
+            self._check_task(spec)
+        self._check_methods()
+
+    def _check_lists(self) -> None:
+        for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):
+            values = getattr(self, name)
+            if not values and name in ("methods", "models", "tasks", "seeds"):
+                raise ValueError(f"{name} must name at least one {name[:-1]}")
+            if twice := [value for value in values if values.count(value) > 1]:
+                raise ValueError(f"{name} names {twice[0]!r} twice")
+        for pair in self.pairs:
+            if len(set(pair)) != 2 or len(pair) != 2:
+                raise ValueError(f"an entry of pairs = {list(pair)} must name two methods")
+        for name, specs in (("pairs", sum(self.pairs, ())), ("curves", self.curves)):
+            if unknown := [spec for spec in specs if spec not in self.methods]:
+                raise ValueError(f"{name} names {unknown[0]!r}, which is not among the methods")
+
+    def _check_task(self, spec: str) -> None:
+        task = find_task(spec)
+        if task.asks_after and (self.measured or self.backend != "fast"):
+            raise ValueError(
+                f"task {spec!r} asks after the text is compressed, which needs backend 'fast' and "
+                f"measured = 0, got {self.backend!r} and {self.measured}"
+            )
+        if self.to_first_error and not task.one_answer:
+            raise ValueError(f"to_first_error needs one right answer each, which {spec} has not")
+        if ORACLE in self.methods and (task.recent is None or self.backend != "fast"):
+            raise ValueError(
+                f"methods: {ORACLE} needs backend 'fast' and a task that knows what is needed, "
+                f"got backend {self.backend!r} and task {spec!r}"
+            )
+
+    def _check_methods(self) -> None:
+        for spec in self.methods:
+            try:
+                if spec != ORACLE:
+                    methods.parse(spec)
+            except (ValueError, TypeError) as error:
+                raise type(error)(f"methods: {spec}: {error}") from None
+        if not self.budgets and (needing := [m for m in self.methods if budgeted(m)]):
+            raise ValueError(f"budgets must name at least one: {needing[0]} takes a budget")
+        for text in self.budgets:
+            try:
+                budget_entries(text, 100)
+            except ValueError as error:
+                raise ValueError(f"budgets: {error}") from None
+
+
+def budgeted(spec: str) -> bool:
+    """Say whether one of a sweep's methods, or the oracle, takes a budget."""
+    return spec == ORACLE or takes_budget(spec)
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read and check a sweep.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is no TOML, a key is unknown or missing, or a value is not allowed.
+        TypeError: if a value has the wrong type.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"sweep = {path} does not exist")
+    try:
+        written = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"sweep = {path} is not valid TOML: {error}") from None
+    return make_sweep(written)
+
+
+def make_sweep(written: Mapping[str, Any]) -> Sweep:
+    """Make a sweep of plain data; the errors are those of `read_sweep`."""
+    known = {field.name: field for field in fields(Sweep)}
+    if unknown := written.keys() - known:
+        raise ValueError(f"unknown key {min(unknown)!r} in a sweep; allowed are {', '.join(known)}")
+    required = [name for name, field in known.items() if field.default is MISSING]
+    if missing := [name for name in required if name not in written]:
+        raise ValueError(f"key {missing[0]!r} is missing in the sweep")
+    hints = get_type_hints(Sweep) | {"budgets": tuple[int | str, ...]}
+    values = {name: _checked(name, value, hints[name]) for name, value in written.items()}
+    sweep = Sweep(**values | {"budgets": tuple(map(str, values["budgets"]))})
+    most = [MOST_ENTRIES if "%" in text else budget_entries(text, 100) for text in sweep.budgets]
+    _check_methods(sweep.methods, most)
+    return sweep
+
+
+KINDS = {int: "a whole number", str: "a text", bool: "true or false"}
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """Return a value of the file if it has its type; a list becomes a tuple."""
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"{name} = {value!r} must be a list")
+        return tuple(_checked(f"an entry of {name}", each, get_args(hint)[0]) for each in value)
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    if type(value) not in kinds:
+        raise TypeError(f"{name} = {value!r} must be {' or '.join(map(KINDS.get, kinds))}")
+    return value
+
+
+def to_plain(sweep: Sweep) -> dict[str, Any]:
+    """Return a sweep as plain data, as `make_sweep` reads it: what is None is left out."""
+    return {name: value for name, value in asdict(sweep).items() if value is not None}
+
+
+def to_toml(sweep: Sweep) -> str:
+    """Write a sweep as the file that `read_sweep` reads."""
+    lines = []
+    for name, value in to_plain(sweep).items():
+        if isinstance(value, tuple) and value and not isinstance(value[0], int):
+            entries = "".join(f"  {json.dumps(each, ensure_ascii=False)},\n" for each in value)
+            lines.append(f"{name} = [\n{entries}]\n")
+        else:
+            lines.append(f"{name} = {json.dumps(value)}\n")
+    return "".join(lines)
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method at one budget on a batch of problems."""
+
+    backend: str
+    model: str
+    """As the sweep names it."""
+    fingerprint: str
+    """Hash of the model's files; for an id on the hub, the id."""
+    task: str
+    seed: int
+    method: str
+    """As the sweep names it."""
+    budget: int | None
+    """Entries per KV head and layer."""
+    first: int
+    """Number of the first problem."""
+    count: int
+    measured: int
+    """How many of the job's first problems are measured."""
+    to_first_error: bool = False
+    block_size: int | None = None
+
+    @property
+    def id(self) -> str:
+        """Hash of all that the results depend on, without the sweep's name of the model."""
+        content = {**asdict(self), "format": FORMAT}
+        del content["model"]
+        for name in ("to_first_error", "block_size"):
+            if not content[name]:
+                del content[name]  # so that results from before this field keep their names
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    @property
+    def seeded(self) -> str:
+        """The method as it is run: every seed and every batch draws anew."""
+        if self.method == ORACLE:
+            return ORACLE
+        return with_seed(self.method, self.seed + BETWEEN_BATCHES * self.first)
+
+    @property
+    def label(self) -> str:
+        """What a progress bar shows."""
+        budget = "" if self.budget is None else f" · {self.budget}"
+        return f"{self.method}{budget} · {self.task} · seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep with everything that its jobs need looked up."""
+
+    sweep: Sweep
+    fingerprints: dict[str, str]
+    """Fingerprint of each model."""
+    entries: dict[str, dict[str, dict[str, int]]]
+    """Per model and task, the budgets in entries."""
+    lengths: dict[str, dict[str, float]]
+    """Per model and task, the mean tokens of prompt and solution."""
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the jobs; those of one model and seed follow each other, so that reports can begin.
+
+        All methods on a batch follow each other, so that the full cache answers a batch once.
+        """
+        sweep = self.sweep
+        for model in sweep.models:
+            for seed in sweep.seeds:
+                for task in sweep.tasks:
+                    for first in range(0, sweep.problems, sweep.batch):
+                        count = min(sweep.batch, sweep.problems - first)
+                        for method, budget in self.points(model, task):
+                            yield Job(
+                                backend=sweep.backend,
+                                model=model,
+                                fingerprint=self.fingerprints[model],
+                                task=task,
+                                seed=seed,
+                                method=method,
+                                budget=budget,
+                                first=first,
+                                count=count,
+                                measured=min(count, max(0, sweep.measured - first)),
+                                to_first_error=sweep.to_first_error,
+                                block_size=sweep.block_size,
+                            )
+
+    def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
+        """Yield methods and budgets: first the methods that take no budget."""
+        yield from ((each, None) for each in self.sweep.methods if not budgeted(each))
+        for entries in sorted(set(self.entries[model][task].values())):
+            yield from ((each, entries) for each in self.sweep.methods if budgeted(each))
+
+    def check_methods(self) -> None:
+        """Raise ValueError if a method can be built with none of the budgets."""
+        tasks = [each for model in self.entries.values() for each in model.values()]
+        budgets = {entries for each in tasks for entries in each.values()}
+        _check_methods(self.sweep.methods, sorted(budgets))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {**asdict(self), "sweep": to_plain(self.sweep)}
+
+
+def _check_methods(specs: Sequence[str], budgets: Collection[int]) -> None:
+    """Raise ValueError if a method can be built with none of the budgets, in entries.
+
+    A method that can be built with some of them is run; the report says why the other points have
+    no figures.
+    """
+    for spec in specs:
+        tried = [] if spec == ORACLE else budgets if budgeted(spec) else [None]
+        refusals = []
+        for budget in tried:
+            try:
+                methods.get(spec, budget)
+            except ValueError as error:
+                refusals.append(str(error))
+        if refusals and len(refusals) == len(tried):
+            raise ValueError(f"methods: {spec}: {refusals[0]}")
+
+
+def make_plan(sweep: Sweep) -> Plan:
+    """Look up models and lengths.
+
+    Raises:
+        FileNotFoundError: if a model directory is incomplete.
+        ValueError: if a model's tokenizer cannot be loaded, two names are of one model, or a budget
+            is too large.
+    """
+    plan = Plan(sweep, {}, {}, {})
+    for model in sweep.models:
+        location = model_location(model)
+        encode, mark = backends.load_encoder(location, sweep.backend), fingerprint(location)
+        if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
+            raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
+        plan.fingerprints[model], plan.lengths[model], plan.entries[model] = mark, {}, {}
+        for task in sweep.tasks:
+            kind = find_task(task)
+            drawn = [each for seed in sweep.seeds for each in kind.problems(sweep.problems, seed)]
+            tokens = [len(encode(each.prompt)) + len(encode(each.solution)) for each in drawn]
+            length = sum(tokens) / len(tokens)
+            entries = {text: budget_entries(text, round(length)) for text in sweep.budgets}
+            plan.lengths[model][task], plan.entries[model][task] = length, entries
+    return plan
+
+
+WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "added_tokens")
+"""Beginnings of the names of files, besides the weights, that change what a model writes."""
+
+
+def fingerprint(location: str) -> str:
+    """Hash model and tokenizer in a model directory; an id on the hub stays as it is."""
+    directory = Path(location)
+    if not directory.is_dir():
+        return location
+    total = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.name.startswith(WHAT_MATTERS) or path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(f"{path.name} {digest}\n".encode())
+    return total.hexdigest()[:24]
