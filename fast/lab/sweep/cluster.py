@@ -110,7 +110,9 @@ class WorkerPool:
         wanted = min(self.most or room(self.gpus), room(self.gpus) or 1)
         busy = sum(worker.job is not None for worker in self.workers)
         for _ in range(min(wanted, busy + len(self.waiting)) - len(self.workers)):
-            actor = remote_worker(self.gpus)
+            kind: Any = ray.remote(RemoteWorker)  # Ray does not restart it if it dies
+            ask = kind.options(num_cpus=1, num_gpus=self.gpus, max_restarts=0, max_task_retries=0)
+            actor = ask.remote()
             self.workers.append(PooledWorker(actor, actor.version.remote()))
 
     def take_result(self, worker: PooledWorker) -> Iterator[Result]:
@@ -121,12 +123,12 @@ class WorkerPool:
         except RayActorError as error:
             self.workers.remove(worker)
             if job is not None:
-                yield from self.retry_or_give_up(job, one_line(error))
+                yield from self.retry_or_give_up(job, _one_line(error))
             else:
                 self.count_failed_start(error)
             return
         except RayError as error:  # the answer was lost on its way
-            answer = Failure(one_line(error))
+            answer = Failure(_one_line(error))
         if job is None:
             check_version(answer)
             self.failed_starts = 0
@@ -138,7 +140,7 @@ class WorkerPool:
         """Raise ConnectionError if workers do not even start, as where kvlab is not installed."""
         self.failed_starts += 1
         if self.failed_starts >= MOST_DEATHS:
-            raise ConnectionError(f"the cluster's workers do not start: {one_line(error)}")
+            raise ConnectionError(f"the cluster's workers do not start: {_one_line(error)}")
 
     def retry_or_give_up(self, job: Job, reason: str) -> Iterator[Result]:
         """Put the job of a dead worker back, or give it up."""
@@ -167,12 +169,6 @@ class WorkerPool:
         self.workers.clear()
 
 
-def remote_worker(gpus: float) -> Any:
-    """Ask for a `RemoteWorker`; Ray does not restart it if it dies."""
-    kind: Any = ray.remote(RemoteWorker)
-    return kind.options(num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
-
-
 class RemoteWorker:
     """A `Worker` in a process of its own, somewhere in the cluster."""
 
@@ -196,7 +192,7 @@ def connected() -> Iterator[None]:
         ConnectionError: if it cannot be reached.
     """
     address = os.environ.get(ADDRESS) or "local"
-    check_reachable(address)
+    _check_reachable(address)
     own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     already = ray.is_initialized()
     try:
@@ -210,7 +206,7 @@ def connected() -> Iterator[None]:
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConnectionError(
-            f"{ADDRESS} = {address} cannot be reached: {one_line(error)}"
+            f"{ADDRESS} = {address} cannot be reached: {_one_line(error)}"
         ) from None
     try:
         yield
@@ -219,7 +215,7 @@ def connected() -> Iterator[None]:
             ray.shutdown()
 
 
-def check_reachable(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise ConnectionError if nobody answers at ``host:port``; Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
@@ -230,7 +226,7 @@ def check_reachable(address: str) -> None:
         raise ConnectionError(f"{ADDRESS} = {address} cannot be reached: {error}") from None
 
 
-def one_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """Return the line of Ray's report that says most."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if "Error: " in line]

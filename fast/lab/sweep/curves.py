@@ -39,7 +39,7 @@ def solved_over(curves: Mapping[str, Curve], horizontal: str, full: float | None
     """
     figure, (axes,) = canvas(height=5.2)
     drawn = {spec: np.array(points, dtype=float).T for spec, points in curves.items() if points}
-    styles = curve_styles(list(drawn))
+    styles = _curve_styles(list(drawn))
     for spec, (x, share, low, high) in drawn.items():
         interval = [100 * (share - low), 100 * (high - share)]
         style = {"elinewidth": 0.6, "capsize": 2, "markersize": 4, **styles[spec]}
@@ -56,11 +56,11 @@ def solved_over(curves: Mapping[str, Curve], horizontal: str, full: float | None
     if len(drawn) > MOST_LABELS:
         return finish(figure, description, legend="below")
     ends = {spec: (float(x[-1]), float(share[-1])) for spec, (x, share, _, _) in drawn.items()}
-    name_at_ends(axes, ends, {spec: style["color"] for spec, style in styles.items()})
+    _name_at_ends(axes, ends, {spec: style["color"] for spec, style in styles.items()})
     return finish(figure, description, legend="none")
 
 
-def curve_styles(specs: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _curve_styles(specs: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return how each method is drawn: the four papers' thick, the others thin, controls grey.
 
     The oracle and eviction at random are controls: they are dashed, in black and grey.
@@ -88,11 +88,11 @@ def is_of_the_papers(spec: str) -> bool:
     return sources[base_name(spec)] in {sources[paper] for paper in PAPERS}
 
 
-def name_at_ends(
+def _name_at_ends(
     axes: "Axes", ends: Mapping[str, tuple[float, float]], colors: Mapping[str, Any]
 ) -> None:
     """Write names of curves to the right of the axes, beside the ends, none above another."""
-    heights = spread_out([share for _, share in ends.values()], -0.02, 1.02)
+    heights = _spread_out([share for _, share in ends.values()], -0.02, 1.02)
     for (spec, (x, share)), height in zip(ends.items(), heights, strict=True):
         name, _, options = spec.partition("@")
         style = {"color": colors[spec], "va": "center"}
@@ -112,7 +112,7 @@ def name_at_ends(
             axes.text(*below, options, fontsize=6, transform=axes.transAxes, **style)
 
 
-def spread_out(heights: Sequence[float], low: float, high: float) -> list[float]:
+def _spread_out(heights: Sequence[float], low: float, high: float) -> list[float]:
     """Move heights apart until all are equally far from each other at least, in their order."""
     gap = min(0.085, (high - low) / max(1, len(heights) - 1))
     order = np.argsort(np.array(heights), kind="stable")

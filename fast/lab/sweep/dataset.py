@@ -40,9 +40,6 @@ SCHEMA = pa.schema(
         ("seconds_per_token", pa.float32()),
     ]
 )
-TIMING = ("seconds_per_token",)
-"""Columns in which two runs of one sweep differ."""
-
 ORDER = ("model", "task", "seed", "method", "budget", "problem", "job")
 
 COMPACTED = "results.parquet"
@@ -77,7 +74,7 @@ class Dataset:
         table = pa.concat_tables([SCHEMA.empty_table(), *tables]).unify_dictionaries()
         if jobs is not None:
             table = table.filter(pc.field("job").cast(pa.string()).isin(sorted(jobs)))
-        return in_order(table)
+        return _in_order(table)
 
     def compact(self) -> None:
         """Put all rows into one file, and remove the others; loses nothing if it is killed."""
@@ -113,17 +110,12 @@ def rows(job: Job, found: Sequence[Found]) -> pa.Table:
     return pa.Table.from_pylist(rows_of(job, found), schema=SCHEMA)
 
 
-def in_order(table: pa.Table) -> pa.Table:
+def _in_order(table: pa.Table) -> pa.Table:
     """Sort rows, and keep the first of those that a job left twice."""
     plain = plain_text(table).sort_by([(name, "ascending") for name in ORDER])
     keys = list(zip(plain["job"].to_pylist(), plain["problem"].to_pylist(), strict=True))
     first = [number for number, key in enumerate(keys) if number == 0 or key != keys[number - 1]]
     return plain.take(pa.array(first, pa.int64())).cast(SCHEMA)
-
-
-def without_timing(table: pa.Table) -> pa.Table:
-    """Return the columns that are equal in two runs of one sweep, dictionaries written out."""
-    return plain_text(table).drop_columns(list(TIMING)).combine_chunks()
 
 
 def plain_text(table: pa.Table) -> pa.Table:

@@ -127,13 +127,6 @@ def test_methods_lists_options_and_divergences():
     assert "Divergence" not in CliRunner().invoke(app, ["methods", "caote"]).stdout
 
 
-def test_recurrence_reports_the_distribution():
-    found = CliRunner().invoke(app, ["recurrence", "--problems", "1", "--json"])
-    figures = json.loads(found.stdout)
-    assert 0 < figures["share_recurring"] < 1
-    assert list(figures["quantiles"]) == ["50 %", "80 %", "90 %", "99 %"]
-
-
 def test_comparing_in_this_process_gives_the_same():
     sweep = Sweep(("h2o",), ("70%",), problems=1, batch=1, **SHORT)
     here, elsewhere = (compare(sweep, workers) for workers in (0, 1))
