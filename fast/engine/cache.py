@@ -181,20 +181,78 @@ class LayerCache:
             self.columns.replace_by_last(self._vacant)
             self._vacant = None
 
-    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
-        """Apply one change of the batch axis; ``order`` is the same change as indices."""
+    def map_rows(
+        self, change: Callable[[Tensor], Tensor], order: Sequence[int], layers: int = 1
+    ) -> None:
+        """Apply one change of the batch axis to the rows of every layer that lies here.
+
+        Args:
+            change: what happens to the rows of one layer.
+            order: the same change as indices.
+            layers: how many layers share this cache.
+        """
         self.settle()
-        self.columns.map_rows(change)
+        N = len(self.counts) // layers
+
+        def changed(x: Tensor) -> Tensor:
+            return change(x) if layers == 1 else torch.cat([change(rows) for rows in x.split(N)])
+
+        order = [layer * N + row for layer in range(layers) for row in order]
+        self.columns.map_rows(changed)
         self.state.stream = {
-            name: change(value) if isinstance(value, Tensor) else tuple(value[i] for i in order)
+            name: changed(value) if isinstance(value, Tensor) else tuple(value[i] for i in order)
             for name, value in self.state.stream.items()
         }
         if self.mixed is not None:
             for storage in self.mixed:
-                storage.map_rows(change, order)
+                storage.map_rows(changed, order)
         self.counts = tuple(self.counts[i] for i in order)
         self.demoted = tuple(self.demoted[i] for i in order)
         self.lowest_scores = None
+
+    @classmethod
+    def joined(cls, caches: Sequence["LayerCache"]) -> "LayerCache":
+        """Move the entries of several layers into one cache, along the batch axis."""
+        first = caches[0]
+        for cache in caches:
+            cache.settle()
+        whole = cls(first.columns.state)
+        whole.columns = whole.state.entries = Columns.joined([cache.columns for cache in caches])
+        whole.state.stream = {
+            name: torch.cat([cache.state.stream[name] for cache in caches])
+            for name in first.state.stream
+        }
+        whole.counts = first.counts * len(caches)
+        whole.demoted = first.demoted * len(caches)
+        whole.ordered = all(cache.ordered for cache in caches)
+        lowest = [cache.lowest_scores for cache in caches if cache.lowest_scores is not None]
+        if len(lowest) == len(caches):
+            heads = whole.positions.shape[1]
+            whole.lowest_scores = torch.cat([scores.expand(-1, heads, 1) for scores in lowest])
+        return whole
+
+    def part(self, first: int, sequences: int) -> "LayerCache":
+        """Return a copy that holds some consecutive sequences; all of them if it is coded."""
+        rows = slice(first, first + sequences)
+        part = LayerCache(self.columns.state, self.quantises)
+        part.columns = part.state.entries = self.columns.part(first, sequences)
+        part.state.stream = {
+            name: value[rows].clone() if isinstance(value, Tensor) else value[rows]
+            for name, value in self.state.stream.items()
+        }
+        part.counts, part.demoted, part.ordered = (
+            self.counts[rows],
+            self.demoted[rows],
+            self.ordered,
+        )
+        if self.mixed is not None:
+            part.mixed = (self.mixed[0].copy(), self.mixed[1].copy())
+        if self.lowest_scores is not None:
+            part.lowest_scores = self.lowest_scores[rows]
+        if self._vacant is not None:
+            part._vacant = self._vacant[rows]
+            part.settle()
+        return part
 
     def memory(self) -> LayerMemory:
         """Bytes that this layer has allocated, slack included."""

@@ -167,18 +167,14 @@ class Columns:
             layer.buffers, layer._views = {}, {}
         return whole
 
-    def separated(self, layers: int) -> list["Columns"]:
-        """Invert `joined`."""
-        found = []
-        for number in range(layers):
-            layer = Columns(self.state, self.wide)
-            layer.places, layer.count = dict(self.places), self.count
-            layer.capacity, layer.filled = self.capacity, self.count
-            for kind, buffer in self.buffers.items():
-                N = buffer.shape[1] // layers
-                layer.buffers[kind] = buffer.narrow(1, number * N, N).clone()
-            found.append(layer)
-        return found
+    def part(self, first: int, sequences: int) -> "Columns":
+        """Return copies of the columns of some consecutive sequences."""
+        part = Columns(self.state, self.wide)
+        part.places, part.count, part.filled = dict(self.places), self.count, self.count
+        part.capacity = self.capacity
+        for kind, buffer in self.buffers.items():
+            part.buffers[kind] = buffer.narrow(1, first, sequences).clone()
+        return part
 
     def _rows(self, name: str, first: int, m: int) -> Tensor:
         view = self._views.get((name, first, m))

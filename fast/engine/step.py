@@ -1,5 +1,6 @@
-"""One step of one layer: append, attend, observe, encode and, if due, decide, store and compact.
+"""What a step consists of: attend and observe, decide who leaves, and apply the decision.
 
+`kvlab.fast.engine.layers` calls these functions for one layer, or for several that share a cache.
 Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many
 leave, follows from the clock alone. Where a method's rule depends on data (DesireKV spares doubtful
 tokens), the host waits only at the steps where that method decides.
@@ -8,6 +9,7 @@ tokens), the host waits only at the steps where that method decides.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache as once
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +28,7 @@ from kvlab.fast.kernels.keep import keep_slots
 
 @dataclass(eq=False)
 class Block:
-    """What the model hands to one layer's cache for one block of tokens."""
+    """What the model hands to one layer for one block of tokens."""
 
     clock: BatchClock
     layer: int
@@ -44,7 +46,7 @@ class Block:
 
 @dataclass(eq=False)
 class StepResult:
-    """What one step of one layer produced; all but the output is for `compress(watch=...)`."""
+    """What one step of one layer produced, for `compress(watch=...)`: copies of it."""
 
     output: Queries
     positions: Positions
@@ -52,8 +54,12 @@ class StepResult:
     scores: Scores | None
     """None if nothing had to leave."""
     safe: Marks | None
-    cache: LayerCache
-    """The cache after the step."""
+    copied: Callable[[], LayerCache]
+
+    @cached_property
+    def cache(self) -> LayerCache:
+        """The cache after the step; ask for it before the next step begins."""
+        return self.copied()
 
 
 @dataclass(frozen=True)
@@ -68,35 +74,7 @@ class Decision:
     """Slot of the one entry that leaves each head; None if more leave, which needs compaction."""
 
 
-def step(policy: Policy, cache: LayerCache, block: Block, watched: bool = False) -> StepResult:
-    """Append a block, attend, observe, encode and, if due, decide, store and compact: in place."""
-    clock = block.clock
-    cache.append(block.keys, block.values, clock.positions, clock.present)
-    output, seen = observe(policy, cache, block)
-    result = StepResult(output, seen.positions, None, None, cache)
-    if watched:
-        result.positions = seen.positions.clone()
-    due = clock.once("due", lambda: [policy.schedule.due(row) for row in clock.rows])
-    decision, keep = decide(policy, seen, due) if any(due) else None, None
-    if decision is not None:
-        result.scores, result.safe = decision.scores, decision.safe
-        if watched and decision.scores is not None:
-            result.scores = decision.scores.clone()
-        if decision.evicted_slot is not None:
-            cache.evict_one(decision.evicted_slot)
-        elif decision.keep is not None:
-            keep = policy.precision.store(cache, seen, decision.keep)
-            if policy.specification.evict_before_attend:
-                result.output = attend_survivors(seen, keep).to(output.dtype)
-    policy.precision.encode(cache, clock)
-    if keep is not None:
-        cache.compact(keep)
-    if watched:
-        cache.settle()
-    return result
-
-
-def observe(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, Observation]:
+def attend(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, Observation]:
     """Let the block's queries attend to all present entries, and the score observe it.
 
     A long block is attended in parts, so that its attention is never in memory as a whole.
@@ -256,6 +234,25 @@ def note_lowest(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:
         cache.lowest_scores = lowest
     else:
         cache.lowest_scores = torch.maximum(cache.lowest_scores, lowest)
+
+
+def apply(policy: Policy, seen: Observation, decision: Decision | None) -> Queries | None:
+    """Encode new entries, store what a decision keeps, and evict the rest.
+
+    Returns:
+        The attention output over the kept entries, if the policy evicts before it attends.
+    """
+    cache, keep, output = seen.cache, None, None
+    if decision is not None and decision.evicted_slot is not None:
+        cache.evict_one(decision.evicted_slot)
+    elif decision is not None and decision.keep is not None:
+        keep = policy.precision.store(cache, seen, decision.keep)
+        if policy.specification.evict_before_attend:
+            output = attend_survivors(seen, keep)
+    policy.precision.encode(cache, seen.clock)
+    if keep is not None:
+        cache.compact(keep)
+    return output
 
 
 def attend_survivors(seen: Observation, keep: KeepSet) -> Queries:

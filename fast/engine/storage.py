@@ -1,6 +1,7 @@
 """Keys or values of mixed precision: tables that are really packed, each knowing its slots."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -160,6 +161,12 @@ class Storage:
         blocks = self._balanced(slots, all_wide=True).unflatten(2, (-1, group)).transpose(-1, -2)
         codes = quantise(blocks, bits, group)
         self._move(VectorTable(slots, codes, by_channel=True, counts=counts), from_full=True)
+
+    def copy(self) -> "Storage":
+        """Return a storage of the same tables; no method changes a table in place."""
+        other = copy(self)
+        other.tables = list(self.tables)
+        return other
 
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""

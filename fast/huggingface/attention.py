@@ -1,7 +1,7 @@
 """The attention and mask functions that compressed models call, registered with transformers.
 
 A layer's ``update`` only tags the keys with a ticket; by the ticket the attention function finds
-the layer, and `kvlab.fast.engine.step` does everything else. Arguments and masks that these
+the layer, and `kvlab.fast.engine.layers` does everything else. Arguments and masks that these
 functions do not know are refused, also in layers that are left alone: to drop an argument or a
 mask would give wrong text without an error.
 """
@@ -18,7 +18,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from kvlab.fast.engine.attention import compute_dtype, logits, softmax, weighted_values
 from kvlab.fast.engine.batch import BatchClock
-from kvlab.fast.engine.step import Block, step
+from kvlab.fast.engine.step import Block
 from kvlab.fast.huggingface.cache import TICKET, CompressedLayer, Ticket, UnsupportedModelError
 
 IMPLEMENTATION = "kvlab"
@@ -82,13 +82,8 @@ def attention(
         owner.shard.first_head(G),
     )
     layer.waiting = None
-    if owner.joint is not None:
-        output = owner.joint.attend(layer.place, block)
-        return output.flatten(1, 2).transpose(1, 2).contiguous(), None
-    result = step(owner.policy, layer.entries, block, watched=owner.watch is not None)
-    if owner.watch is not None:
-        owner.watch(block, result)
-    return result.output.flatten(1, 2).transpose(1, 2).contiguous(), None
+    output = owner.compressed.attend(layer.place, block)
+    return output.flatten(1, 2).transpose(1, 2).contiguous(), None
 
 
 # --- what is refused ---

@@ -12,9 +12,8 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerMemory
-from kvlab.fast.engine.joint_layers import JointLayers, can_join
+from kvlab.fast.engine.layers import Layers, Watch
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.engine.step import Block, StepResult
 from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.rotary import rotation_of
 from kvlab.fast.huggingface.sharding import shard_of
@@ -31,9 +30,6 @@ CLOSED = (
     "the context of compress() ended while the model was still at work with its cache: inside the "
     "context, wait for the thread that generates"
 )
-
-Watch = Callable[[Block, StepResult], None]
-"""Called after every step of every layer that is compressed."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +58,10 @@ class CompressedLayer(CacheLayerMixin):
         super().__init__()
         self.owner, self.number = owner, number
         self.place = 0
+        """Its number among the compressed layers."""
         self.reset()
 
     def reset(self) -> None:
-        self.entries = self.owner.policy.empty_cache()
         self.waiting: Ticket | None = None
         self.is_initialized = False
 
@@ -105,11 +101,6 @@ class CompressedLayer(CacheLayerMixin):
         """
         raise ValueError("a compressed cache cannot be offloaded")
 
-    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
-        """Apply one change of the batch axis."""
-        if self.entries.counts:
-            self.entries.map_rows(change, order)
-
 
 @dataclass(eq=False)
 class Ticket:
@@ -132,10 +123,10 @@ class CompressedCache(Cache):
             for number, layer in enumerate(layers)
         ]
         self.closed = False
-        self._forget()
-        super().__init__(layers=cast(Any, replaced))
         self.compressed_layers = [new for new in replaced if isinstance(new, CompressedLayer)]
         """The layers that the policy decides about; sliding-window layers are not changed."""
+        self._forget()
+        super().__init__(layers=cast(Any, replaced))
         for place, layer in enumerate(self.compressed_layers):
             layer.place = place
         self._check_layers(model)
@@ -169,7 +160,8 @@ class CompressedCache(Cache):
         self.model_counts_positions = False
         """Whether the prompt has images: then the model knows what their positions are."""
         self.block: BatchClock | None = None
-        self.joint: JointLayers | None = None
+        self.compressed = Layers(self.policy, len(self.compressed_layers), self.watch)
+        """What the policy keeps."""
 
     # --- what users ask ---
 
@@ -188,9 +180,7 @@ class CompressedCache(Cache):
 
     def kept(self) -> list[tuple[int, ...]]:
         """Entries per KV head of each sequence, for every compressed layer."""
-        if self.joint is not None:
-            return [self.joint.counts] * self.joint.layers
-        return [layer.entries.counts for layer in self.compressed_layers]
+        return self.compressed.kept
 
     @torch.inference_mode()
     def positions(self) -> list[Int[Tensor, "N G n"]]:
@@ -198,35 +188,21 @@ class CompressedCache(Cache):
 
         A head that holds fewer entries than the longest sequence of the batch starts with -1.
         """
-        if self.joint is not None:
-            layers = self.joint.split()
-        else:
-            layers = [layer.entries for layer in self.compressed_layers]
-        for entries in layers:
-            entries.settle()
-        return [entries.positions.sort(dim=-1).values for entries in layers]
+        return [layer.positions.sort(dim=-1).values for layer in self.compressed.copies()]
 
     def memory(self) -> CacheMemory:
         """Bytes that every layer has allocated."""
-        if self.joint is not None:
-            shares = iter(self.joint.memory())
-        else:
-            shares = iter([layer.entries.memory() for layer in self.compressed_layers])
+        compressed = iter(self.compressed.memory())
         return CacheMemory(
             tuple(
-                next(shares) if isinstance(layer, CompressedLayer) else _memory_of(layer)
+                next(compressed) if isinstance(layer, CompressedLayer) else _memory_of(layer)
                 for layer in self.layers
             )
         )
 
     def check(self) -> None:
         """Raise ValueError if a score was NaN so far. Waits for the device."""
-        caches = [layer.entries for layer in self.compressed_layers]
-        for cache in caches if self.joint is None else [self.joint.cache]:
-            if cache.lowest_scores is not None and cache.lowest_scores.isnan().any():
-                raise ValueError(
-                    "scores must not be NaN: the model's keys or values are no numbers"
-                )
+        self.compressed.check()
 
     @torch.inference_mode()
     def reset(self) -> None:
@@ -270,7 +246,7 @@ class CompressedCache(Cache):
     def begin_block(self, real: Bool[Tensor, "N m"] | None, m: int) -> Int[Tensor, "N m"]:
         """Advance the clock by a block, and return the positions of its tokens."""
         self.block = self.clock.advance(real, m)
-        self._join_or_split(self.block, m)
+        self.compressed.begin(self.block)
         return self.block.positions
 
     def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
@@ -289,13 +265,12 @@ class CompressedCache(Cache):
                 "them, JetMoE repeats them): kvlab cannot compress this model; use it without "
                 "compress()"
             )
-        if not all(layer.entries.counts for layer in self.compressed_layers):
+        if not all(cache.counts for cache in self.compressed.caches):
             raise UnsupportedModelError(
                 "a layer of full attention gives no keys to the cache: kvlab cannot compress this "
                 "model; use it without compress()"
             )
-        if self.joint is not None:
-            self.joint.finish()
+        self.compressed.finish()
         self.block = None
         self.clock.end_block(logits, m)
 
@@ -317,29 +292,11 @@ class CompressedCache(Cache):
             self._no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
         return self._no_mask
 
-    def _join_or_split(self, block: BatchClock, m: int) -> None:
-        """Join the layers for single tokens, if `can_join`; split them again for longer blocks."""
-        layers = self.compressed_layers
-        if self.joint is None and m == 1 and self.watch is None and self.clock.columns:
-            caches = [layer.entries for layer in layers]
-            if can_join(self.policy, caches, block):
-                self.joint = JointLayers(self.policy, caches)
-        elif self.joint is not None and m > 1:
-            for layer, entries in zip(layers, self.joint.split(), strict=True):
-                layer.entries = entries
-            self.joint = None
-        if self.joint is not None:
-            self.joint.begin(block.to(self.joint.cache.positions.device))
-
     # --- the batch axis ---
 
     @torch.inference_mode()
     def _map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
-        if self.joint is not None:
-            self.joint.map_rows(change, order)
-        else:
-            for layer in self.compressed_layers:
-                layer.map_rows(change, order)
+        self.compressed.map_rows(change, order)
         self.clock.map_rows(change, order)
 
     def _others(self) -> list[Any]:

@@ -16,10 +16,11 @@ from kvlab.fast.engine import attention, quantization
 from kvlab.fast.engine.attention import compute_dtype
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.observation import Attended, Observation
 from kvlab.fast.engine.policy import Elapsed, Policy
 from kvlab.fast.engine.quantization import Quantized
-from kvlab.fast.engine.step import Block, decide, step, view_of
+from kvlab.fast.engine.step import Block, decide, view_of
 from kvlab.fast.engine.windows import max_pool, mean_pool
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.compression import compress
@@ -303,27 +304,22 @@ def stored(cache: LayerCache) -> dict[str, Tensor]:
 
 def run(method, budget, queries, keys, values, blocks, confidence, prompt, softcap):
     """Feed a whole stream, block by block."""
-    policy, t = get(method, budget), keys.shape[1]
-    cache, outputs, present, done = policy.empty_cache(), [], [], 0
+    policy, t, steps, done = get(method, budget), keys.shape[1], [], 0
+    layers = Layers(policy, 1, watch=lambda _, step: steps.append((step.output[0], step.cache)))
     for m in blocks.tolist():
         part = slice(done, done + m)
         done += m
-        block = Block(
-            batch_clock(Clock(done, m, prompt)),
-            0,
-            queries[None, :, :, part],
-            keys[None, :, part],
-            values[None, :, part],
-            confidence[None, :done],
-            softcap=softcap,
-        )
-        result = step(policy, cache, block, watched=True)
-        outputs.append(result.output[0])
-        there = torch.zeros(keys.shape[0], t + 1, dtype=torch.bool)
+        clock = batch_clock(Clock(done, m, prompt))
+        new = queries[None, :, :, part], keys[None, :, part], values[None, :, part]
+        layers.begin(clock)
+        layers.attend(0, Block(clock, 0, *new, confidence[None, :done], softcap=softcap))
+        layers.finish()
+    present = torch.zeros(len(steps), keys.shape[0], t + 1, dtype=torch.bool)
+    for there, (_, cache) in zip(present, steps, strict=True):
         there.scatter_(1, torch.where(cache.positions[0] < 0, t, cache.positions[0]).long(), True)
-        present.append(there[:, :t])
-    found = {"output": torch.cat(outputs, dim=2), "present": torch.stack(present)}
-    return found | (stored(cache) if policy.precision.quantises else {})
+    output = torch.cat([output for output, _ in steps], dim=2)
+    found = {"output": output, "present": present[:, :, :t]}
+    return found | (stored(layers.copies()[0]) if policy.precision.quantises else {})
 
 
 def batch_clock(clock: Clock) -> BatchClock:

@@ -122,11 +122,11 @@ def _memory_columns(
     cache: CompressedCache, error: Float[Tensor, " N"]
 ) -> tuple[Sequence[float], ...]:
     """Error, entries, bytes, average bits and payload bits of every sequence."""
-    layers = [layer.entries for layer in cache.compressed_layers]
-    entries = np.mean([layer.counts for layer in layers], axis=0)
+    entries = np.mean(cache.kept(), axis=0)
     payload, overhead = cache_bytes(cache)
     seen = np.array([clock.seen for clock in cache.clocks])
-    elements = sum(_elements(layer) for layer in layers) * seen
+    caches, layers = cache.compressed.caches, cache.compressed.count
+    elements = np.mean([_elements(each) for each in caches]) * layers * seen
     nbytes = payload + overhead
     bits = ((8 * nbytes / elements).tolist(), (8 * payload / elements).tolist())
     return error.cpu().tolist(), entries.tolist(), nbytes.tolist(), *bits
@@ -138,11 +138,9 @@ def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
     Bytes are those of the sequence's own entries, an unquantised element counted at 16 bits;
     `CompressedCache.memory` says what is really allocated.
     """
-    if cache.joint is None:
-        layers = [layer.entries for layer in cache.compressed_layers]
-    else:
-        layers = cache.joint.split()
-    return np.sum([(payload_bytes(each), overhead_bytes(each)) for each in layers], axis=0)
+    caches, sequences = cache.compressed.caches, len(cache.clocks)
+    found = np.array([(payload_bytes(each), overhead_bytes(each)) for each in caches])
+    return found.reshape(len(caches), 2, -1, sequences).sum(axis=(0, 2))
 
 
 def payload_bytes(cache: LayerCache) -> list[float]:

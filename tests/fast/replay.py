@@ -5,6 +5,7 @@ the difference has to lie within the tolerance of the threshold; the reference t
 what the fast side kept, so that every step is compared from the same state.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -16,7 +17,8 @@ from models import prompts
 from kvlab.fast import compress
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerCache
-from kvlab.fast.engine.step import Block, step
+from kvlab.fast.engine.layers import Layers
+from kvlab.fast.engine.step import Block
 from kvlab.fast.methods import port
 from kvlab.reference import policy as reference
 from kvlab.reference.cache import LayerCache as ReferenceCache
@@ -47,6 +49,8 @@ class Found:
     """Steps at which the keep sets differed within the tolerance."""
     coded: int = 0
     """Entries that are stored as codes after the last step."""
+    shared: int = 0
+    """Blocks at which layers shared a cache."""
 
 
 class ReferenceRow:
@@ -126,21 +130,29 @@ def differ_by_margin(decision: Decision, ours, tolerance: float, places) -> bool
 
 
 class Comparison:
-    """A batch of sequences on both sides."""
+    """A batch of sequences in some layers, on both sides."""
 
-    def __init__(self, policy: Policy, sequences: int, kv_heads: int, head_dim: int, tolerance):
-        self.policy, self.fast = policy, port(policy)
-        self.rows = [ReferenceRow(policy, kv_heads, head_dim) for _ in range(sequences)]
-        self.cache: LayerCache = self.fast.empty_cache()
-        self.tolerance, self.found = tolerance, Found()
+    def __init__(self, policy: Policy, tolerance: Tolerance, layers: int = 1) -> None:
+        self.policy, self.tolerance = policy, tolerance
+        self.layers = Layers(port(policy), layers, watch=self.compare)
+        self.rows: dict[int, list[ReferenceRow]] = {}
+        """The sequences of every layer on the reference's side."""
+        self.found = Found()
 
-    def feed(self, block: Block) -> None:
-        """Let both sides take a block, and compare."""
-        result = step(self.fast, self.cache, block, watched=True)
-        self.compare(block, result)
+    def feed(self, blocks: Sequence[Block]) -> None:
+        """Let both sides take the blocks of all layers, and compare."""
+        self.layers.begin(blocks[0].clock)
+        for place, block in enumerate(blocks):
+            self.layers.attend(place, block)
+        self.layers.finish()
+        self.found.shared += self.layers.shared
 
     def compare(self, block: Block, result) -> None:
         """Let the reference take a block that the fast side has taken."""
+        N, G, _, _, d = block.queries.shape
+        rows = self.rows.setdefault(
+            block.layer, [ReferenceRow(self.policy, G, d) for _ in range(N)]
+        )
         cache = result.cache
         self.found.steps += 1
         for number, clock in enumerate(block.clock.rows):
@@ -148,10 +160,10 @@ class Comparison:
                 continue
             given = reference_block(block, number)
             kept = [row[row >= 0] for row in np.sort(as_array(cache.positions[number]), axis=-1)]
-            seen = self.rows[number].step(given, kept, self.tolerance)
+            seen = rows[number].step(given, kept, self.tolerance)
             self.found.by_margin += seen.margin
             self.found.evictions += seen.scores is not None
-            theirs = self.rows[number].cache
+            theirs = rows[number].cache
             np.testing.assert_array_equal(np.array(kept), theirs.positions)
             new = result.output[number, :, :, -clock.block :]
             np.testing.assert_allclose(
@@ -229,21 +241,17 @@ def as_array(x: torch.Tensor) -> np.ndarray:
     return (array.double() if array.is_floating_point() else array).numpy()
 
 
-def random_blocks(seed: int, heads, prompts, steps: int, block_size, dtype):
-    """Yield the blocks of random sequences: prompts in blocks, then ``steps`` single tokens."""
+def random_blocks(seed: int, heads, prompts, steps: int, block_size, dtype, layers: int = 1):
+    """Yield blocks of random sequences, one per layer: prompts, then ``steps`` single tokens."""
     G, rho, d = heads
     rng = np.random.default_rng(seed)
     longest, total = max(prompts), max(prompts) + steps
     N = len(prompts)
 
     def draw(*shape):
-        return torch.tensor(rng.normal(size=shape)).to(dtype)
+        return [torch.tensor(rng.normal(size=shape)).to(dtype) for _ in range(layers)]
 
-    queries, keys, values = (
-        2 * draw(N, G, rho, total, d),
-        draw(N, G, total, d),
-        draw(N, G, total, d),
-    )
+    queries, keys, values = draw(N, G, rho, total, d), draw(N, G, total, d), draw(N, G, total, d)
     confidence = torch.tensor(rng.random((N, total)))
     for row, prompt in enumerate(prompts):
         confidence[row, :prompt] = torch.nan
@@ -258,22 +266,22 @@ def random_blocks(seed: int, heads, prompts, steps: int, block_size, dtype):
         )
         clock = BatchClock(rows, positions, torch.tensor(prompts, dtype=torch.int32)[:, None, None])
         part = slice(first, last)
-        yield Block(
-            clock, 0, queries[:, :, :, part], keys[:, :, part], values[:, :, part], confidence
-        )
+        yield [
+            Block(clock, layer, 2 * q[:, :, :, part], k[:, :, part], v[:, :, part], confidence)
+            for layer, (q, k, v) in enumerate(zip(queries, keys, values, strict=True))
+        ]
 
 
-def follow_with_reference(model, policy: Policy, tolerance: Tolerance) -> None:
-    """Generate, and let the reference take every block that every compressed layer is given."""
-    layers: dict[int, Comparison] = {}
+def follow_with_reference(model, policy: Policy, tolerance: Tolerance) -> bool:
+    """Generate, and let the reference take every block that every compressed layer is given.
 
-    def watch(block, result):
-        _, G, _, _, d = block.queries.shape
-        followed = layers.setdefault(block.layer, Comparison(policy, 2, G, d, tolerance))
-        followed.compare(block, result)
-
-    with compress(model, policy, block_size=6, watch=watch) as cache:
+    Returns:
+        Whether the layers shared a cache in the end.
+    """
+    comparison = Comparison(policy, tolerance)
+    with compress(model, policy, block_size=6, watch=comparison.compare) as cache:
         inputs = prompts([21, 13])
         model.generate(**inputs, past_key_values=cache, max_new_tokens=14, do_sample=False)
-    assert set(layers) == {layer.number for layer in cache.compressed_layers}
-    assert all(layer.found.steps == 4 + 13 for layer in layers.values())
+    assert set(comparison.rows) == {layer.number for layer in cache.compressed_layers}
+    assert comparison.found.steps == len(comparison.rows) * (4 + 13)
+    return cache.compressed.shared

@@ -17,7 +17,7 @@ from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
 from kvlab.fast.engine.columns import MOST_SLACK
-from kvlab.fast.engine.joint_layers import MOST_WAITING
+from kvlab.fast.engine.layers import MOST_WAITING
 from kvlab.fast.engine.port import port
 from kvlab.reference import methods
 
@@ -96,24 +96,21 @@ def test_a_padded_sequence_is_treated_as_if_alone(spec):
     ("spec", "beams"),
     sampled(product(BUDGETED, [1, 3]), list(zip(ONE_EACH_OF_BUDGETED, cycle([1, 3])))),
 )
-def test_deciding_for_all_layers_at_once_changes_nothing(spec, beams):
-    """A watched run decides layer by layer, as soon as the layer has attended."""
-    model, runs = tiny("llama"), []
-    for watch in (None, lambda block, result: None):
-        with compress(model, spec, BUDGET, block_size=6, watch=watch) as cache:
+def test_watching_changes_nothing(spec, beams):
+    """Layers share a cache or not, whether somebody watches or not; what is shown are copies."""
+    model, runs, shown = tiny("llama"), [], []
+
+    def watch(block, result):
+        shown.append((result.cache.positions, result.cache.positions.clone()))
+        result.positions.zero_()
+
+    for watcher in (None, watch):
+        with compress(model, spec, BUDGET, block_size=6, watch=watcher) as cache:
             found = written(model, cache, prompts([21, 13]), 18, num_beams=beams)
-            runs.append((found, cache.positions(), cache.joint is not None))
-    (together, positions, _), (separate, expected, split) = runs
-    assert not split
-    torch.testing.assert_close(together, separate, rtol=0, atol=0)
-    torch.testing.assert_close(positions, expected, rtol=0, atol=0)
-
-
-def test_methods_that_evict_often_decide_for_all_layers():
-    model = tiny("llama")
-    with compress(model, "h2o", BUDGET) as cache:
-        written(model, cache, prompts([21]), 4)
-        assert cache.joint is not None
+            runs.append((found, cache.positions(), cache.compressed.shared))
+    assert runs[0][2] == runs[1][2]
+    torch.testing.assert_close(runs[1][:2], runs[0][:2], rtol=0, atol=0)
+    assert all(torch.equal(now, then) for now, then in shown)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +122,17 @@ def test_methods_that_evict_often_decide_for_all_layers():
     ],
 )
 def test_tokens_between_decisions_are_observed_together(spec, most):
-    """As if one by one: `test_deciding_for_all_layers_at_once_changes_nothing` compares both."""
+    """As if one by one: `test_layers_agree_with_the_reference` compares both."""
     model, waiting, decided = tiny("llama"), [], []
 
     class Look:
         def put(self, value):
-            if cache.joint is not None:
-                waiting.append(len(cache.joint.waiting))
-                decided.append(any(cache.joint.due))
-                queries = sum(q.nbytes for one in cache.joint.waiting for q in one.queries)
-                entries = sum(cache.joint.cache.columns.nbytes.values())
+            layers = cache.compressed
+            if layers.shared:
+                waiting.append(len(layers.waiting))
+                decided.append(any(layers.policy.schedule.due(row) for row in cache.clocks))
+                queries = sum(q.nbytes for step in layers.waiting for q in step.queries)
+                entries = sum(layers.caches[0].columns.nbytes.values())
                 assert cache.memory().total == entries + queries
 
         def end(self):
@@ -262,13 +260,16 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
     ):
         with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
             written(model, cache, prompts([40]), 30)
-            for layer, memory in zip(cache.compressed_layers, cache.memory().layers, strict=True):
-                assert memory.total == sum(x.untyped_storage().nbytes() for x in tensors(layer))
+            layers = cache.memory().layers
+            kept = len(layers) // len(cache.compressed.caches)
+            for entries, memory in zip(cache.compressed.caches, layers[::kept], strict=True):
+                allocated = sum(x.untyped_storage().nbytes() for x in tensors(entries))
+                assert kept * memory.total == allocated
 
 
-def tensors(layer):
-    """Every distinct piece of storage that a layer's entries hold."""
-    entries, found = layer.entries, {}
+def tensors(entries):
+    """Every distinct piece of storage that some layers' entries hold."""
+    found = {}
     pools = [*entries.columns.buffers.values(), *entries.state.stream.values()]
     for storage in entries.mixed or ():
         pools += [storage.balance, storage.scale]
@@ -327,24 +328,7 @@ def test_the_meta_device_does_notice_waiting():
         torch.zeros(1, device="meta").item()
 
 
-# --- everything is restored, and what cannot work is refused -------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"policy": 5}, "policy = 5 must be"),
-        ({"policy": "h2o", "budget": 9, "watch": 3}, "watch = 3 must be"),
-        ({"policy": "h2o", "budget": 9.5}, "budget"),
-        ({"policy": "h2o", "budget": 9, "block_size": 2.5}, "block_size = 2.5 must be"),
-        ({"policy": "h2o", "budget": 9, "block_size": "4"}, "block_size = '4' must be"),
-    ],
-)
-def test_wrong_types_are_named_before_the_model_changes(arguments, message):
-    model = tiny("llama")
-    with pytest.raises(TypeError, match=message), compress(model, **arguments):
-        pass
-    assert model.config._attn_implementation != "kvlab"
+# --- the model is restored, and a cache starts anew -----------------------------------------------
 
 
 def test_the_model_is_restored_after_an_exception():
@@ -375,8 +359,8 @@ def test_a_failed_step_is_not_continued():
             model(**inputs, past_key_values=cache)
         with pytest.raises(ValueError, match="call reset"):
             model(**inputs, past_key_values=cache)
-        cache.reset()
         cache.watch = None
+        cache.reset()
         model(**inputs, past_key_values=cache)
 
 
@@ -395,106 +379,6 @@ def test_scores_that_are_nan_are_an_error():
     inputs = prompts([20])
     with pytest.raises(ValueError, match="NaN"), compress(model, "caote:tova", BUDGET) as cache:
         model(**inputs, past_key_values=cache)
-
-
-def generating(**options):
-    return lambda model, cache: model.generate(
-        **{**prompts([12]), **options}, past_key_values=cache, max_new_tokens=4
-    )
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda model, cache: model(**prompts([12])), "past_key_values=cache"),
-        (
-            lambda model, cache: model.generate(**prompts([12]), max_new_tokens=4),
-            "past_key_values=cache",
-        ),
-        (lambda model, cache: model.model(**prompts([12]), past_key_values=cache), "model itself"),
-        (generating(prompt_lookup_num_tokens=2), "assisted decoding"),
-        (generating(prefill_chunk_size=5), "block_size"),
-        (generating(use_cache=False), "use_cache = False"),
-        (generating(attention_mask=torch.zeros(1, 12, dtype=torch.long)), "at least one token"),
-        (
-            lambda model, cache: model(
-                torch.zeros((1, 0), dtype=torch.long), past_key_values=cache
-            ),
-            "must hold at least one token",
-        ),
-        (generating(attention_mask=torch.tensor([[1] * 11 + [0]])), "pad on the left"),
-        (generating(cache_implementation="static"), "cache_implementation"),
-        (
-            lambda model, cache: model(
-                **{**prompts([12]), "attention_mask": torch.ones(1, 1, 12, 12)},
-                past_key_values=cache,
-            ),
-            "attention_mask must be",
-        ),
-        (
-            lambda model, cache: model(
-                **prompts([12]), past_key_values=cache, output_attentions=True
-            ),
-            "output_attentions",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(call, message):
-    model = tiny("llama")
-    with compress(model, "h2o", BUDGET) as cache, pytest.raises(ValueError, match=message):
-        call(model, cache)
-    assert model.config._attn_implementation != "kvlab"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"policy": "h2o"}, "h2o needs a budget"),
-        ({"policy": "h2o", "budget": 0}, "budget = 0"),
-        ({"policy": "h2o", "budget": 8, "block_size": 0}, "block_size = 0"),
-        ({"policy": "nonsense", "budget": 8}, "unknown method"),
-        ({"policy": "caote:rkv", "budget": 12}, "at least 0"),
-        ({"policy": methods.get("h2o", 8), "budget": 8}, "finished policy"),
-    ],
-)
-def test_bad_arguments_are_refused_before_the_model_changes(arguments, message):
-    model = tiny("llama")
-    with pytest.raises(ValueError, match=message), compress(model, **arguments):
-        pass
-    assert model.config._attn_implementation != "kvlab"
-    assert "forward" not in model.__dict__
-
-
-def test_models_that_cannot_be_compressed_are_refused():
-    sliding = tiny("mistral")
-    config = copy.deepcopy(sliding.config)
-    config.sliding_window = 8
-    model = type(sliding)(config)
-    with pytest.raises(ValueError, match="no full-attention layer"), compress(model, "h2o", 8):
-        pass
-    with pytest.raises(ValueError, match="transformers model"), compress(object(), "h2o", 8):
-        pass
-
-
-def test_one_model_is_compressed_once():
-    model = tiny("llama")
-    with (
-        compress(model, "h2o", BUDGET),
-        pytest.raises(ValueError, match="compressed already"),
-        compress(model, "h2o", BUDGET),
-    ):
-        pass
-    assert model.config._attn_implementation != "kvlab"
-
-
-def test_a_prompt_that_the_budget_cannot_hold_changes_nothing():
-    model = tiny("llama")
-    with compress(model, "raas", BUDGET) as cache:
-        with pytest.raises(ValueError, match="protected"):
-            model(**prompts([20]), past_key_values=cache)
-        assert cache.get_seq_length() == 0
-        model(**prompts([8]), past_key_values=cache)
-        assert cache.get_seq_length() == 8
 
 
 def test_repositioned_keys_agree_with_the_reference():

@@ -12,6 +12,7 @@ from sampling import sampled
 from shapes import shapes_checked
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
+from kvlab.fast.methods import port
 from kvlab.reference import methods
 
 BUDGET = 24
@@ -23,14 +24,15 @@ DTYPES = {
 }
 FLOWS = {
     "short": (26, 24, 9),
-    "decode": (1, 200, None),
-    "blocks": (205, 0, 1),
-    "both": (26, 200, 9),
+    "decode": (1, 110, None),
+    "blocks": (115, 0, 1),
+    "both": (26, 90, 9),
 }
 """Tokens of the longest prompt, generated tokens, block size of prefill."""
 BATCHES = {"one": (0,), "padded": (0, 11)}
 """Tokens that each prompt is shorter than the longest."""
 
+LAYERS = {"short": 2, "decode": 1, "blocks": 1, "both": 2}
 SHAPES_CHECKED = {"short": 0, "decode": 0, "blocks": 0, "both": 7}
 """Blocks of each stream during which array shapes are checked, too: prefill and four tokens."""
 
@@ -81,15 +83,15 @@ def compare(spec: str, heads: str, dtype: str, flow: str, batch: str) -> Compari
     longest, steps, block_size = FLOWS[flow]
     prompts = [max(1, longest - shorter) for shorter in BATCHES[batch]]
     policy = methods.get(spec, None if spec in OWN_SIZE else BUDGET)
-    G, _, d = HEADS[heads]
-    comparison = Comparison(policy, len(prompts), G, d, tolerance)
-    blocks = random_blocks(7, HEADS[heads], prompts, steps, block_size, number_format)
+    layers = 1 if port(policy).precision.quantises else LAYERS[flow]
+    comparison = Comparison(policy, tolerance, layers)
+    blocks = random_blocks(7, HEADS[heads], prompts, steps, block_size, number_format, layers)
     with shapes_checked(True):
         for block in islice(blocks, SHAPES_CHECKED[flow]):
             comparison.feed(block)
     for block in blocks:
         comparison.feed(block)
-    assert comparison.found.steps == ceil(longest / (block_size or longest)) + steps
+    assert comparison.found.steps == layers * (ceil(longest / (block_size or longest)) + steps)
     return comparison
 
 
@@ -105,9 +107,8 @@ def test_fast_agrees_with_the_reference(spec, heads, dtype, flow, batch):
 
 def test_the_comparison_can_fail():
     policy, other = methods.get("h2o", BUDGET), methods.get("tova", BUDGET)
-    comparison = Comparison(policy, 1, 2, 8, Tolerance(FLOAT64, FLOAT64))
-    comparison.fast = Comparison(other, 1, 2, 8, None).fast
-    comparison.cache = comparison.fast.empty_cache()
+    comparison = Comparison(policy, Tolerance(FLOAT64, FLOAT64))
+    comparison.layers.policy = port(other)
     blocks = random_blocks(7, HEADS["gqa"], [26], 40, 9, torch.float64)
     with pytest.raises(AssertionError):
         deque(map(comparison.feed, blocks), maxlen=0)

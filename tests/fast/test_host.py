@@ -15,9 +15,9 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
 from kvlab.fast import compress, twin_of
 from kvlab.fast.engine import host, port
+from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Full, Nobody
 from kvlab.fast.engine.policy import Score as FastScore
-from kvlab.fast.engine.step import step
 from kvlab.fast.engine.twins import TWINS
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
@@ -145,8 +145,7 @@ KINDS = (("gqa", "float32"), ("mha", "bfloat16"), ("mqa", "float64"))
 def test_streams_agree_with_the_reference(name, kind):
     heads, dtype = kind
     number_format, tolerance = DTYPES[dtype]
-    G, _, d = HEADS[heads]
-    comparison = Comparison(POLICIES[name], 2, G, d, tolerance)
+    comparison = Comparison(POLICIES[name], tolerance)
     for block in random_blocks(3, HEADS[heads], [20, 13], 40, 7, number_format):
         comparison.feed(block)
     assert comparison.found.evictions > 10
@@ -204,7 +203,7 @@ def generation(model, chosen, inputs, **options):
         ids = torch.cat([asked, first[0], more], dim=1)
         seen = torch.cat([mask, torch.ones(len(ids), first[0].shape[1] + 4, dtype=int)], dim=1)
         second = written(model, cache, {"input_ids": ids, "attention_mask": seen}, 6)
-        return first, second, cache.positions(), cache.joint is not None
+        return first, second, cache.positions(), cache.compressed.shared
 
 
 @pytest.mark.parametrize(("spec", "beams"), diagonal(SPECS, [1, 3]))
@@ -229,7 +228,7 @@ def test_state_moves_with_beams():
     model = tiny("llama")
     with compress(model, POLICIES["own state"]) as cache:
         written(model, cache, prompts([21]), 8, num_beams=3)
-        layer = cache.compressed_layers[0].entries
+        layer = cache.compressed.caches[0]
         usual = [state["usual"] for state in layer.state.stream[host.STREAM]]
         assert len(set(usual)) > 1
         layer.map_rows(lambda x: x[torch.tensor([2, 0, 1])], [2, 0, 1])
@@ -242,9 +241,9 @@ def test_memory_counts_what_lies_on_the_host():
     remembered = policy(without_twins(methods.get("snapkv@window=3", 8).score))
     with compress(model, remembered) as cache:
         written(model, cache, prompts([9]), 4)
-        states = cache.compressed_layers[0].entries.state.stream[host.STREAM]
+        states = cache.compressed.caches[0].state.stream[host.STREAM]
         queries = sum(x.nbytes for state in states for x in state.values())
-        columns = sum(cache.compressed_layers[0].entries.columns.nbytes.values())
+        columns = sum(cache.compressed.caches[0].columns.nbytes.values())
         assert cache.memory().layers[0].total == columns + queries > columns
 
 
@@ -272,10 +271,10 @@ def test_rows_that_a_score_does_not_declare_are_nan(declared, known):
             rows.append(int(some.all(axis=(0, 1, 3)).sum()))
             return state
 
-    spied = port.port(policy(Spy()))
-    cache = spied.empty_cache()
-    for block in random_blocks(3, HEADS["gqa"], [20], 2, 7, torch.float32):
-        step(spied, cache, block)
+    spied = Layers(port.port(policy(Spy())), 1)
+    for (block,) in random_blocks(3, HEADS["gqa"], [20], 2, 7, torch.float32):
+        spied.begin(block.clock)
+        spied.attend(0, block)
     assert rows == known
 
 
@@ -337,7 +336,7 @@ def test_a_twin_of_an_outside_package_is_found():
         ported = port.port(POLICIES["no attention"])
         assert isinstance(ported.score, ShortKeysInTensors)
         assert not ported.on_host
-        comparison = Comparison(POLICIES["no attention"], 1, 2, 8, Tolerance(FLOAT64, FLOAT64))
+        comparison = Comparison(POLICIES["no attention"], Tolerance(FLOAT64, FLOAT64))
         for block in random_blocks(3, HEADS["gqa"], [20], 10, 7, torch.float64):
             comparison.feed(block)
     finally:

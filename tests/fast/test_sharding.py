@@ -20,10 +20,10 @@ from sharded import PROMPTS, SPECS, TOKENS, run_all, write_found
 from torch.distributed import TCPStore
 
 from kvlab.fast import compress, methods
-from kvlab.fast.engine.step import step
+from kvlab.fast.engine.layers import Layers
 from kvlab.fast.huggingface.sharding import Shard, check_heads, shard_of
 from kvlab.fast.models.loading import load
-from kvlab.reference.methods import WRAPPERS, base_name, names, takes_budget
+from kvlab.reference.methods import takes_budget
 from kvlab.reference.models import reasoner_directory
 
 HEADS = (4, 2, 8)
@@ -34,53 +34,38 @@ def policy_for(spec: str):
     return methods.get(spec, BUDGET if takes_budget(spec) else None)
 
 
-def kept(spec: str, first: int, last: int) -> list:
-    """What some of the heads keep, and at how many bits, after every step of a random stream."""
-    policy, found = policy_for(spec), []
-    cache = policy.empty_cache()
-    for block in random_blocks(3, HEADS, (16, 13), 24, 6, torch.float64):
-        part = replace(
-            block,
-            queries=block.queries[:, first:last],
-            keys=block.keys[:, first:last],
-            values=block.values[:, first:last],
-            first_head=first,
-        )
-        step(policy, cache, part, watched=True)
-        order = cache.positions.sort(dim=-1)
-        bits = cache.bits().gather(-1, order.indices)
-        found += [(order.values[:, g].tolist(), bits[:, g].tolist()) for g in range(last - first)]
+def kept(spec: str, first: int, last: int, number: int | None = None) -> list[list]:
+    """What each of some heads keeps, and at how many bits, after every step of a random stream.
+
+    ``number`` is what the first of them is said to be, if it is not its own.
+    """
+    found = [[] for _ in range(first, last)]
+
+    def watch(block, result):
+        order = result.cache.positions.sort(dim=-1)
+        bits = result.cache.bits().gather(-1, order.indices)
+        for g, steps in enumerate(found):
+            steps.append((order.values[:, g].tolist(), bits[:, g].tolist()))
+
+    heads, layers = slice(first, last), Layers(policy_for(spec), 1, watch=watch)
+    for (block,) in random_blocks(3, HEADS, (16, 13), 24, 6, torch.float64):
+        vectors = {name: getattr(block, name)[:, heads] for name in ("queries", "keys", "values")}
+        layers.begin(block.clock)
+        layers.attend(0, replace(block, **vectors, first_head=first if number is None else number))
+        layers.finish()
     return found
-
-
-def by_head(rows: list, heads: int) -> list[list]:
-    return [rows[head::heads] for head in range(heads)]
 
 
 @pytest.mark.parametrize("spec", sampled([*ALL, "rpc@heads=group"], [*ONE_EACH, "rpc@heads=group"]))
 def test_methods_say_whether_heads_decide_together(spec):
     """Heads that say that they decide alone keep the same in halves; the others do not."""
-    together = by_head(kept(spec, 0, 4), 4)
-    apart = by_head(kept(spec, 0, 2), 2) + by_head(kept(spec, 2, 4), 2)
-    assert (together != apart) == policy_for(spec).couples_heads
+    apart = kept(spec, 0, 2) + kept(spec, 2, 4)
+    assert (kept(spec, 0, 4) != apart) == policy_for(spec).couples_heads
 
 
 def test_nacl_draws_the_noise_of_every_head_for_itself():
-    together = by_head(kept("nacl", 0, 4), 4)
-    assert by_head(kept("nacl", 2, 4), 2) == together[2:]
-    blocks = random_blocks(3, HEADS, (16, 13), 24, 6, torch.float64)
-    policy, wrong = policy_for("nacl"), []
-    cache = policy.empty_cache()
-    for block in blocks:
-        part = replace(
-            block,
-            queries=block.queries[:, 2:],
-            keys=block.keys[:, 2:],
-            values=block.values[:, 2:],
-        )
-        step(policy, cache, part, watched=True)
-    wrong = cache.positions.sort(dim=-1).values[:, 0].tolist()
-    assert wrong != together[2][-1][0]  # with the noise of the first head
+    assert kept("nacl", 2, 4) == kept("nacl", 0, 4)[2:]
+    assert kept("nacl", 2, 4, number=0) != kept("nacl", 0, 4)[2:]
 
 
 def test_a_process_knows_its_heads():
@@ -164,13 +149,6 @@ def alone():
     return run_all(model, tokenizer)
 
 
-def test_every_method_is_run():
-    run = {base_name(spec) for spec in SPECS}
-    assert run == set(names())
-    assert {"caote:h2o", "fast_caote:tova"} <= set(SPECS)
-    assert set(WRAPPERS) <= run
-
-
 @pytest.mark.parametrize("spec", SPECS)
 def test_two_processes_write_what_one_writes(spec, ranks, alone):
     first, second = (rank[spec] for rank in ranks)
@@ -229,7 +207,7 @@ needs_accelerate = pytest.mark.skipif(not find_spec("accelerate"), reason="needs
 
 
 @needs_accelerate
-@pytest.mark.parametrize("spec", ["h2o", "caote:h2o", "kivi@residual=32,group=8"])
+@pytest.mark.parametrize("spec", ["caote:h2o", "kivi@residual=32,group=8"])
 def test_layers_that_are_fetched_from_the_disk_change_nothing(spec, tmp_path):
     """What ``device_map="auto"`` does where memory is full; all that a CPU alone can try."""
     from accelerate import dispatch_model
@@ -258,5 +236,5 @@ def test_caches_are_where_their_layers_are(spec):
         add_hook_to_module(layer, hook)
     tokens, positions, cache = answer(model, tokenizer, spec)
     assert (tokens, positions) == expected
-    devices = [layer.entries.positions.device.type for layer in cache.compressed_layers]
+    devices = [each.positions.device.type for each in cache.compressed.caches]
     assert devices == ["cuda", "cuda", "cpu", "cpu"]
