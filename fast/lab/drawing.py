@@ -6,6 +6,7 @@ reader's light or dark theme.
 
 import io
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvlab.fast.lab.files import write_text
 if TYPE_CHECKING:  # Matplotlib is a third of a command's time to start, and few commands draw
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
 
 INK = "#000000"
 """Matplotlib's black; in a picture it becomes the colour of the text around it."""
@@ -93,6 +95,16 @@ def curve_style(number: int, curves: int) -> dict[str, Any]:
 
     palette = matplotlib.colormaps["tab10" if curves <= 10 else "tab20"]
     return {"color": palette(number % palette.N), "marker": MARKERS[number % len(MARKERS)]}
+
+
+def draw_curves(values: Mapping[str, "ArrayLike"], xlabel: str, ylabel: str) -> Picture:
+    """Draw named curves over whole numbers, from 0 upwards."""
+    figure, (axes,) = canvas(height=4.6)
+    for number, (name, heights) in enumerate(values.items()):
+        color = curve_style(number, len(values))["color"]
+        axes.plot(heights, label=name, linewidth=1.2, color=color)
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
+    return finish(figure, f"{ylabel} over the {xlabel}.", legend="right")
 
 
 def mark_end_of_prompt(axes: "Axes", prompt: int) -> None:

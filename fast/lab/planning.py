@@ -1,14 +1,14 @@
 """Memory, time and devices that a model needs under methods, from the cost model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
+from kvlab.fast.lab.drawing import draw_curves
 from kvlab.fast.lab.points import check_some_ran
-from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
+from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
@@ -223,42 +223,27 @@ def title(serving: Serving) -> str:
 
 def write_report(found: Planned, path: Path) -> None:
     """Write the table and what happens over the tokens, as one HTML file."""
-    write_html(list(_report_blocks(found)), path)
-
-
-def _report_blocks(found: Planned) -> Iterator[Block]:
-    runtime = found.serving.runtime
-    yield Heading("kvlab plan", 1)
-    yield Text(
+    runtime, memory, time = found.serving.runtime, {}, {}
+    for name, plan in found.plans:
+        heads = plan.shape.layers * plan.shape.kv_heads
+        memory[name] = heads * plan.held.elements(plan.shape.head_dim) / 8 / GB
+        window = min(64, plan.generated)
+        smooth = np.convolve(plan.step_seconds, np.full(window, 1 / window), mode="valid")
+        time[f"{name}, batch {plan.batch}"] = 1e3 * smooth
+    memory_curves = draw_curves(memory, "tokens", "GB of keys and values")
+    time_curves = draw_curves(time, "tokens written", "ms per step")
+    about = (
         f"{title(found.serving)}. Source of the hardware's figures: "
         f"{found.serving.hardware.source}. Kernels reach {runtime.bandwidth_share:.0%} of the "
         f"bandwidth and {runtime.flops_share:.0%} of the arithmetic; {runtime.memory_share:.0%} of "
         "the memory may be used."
     )
-    yield table(found)
-    yield Text(CAPTION)
-    yield Drawing("memory", "Memory of one sequence", _memory_over_tokens(found.plans).on_white)
-    yield Drawing("time", "Time of a step", _time_over_tokens(found.plans).on_white)
-
-
-def _memory_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
-    figure, (axes,) = canvas(height=4.6)
-    for number, (name, plan) in enumerate(plans):
-        heads = plan.shape.layers * plan.shape.kv_heads
-        curve = heads * plan.held.elements(plan.shape.head_dim) / 8 / GB
-        color = curve_style(number, len(plans))["color"]
-        axes.plot(curve, label=name, linewidth=1.2, color=color)
-    axes.set(xlabel="tokens", ylabel="GB of keys and values", ylim=(0, None))
-    return finish(figure, "GB of keys and values over the tokens.", legend="right")
-
-
-def _time_over_tokens(plans: Sequence[tuple[str, Plan]]) -> Picture:
-    figure, (axes,) = canvas(height=4.6)
-    for number, (name, plan) in enumerate(plans):
-        milliseconds = 1e3 * plan.step_seconds
-        window = min(64, len(milliseconds))
-        smooth = np.convolve(milliseconds, np.full(window, 1 / window), mode="valid")
-        color = curve_style(number, len(plans))["color"]
-        axes.plot(smooth, label=f"{name}, batch {plan.batch}", linewidth=1.2, color=color)
-    axes.set(xlabel="tokens written", ylabel="ms per step", ylim=(0, None))
-    return finish(figure, "Time of a step over the tokens written.", legend="right")
+    blocks = [
+        Heading("kvlab plan", 1),
+        Text(about),
+        table(found),
+        Text(CAPTION),
+        Drawing("memory", "Memory of one sequence", memory_curves.on_white),
+        Drawing("time", "Time of a step", time_curves.on_white),
+    ]
+    write_html(blocks, path)

@@ -1,15 +1,22 @@
 """Methods replayed on a recorded generation: what each would have kept, and what that costs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 
-from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish, mark_end_of_prompt
+from kvlab.fast.lab.drawing import (
+    Picture,
+    canvas,
+    curve_style,
+    draw_curves,
+    finish,
+    mark_end_of_prompt,
+)
 from kvlab.fast.lab.points import check_some_ran, points
-from kvlab.fast.lab.reports import Block, Drawing, Heading, Text, write_html
+from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -201,41 +208,30 @@ def caption(found: Simulation) -> str:
 
 def write_report(found: Simulation, path: Path) -> None:
     """Write a table, curves, and who was kept when, as one HTML file that needs no network."""
-    write_html(list(_report_blocks(found)), path)
-
-
-def _report_blocks(found: Simulation) -> Iterator[Block]:
-    yield Heading("kvlab simulate", 1)
-    yield Text(
+    rows, layers, heads = found.ran(), found.layers, found.trace.shape[1]
+    about = (
         f"{title(found.trace)}. The vertical line in the last picture is the end of the prompt; a "
         "line ends where its entry left."
     )
-    yield table(found)
-    yield Text(caption(found))
-    rows, middle = found.ran(), found.layers[len(found.layers) // 2]
+    memory = {
+        row.label: heads * np.sum([judged[number].fate.bits for judged in layers], 0) / 8 / 1024
+        for number, row in enumerate(rows)
+    }
+    middle = layers[len(layers) // 2]
     left = {row.label: each.fate.left[0] for row, each in zip(rows, middle, strict=True)}
     shown = dict(list(left.items())[:MOST_LIFETIMES])
-    for name, heading, picture in (
-        ("memory", "Memory over tokens", _memory_over_tokens(found)),
-        ("error", "Error over memory", _error_over_memory(rows)),
-        (
-            "kept",
-            f"Who was kept when: layer {middle[0].fate.layer}, KV head 0",
-            lifetimes(shown, found.trace.prompt),
-        ),
-    ):
-        yield Drawing(name, heading, picture.on_white)
-
-
-def _memory_over_tokens(found: Simulation) -> Picture:
-    figure, (axes,) = canvas(height=4.6)
-    rows, heads = found.ran(), found.trace.shape[1]
-    for number, row in enumerate(rows):
-        bits = np.sum([judged[number].fate.bits for judged in found.layers], axis=0) * heads
-        color = curve_style(number, len(rows))["color"]
-        axes.plot(bits / 8 / 1024, label=row.label, linewidth=1.2, color=color)
-    axes.set(xlabel="tokens", ylabel="KiB of keys and values", ylim=(0, None))
-    return finish(figure, "KiB of keys and values over the tokens.", legend="right")
+    kept = f"Who was kept when: layer {middle[0].fate.layer}, KV head 0"
+    memory_curves = draw_curves(memory, "tokens", "KiB of keys and values")
+    blocks = [
+        Heading("kvlab simulate", 1),
+        Text(about),
+        table(found),
+        Text(caption(found)),
+        Drawing("memory", "Memory over tokens", memory_curves.on_white),
+        Drawing("error", "Error over memory", _error_over_memory(rows).on_white),
+        Drawing("kept", kept, lifetimes(shown, found.trace.prompt).on_white),
+    ]
+    write_html(blocks, path)
 
 
 def _error_over_memory(rows: Sequence[Row]) -> Picture:

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 from cases import QUANTIZING
 from noise import noise
-from shapes import shapes_checked
 from tolerances import FLOAT64
 
-from kvlab.reference import Transformer, methods
-from kvlab.reference.files import load_tokenizer
+from kvlab.reference import methods
 from kvlab.reference.generate import advance, start
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.replay import Layer, replay
-from kvlab.reference.simulator.trace import Metadata, Trace
+from kvlab.reference.simulator.trace import Recorder
 from kvlab.reference.tasks import reasoning
 
 
@@ -29,11 +26,11 @@ def test_quantising_policies_are_stepped(spec):
     assert fate.error[:, -1].min() > 0
 
 
+@pytest.mark.usefixtures("shapes")
 @pytest.mark.parametrize("spec", ["h2o", "tova", "lazy_eviction@window=4,threshold=0.05"])
 def test_mass_and_error_are_those_of_dense_attention(spec):
     trace = noise(layers=1)
-    with shapes_checked(True):
-        (fate,) = fates(trace, spec, 12)
+    (fate,) = fates(trace, spec, 12)
     layer, t = Layer.of(trace, 0), 70
     full = layer.full_attention(0, t)
     for token in (25, 40, 69):
@@ -72,41 +69,28 @@ def test_a_full_cache_keeps_everything():
 # --- live runs -----------------------------------------------------------------------------------
 
 
-def live_run(policy):
+def live_run(reasoner, policy):
     """Let the embedded model write the beginning of a solution under a policy.
 
     Returns:
         What its layers were handed, as a trace, and the positions that each layer kept after every
         step.
     """
-    directory = reasoner_directory()
-    model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
+    model, tokenizer = reasoner
     problem = reasoning.held_out(1)[0]
     prompt = tokenizer.encode(problem.prompt).ids
     answer = tokenizer.encode(problem.solution).ids[:60]
-    handed, kept = {}, {}
+    recorder, kept = Recorder(), {}
 
     def watch(block, result):
-        handed.setdefault(block.layer, []).append((block.queries, block.keys, block.values))
+        recorder.note(block.layer, block.clock.positions, block.queries, block.keys, block.values)
         kept.setdefault(block.layer, {})[block.clock.seen - 1] = result.cache.positions
 
     session = start(model, policy, len(prompt))
     _, session = advance(session, prompt, watch=watch)
     for token in answer[:-1]:
         _, session = advance(session, [token], 0.9, watch)
-    vectors = [
-        np.stack([np.concatenate([p[kind] for p in handed[n]], axis=-2) for n in sorted(handed)])
-        for kind in range(3)
-    ]
-    t = vectors[1].shape[2]
-    trace = Trace(
-        *vectors,
-        positions=np.arange(t),
-        tokens=np.array([*prompt, *answer])[:t],
-        prompt=len(prompt),
-        confidence=session.confidence,
-        metadata=Metadata("reasoner", tuple(sorted(handed))),
-    )
+    trace = recorder.trace([*prompt, *answer], len(prompt), session.confidence, "reasoner")
     return trace, kept
 
 
@@ -123,9 +107,9 @@ def live_run(policy):
         "rkv@every=16",
     ],
 )
-def test_a_live_run_is_reproduced_exactly(spec):
+def test_a_live_run_is_reproduced_exactly(reasoner, spec):
     policy = methods.get(spec, 120)
-    trace, kept = live_run(policy)
+    trace, kept = live_run(reasoner, policy)
     for (fate,) in replay(trace, [policy]):
         for token, positions in kept[fate.layer].items():
             np.testing.assert_array_equal(fate.kept(token), positions)

@@ -1,4 +1,4 @@
-"""What a timeline says is what the reference kept."""
+"""What a timeline says is what the reference kept; timelines drawn at random are timelines."""
 
 import dataclasses
 import json
@@ -63,3 +63,35 @@ def test_damage_is_named(damage, message):
     damage(stored)
     with pytest.raises(ValueError, match=message):
         read(json.dumps(stored))
+
+
+# --- drawn at random ------------------------------------------------------------------------------
+
+
+def test_every_head_keeps_as_many_entries_as_the_budget_lets_it():
+    found = synthetic(3, 50, 20, 2, 3, 30, 7)
+    assert len(found.runs) == 3
+    for run in found.runs:
+        assert (len(run.layers), run.kv_heads, run.read) == (2, 3, 50)
+        np.testing.assert_allclose(run.entries(), np.minimum(run.steps, 30))
+    assert len(read(write(found)).runs) == 3
+
+
+def test_the_seed_decides():
+    one, same, other = (synthetic(seed=seed).runs[0] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one.last_step, same.last_step)
+    assert (one.last_step != other.last_step).any()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"layers": 0}, "layers = 0 must be at least 1"),
+        ({"budget": -1}, "budget = -1 must be at least 1"),
+        ({"tokens": 5, "prompt": 6}, "prompt = 6 must be at most tokens = 5"),
+        ({"tokens": 5, "prompt": 2, "texts": ("a",)}, "there are 1, there must be tokens . 1 = 6"),
+    ],
+)
+def test_impossible_sizes_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        synthetic(**wrong)

@@ -2,15 +2,10 @@
 
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated
-
-import typer
 
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.tasks import english
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def words(text: str) -> tuple[str, ...]:

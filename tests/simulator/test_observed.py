@@ -1,0 +1,162 @@
+"""What is observed in attention and keys: by hand, and against what the methods themselves say."""
+
+import numpy as np
+import pytest
+from noise import noise
+from tolerances import FLOAT64
+
+from kvlab.reference import Never, Nobody, Policy, Unlimited, generate, methods
+from kvlab.reference.models import reasoner_directory
+from kvlab.reference.proofs.outputs import output_without
+from kvlab.reference.simulator import workloads
+from kvlab.reference.simulator.observed import (
+    QUADRANTS,
+    Head,
+    Quadrants,
+    Recurring,
+    activations,
+    choice,
+    choices,
+    intervals,
+    least,
+    most_recurring,
+    observe_heads,
+    outliers_and_errors,
+    quadrants,
+)
+from kvlab.reference.simulator.replay import Layer
+
+# --- recurrence -----------------------------------------------------------------------------------
+
+
+THRESHOLD = 0.01
+
+
+@pytest.fixture(scope="module")
+def tracked(reasoner, solved):
+    """The trace, and every entry's interval as LazyEviction's own state has it after the answer."""
+    prompt, stop, trace = solved
+    score = methods.get("lazy_eviction", 10**9, threshold=THRESHOLD).score
+    observing = Policy("observing", score, Never(), Nobody(), Unlimited())
+    caches = generate(reasoner[0], observing, prompt, 200, stop=stop).session.caches
+    return trace, np.concatenate([cache.state.entries["interval"].ravel() for cache in caches])
+
+
+def test_gaps_and_interval_of_an_entry():
+    # born after step 2, activated at 3, 5, 9 and 10: gaps 1, 2, 4, 1
+    entry = Recurring(0, 0, 12, 0.1, (3, 5, 9, 10), born=2)
+    assert entry.gaps == (1, 2, 4, 1) and entry.interval == 4
+    assert Recurring(0, 0, 12, 0.1, (), born=2).interval == 0
+
+
+def test_intervals_are_those_that_lazy_eviction_tracks(tracked):
+    trace, live = tracked
+    found = [entry.interval for entry in activations(trace, THRESHOLD)]
+    np.testing.assert_array_equal(found, live)
+    assert intervals(reasoner_directory(), 1, 0, THRESHOLD).tolist() == found
+
+
+def test_another_threshold_gives_other_intervals(tracked):
+    trace, live = tracked
+    found = [entry.interval for entry in activations(trace, 10 * THRESHOLD)]
+    assert (np.array(found) != live).any()
+
+
+def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():
+    workload = workloads.periodic_recurrence(seed=0)
+    entries = activations(workload.trace, 0.05)
+    found = most_recurring(entries, count=len(workload.facts["recurring"]), gap=20)
+    places = [entry.position for entry in found]
+    assert set(places) == set(workload.facts["recurring"].tolist())
+    by_place = dict(zip(workload.facts["recurring"], workload.facts["intervals"], strict=True))
+    # an entry's first gap starts at the step before its birth, one earlier than the workload's
+    assert all(entry.interval == by_place[entry.position] + 1 for entry in found)
+
+
+def test_a_negative_threshold_is_refused(tracked):
+    with pytest.raises(ValueError, match="threshold = -1 must be between 0 and 1"):
+        next(activations(tracked[0], -1))
+
+
+# --- who leaves -----------------------------------------------------------------------------------
+
+
+def head(weights, values):
+    """One head of one channel whose queries pay attention in proportion to whole numbers."""
+    t = len(weights)
+    keys = np.log(np.asarray(weights, dtype=float))[:, None]
+    return Head(0, 0, np.ones((t, 1)), keys, np.asarray(values, dtype=float)[:, None])
+
+
+def test_attention_and_error_name_other_entries():
+    # weights 2, 3, 15, 1 of 21; values 10, 1, 1, 1: output 39/21 = 13/7.
+    # entry 0: 2/19·(10 − 13/7) = 6/7; entry 1: 3/18·(13/7 − 1) = 1/7; over 13/7: 6/13 and 1/13.
+    found = choice(head([2, 3, 15, 1], [10, 1, 1, 1]), 0.0, first=3)
+    np.testing.assert_allclose(found.by_attention, [6 / 13], atol=FLOAT64)
+    np.testing.assert_allclose(found.by_error, [1 / 13], atol=FLOAT64)
+    assert found.common.tolist() == [0]
+
+
+def test_several_leave_together():
+    # without entries 0 and 1 all values are 1: 13/7 − 1 = 6/7, over 13/7: 6/13.
+    found = choice(head([2, 3, 15, 1], [10, 1, 1, 1]), 0.7, first=3)
+    np.testing.assert_allclose(found.by_attention, [6 / 13], atol=FLOAT64)
+
+
+def test_the_last_entry_never_leaves():
+    assert least(np.array([3.0, 1, 2, 0]), 2).tolist() == [False, True, True, False]
+
+
+def test_on_the_reasoner_one_victim_of_least_error_is_the_best_there_is():
+    heads, query = observe_heads(reasoner_directory()), 160
+    found = choices(heads, first=query)
+    assert all((one.by_error <= one.by_attention + FLOAT64).all() for one in found)
+    h, values = heads[5].attention()[query, : query + 1], heads[5].values[: query + 1]
+    recomputed = [
+        np.linalg.norm(output_without(np.log(h), values, [j]) - h @ values) for j in range(query)
+    ]
+    best = min(recomputed) / np.linalg.norm(h @ values)
+    assert found[5].by_error[0] == pytest.approx(best, rel=1e-6)
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="first = 1 must be at least 2"):
+        choices([], first=1)
+    with pytest.raises(ValueError, match="share = 1 must be at least 0 and below 1"):
+        choices([], share=1)
+
+
+# --- importance and sensitivity -------------------------------------------------------------------
+
+
+def test_quadrants_are_named_as_in_the_paper():
+    # medians 2.5 and 2.5; one token each: neither, important, both, sensitive
+    found = Quadrants(np.array([1.0, 3, 4, 2]), np.array([1.0, 2, 3, 4]))
+    assert found.important.tolist() == [False, True, True, False]
+    assert found.sensitive.tolist() == [False, False, True, True]
+    assert found.counts == dict.fromkeys(QUADRANTS, 1)
+    assert found.r_squared == pytest.approx(0.16)  # correlation 2/5
+
+
+def test_a_layer_is_judged_without_its_recent_tokens():
+    layer = Layer.of(noise(t=70), 0)
+    found = quadrants(layer, recent=20)
+    assert found.importance.shape == found.sensitivity.shape == (50,)
+    assert found.sensitivity.max() == 1
+    assert sum(found.counts.values()) == 50
+    attention = layer.full_attention(50, 70).attention[..., :50].mean(axis=(0, 1, 2))
+    assert found.importance[25] == pytest.approx(attention[22:29].mean())
+
+
+def test_larger_outliers_cost_more_to_store():
+    keys = np.tile(np.linspace(-1, 1, 32), (1, 3, 1))
+    keys[0, 1, 5], keys[0, 2, 5] = 10, 40
+    scores, errors = outliers_and_errors(keys, 4)
+    assert scores[0, 0] == 0 and (np.diff(scores[0]) > 0).all() and (np.diff(errors[0]) > 0).all()
+    steps = np.ptp(keys, axis=-1) / 15
+    assert (errors <= 0.51 * steps).all() and (errors > 0.05 * steps).all()
+
+
+def test_something_must_be_left_to_judge():
+    with pytest.raises(ValueError, match="recent = 69 must leave two of the 70 tokens"):
+        quadrants(Layer.of(noise(t=70), 0), recent=69)
