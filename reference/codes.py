@@ -28,6 +28,11 @@ class Code(ABC):
     def bits(self) -> int:
         """Bits per element, without scales and norms."""
 
+    @property
+    def tokens(self) -> int:
+        """Vectors that are stored together, and can only be kept or dropped together."""
+        return 1
+
     def bits_with_scales(self, d: int) -> float:
         """Return the bits per element of a vector of ``d`` channels, with its scales and norms."""
         return 8 * sum(part.nbytes for part in self.encode(np.zeros((1, d)))) / d

@@ -54,21 +54,6 @@ class Quantized:
         zero = _per_element(self.zero.astype(np.float64), self.group, self.length)
         return scale * codes + zero  # [KIVI 3]
 
-    def take(self, rows: Array) -> "Quantized":
-        """Return the vectors with these indices along the first axis."""
-        return self._with(self.codes[rows], self.scale[rows], self.zero[rows])
-
-    def extend(self, other: "Quantized") -> "Quantized":
-        """Append vectors of the same format along the first axis."""
-        return self._with(
-            np.concatenate([self.codes, other.codes]),
-            np.concatenate([self.scale, other.scale]),
-            np.concatenate([self.zero, other.zero]),
-        )
-
-    def _with(self, codes: Array, scale: Array, zero: Array) -> "Quantized":
-        return Quantized(codes, scale, zero, self.bits, self.group, self.length)
-
     @property
     def code_bytes(self) -> int:
         """Bytes of the packed codes."""

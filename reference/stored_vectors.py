@@ -1,14 +1,12 @@
 """Storage of keys or values: each vector at its own precision, codes packed in tables."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.codes import Code, Parts, Scale
+from kvlab.reference.codes import Code, Scale
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import FULL_BITS, Quantized, quantize
 
@@ -16,153 +14,85 @@ FULL = -1
 """In place of a table's number: the vector is stored at full precision."""
 
 
-class CodedRows(ABC):
-    """A table of vectors that are stored as packed codes of one format."""
+@dataclass(frozen=True)
+class TokenGroups(Code):
+    """Vectors quantised one by one, in groups of consecutive channels."""
+
+    width: int
+    group: int
 
     @property
-    @abstractmethod
-    def format(self) -> tuple[Any, ...]:
-        """Kind and parameters: tables of equal format can be joined."""
-
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """Number of vectors."""
-
-    @property
-    @abstractmethod
     def bits(self) -> int:
-        """Bits per element, without scales and zero points."""
+        return self.width
 
-    @property
-    @abstractmethod
-    def code_bytes(self) -> int:
-        """Bytes of the packed codes."""
+    def encode(self, x: Float[Array, "... d"]) -> tuple[Array, ...]:
+        found = quantize(x, self.width, self.group)
+        return found.codes, found.scale, found.zero
 
-    @property
-    @abstractmethod
-    def overhead_bytes(self) -> int:
-        """Bytes of scales, zero points and norms."""
-
-    @abstractmethod
-    def read(self) -> Float[Array, "rows d"]:
-        """Dequantise the vectors."""
-
-    @abstractmethod
-    def take(self, rows: Int[Array, " kept"]) -> "CodedRows":
-        """Return the table of these rows alone, in this order, their codes untouched."""
-
-    @abstractmethod
-    def extend(self, other: Any) -> "CodedRows":
-        """Return this table followed by another of the same format."""
+    def decode(self, parts: tuple[Array, ...], d: int) -> Float[Array, "... d"]:
+        codes, scale, zero = parts
+        return Quantized(codes, scale, zero, self.width, self.group, d).dequantize()
 
 
 @dataclass(frozen=True)
-class VectorRows(CodedRows):
-    """Vectors that a code stores one by one."""
+class ChannelGroups(TokenGroups):
+    """Vectors quantised in blocks of ``group`` consecutive tokens, a scale per channel of a block.
+
+    Codes are ``[blocks, d, bytes]``, along the last axis the tokens of one block.
+    """
+
+    @property
+    def tokens(self) -> int:
+        return self.group
+
+    def encode(self, x: Float[Array, "rows d"]) -> tuple[Array, ...]:
+        return super().encode(x.reshape(-1, self.group, x.shape[1]).swapaxes(-1, -2))
+
+    def decode(self, parts: tuple[Array, ...], d: int) -> Float[Array, "vectors d"]:
+        by_channel = super().decode(parts, self.group)
+        return by_channel.swapaxes(-1, -2).reshape(-1, d)
+
+
+@dataclass(frozen=True)
+class CodedRows:
+    """A table of vectors of ``d`` channels that one code stores."""
 
     code: Code
     d: int
-    parts: Parts
-
-    @property
-    def format(self) -> tuple[Any, ...]:
-        return type(self), self.code
+    parts: tuple[Array, ...]
 
     @property
     def count(self) -> int:
-        return len(self.parts[0])
-
-    @property
-    def bits(self) -> int:
-        return self.code.bits
+        """Number of vectors."""
+        return len(self.parts[0]) * self.code.tokens
 
     @property
     def code_bytes(self) -> int:
+        """Bytes of the packed codes."""
         return self.parts[0].nbytes
 
     @property
     def overhead_bytes(self) -> int:
+        """Bytes of scales, zero points and norms."""
         return sum(part.nbytes for part in self.parts[1:])
 
-    def read(self) -> Float[Array, "rows d"]:
-        return self.code.decode(self.parts, self.d)
-
-    def take(self, rows: Int[Array, " kept"]) -> "VectorRows":
-        return replace(self, parts=tuple(part[rows] for part in self.parts))
-
-    def extend(self, other: "VectorRows") -> "VectorRows":
-        both = zip(self.parts, other.parts, strict=True)
-        return replace(self, parts=tuple(np.concatenate(parts) for parts in both))
-
-
-@dataclass(frozen=True)
-class QuantizedRows(CodedRows):
-    """Vectors that are stored as packed codes with scales and zero points."""
-
-    quantized: Quantized
-
-    @property
-    def format(self) -> tuple[Any, ...]:
-        return type(self), self.quantized.bits, self.quantized.group
-
-    @property
-    def bits(self) -> int:
-        return self.quantized.bits
-
-    @property
-    def code_bytes(self) -> int:
-        return self.quantized.code_bytes
-
-    @property
-    def overhead_bytes(self) -> int:
-        return self.quantized.overhead_bytes
-
-    def extend(self, other: "QuantizedRows") -> "QuantizedRows":
-        return type(self)(self.quantized.extend(other.quantized))
-
-
-class TokenRows(QuantizedRows):
-    """Vectors quantised one by one, in groups of consecutive channels."""
-
-    @property
-    def count(self) -> int:
-        return len(self.quantized.codes)
-
-    def read(self) -> Float[Array, "rows d"]:
-        return self.quantized.dequantize()
-
-    def take(self, rows: Int[Array, " kept"]) -> "TokenRows":
-        return TokenRows(self.quantized.take(rows))
-
-
-class ChannelRows(QuantizedRows):
-    """Vectors quantised in blocks of consecutive tokens, one scale per channel of a block.
-
-    Codes are ``[blocks, d, bytes]``, along the last axis the tokens of one block. A block holds its
-    tokens together: it can be kept or dropped, not split.
-    """
-
-    @property
-    def count(self) -> int:
-        return len(self.quantized.codes) * self.quantized.length
-
-    def read(self) -> Float[Array, "rows d"]:
-        by_channel = self.quantized.dequantize()
-        return by_channel.swapaxes(-1, -2).reshape(self.count, -1)
-
-    def take(self, rows: Int[Array, " kept"]) -> "ChannelRows":
-        """Return the table of these rows alone.
+    def take(self, rows: Int[Array, " kept"]) -> "CodedRows":
+        """Return the table of these rows alone, in this order, their codes untouched.
 
         Raises:
-            ValueError: if ``rows`` splits a block.
+            ValueError: if ``rows`` splits a block of tokens that are stored together.
         """
-        tokens = self.quantized.length
+        tokens = self.code.tokens
         first = rows[::tokens]
         whole = (first[:, None] + np.arange(tokens)).reshape(-1)
         if (first % tokens).any() or not np.array_equal(whole, rows):
             raise ValueError("a per-channel quantised block cannot lose single tokens")
-        return ChannelRows(self.quantized.take(first // tokens))
+        return replace(self, parts=tuple(part[first // tokens] for part in self.parts))
+
+    def extend(self, other: "CodedRows") -> "CodedRows":
+        """Return this table followed by another of the same code."""
+        both = zip(self.parts, other.parts, strict=True)
+        return replace(self, parts=tuple(np.concatenate(parts) for parts in both))
 
 
 @dataclass(frozen=True)
@@ -192,7 +122,7 @@ class StoredVectors:
     @property
     def bits(self) -> Int[Array, "G n"]:
         """Bits per element of each entry, without scales and zero points."""
-        return self._of_table([table.bits for table in self.tables])
+        return self._of_table([table.code.bits for table in self.tables])
 
     @property
     def bits_with_scales(self) -> Float[Array, "G n"]:
@@ -245,16 +175,13 @@ class StoredVectors:
             return self
         scale = code.scale(self.vectors) if self.scale is None else self.scale
         scaled = self.vectors if scale is None else self.vectors / scale
-        rows = VectorRows(code, self.vectors.shape[2], code.encode(scaled[new]))
-        return replace(self, scale=scale)._move(new, rows)
+        return replace(self, scale=scale)._move(new, scaled, code)
 
     def quantize_tokens(
         self, entries: Bool[Array, "G n"], bits: int, group: int
     ) -> "StoredVectors":
         """Store the chosen entries in groups of ``group`` channels of one token."""
-        if not entries.any():
-            return self
-        return self._move(entries, TokenRows(quantize(self._balanced()[entries], bits, group)))
+        return self._move(entries, self._balanced(), TokenGroups(bits, group))
 
     def quantize_channels(
         self, entries: Bool[Array, "G n"], bits: int, group: int
@@ -264,13 +191,9 @@ class StoredVectors:
         Raises:
             ValueError: if a head's chosen entries do not fill whole blocks.
         """
-        if not entries.any():
-            return self
         if (entries.sum(axis=1) % group).any():
             raise ValueError(f"entries to quantise per head must be a multiple of group = {group}")
-        chosen = self._balanced()[entries]
-        by_channel = chosen.reshape(-1, group, chosen.shape[-1]).swapaxes(-1, -2)
-        return self._move(entries, ChannelRows(quantize(by_channel, bits, group)))
+        return self._move(entries, self._balanced(), ChannelGroups(bits, group))
 
     def _of_table(self, per_table: Sequence[float]) -> Array:
         """Return each entry's number of its table, or `FULL_BITS` at full precision."""
@@ -279,12 +202,17 @@ class StoredVectors:
     def _balanced(self) -> Float[Array, "G n d"]:
         return self.vectors if self.balance is None else self.vectors * self.balance[:, None]
 
-    def _move(self, entries: Bool[Array, "G n"], rows: CodedRows) -> "StoredVectors":
-        formats = [table.format for table in self.tables]
-        number = formats.index(rows.format) if rows.format in formats else len(formats)
-        joined = self.tables[number].extend(rows) if number < len(formats) else rows
+    def _move(
+        self, entries: Bool[Array, "G n"], scaled: Float[Array, "G n d"], code: Code
+    ) -> "StoredVectors":
+        if not entries.any():
+            return self
+        rows = CodedRows(code, scaled.shape[2], code.encode(scaled[entries]))
+        codes = [table.code for table in self.tables]
+        number = codes.index(code) if code in codes else len(codes)
+        joined = self.tables[number].extend(rows) if number < len(codes) else rows
         vectors, table, row = self.vectors.copy(), self.table.copy(), self.row.copy()
-        vectors[entries] = rows.read()
+        vectors[entries] = code.decode(rows.parts, rows.d)
         if self.balance is not None:
             vectors = np.where(entries[..., None], vectors / self.balance[:, None], vectors)
         if self.scale is not None:

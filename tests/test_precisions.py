@@ -326,7 +326,7 @@ def test_entries_are_coded_once_and_leave_with_their_codes_untouched(name):
     (table,) = taken.tables
     assert table.count == 8
     scale = 1.0 if coded.scale is None else np.broadcast_to(coded.scale, (2, 1, 1))
-    read = table.read()[taken.row] * scale
+    read = table.code.decode(table.parts, table.d)[taken.row] * scale
     np.testing.assert_allclose(read, taken.vectors, rtol=0, atol=EXACT)
 
 

@@ -14,7 +14,7 @@ from kvlab.fast.engine.storage import Storage
 from kvlab.reference import methods
 from kvlab.reference.codes import E4M3, E5M2
 from kvlab.reference.precisions import OnArrival, precisions
-from kvlab.reference.stored_vectors import StoredVectors, VectorRows
+from kvlab.reference.stored_vectors import CodedRows, StoredVectors
 
 ON_ARRIVAL = [name for name in precisions() if name != "full"]
 FORMATS = [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]
@@ -74,7 +74,7 @@ def test_codes_scales_and_bytes_are_the_references(name, dtype):
             ours.encode(port_part(code), [number == 0])
             theirs = theirs.append(x[0, :, part].double().numpy()).encode(code)
         (expected,) = theirs.tables
-        assert isinstance(expected, VectorRows)
+        assert isinstance(expected, CodedRows)
         full, table = ours.tables
         assert full.rows == 0 and isinstance(table.vectors, Coded)
         for found, part in zip(table.vectors.parts, expected.parts, strict=True):
