@@ -35,42 +35,37 @@ def logit_size(queries: Array, keys: Array) -> float:
     return float(products.max(initial=0.0) / np.sqrt(queries.shape[-1]))
 
 
-def attention_of(inputs: Inputs, parameters: Parameters) -> tuple[Array, Array]:
-    """Return output and probabilities of the inputs' queries."""
+def _attention_of(inputs: Inputs, parameters: Parameters) -> tuple[Array, Array]:
     mask = visible(inputs["query_positions"], inputs["positions"])
     softcap = parameters.get("softcap")
     values = inputs.get("values", inputs["keys"])
     return attend(inputs["queries"], inputs["keys"], values, mask, softcap)
 
 
-def expect_output(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the attention output."""
-    output, _ = attention_of(inputs, parameters)
+def _expect_output(inputs: Inputs, parameters: Parameters, method: str | None):
+    output, _ = _attention_of(inputs, parameters)
     size = logit_size(inputs["queries"], inputs["keys"])
     scale = float(np.abs(inputs["values"]).max())
     return {"output": numbers(output, size, scale)}
 
 
-def expect_attention(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the attention probabilities."""
-    _, attention = attention_of(inputs, parameters)
+def _expect_attention(inputs: Inputs, parameters: Parameters, method: str | None):
+    _, attention = _attention_of(inputs, parameters)
     return {"attention": numbers(attention, logit_size(inputs["queries"], inputs["keys"]))}
 
 
-def expect_received(inputs: Inputs, parameters: Parameters, method: str | None):
+def _expect_received(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect the attention that every entry received from all rows of a block."""
-    _, attention = attention_of(inputs, parameters)
+    _, attention = _attention_of(inputs, parameters)
     size = logit_size(inputs["queries"], inputs["keys"])
     return {"received": numbers(attention.sum(axis=(1, 2)), size)}
 
 
-def expect_keep_set(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the keep set of given scores; only one answer is right."""
+def _expect_keep_set(inputs: Inputs, parameters: Parameters, method: str | None):
     return {"keep": keep(keep_set(inputs["scores"], inputs["safe"], parameters["room"]))}
 
 
-def expect_compacted(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the survivors, moved together."""
+def _expect_compacted(inputs: Inputs, parameters: Parameters, method: str | None):
     rows = inputs["keep"]
     return {
         name: exact(np.take_along_axis(x, rows[..., None] if x.ndim == 3 else rows, axis=1))
@@ -79,8 +74,7 @@ def expect_compacted(inputs: Inputs, parameters: Parameters, method: str | None)
     }
 
 
-def expect_codes(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect codes, scales and zero points, bit by bit."""
+def _expect_codes(inputs: Inputs, parameters: Parameters, method: str | None):
     stored = quantize(inputs["x"], parameters["bits"], parameters["group"])
     return {
         "codes": exact(unpack(stored.codes, stored.bits, stored.length)),
@@ -89,7 +83,7 @@ def expect_codes(inputs: Inputs, parameters: Parameters, method: str | None):
     }
 
 
-def expect_channel_codes(inputs: Inputs, parameters: Parameters, method: str | None):
+def _expect_channel_codes(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect the codes of blocks of tokens, with one scale per channel."""
     x, group = inputs["x"], parameters["group"]
     if x.shape[0] % group:
@@ -102,8 +96,7 @@ def expect_channel_codes(inputs: Inputs, parameters: Parameters, method: str | N
     }
 
 
-def stored_vectors(inputs: Inputs, parameters: Parameters, prefix: str = "") -> Array:
-    """Read codes back: Δ·code + z."""
+def _stored_vectors(inputs: Inputs, parameters: Parameters, prefix: str = "") -> Array:
     found = inputs[f"{prefix}codes"].astype(np.uint8)
     bits, group, length = parameters["bits"], parameters["group"], found.shape[-1]
     scale, zero = inputs[f"{prefix}scale"], inputs[f"{prefix}zero"]
@@ -113,13 +106,12 @@ def stored_vectors(inputs: Inputs, parameters: Parameters, prefix: str = "") -> 
     return Quantized(pack(found, bits), scale, zero, bits, group, length).dequantize()
 
 
-def expect_read(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the vectors that codes stand for."""
-    vectors = stored_vectors(inputs, parameters)
+def _expect_read(inputs: Inputs, parameters: Parameters, method: str | None):
+    vectors = _stored_vectors(inputs, parameters)
     return {"x": numbers(vectors, scale=float(np.abs(vectors).max()))}
 
 
-def expect_faithful(inputs: Inputs, parameters: Parameters, method: str | None):
+def _expect_faithful(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect vectors at most half a step away, whatever format holds scale and zero point."""
     x, bits, group = inputs["x"], parameters["bits"], parameters["group"]
     starts = np.arange(0, x.shape[-1], group)
@@ -131,7 +123,7 @@ def expect_faithful(inputs: Inputs, parameters: Parameters, method: str | None):
     return {"x": numbers(x, scale=float(np.abs(x).max()), slack=slack)}
 
 
-def few_levels(found: Mapping[str, Array], parameters: Parameters) -> str | None:
+def _few_levels(found: Mapping[str, Array], parameters: Parameters) -> str | None:
     """Say which group has more different numbers than codes, so that it was not quantised."""
     x, bits, group = found["x"], parameters["bits"], parameters["group"]
     for row, start in np.ndindex(len(x), -(-x.shape[-1] // group)):
@@ -142,30 +134,28 @@ def few_levels(found: Mapping[str, Array], parameters: Parameters) -> str | None
     return None
 
 
-def expect_packed(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect packed codes, without gaps, lowest bit first."""
+def _expect_packed(inputs: Inputs, parameters: Parameters, method: str | None):
     return {"packed": exact(pack(inputs["codes"].astype(np.uint8), parameters["bits"]))}
 
 
-def expect_coded_output(inputs: Inputs, parameters: Parameters, method: str | None):
+def _expect_coded_output(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect the attention output of one token over entries that are stored as codes."""
-    keys, values = (stored_vectors(inputs, parameters, f"{name}_") for name in ("key", "value"))
+    keys, values = (_stored_vectors(inputs, parameters, f"{name}_") for name in ("key", "value"))
     queries = inputs["queries"]
     mask = np.ones((len(keys), 1, 1, keys.shape[1]), dtype=bool)
     output, _ = attend(queries, keys, values, mask, parameters.get("softcap"))
     return {"output": numbers(output, logit_size(queries, keys), float(np.abs(values).max()))}
 
 
-def sequence_of(pages: Array, table: Array) -> Array:
+def _sequence_of(pages: Array, table: Array) -> Array:
     """Return the entries ``[G, n, d]`` of the pages that a block table names, in its order."""
     named = pages[table[table >= 0]]
     return named.reshape(-1, *named.shape[2:]).swapaxes(0, 1)
 
 
-def expect_paged_output(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the attention output over the pages of one sequence."""
+def _expect_paged_output(inputs: Inputs, parameters: Parameters, method: str | None):
     table, page = inputs["table"], inputs["key_pages"].shape[1]
-    keys, values = (sequence_of(inputs[f"{name}_pages"], table) for name in ("key", "value"))
+    keys, values = (_sequence_of(inputs[f"{name}_pages"], table) for name in ("key", "value"))
     there = np.flatnonzero(table >= 0)
     positions = (there[:, None] * page + np.arange(page)).ravel()
     written = positions <= inputs["query_positions"].max()
@@ -176,7 +166,7 @@ def expect_paged_output(inputs: Inputs, parameters: Parameters, method: str | No
     return {"output": numbers(output, size, float(np.abs(values).max()))}
 
 
-def expect_moved(inputs: Inputs, parameters: Parameters, method: str | None):
+def _expect_moved(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect the survivors at the front of the pages, and the table without the free pages."""
     table, keep = inputs["table"], inputs["keep"]
     G, kept = keep.shape
@@ -213,7 +203,7 @@ def encoded(code: Code, x: Array, first: Array) -> tuple[Array, tuple[Array, ...
     return codes, (packed, *further), scale
 
 
-def expect_encoded(inputs: Inputs, parameters: Parameters, method: str | None):
+def _expect_encoded(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect codes and block scales bit by bit, bytes, and the vectors read back."""
     code, x = code_of(parameters), inputs["x"]
     G, n, d = x.shape
@@ -253,7 +243,7 @@ def with_matrices(inputs: Inputs, parameters: Parameters, method: str | None) ->
     return found
 
 
-def normalised(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
+def _normalised(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
     """Make every row of retention add up to 1 again.
 
     Raises:
@@ -266,22 +256,20 @@ def normalised(inputs: Inputs, parameters: Parameters, method: str | None) -> In
     return {**inputs, "h": h / sums}
 
 
-def expect_errors(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect CAOTE's or FastCAOTE's error per row of retention."""
+def _expect_errors(inputs: Inputs, parameters: Parameters, method: str | None):
     measure = fast_eviction_error if parameters["fast"] else eviction_error
     errors = measure(inputs["h"], inputs["values"][:, None], parameters["norm"])
     return {"error": numbers(errors)}
 
 
-def expect_pooled(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect the mean or the maximum over neighbours."""
+def _expect_pooled(inputs: Inputs, parameters: Parameters, method: str | None):
     x, kernel = inputs["x"], parameters["kernel"]
     if parameters["pooling"] == "max":
         return {"pooled": numbers(max_pool(x, kernel))}
     return {"pooled": numbers(mean_pool(x, kernel, parameters["border"]))}
 
 
-def expect_outlier_scores(inputs: Inputs, parameters: Parameters, method: str | None):
+def _expect_outlier_scores(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect the mean distance of each vector's outliers to its mean."""
     found: Float[Array, " rows"] = outlier_score(inputs["x"], parameters["over"])
     return {"score": numbers(found, scale=float(np.abs(inputs["x"]).max()))}
@@ -290,23 +278,23 @@ def expect_outlier_scores(inputs: Inputs, parameters: Parameters, method: str | 
 OPERATIONS: Mapping[str, Operation] = {
     operation.name: operation
     for operation in (
-        described_operation("attend", expect_output),
-        described_operation("attention", expect_attention),
-        described_operation("received_attention", expect_received),
-        described_operation("keep_set", expect_keep_set),
-        described_operation("compact", expect_compacted),
-        described_operation("quantize", expect_codes),
-        described_operation("quantize_channels", expect_channel_codes),
-        described_operation("dequantize", expect_read),
-        described_operation("quantize_dequantize", expect_faithful, judge=few_levels),
-        described_operation("pack", expect_packed),
-        described_operation("attend_coded", expect_coded_output),
-        described_operation("attend_pages", expect_paged_output),
-        described_operation("compact_pages", expect_moved),
-        described_operation("encode", expect_encoded, with_matrices),
-        described_operation("eviction_error", expect_errors, normalised),
-        described_operation("pool", expect_pooled),
-        described_operation("outlier_score", expect_outlier_scores),
+        described_operation("attend", _expect_output),
+        described_operation("attention", _expect_attention),
+        described_operation("received_attention", _expect_received),
+        described_operation("keep_set", _expect_keep_set),
+        described_operation("compact", _expect_compacted),
+        described_operation("quantize", _expect_codes),
+        described_operation("quantize_channels", _expect_channel_codes),
+        described_operation("dequantize", _expect_read),
+        described_operation("quantize_dequantize", _expect_faithful, judge=_few_levels),
+        described_operation("pack", _expect_packed),
+        described_operation("attend_coded", _expect_coded_output),
+        described_operation("attend_pages", _expect_paged_output),
+        described_operation("compact_pages", _expect_moved),
+        described_operation("encode", _expect_encoded, with_matrices),
+        described_operation("eviction_error", _expect_errors, _normalised),
+        described_operation("pool", _expect_pooled),
+        described_operation("outlier_score", _expect_outlier_scores),
     )
 }
 """All building blocks by name."""

@@ -50,7 +50,9 @@ def answered(case: Case, inputs: Inputs, parameters: Parameters) -> Case | None:
     operation = described(case)
     try:
         with np.errstate(all="ignore"):
-            whole = operation.derive(inputs, parameters, case.method)
+            whole = inputs
+            if operation.derive is not None:
+                whole = operation.derive(inputs, parameters, case.method)
             stored = {
                 name: x.astype(np.float32).astype(np.float64) if x.dtype.kind == "f" else x
                 for name, x in whole.items()
@@ -65,7 +67,7 @@ def answered(case: Case, inputs: Inputs, parameters: Parameters) -> Case | None:
     return replace(case, inputs=stored, parameters=parameters, expected=expected)
 
 
-def case_of(
+def _case_of(
     operation: str,
     method: str | None,
     group: str,
@@ -103,7 +105,7 @@ def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator
             source = Source(f"{size} {operation} {group} {number}", seed)
             drawn = draws.BLOCKS[operation](source, **sizes)
             assert drawn is not None
-            yield case_of(operation, None, group, str(number), *drawn)
+            yield _case_of(operation, None, group, str(number), *drawn)
     for example in (each for name in methods.names() for each in methods.examples_of(name)):
         steps = [name for name in stages.STEPS if wanted(target_of(name, example.spec))]
         if steps and not is_option(example):
@@ -125,7 +127,7 @@ def _sized_steps(example: Example, size: str, seed: int, steps: Sequence[str]) -
         for event in _deciding(events):
             clock = event.block.clock
             kinds[clock.prefilling, clock.block > 1] = event
-        clear = all(is_clear(event, example.ties) for event in events)
+        clear = all(_is_clear(event, example.ties) for event in events)
         ready = [name for name in steps if name != "run" or clear]
         given = replace(example, budget=budget), stream, events
         yield from cases_of_stream(*given, [*kinds.values()], group, ready)
@@ -150,7 +152,7 @@ def drawn_case(target: str, choose: Choose) -> Case | None:
     if not operation_of(target).of_method:
         sizes = {name: choose(values) for name, values in draws.SMALL[target].items()}
         drawn = draws.BLOCKS[target](Source(f"drawn {target}", choose(SEEDS)), **sizes)
-        return None if drawn is None else case_of(target, None, "drawn", "", *drawn)
+        return None if drawn is None else _case_of(target, None, "drawn", "", *drawn)
     example = choose(examples_of(method))
     prompt = choose(range(1, 25))
     G, rho = choose([(1, 1), (1, 4), (2, 1), (2, 3)])
@@ -162,7 +164,7 @@ def drawn_case(target: str, choose: Choose) -> Case | None:
         events = [*recording(policy, stream)]
     except ValueError:  # the policy cannot work with the length of this prompt
         return None
-    if operation == "run" and not all(is_clear(event, False) for event in events):
+    if operation == "run" and not all(_is_clear(event, False) for event in events):
         return None
     due = [event for event in events if event.looked.decision is not None]
     found = [*cases_of_stream(example, stream, events, due, "drawn", [operation])]
@@ -190,7 +192,7 @@ def _clear_cases(example: Example, group: str) -> list[Case] | None:
         stream = stream_of(group, attempt)
         budget = stream.tokens if group == "budget_ge_length" else example.budget
         policy = methods.get(example.spec, budget)
-        events = clear_events(policy, stream, tied)
+        events = _clear_events(policy, stream, tied)
         if events is None:
             continue
         given = replace(example, budget=budget), stream, events
@@ -200,17 +202,17 @@ def _clear_cases(example: Example, group: str) -> list[Case] | None:
     return None
 
 
-def clear_events(policy: Policy, stream: Stream, tied: bool) -> list[Event] | None:
+def _clear_events(policy: Policy, stream: Stream, tied: bool) -> list[Event] | None:
     """Return every step of a stream, or None if the scores of a step do not decide clearly."""
     events = []
     for event in recording(policy, stream):
-        if not is_clear(event, tied):
+        if not _is_clear(event, tied):
             return None
         events.append(event)
     return events
 
 
-def is_clear(event: Event, tied: bool) -> bool:
+def _is_clear(event: Event, tied: bool) -> bool:
     """Whether the scores decide clearly; equal scores count as clear if ``tied``."""
     decision, seen = event.looked.decision, event.looked.seen
     if not event.evicts or event.policy.score.ordinal:
@@ -257,7 +259,7 @@ def is_decisive(case: Case) -> bool:
         return True
     stream = stages.stream_from(case.inputs, case.parameters)
     policy = stages.policy_of(case.method, case.parameters)
-    return clear_events(policy, stream, case.group in TIED) is not None
+    return _clear_events(policy, stream, case.group in TIED) is not None
 
 
 def _deciding(events: list[Event]) -> list[Event]:
@@ -306,15 +308,15 @@ def cases_of_stream(
     parameters = {**stages.options_of(spec), "budget": example.budget, **stages_of}
     for number, event in enumerate(chosen):
         here = parameters | stages.clock_parameters(event.block.clock)
-        for operation, inputs, more in event_inputs(event, group):
+        for operation, inputs, more in _event_inputs(event, group):
             if operation in steps:
                 name = f"{prefix}{number}"
-                yield case_of(operation, spec, group, name, inputs, {**here, **more})
+                yield _case_of(operation, spec, group, name, inputs, {**here, **more})
     if "run" in steps and stream.first == 0:
-        yield case_of("run", spec, group, f"{prefix}0", _run_inputs(stream, events), parameters)
+        yield _case_of("run", spec, group, f"{prefix}0", _run_inputs(stream, events), parameters)
 
 
-def event_inputs(
+def _event_inputs(
     event: Event, group: str
 ) -> Iterator[tuple[str, dict[str, Array], dict[str, int]]]:
     """Return name, inputs and further parameters of the steps that a block shows."""
@@ -354,7 +356,6 @@ def _given_scores(seen: Any, group: str) -> Array:
 
 
 def _run_inputs(stream: Stream, events: list[Event]) -> dict[str, Array]:
-    """Return a stream and the numbers drawn on its way, as inputs."""
     drawn: dict[str, Array] = {}
     for event in events:
         if event.looked.decision is not None:

@@ -216,7 +216,6 @@ def _implementation(
 
 
 def _full_target(method: str | None, name: str) -> str:
-    """Return the target of a function that is given by its step."""
     operation = OPERATIONS.get(name)
     if operation is None or not operation.of_method:
         return name

@@ -95,10 +95,10 @@ def keep(
         precision: near_threshold(rated.value, candidates, kept, tolerance)
         for precision, tolerance in rated.tolerance.items()
     }
-    return Expected("keep", later_of(kept, either["float32"]), either=either)
+    return Expected("keep", _later_of(kept, either["float32"]), either=either)
 
 
-def later_of(kept: Bool[Array, "G n"], either: Bool[Array, "G n"]) -> Int[Array, "G kept"]:
+def _later_of(kept: Bool[Array, "G n"], either: Bool[Array, "G n"]) -> Int[Array, "G kept"]:
     """Return the keep set that holds the latest of the entries of equal worth.
 
     Which of these entries float64 rates higher depends on the machine.
@@ -128,15 +128,14 @@ def near_threshold(
             continue
         lowest, highest = rated[g, stays].min(), rated[g, goes].max()
         near = candidates[g] & (
-            equal_enough(rated[g], lowest, tolerance) | equal_enough(rated[g], highest, tolerance)
+            _equal_enough(rated[g], lowest, tolerance) | _equal_enough(rated[g], highest, tolerance)
         )
-        if equal_enough(lowest, highest, tolerance):
+        if _equal_enough(lowest, highest, tolerance):
             either[g] = near
     return either
 
 
-def equal_enough(x: Array | float, y: Array | float, tolerance: Tolerance) -> Any:
-    """Whether two scores are the same within the error of both."""
+def _equal_enough(x: Array | float, y: Array | float, tolerance: Tolerance) -> Any:
     size = np.maximum(np.abs(x), np.abs(y))
     with np.errstate(invalid="ignore"):
         near = np.abs(x - y) <= TIES * (tolerance.absolute + tolerance.relative * size)
@@ -163,29 +162,28 @@ def difference(
     if found.shape != expected.value.shape:
         return f"has the shape {found.shape}, expected {expected.value.shape}"
     if expected.kind == "keep":
-        return keep_difference(expected, found, precision)
+        return _keep_difference(expected, found, precision)
     if expected.kind == "exact":
-        return exact_difference(expected, found, axes)
+        return _exact_difference(expected, found, axes)
     if expected.kind == "at_most":
-        return bound_difference(expected.value, found)
-    return number_difference(expected, found, precision)
+        return _bound_difference(expected.value, found)
+    return _number_difference(expected, found, precision)
 
 
-def exact_difference(expected: Expected, found: Array, axes: Sequence[str]) -> str | None:
-    """Compare bit by bit; number formats may differ."""
+def _exact_difference(expected: Expected, found: Array, axes: Sequence[str]) -> str | None:
     wrong = found != expected.value
     if expected.where is not None:
         wrong &= expected.where
     if wrong.any() and [*axes][-1:] == ["t"]:
-        return wrong_positions(wrong, found, expected.value, axes)
-    return located(wrong, found, expected.value)
+        return _wrong_positions(wrong, found, expected.value, axes)
+    return _located(wrong, found, expected.value)
 
 
 ONE_OF = {"calls": "call", "N": "row", "layers": "layer", "G": "KV head", "blocks": "block"}
 """What one place along an axis is called."""
 
 
-def wrong_positions(wrong: Array, found: Array, expected: Array, axes: Sequence[str]) -> str:
+def _wrong_positions(wrong: Array, found: Array, expected: Array, axes: Sequence[str]) -> str:
     """Say where marks of positions first differ, and which positions stay or are missing there."""
     heads = wrong.any(axis=-1)
     first = tuple(int(i) for i in np.argwhere(heads)[0])
@@ -202,7 +200,7 @@ def wrong_positions(wrong: Array, found: Array, expected: Array, axes: Sequence[
     )
 
 
-def bound_difference(bound: Array, found: Array) -> str | None:
+def _bound_difference(bound: Array, found: Array) -> str | None:
     """Compare with the largest number that is allowed; 0 and less are no measurements."""
     wrong = ~((found > 0) & (found <= bound))
     if not wrong.any():
@@ -214,8 +212,7 @@ def bound_difference(bound: Array, found: Array) -> str | None:
     return f"is {found[first]:,.0f} at {[*first]}, {limit}"
 
 
-def number_difference(expected: Expected, found: Array, precision: str) -> str | None:
-    """Compare within the tolerance."""
+def _number_difference(expected: Expected, found: Array, precision: str) -> str | None:
     value, tolerance = expected.value, expected.tolerance[precision]
     x = found.astype(np.float64)
     allowed = tolerance.absolute + tolerance.relative * np.abs(value)
@@ -227,10 +224,10 @@ def number_difference(expected: Expected, found: Array, precision: str) -> str |
     wrong = np.where(infinite, ~(x >= HUGE), wrong)
     if expected.where is not None:
         wrong &= expected.where
-    return located(wrong, x, value, allowed)
+    return _located(wrong, x, value, allowed)
 
 
-def keep_difference(expected: Expected, found: Array, precision: str) -> str | None:
+def _keep_difference(expected: Expected, found: Array, precision: str) -> str | None:
     """Compare sets; entries that are marked ``either`` may be exchanged for each other."""
     if found.dtype.kind not in "iuf" or not (np.isfinite(found) & (found == np.rint(found))).all():
         return "holds indices that are no whole numbers"
@@ -253,10 +250,9 @@ def keep_difference(expected: Expected, found: Array, precision: str) -> str | N
     return None
 
 
-def located(
+def _located(
     wrong: Array, found: Array, expected: Array, allowed: Array | None = None
 ) -> str | None:
-    """Say how many elements are wrong, and show the worst."""
     if not wrong.any():
         return None
     if allowed is None:

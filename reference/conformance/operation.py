@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,11 +46,6 @@ Judge = Callable[[Mapping[str, Array], Parameters], str | None]
 Derive = Callable[[Inputs, Parameters, str | None], Inputs]
 
 
-def unchanged(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
-    """Return the inputs: none follows from the others."""
-    return inputs
-
-
 @dataclass(frozen=True)
 class Operation:
     """A function that implementations offer."""
@@ -64,7 +59,7 @@ class Operation:
     parameters: Mapping[str, str]
     compute: Compute
     """The reference's answer to any inputs."""
-    derive: Derive = field(default=unchanged)
+    derive: Derive | None = None
     """Computes inputs that follow from other inputs, such as attention from queries and keys."""
     of_method: bool = False
     """Whether it is a step of a method, as in ``h2o.score``."""
@@ -80,20 +75,18 @@ class Operation:
 
 
 def described_operation(
-    name: str, compute: Compute, derive: Derive = unchanged, judge: Judge | None = None
+    name: str, compute: Compute, derive: Derive | None = None, judge: Judge | None = None
 ) -> Operation:
     """Return an operation as ``operations.toml`` describes it."""
     told = DESCRIBED["operations"][name]
-    optional, other = told.get("optional", ()), told.get("arrays", {})
 
     def described_fields(kind: str) -> dict[str, Field]:
+        own = told.get("arrays", {}).get(kind, {})
         found = {}
         for array in told[kind]:
-            own = other.get(kind, {}).get(array)
-            axes, number, meaning = own or DESCRIBED["arrays"][array]
-            found[array] = Field(
-                tuple(axes.split()), number, meaning, f"{kind}.{array}" in optional
-            )
+            axes, number, meaning = own.get(array) or DESCRIBED["arrays"][array]
+            optional = f"{kind}.{array}" in told.get("optional", ())
+            found[array] = Field(tuple(axes.split()), number, meaning, optional)
         return found
 
     meanings = {**DESCRIBED["parameters"], **told.get("meanings", {})}

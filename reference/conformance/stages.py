@@ -139,7 +139,6 @@ def _derive(inputs: Inputs, parameters: Parameters, method: str | None) -> Input
 
 
 def _size(inputs: Inputs) -> float:
-    """Size of the logits that a step of a method may compute."""
     size = logit_size(inputs["queries"], inputs["keys"])
     remembered = inputs.get(f"{REMEMBERED}queries")
     return size if remembered is None else max(size, logit_size(remembered, inputs["keys"]))
@@ -235,7 +234,6 @@ def _expect_state(inputs: Inputs, parameters: Parameters, method: str | None):
 
 
 def _column(value: Array, inputs: Inputs) -> Expected:
-    """Counters are exact, sums are not."""
     if np.array_equal(value, np.rint(value)):
         return exact(value)
     return numbers(value, _size(inputs))
@@ -279,7 +277,6 @@ def _expect_stored(inputs: Inputs, parameters: Parameters, method: str | None):
 
 
 def _storage(cache: LayerCache) -> dict[str, Expected]:
-    """Expect widths, and vectors as attention reads them."""
     keys, values = cache.keys.vectors, cache.values.vectors
     return {
         "key_bits": exact(cache.keys.bits),
@@ -304,7 +301,6 @@ def _expect_run(inputs: Inputs, parameters: Parameters, method: str | None):
 
 
 def _derive_run(inputs: Inputs, parameters: Parameters, method: str | None) -> Inputs:
-    """Draw the numbers anew that a policy draws while a stream runs."""
     if inputs.keys() <= {"queries", "keys", "values", "blocks", "confidence"}:
         return inputs
     return {**inputs, **replay(inputs, parameters, method).drawn}

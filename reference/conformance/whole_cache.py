@@ -5,16 +5,17 @@ for: sliding windows in every second layer, learned sinks, softcap. Every sequen
 computed alone, without padding; an implementation that pads has to come to the same numbers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.attention import group_heads, logits, softmax, weighted_values
+from kvlab.reference.attention import group_heads, logits, softmax, visible, weighted_values
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.conformance.case import Expected, Inputs, Parameters, Tolerance
 from kvlab.reference.conformance.expecting import at_most, exact
@@ -56,44 +57,6 @@ def model_in(directory: str) -> Transformer:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """What a case changes about the model's attention."""
-
-    softcap: float | None = None
-    window: int | None = None
-    """Newest positions that layers 1, 3, 5, … see, the query's own included."""
-    sinks: Float[Array, "layers H"] | None = None
-    """Learned logits that take part in each head's softmax and stand for no entry."""
-
-    def slides(self, layer: int) -> bool:
-        """Whether a layer sees a window alone; no policy decides about its entries."""
-        return self.window is not None and layer % 2 == 1
-
-    def dense(
-        self,
-        layer: int,
-        queries: Float[Array, "G rho m d"],
-        cache: LayerCache,
-        positions: Int[Array, " m"],
-    ) -> Float[Array, "G rho m d"]:
-        """Attention to all entries, or to those in the window."""
-        keys, G = cache.keys.vectors, len(cache.positions)
-        mask = cache.positions[:, None, None] <= positions[:, None]
-        if self.window is not None and self.slides(layer):
-            mask = mask & (cache.positions[:, None, None] > positions[:, None] - self.window)
-        products = logits(queries, keys, self.softcap)
-        if self.sinks is None:
-            return weighted_values(softmax(products, mask), cache.values.vectors)
-        column = np.broadcast_to(self.sinks[layer].reshape(G, -1, 1, 1), (*products.shape[:3], 1))
-        seen = np.broadcast_to(mask, (*mask.shape[:3], products.shape[3]))
-        always = np.ones((*mask.shape[:3], 1), dtype=bool)
-        weights = softmax(
-            np.concatenate([products, column], axis=-1), np.concatenate([seen, always], axis=-1)
-        )
-        return weighted_values(weights[..., :-1], cache.values.vectors)
-
-
-@dataclass(frozen=True)
 class Sequence:
     """The state of one sequence between two blocks."""
 
@@ -114,51 +77,42 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Runner:
-    """A model under a policy."""
+    """A model under a policy, with the variants of attention that a case asks for."""
 
     model: Transformer
     policy: Policy
-    attention: Attention
+    softcap: float | None = None
+    window: int | None = None
+    """Newest positions that layers 1, 3, 5, … see, the query's own included."""
+    sinks: Float[Array, "layers H"] | None = None
+    """Learned logits that take part in each head's softmax and stand for no entry."""
     noise: float = 0.0
     """Relative noise on queries, keys and values: see `is_steady`."""
     source: Any = field(default=None, repr=False)
 
-    def start(self, prompt: int) -> Sequence:
-        """Return a sequence of which nothing has been seen."""
-        config = self.model.config
-        empty = empty_cache(self.policy, config.kv_heads, config.head_dim)
-        return Sequence((empty,) * config.layers, prompt)
-
-    def call(
-        self, sequence: Sequence, blocks: Iterator[Int[Array, " m"]]
-    ) -> tuple[Float[Array, " vocab"], Sequence]:
-        """Feed the blocks of one call; return the logits after the last token."""
-        after = np.zeros(0)
-        for tokens in blocks:
-            after, sequence = self.block(sequence, tokens)
-        return after, sequence
+    def slides(self, layer: int) -> bool:
+        """Whether a layer sees a window alone; no policy decides about its entries."""
+        return self.window is not None and layer % 2 == 1
 
     def block(
         self, sequence: Sequence, tokens: Int[Array, " m"]
     ) -> tuple[Float[Array, " vocab"], Sequence]:
-        """Feed a block of tokens."""
+        """Feed a block of tokens; return the logits after the last one."""
         clock = Clock(sequence.seen + len(tokens), len(tokens), sequence.prompt)
         caches, held = list(sequence.caches), 0
 
         def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
             nonlocal held
-            q, k, v = (self.disturbed(x) for x in (queries, keys, values))
+            q, k, v = (self._disturbed(x) for x in (queries, keys, values))
             grown = caches[layer].append(k, v, clock.positions, self.policy.score.columns)
             held += grown.nbytes
             grouped = group_heads(q, len(k))
-            if self.attention.sinks is not None or self.attention.slides(layer):
+            if self.sinks is not None or self.slides(layer):
                 caches[layer] = grown
-                output = self.attention.dense(layer, grouped, grown, clock.positions)
+                output = self._dense(layer, grouped, grown, clock.positions)
             else:
                 unknown = np.full(clock.seen, np.nan)
-                block = Block(
-                    clock, layer, grouped, k, v, unknown, self.model.rotate, self.attention.softcap
-                )
+                block = Block(clock, layer, grouped, k, v, unknown, self.model.rotate, self.softcap)
                 result = step(self.policy, caches[layer], block)
                 caches[layer], output = result.cache, result.output
             return output.reshape(queries.shape)
@@ -167,8 +121,30 @@ class Runner:
         most = max(held, sequence.most_bytes)
         return after, Sequence(tuple(caches), sequence.prompt, clock.seen, most)
 
-    def disturbed(self, x: Array) -> Array:
-        """Add the noise."""
+    def _dense(
+        self,
+        layer: int,
+        queries: Float[Array, "G rho m d"],
+        cache: LayerCache,
+        positions: Int[Array, " m"],
+    ) -> Float[Array, "G rho m d"]:
+        """Attention to all entries, or to those in the window."""
+        mask = visible(positions, cache.positions)
+        if self.window is not None and self.slides(layer):
+            mask &= cache.positions[:, None, None] > positions[:, None] - self.window
+        products = logits(queries, cache.keys.vectors, self.softcap)
+        if self.sinks is None:
+            return weighted_values(softmax(products, mask), cache.values.vectors)
+        column = self.sinks[layer].reshape(*queries.shape[:2], 1, 1)
+        columns = np.broadcast_to(column, (*products.shape[:3], 1))
+        seen = np.broadcast_to(mask, (*mask.shape[:3], products.shape[3]))
+        always = np.ones((*mask.shape[:3], 1), dtype=bool)
+        weights = softmax(
+            np.concatenate([products, columns], axis=-1), np.concatenate([seen, always], axis=-1)
+        )
+        return weighted_values(weights[..., :-1], cache.values.vectors)
+
+    def _disturbed(self, x: Array) -> Array:
         return x * (1 + self.noise * self.source.normal(*x.shape)) if self.noise else x
 
 
@@ -180,13 +156,8 @@ class Replayed:
     kept: Bool[Array, "k N layers G t"]
     nbytes: Int[Array, " k"]
     """Most that was ever held: buffers may be allocated before they are needed."""
-    quantised: bool
-
-    @property
-    def allowed(self) -> float:
-        """Absolute tolerance of a logit."""
-        error = CODED_LOGIT_ERROR if self.quantised else LOGIT_ERROR
-        return float(error * np.abs(self.logits).max())
+    allowed: float
+    """Absolute tolerance of a logit."""
 
 
 def runner_of(inputs: Inputs, parameters: Parameters, method: str | None) -> Runner:
@@ -195,35 +166,34 @@ def runner_of(inputs: Inputs, parameters: Parameters, method: str | None) -> Run
     Raises:
         ValueError: if the case asks for learned sinks under a policy that evicts.
     """
-    policy = policy_of(method, parameters)
-    attention = Attention(
-        parameters["softcap"], parameters["sliding_window"], inputs.get("learned_sinks")
-    )
-    if attention.sinks is not None and policy.name != "full":
+    policy, sinks = policy_of(method, parameters), inputs.get("learned_sinks")
+    if sinks is not None and policy.name != "full":
         raise ValueError(f"learned sinks are defined for the method full, got {method!r}")
-    return Runner(model_in(parameters["model"]), policy, attention)
+    softcap, window = parameters["softcap"], parameters["sliding_window"]
+    return Runner(model_in(parameters["model"]), policy, softcap, window, sinks)
 
 
 def replay(runner: Runner, inputs: Inputs, parameters: Parameters) -> Replayed:
     """Feed every sequence of a batch call by call; rows change places before a call."""
     tokens, padding, calls = inputs["tokens"], inputs["padding"], inputs["calls"]
-    N, t = tokens.shape
-    sequences = [runner.start(int(calls[0] - padding[row])) for row in range(N)]
-    found: list[tuple[Array, Array]] = []
-    for number, (first, last) in enumerate(spans(calls)):
+    config = runner.model.config
+    empty = (empty_cache(runner.policy, config.kv_heads, config.head_dim),) * config.layers
+    sequences = [Sequence(empty, int(calls[0] - before)) for before in padding]
+    after = np.zeros((len(calls), len(tokens), config.vocab_size))
+    held = []
+    for number, last in enumerate(np.cumsum(calls)):
         sequences = [sequences[row] for row in inputs["continues"][number]]
-        last_of_rows, held = [], []
-        for row in range(N):
-            size = parameters["block_size"] or last - first
-            blocks = cut(tokens[row, :last], first, int(padding[row]), size)
-            last_logits, sequences[row] = runner.call(sequences[row], blocks)
-            last_of_rows.append(last_logits)
-            held.append(sequences[row].held(t))
-        found.append((np.array(last_of_rows), np.array(held)))
+        first = last - calls[number]
+        size = parameters["block_size"] or last - first
+        for row, start in product(range(len(tokens)), range(first, last, size)):
+            block = tokens[row, max(start, padding[row]) : min(start + size, last)]
+            if len(block):  # the first blocks may be padding alone
+                after[number, row], sequences[row] = runner.block(sequences[row], block)
+        held.append([each.held(tokens.shape[1]) for each in sequences])
     quantised = any((c.keys.bits < FULL_BITS).any() for each in sequences for c in each.caches)
-    after, held = (np.array([each[part] for each in found]) for part in range(2))
+    error = CODED_LOGIT_ERROR if quantised else LOGIT_ERROR
     most = np.full(len(calls), sum(each.most_bytes for each in sequences))
-    return Replayed(after, held, most, bool(quantised))
+    return Replayed(after, np.array(held), most, float(error * np.abs(after).max()))
 
 
 def is_steady(inputs: Inputs, parameters: Parameters, method: str | None) -> bool:
@@ -243,43 +213,21 @@ def is_steady(inputs: Inputs, parameters: Parameters, method: str | None) -> boo
     return True
 
 
-def cut(
-    tokens: Int[Array, " columns"], first: int, padding: int, size: int
-) -> Iterator[Int[Array, " m"]]:
-    """Yield the blocks of a call from a column on, without padding; those of padding are empty."""
-    for start in range(first, len(tokens), size):
-        block = tokens[max(start, padding) : start + size]
-        if len(block):
-            yield block
-
-
-def spans(calls: Int[Array, " k"]) -> Iterator[tuple[int, int]]:
-    """Yield the first column of every call, and the one after its last."""
-    ends = np.cumsum(calls)
-    yield from zip((ends - calls).tolist(), ends.tolist(), strict=True)
-
-
-def expect_whole_cache(inputs: Inputs, parameters: Parameters, method: str | None):
+def _expect_whole_cache(inputs: Inputs, parameters: Parameters, method: str | None):
     """Expect logits, kept positions, and a bound of the bytes."""
     runner = runner_of(inputs, parameters, method)
-    return expected_of(replay(runner, inputs, parameters), runner.attention)
-
-
-def expected_of(found: Replayed, attention: Attention) -> dict[str, Expected]:
-    """Return the outputs of a replay with their tolerances."""
-    tolerance = {"float32": Tolerance(found.allowed, 0.0)}
+    found = replay(runner, inputs, parameters)
     decided = np.ones(found.kept.shape, dtype=bool)
     for layer in range(found.kept.shape[2]):
-        decided[:, :, layer] = not attention.slides(layer)
-    allowed = found.nbytes * FLOAT32_PER_16_BITS * SLACK
+        decided[:, :, layer] = not runner.slides(layer)
     return {
-        "logits": Expected("numbers", found.logits, tolerance),
+        "logits": Expected("numbers", found.logits, {"float32": Tolerance(found.allowed, 0.0)}),
         "kept": exact(found.kept, decided),
-        "bytes": at_most(allowed),
+        "bytes": at_most(found.nbytes * FLOAT32_PER_16_BITS * SLACK),
     }
 
 
 OPERATIONS: Mapping[str, Operation] = {
-    "whole_cache": described_operation("whole_cache", expect_whole_cache)
+    "whole_cache": described_operation("whole_cache", _expect_whole_cache)
 }
 """The one step of a method that takes a whole model."""
