@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -182,22 +182,15 @@ def exact_in_16_bits(x: Array) -> bool:
 def _check_function(target: str, function: Any) -> None:
     if not callable(function):
         raise TypeError(f"implementation of {target!r} must be a function, got {function!r}")
+    parameters = _parameters_of(target, function)
+    name = target.rpartition(".")[2]
     if "*" in target or "?" in target:
-        name = target.rpartition(".")[2]
         if name not in OPERATIONS and not any(letter in name for letter in "*?["):
             operation_of(target)
-        _parameters_of(target, function)
         return
     operation = operation_of(target)
-    allowed = {*operation.inputs, *operation.parameters, "method"}
-    for name, parameter in _parameters_of(target, function).items():
-        catches_all = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        required = parameter.default is parameter.empty and not catches_all
-        if required and not operation.of_method and name not in allowed:
-            raise TypeError(
-                f"implementation of {target!r} asks for {name!r}; {target} offers "
-                f"{', '.join(sorted(allowed))}"
-            )
+    if not operation.of_method:  # what a step of a method is given depends on the method
+        _check_asked(target, parameters, {*operation.inputs, *operation.parameters, "method"})
 
 
 def _parameters_of(target: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -206,44 +199,44 @@ def _parameters_of(target: str, function: Callable[..., Any]) -> Mapping[str, in
     Raises:
         TypeError: if they cannot be read, or cannot be given by name.
     """
+    refusal = f"implementation of {target!r} must"
     advice = "wrap it in a function that names the inputs it wants"
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # builtins and compiled functions
-        raise TypeError(
-            f"implementation of {target!r} must have a signature, {function!r} has none; {advice}"
-        ) from None
+        raise TypeError(f"{refusal} have a signature, {function!r} has none; {advice}") from None
     kinds = {each.kind: name for name, each in parameters.items()}
     kind = inspect.Parameter
     if kind.POSITIONAL_ONLY in kinds:
-        raise TypeError(
-            f"implementation of {target!r} must take its inputs by name, got the positional "
-            f"{kinds[kind.POSITIONAL_ONLY]!r}; {advice}"
-        )
-    if kind.VAR_POSITIONAL in kinds and kind.VAR_KEYWORD not in kinds:
-        raise TypeError(
-            f"implementation of {target!r} must take its inputs by name, got "
-            f"*{kinds[kind.VAR_POSITIONAL]}; {advice}"
-        )
-    return parameters
+        got = f"the positional {kinds[kind.POSITIONAL_ONLY]!r}"
+    elif kind.VAR_POSITIONAL in kinds and kind.VAR_KEYWORD not in kinds:
+        got = f"*{kinds[kind.VAR_POSITIONAL]}"
+    else:
+        return parameters
+    raise TypeError(f"{refusal} take its inputs by name, got {got}; {advice}")
+
+
+def _check_asked(
+    target: str, parameters: Mapping[str, inspect.Parameter], offered: Collection[str]
+) -> None:
+    """Raise TypeError if a function needs an argument that it is not given."""
+    for name, each in parameters.items():
+        catches_all = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        if each.default is each.empty and not catches_all and name not in offered:
+            raise TypeError(
+                f"implementation of {target!r} asks for {name!r}; {target} offers "
+                f"{', '.join(sorted(offered))}"
+            )
 
 
 def _named(
     function: Callable[..., Any], available: Mapping[str, Any], target: str
 ) -> dict[str, Any]:
+    """Return the arguments that a function names; all where it takes any."""
     parameters = inspect.signature(function).parameters
+    _check_asked(target, parameters, available)
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return dict(available)
-    missing = [
-        name
-        for name, each in parameters.items()
-        if name not in available and each.default is each.empty
-    ]
-    if missing:
-        raise TypeError(
-            f"implementation of {target!r} asks for {missing[0]!r}; {target} offers "
-            f"{', '.join(sorted(available))}"
-        )
     return {name: available[name] for name in parameters if name in available}
 
 
