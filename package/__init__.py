@@ -1,14 +1,34 @@
 """Learn, check and speed up KV-cache compression for large language models.
 
-The two packages inside lie in the folders ``reference/`` and ``fast/`` of the repository.
+`reference` is the papers in NumPy, `fast` the engine in PyTorch; `methods` builds a method by its
+name, and `compress` makes a Hugging Face model use it. Each is imported when it is first asked for.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvlab import fast, reference
+    from kvlab.fast import compress
+    from kvlab.reference import methods
+
+    __version__: str
+
+__all__ = ["__version__", "compress", "fast", "methods", "reference"]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "__version__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import version
+def __getattr__(name: str) -> object:
+    from importlib import import_module, metadata
 
-    return version("kvlab")
+    if name == "__version__":
+        return metadata.version("kvlab")
+    if name in ("fast", "reference"):
+        return import_module(f"kvlab.{name}")
+    if name == "methods":
+        return import_module("kvlab.reference.methods")
+    if name == "compress":
+        return import_module("kvlab.fast").compress
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -29,7 +29,6 @@ class Session:
     """Tokens of the prompt."""
     confidence: Float[Array, " t"] = field(repr=False)
     """Per token seen: the largest probability of its distribution; NaN for given tokens."""
-    query_heads: bool
 
     @property
     def seen(self) -> int:
@@ -50,24 +49,16 @@ class Generation:
     session: Session
 
 
-def start(model: Transformer, policy: Policy, prompt: int, query_heads: bool = False) -> Session:
+def start(model: Transformer, policy: Policy, prompt: int) -> Session:
     """Return an empty session for a prompt of ``prompt`` tokens.
-
-    Args:
-        model: the transformer.
-        policy: what to keep.
-        prompt: tokens of the prompt.
-        query_heads: give every query head a cache of its own, as much published code does; it
-            multiplies the memory by the size of the query group.
 
     Raises:
         ValueError: if the policy cannot hold what it protects.
     """
     policy.check(prompt)
     config = model.config
-    heads = config.heads if query_heads else config.kv_heads
-    caches = tuple(empty_cache(policy, heads, config.head_dim) for _ in range(config.layers))
-    return Session(model, policy, caches, prompt, np.zeros(0), query_heads)
+    caches = [empty_cache(policy, config.kv_heads, config.head_dim) for _ in range(config.layers)]
+    return Session(model, policy, tuple(caches), prompt, np.zeros(0))
 
 
 def advance(
@@ -93,8 +84,6 @@ def advance(
     caches = list(session.caches)
 
     def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
-        if session.query_heads:
-            keys, values = (np.repeat(x, len(queries) // len(x), axis=0) for x in (keys, values))
         grouped = group_heads(queries, len(keys))
         block = Block(clock, layer, grouped, keys, values, confidences, model.rotate)
         result = step(session.policy, caches[layer], block)
@@ -112,7 +101,6 @@ def prefill(
     policy: Policy,
     prompt: Sequence[int],
     block_size: int | None = None,
-    query_heads: bool = False,
     watch: Watch | None = None,
 ) -> tuple[Float[Array, " vocab"], Session]:
     """Feed the prompt in blocks of ``block_size`` tokens, or at once; return the last logits.
@@ -124,7 +112,7 @@ def prefill(
         raise ValueError("prompt must hold at least one token")
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size = {block_size} must be at least 1")
-    session = start(model, policy, len(prompt), query_heads)
+    session = start(model, policy, len(prompt))
     size = block_size or len(prompt)
     logits = np.zeros((1, model.config.vocab_size))
     for first in range(0, len(prompt), size):
@@ -141,7 +129,6 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
     block_size: int | None = None,
-    query_heads: bool = False,
     watch: Watch | None = None,
     solution: Sequence[int] | None = None,
 ) -> Generation:
@@ -156,7 +143,6 @@ def generate(
         temperature: 0 for the likeliest token.
         seed: seed of the sampling.
         block_size: tokens per block of prefill; None for the whole prompt at once.
-        query_heads: see `start`.
         watch: called after every step of every layer.
         solution: token ids; the text ends with its first token that differs from them.
 
@@ -168,7 +154,7 @@ def generate(
             f"max_new_tokens = {max_new_tokens} and temperature = {temperature} must be at least 0"
         )
     rng = np.random.default_rng(seed)
-    logits, session = prefill(model, policy, prompt, block_size, query_heads, watch)
+    logits, session = prefill(model, policy, prompt, block_size, watch)
     written: list[int] = []
     while len(written) < max_new_tokens:
         token, confidence = choose(logits, temperature, rng)

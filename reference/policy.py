@@ -10,13 +10,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from kvlab.reference.accounting import NUMBER, Sizes, StoredBits, Work
+from kvlab.reference.accounting import NUMBER, Sizes, StoredBits, Work, bits_by_storing
 from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.checks import check_at_least, check_protected
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
@@ -190,35 +190,15 @@ class Precision(ABC):
         return FULL_BITS, FULL_BITS
 
     @abstractmethod
-    def store(
-        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> Stored:
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
         """Quantise entries; return the keep set, to which it may add entries."""
 
-    def account(
-        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> StoredBits:
+    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
         """Return the bits that `store` leaves; in ``seen`` only positions and bits are real.
 
-        The default runs `store` on random vectors.
+        The default stores random vectors.
         """
-        draw = np.random.default_rng(seen.clock.seen).normal
-        cache = held.drawn or LayerCache.empty(1, seen.keys.shape[-1], {})
-        positions = held.positions[len(cache) :]
-        keys, values = draw(size=(2, 1, len(positions), seen.keys.shape[-1]))
-        cache = cache.append(keys, values, positions, {})
-        seen = replace(
-            seen,
-            queries=draw(size=seen.queries.shape),
-            attention=np.full(seen.attention.shape, 1 / len(cache)),
-            keys=cache.keys.vectors,
-            values=cache.values.vectors,
-            bits=cache.keys.bits,
-        )
-        cache, stays = self.store(cache, seen, candidates, keep)
-        cache = cache.compact(stays)
-        keys, values = cache.keys.bits_with_scales[0], cache.values.bits_with_scales[0]
-        return StoredBits(cache.positions[0], keys, values, cache)
+        return bits_by_storing(self.store, held, seen, keep)
 
 
 # --- schedules -----------------------------------------------------------------------------------
@@ -403,14 +383,10 @@ class Entries(Budget):
 class Full(Precision):
     """Everything that is kept stays at 16 bits."""
 
-    def store(
-        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> Stored:
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
         return cache, keep
 
-    def account(
-        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> StoredBits:
+    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
         return held.take(keep[0])
 
 

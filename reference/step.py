@@ -95,9 +95,9 @@ def look(policy: Policy, cache: LayerCache, block: Block) -> Look:
     Raises:
         ValueError: see `step`.
     """
-    check_block(cache, block)
+    _check_block(cache, block)
     cache = cache.append(block.keys, block.values, block.clock.positions, policy.score.columns)
-    output, seen = observe_attention(policy, cache, block)
+    output, seen = _observe_attention(policy, cache, block)
     state = policy.score.observe(cache.state, seen)
     check_state(policy.score, state, cache.positions.shape)
     cache = policy.precision.encode(replace(cache, state=state))
@@ -113,15 +113,14 @@ def apply(policy: Policy, looked: Look, keep: KeepSet) -> StepResult:
         looked: what `look` returned for a step that is due.
         keep: the policy's own decision, or another keep set from which to go on.
     """
-    assert looked.decision is not None
     output, seen = looked.output, looked.seen
-    cache, keep = policy.precision.store(looked.cache, seen, looked.decision.candidates, keep)
+    cache, keep = policy.precision.store(looked.cache, seen, keep)
     if policy.evict_before_attend:
         output = attend_survivors(seen, keep)
     return StepResult(output, cache.compact(keep), seen, keep)
 
 
-def observe_attention(
+def _observe_attention(
     policy: Policy, cache: LayerCache, block: Block
 ) -> tuple[Float[Array, "G rho m d"], Observation]:
     """Let the block's queries attend to all present entries."""
@@ -210,7 +209,7 @@ def check_scores(score: Score, scores: Array, candidates: Marks, layer: int) -> 
         raise ValueError(f"scores must not be NaN: {name} gave one in layer {layer}")
 
 
-def check_block(cache: LayerCache, block: Block) -> None:
+def _check_block(cache: LayerCache, block: Block) -> None:
     """Raise ValueError unless the block fits the cache and its clock."""
     G, _, m, d = block.queries.shape
     if block.keys.shape != (G, m, d) or block.values.shape != (G, m, d):

@@ -254,7 +254,7 @@ class Transformer:
 
     @cached_property
     def _inverse_frequencies(self) -> Float[Array, " half"]:
-        return inverse_frequencies(self.config.rope, self.config.head_dim).astype(np.float32)
+        return _rope_frequencies(self.config.rope, self.config.head_dim).astype(np.float32)
 
 
 def turn(vectors: Float[Array, "*batch d"], rotation: Rotation) -> Float[Array, "*batch d"]:
@@ -277,7 +277,7 @@ def end_of_text(directory: str | Path) -> int | None:
     return every[0] if every else None
 
 
-def inverse_frequencies(rope: Mapping[str, Any], head_dim: int) -> Float[Array, " half"]:
+def _rope_frequencies(rope: Mapping[str, Any], head_dim: int) -> Float[Array, " half"]:
     """Return RoPE's angle per position of each pair of channels."""
     plain = rope["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
     if rope["rope_type"] == "linear":

@@ -33,15 +33,6 @@ def test_a_budget_of_the_whole_length_reproduces_the_tokens(spec, model, prompt)
     assert same.tokens == full.tokens
 
 
-def test_query_heads_give_every_query_head_its_own_cache(model, prompt):
-    shared = generate(model, methods.get("h2o", 40), prompt, 5).session
-    own = generate(model, methods.get("h2o", 40), prompt, 5, query_heads=True).session
-    group = model.config.heads // model.config.kv_heads
-    assert own.nbytes == group * shared.nbytes
-    full = generate(model, methods.get("full"), prompt, 20)
-    assert generate(model, methods.get("full"), prompt, 20, query_heads=True).tokens == full.tokens
-
-
 def test_sampling_is_repeatable_and_differs_from_greedy(model, prompt):
     full = methods.get("full")
     one, again, other = (

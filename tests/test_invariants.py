@@ -174,7 +174,7 @@ class OneMore(Entries):
 class Ahead(Precision):
     """Keeps an entry twice and forgets the last."""
 
-    def store(self, cache, seen, candidates, keep):
+    def store(self, cache, seen, keep):
         return cache, np.concatenate([keep[:, :1], keep[:, :-1]], axis=1)
 
 

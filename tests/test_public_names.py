@@ -60,3 +60,26 @@ def test_nothing_heavy_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_package_shows_what_it_has_and_imports_it_when_asked():
+    code = """
+import sys, kvlab
+assert dir(kvlab) == ["__version__", "compress", "fast", "methods", "reference"], dir(kvlab)
+assert not {"numpy", "torch"} & sys.modules.keys()
+assert kvlab.__version__ and not hasattr(kvlab, "Any")
+sys.modules["torch"] = None  # as where it is not installed
+assert kvlab.methods.get("h2o", 8) == kvlab.reference.methods.get("h2o", 8)
+assert kvlab.fast.__name__ == "kvlab.fast"
+try:
+    kvlab.compress
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "torch" in done.stdout
+
+
+def test_compress_is_the_engines():
+    fast = pytest.importorskip("kvlab.fast.huggingface")
+    assert kvlab.compress is fast.compress

@@ -60,7 +60,7 @@ class Demote(Precision[reference.Demote]):
                 first = [
                     int(new > 0 == old) for new, old in zip(counts, cache.demoted, strict=True)
                 ]
-                measure_balance(keys, seen, first)
+                _measure_balance(keys, seen, first)
             keys.quantize_tokens(slots, options.bits, options.group, counts)
             values.quantize_tokens(slots, options.bits, options.group, counts)
             cache.demoted = tuple(a + b for a, b in zip(cache.demoted, counts, strict=True))
@@ -78,7 +78,7 @@ def left_out(seen: Observation, keep: KeepSet, longest: int) -> Int[Tensor, "N G
     return torch.where(goes.gather(-1, order), order, EMPTY)
 
 
-def measure_balance(keys: Storage, seen: Observation, which: Sequence[int]) -> None:
+def _measure_balance(keys: Storage, seen: Observation, which: Sequence[int]) -> None:
     """Fix the balance of those sequences whose first entries are demoted now."""
     if keys.balance is None:
         keys.balance = torch.ones_like(seen.keys[:, :, 0], dtype=torch.float64)

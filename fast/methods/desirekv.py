@@ -169,7 +169,7 @@ class BitsBySensitivity(Precision[reference.BitsBySensitivity]):
             chosen = stays & window & tier
             quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
         counts = stays[:, 0].sum(dim=-1).tolist()
-        return KeepSet(slots_of(stays, seen.positions, max(counts)), counts)
+        return KeepSet(_slots_of(stays, seen.positions, max(counts)), counts)
 
     def sensitive(self, seen: Observation, window: Marks) -> Bool[Tensor, "N n"]:
         """Mark the tokens above the threshold, or above the quantile of the window."""
@@ -185,7 +185,7 @@ class BitsBySensitivity(Precision[reference.BitsBySensitivity]):
         return relative > torch.nanquantile(among, quantile, dim=-1, keepdim=True)
 
 
-def slots_of(chosen: Marks, positions: Positions, longest: int) -> Int[Tensor, "N G longest"]:
+def _slots_of(chosen: Marks, positions: Positions, longest: int) -> Int[Tensor, "N G longest"]:
     """Return the chosen slots in ascending position, at the end of a row of ``longest``."""
     place = torch.where(chosen, positions, -1)
     return place.argsort(dim=-1, stable=True)[:, :, positions.shape[-1] - longest :]
@@ -204,6 +204,6 @@ def quantize_entries(
         if bits < FULL_BITS:
             chosen = entries & (storage.bits() > bits)
             longest = int(chosen.sum(dim=-1).max())
-            slots = slots_of(chosen, cache.positions, longest)
+            slots = _slots_of(chosen, cache.positions, longest)
             used = chosen.gather(-1, slots)
             storage.quantize_tokens(torch.where(used, slots, EMPTY), bits, group)

@@ -27,15 +27,15 @@ class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerTo
         assert cache.mixed is not None
         keys, values = cache.mixed
         key_due = [n // residual * residual for n in cache.counts]
-        slots, counts = newly_due(cache, keys, key_due)
+        slots, counts = _newly_due(cache, keys, key_due)
         keys.quantize_channels(slots, options.key_bits, group, counts)
         value_due = [max(0, n - residual) for n in cache.counts]
-        slots, counts = newly_due(cache, values, value_due)
+        slots, counts = _newly_due(cache, values, value_due)
         values.quantize_tokens(slots, options.value_bits, group, counts)
         return keep
 
 
-def newly_due(
+def _newly_due(
     cache: LayerCache, storage: Storage, due: Sequence[int]
 ) -> tuple[Int[Tensor, "N G chosen"], tuple[int, ...]]:
     """Return the slots of the first ``due`` entries of each sequence that are not quantised yet.

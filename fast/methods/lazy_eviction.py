@@ -57,9 +57,10 @@ class Recurrence(Score[reference.Recurrence]):
         if tokens > 1:
             if self.spec.options.threshold == 0:
                 active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
-            elapsed.sub_(tokens_before_birth(seen))
+            elapsed.sub_(_tokens_before_birth(seen))
         if self.spec.options.stamp_start == "birth":
-            elapsed.sub_(newborn(seen).to(elapsed.dtype))
+            newborn = seen.positions >= _first_position(seen)
+            elapsed.sub_(newborn.to(elapsed.dtype))
         for token in range(tokens):
             elapsed.add_(1)
             self.observe_token(state, active[:, :, token])
@@ -101,23 +102,16 @@ class Recurrence(Score[reference.Recurrence]):
         return torch.where(interval > 1, form(1 / (interval - 1.0).clamp(min=1.0)), 0.0)
 
 
-def tokens_before_birth(seen: Observation) -> Positions:
+def _tokens_before_birth(seen: Observation) -> Positions:
     """Count, for each entry, the tokens of the block that came before it, padding included."""
-    padding = padded(seen)
-    return (seen.positions - first_position(seen)).clamp(min=0) + padding
+    padding = _padded(seen)
+    return (seen.positions - _first_position(seen)).clamp(min=0) + padding
 
 
-def newborn(seen: Observation) -> Marks:
-    """Mark the entries that the block's own tokens added."""
-    return seen.positions >= first_position(seen)
-
-
-def first_position(seen: Observation) -> Tensor:
-    """Return the position of each sequence's first token in the block."""
+def _first_position(seen: Observation) -> Tensor:
     last = seen.query_positions[:, -1, None, None]
-    return last + 1 + padded(seen) - seen.query_positions.shape[1]
+    return last + 1 + _padded(seen) - seen.query_positions.shape[1]
 
 
-def padded(seen: Observation) -> Tensor:
-    """Count the padding of each sequence's block."""
+def _padded(seen: Observation) -> Tensor:
     return (seen.query_positions < 0).sum(dim=1, dtype=torch.int32)[:, None, None]

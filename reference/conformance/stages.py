@@ -271,8 +271,7 @@ def _expect_stored(inputs: Inputs, parameters: Parameters, method: str | None):
     cache = LayerCache(
         nothing.append(inputs["keys"]), nothing.append(inputs["values"]), inputs["positions"]
     )
-    candidates = ~policy.protect.safe(seen)
-    cache, stays = policy.precision.store(cache, seen, candidates, inputs["keep"])
+    cache, stays = policy.precision.store(cache, seen, inputs["keep"])
     return {"keep": keep(stays), **_storage(cache.compact(stays))}
 
 

@@ -108,24 +108,19 @@ def register(method: MethodClass) -> MethodClass:
             f"name = {name!r} of {method.__qualname__} must be a word of lower-case letters, "
             "digits and underscores"
         )
-    others = [other for other in _registered.values() if not same_definition(other, method)]
-    for other in others:
+    for other in _registered.values():
+        if (other.__module__, other.__qualname__) == (method.__module__, method.__qualname__):
+            continue
         if clash := {name, *method.variants} & {other.name, *other.variants}:
             raise ValueError(
                 f"method {min(clash)!r} is defined twice: by {other.__qualname__} of "
-                f"{source_of(other)} and by {method.__qualname__} of {source_of(method)}"
+                f"{_source_of(other)} and by {method.__qualname__} of {_source_of(method)}"
             )
     _registered[name] = method
     return method
 
 
-def same_definition(one: type, other: type) -> bool:
-    """Whether two classes come from the same lines, run twice."""
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
-
-
-def source_of(method: type[Method]) -> str:
-    """Return the file that defines a method, or its module if there is no file."""
+def _source_of(method: type[Method]) -> str:
     module = inspect.getmodule(method)
     return getattr(module, "__file__", None) or method.__module__
 
@@ -139,18 +134,18 @@ def discover() -> None:
             method, or a name is defined twice.
     """
     for module in pkgutil.iter_modules(__path__):
-        register_all(importlib.import_module(f"{__name__}.{module.name}"))
+        _register_all(importlib.import_module(f"{__name__}.{module.name}"))
     for named in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
         known = len(_registered)
-        module = import_named(named)
-        register_all(module)
-        if len(_registered) == known and not holds_method(module):
+        module = _import_named(named)
+        _register_all(module)
+        if len(_registered) == known and not _holds_method(module):
             raise ValueError(
                 f"{OUTSIDE}: {named} defines no method, a class that derives from Method"
             )
 
 
-def import_named(named: str) -> ModuleType:
+def _import_named(named: str) -> ModuleType:
     """Import a module by its name, or a Python file.
 
     Raises:
@@ -164,7 +159,7 @@ def import_named(named: str) -> ModuleType:
         raise ValueError(f"{OUTSIDE}: {named} cannot be imported: {error}") from error
 
 
-def register_all(module: ModuleType) -> None:
+def _register_all(module: ModuleType) -> None:
     """Register the methods that a module defines; methods that it imports are left out.
 
     Raises:
@@ -175,11 +170,11 @@ def register_all(module: ModuleType) -> None:
         defined = inspect.isclass(value) and value.__module__ == module.__name__
         if defined and issubclass(value, Method) and not inspect.isabstract(value):
             if not is_dataclass(value):
-                raise TypeError(f"{value.__name__} of {source_of(value)} must be a dataclass")
+                raise TypeError(f"{value.__name__} of {_source_of(value)} must be a dataclass")
             register(value)
 
 
-def holds_method(module: ModuleType) -> bool:
+def _holds_method(module: ModuleType) -> bool:
     """Whether a module defines or imports a registered method from outside this package.
 
     Such a method was registered before if the module had been imported already.

@@ -93,7 +93,6 @@ class EvictionError(Around):
 
     @property
     def needs(self):
-        """What the wrapped score reads, query heads apart."""
         return Needs(self.inner.needs.rows, self.inner.needs.prompt)
 
     @property

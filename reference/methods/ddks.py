@@ -67,9 +67,7 @@ class Demote(Precision):
 
     options: "DDKS"
 
-    def store(
-        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> Stored:
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
         demoted = np.ones(seen.positions.shape, dtype=bool)
         np.put_along_axis(demoted, keep, False, axis=-1)
         keys = cache.keys
@@ -80,9 +78,7 @@ class Demote(Precision):
         everything = np.tile(np.arange(len(cache)), (len(demoted), 1))
         return replace(cache, keys=keys, values=values), everything
 
-    def account(
-        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> StoredBits:
+    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
         low, group = self.options.bits, self.options.group
         bits = np.full(len(held), bits_per_token(low, group, seen.keys.shape[-1]))
         bits[keep[0]] = FULL_BITS

@@ -174,9 +174,7 @@ class BitsBySensitivity(Precision):
 
     options: "DesireKV"
 
-    def store(
-        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> Stored:
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
         """Spare doubtful tokens from eviction, then quantise what the event decided about."""
         options, window = self.options, decision_window(self.options, seen)
         in_doubt = doubtful(options, seen, window)
@@ -189,9 +187,7 @@ class BitsBySensitivity(Precision):
             cache = quantize_entries(cache, chosen, bits, options.value_bits or bits, options.group)
         return cache, np.nonzero(kept)[1].reshape(len(kept), -1)
 
-    def account(
-        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> StoredBits:
+    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
         """Count as if no token were doubtful, and the newest ones were the sensitive ones."""
         options, d = self.options, seen.keys.shape[-1]
         decided = keep[0][decision_window(options, seen)[0][keep[0]]]

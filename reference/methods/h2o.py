@@ -29,7 +29,6 @@ class AccumulatedAttention(Score):
 
     @property
     def needs(self) -> Needs:
-        """All rows, added up."""
         return Needs(heads=self.options.reduce, sums_rows=True, may_wait=True)
 
     def observe(self, state: State, seen: Observation) -> State:

@@ -19,7 +19,7 @@ from kvlab.reference.cache import LayerCache
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, refuse_budget
 from kvlab.reference.methods.full import Recency
-from kvlab.reference.notation import Array, KeepSet, Marks
+from kvlab.reference.notation import Array, KeepSet
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import EveryBlock, Nobody, Policy, Precision, Stored, Unlimited
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
@@ -31,9 +31,7 @@ class KeysPerChannelValuesPerToken(Precision):
 
     options: "KIVI"
 
-    def store(
-        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> Stored:
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
         d, group = seen.keys.shape[-1], self.options.group
         if d % group:
             raise ValueError(f"group = {group} must divide the head dimension {d}")
@@ -53,9 +51,7 @@ class KeysPerChannelValuesPerToken(Precision):
         values_due = index < n - residual  # [KIVI 5]
         return keys_due, values_due
 
-    def account(
-        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> StoredBits:
+    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
         keys_due, values_due = self.due(len(held))
         group, wide = self.options.group, float(FULL_BITS)
         key_bits = self.options.key_bits + SCALE_AND_ZERO / group

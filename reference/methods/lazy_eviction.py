@@ -59,7 +59,6 @@ class Recurrence(Score):
 
     @property
     def needs(self) -> Needs:
-        """What every generated token reads of each entry."""
         return Needs(prompt=False, heads=self.options.reduce, may_wait=True)
 
     def observe(self, state: State, seen: Observation) -> State:

@@ -9,7 +9,6 @@ Equations (numbered here):
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from kvlab.reference.accounting import Sizes, Work, window_work
 from kvlab.reference.attention import softmax
@@ -26,11 +25,6 @@ PROTECTED = 0.01
 """Share of the prompt that is protected."""
 
 
-def gumbel_noise(seed: int, layer: int, shape: tuple[int, ...]) -> Float[Array, "..."]:
-    """Draw the noise of one layer; independent of the order in which layers are asked."""
-    return np.random.default_rng([seed, layer]).gumbel(size=shape)
-
-
 @dataclass(frozen=True)
 class ProxyAndSample(Score):
     """Rank by proxy attention first, then by a random draw weighted with it."""
@@ -44,7 +38,8 @@ class ProxyAndSample(Score):
         return True
 
     def drawn(self, seen: Observation) -> dict[str, Array]:
-        return {"noise": gumbel_noise(self.options.seed, seen.layer, seen.positions.shape)}
+        rng = np.random.default_rng([self.options.seed, seen.layer])
+        return {"noise": rng.gumbel(size=seen.positions.shape)}
 
     def proxies(self, prompt: int) -> int:
         """Number of proxy queries: a share of the prompt, at least one."""

@@ -34,7 +34,6 @@ class LastUse(Score):
 
     @property
     def needs(self) -> Needs:
-        """What every generated token reads of each entry."""
         return Needs(prompt=False, heads="max" if self.options.share is None else "mean")
 
     def observe(self, state: State, seen: Observation) -> State:

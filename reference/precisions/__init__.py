@@ -14,7 +14,7 @@ from functools import cache
 from kvlab.reference.accounting import StoredBits
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.codes import Code
-from kvlab.reference.notation import KeepSet, Marks
+from kvlab.reference.notation import KeepSet
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Full, Precision, Stored
 
@@ -31,14 +31,10 @@ class OnArrival(Precision):
             cache, keys=cache.keys.encode(self.keys), values=cache.values.encode(self.values)
         )
 
-    def store(
-        self, cache: LayerCache, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> Stored:
+    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
         return cache, keep
 
-    def account(
-        self, held: StoredBits, seen: Observation, candidates: Marks, keep: KeepSet
-    ) -> StoredBits:
+    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
         return held.take(keep[0])
 
     def bits_on_arrival(self, head_dim: int) -> tuple[float, float]:

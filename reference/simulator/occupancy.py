@@ -126,7 +126,7 @@ def _decide(
     stay = candidates[max(0, len(candidates) - room) :]
     keep = np.nonzero(safe)[0]
     keep = np.sort(np.concatenate([keep, stay])) if len(keep) else stay
-    after = policy.precision.account(held, seen, ~safe[None], keep[None])
+    after = policy.precision.account(held, seen, keep[None])
     return after, len(stay) < len(candidates)
 
 

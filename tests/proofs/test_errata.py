@@ -65,7 +65,7 @@ def test_an_interval_without_zero_is_bold():
             ("caote:snapkv@pool=5,kernel=1", "caote:tova"),
         ),
         (
-            "lazy_eviction@reduce=mean, or generate(query_heads=True)",
+            "lazy_eviction@reduce=mean, or words",
             ("lazy_eviction@reduce=mean",),
         ),
     ],

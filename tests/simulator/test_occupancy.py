@@ -103,8 +103,8 @@ class Unheard(Precision):
 
     known: Precision
 
-    def store(self, cache, seen, candidates, keep):
-        return self.known.store(cache, seen, candidates, keep)
+    def store(self, cache, seen, keep):
+        return self.known.store(cache, seen, keep)
 
 
 def without_account(policy):
