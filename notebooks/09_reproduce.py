@@ -39,14 +39,15 @@ sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of
 
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs import PAPERS
-from study import claims
-from study.contrasts import STORED, judge, stored_summary
+from study import claims, planner_figures
+from study.contrasts import contrasts, judge, stored_summary
 
-found = [stored_summary(name) for name in STORED]
-for name, each in zip(STORED, found, strict=True):
+names = dict.fromkeys(each.results for each in contrasts())
+found = {name: stored_summary(name) for name in names}
+for name, each in found.items():
     runs = [point for point in each.points if point.refusal is None]
     print(f"{name}: {runs[0].problems} problems of {each.mean_length:.0f} tokens, {len(runs)} runs")
-judged = {paper: judge(found, paper) for paper in PAPERS}
+judged = {paper: judge(paper) for paper in PAPERS}
 claims.verdict_counts(judged)
 
 # %% [markdown]
@@ -114,7 +115,7 @@ replays.entries_over_tokens(traces[0], {**shown, "rkv@every=16": budget})
 # predictions):
 
 # %%
-claims.planned_figures("LazyEviction")
+planner_figures.planned_figures("LazyEviction")
 
 # %%
 claims.untested("lazy_eviction")
@@ -194,7 +195,7 @@ claims.contrasts(judged["desirekv"])
 # notebook 05: both hold there. The next table has memory and throughput from the cost model:
 
 # %%
-claims.planned_figures("DesireKV")
+planner_figures.planned_figures("DesireKV")
 
 # %%
 claims.untested("desirekv")
@@ -297,17 +298,17 @@ assert distinguishable is False
 
 # %% [markdown]
 # **2.** Unpaired intervals that overlap may hide a difference that a paired test shows. Find the
-# numbers in the study of chained arithmetic, `found[1]`: `only_caote`, problems that `caote:h2o`
-# solved at 70 % and `h2o` did not, and `only_h2o`, the other way round.
+# numbers in the study of chained arithmetic, `found["arithmetic"]`: `only_caote`, problems that
+# `caote:h2o` solved at 70 % and `h2o` did not, and `only_h2o`, the other way round.
 
 # %% tags=["solution"] jupyter={"source_hidden": true}
-caote_solved = found[1].point_at("caote:h2o", "70%").outcomes
-h2o_solved = found[1].point_at("h2o", "70%").outcomes
+caote_solved = found["arithmetic"].point_at("caote:h2o", "70%").outcomes
+h2o_solved = found["arithmetic"].point_at("h2o", "70%").outcomes
 only_caote = sum(a and not b for a, b in zip(caote_solved, h2o_solved, strict=True))
 only_h2o = sum(b and not a for a, b in zip(caote_solved, h2o_solved, strict=True))
 
 # %% tags=["check"]
-ours, other = (found[1].point_at(spec, "70%") for spec in ("caote:h2o", "h2o"))
+ours, other = (found["arithmetic"].point_at(spec, "70%") for spec in ("caote:h2o", "h2o"))
 assert only_caote - only_h2o == round((ours.solved - other.solved) * ours.problems)
 both = sum(a and b for a, b in zip(caote_solved, h2o_solved, strict=True))
 assert only_caote + both == round(ours.solved * ours.problems)

@@ -9,6 +9,7 @@ command writes the page of the results.
 
 import inspect
 import logging
+import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -31,64 +32,27 @@ from kvlab.fast.huggingface.attachment import implementation
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import reporting
 
-SMALL: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 97),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim"), 96),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "decoder_layers"), 6),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "encoder_layers"), 4),
-    "num_key_value_heads": 2,
-    **dict.fromkeys(("head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank"), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "global_head_dim"), 16),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "top_k_experts"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("sliding_window", "attention_chunk_size", "keep_window_size"), 8),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 128),
-    **dict.fromkeys(("mamba_d_state", "mamba_d_conv"), 4),
-    **dict.fromkeys(("mamba_d_head", "mamba_headdim", "mamba_head_dim", "rotary_dim"), 16),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 8),
-    "mamba_d_ssm": 128,
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 4),
-    **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), 8),
-    "bos_token_id": 1,
-    "pad_token_id": 0,
-    "eos_token_id": None,
-}
-"""Sizes of the models; an architecture takes the options that it has."""
 
-CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 3}
-NO_WINDOW = {"sliding_window": None}
-MLA = {"num_key_value_heads": 4}
-SHARED_KEYS = {
-    "num_kv_shared_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
-}
-OVERRIDES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), MLA),
-    **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "minicpm3", "youtu"), MLA),
-    "bamba": {"attn_layer_indices": [1, 4]},
-    "doge": NO_WINDOW,
-    "gpt_neo": {"attention_types": [[["global", "local"], 3]]},
-    "gemma3n_text": SHARED_KEYS,
-    "gemma4_text": SHARED_KEYS,
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 3},
-    **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLUTIONS),
-    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 3},
-    **dict.fromkeys(
-        ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "starcoder2"), NO_WINDOW
-    ),
-    "ministral": {"layer_types": ["sliding_attention", "full_attention"] * 3},
-    "qwen2": {"use_sliding_window": False},
-}
-"""Further options for configurations whose small default would not show the architecture."""
+def _sizes() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Read the options of every small model, and further ones by architecture."""
+    read = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
+    def options(written: dict[str, Any]) -> dict[str, Any]:
+        return {name: None if value == "none" else value for name, value in written.items()}
+
+    overrides = {
+        architecture: options({k: v for k, v in each.items() if k != "architectures"})
+        for each in read["overrides"]
+        for architecture in each["architectures"]
+    }
+    return options(read["small"]), overrides
+
+
+SMALL, OVERRIDES = _sizes()
 MOST_PARAMETERS = 30_000_000
 SHARPER = 3.0
 """Factor on the weights: nearly uniform attention would hide mistakes."""
+HEAD = Path(__file__).parent / "heads" / "architectures.md"
 LENGTH, WRITTEN, PADDING, BLOCK = 21, 6, 8, 5
 """Tokens of a text and tokens after it; columns that the second text is padded with; block."""
 TOLERANCE = 1e-4
@@ -270,34 +234,16 @@ def _one_line(error: Exception) -> str:
 
 # --- the page ---
 
-HEAD = f"""# Architectures
-
-Which architectures of transformers write under `compress` what they write without it? Every
-architecture with a causal language model is built small, with random weights in float32, and
-compared with itself.
-
-**What is compared.** A text of {LENGTH} tokens, then {WRITTEN} single tokens; the logits of every
-token, under the full cache, against the stock model's eager attention without a cache. Two texts
-are read at once; the second one is padded with {PADDING} columns on the left. The same pair is
-also read in blocks of {BLOCK}, and by TOVA with a budget of the whole length. Windows are 8 tokens
-long, so every sliding layer reaches its window. *Right* means that every logit vector lies
-within {TOLERANCE:g} of the stock model's, as a share of its length; the largest distance stands
-beside it. *Refused* means an error before or at the first call; what it says stands beside it.
-*Not compared* are architectures whose small configuration cannot be built, or whose stock model
-does not run on text alone.
-
-A configuration that is not in the table proves itself: `compress` compares a few tokens with the
-stock model, once per class, configuration, number format and device ([Compress a
-model](compress.md)).
-"""
-
 
 def page(results: list[Result]) -> str:
     """Write the page of the results, in Markdown."""
     counts = Counter(result.verdict for result in results)
     summary = ", ".join(f"{counts[one]} {one}" for one in ("right", "refused", "wrong"))
+    head = HEAD.read_text(encoding="utf-8")
     parts = [
-        HEAD,
+        head.format(
+            LENGTH=LENGTH, WRITTEN=WRITTEN, PADDING=PADDING, BLOCK=BLOCK, TOLERANCE=TOLERANCE
+        ),
         f"With transformers {transformers.__version__} and torch {torch.__version__}: {summary}, "
         f"{counts['not compared']} not compared. Made by "
         "`python -m study.architectures docs/architectures.md`.",

@@ -12,7 +12,6 @@ from kvlab.reference.proofs import Verdict as Proved
 from kvlab.reference.proofs.claim import Claim
 from study import contrasts as measured
 from study.contrasts import BUDGETS, FIGURES, Judged, Verdict, counts
-from study.planner_figures import paper_figures
 
 NO_BREAK = "\u00a0"
 
@@ -76,24 +75,6 @@ def proof_counts() -> Table:
         numbers = (len(found), *(found.count(verdict) for verdict in Proved))
         rows.append((paper, str(kind), *map(str, numbers)))
     return Table(("paper", "kind", "claims", *map(str, Proved)), rows, words=2, wrap=True)
-
-
-def planned_figures(paper: str) -> Table:
-    """List the printed figures of memory and time beside those of the cost model."""
-    columns = (
-        Column("where", "source"),
-        Column("figure", "what"),
-        Column("printed", lambda each: f"{each.printed:g} {each.unit}"),
-        Column("model", "modelled", ".4g"),
-        Column(
-            "model / printed",
-            "ratio",
-            ".2f",
-            mark=lambda each: "(fitted)" if each.note.startswith("fitted") else "",
-        ),
-    )
-    chosen = [each for each in paper_figures() if each.paper == paper]
-    return tabulate(chosen, columns, words=2, wrap=True)
 
 
 # --- what was measured ----------------------------------------------------------------------------

@@ -1,15 +1,13 @@
 """The papers' contrasts, measured on the embedded models, and a verdict on each contrast.
 
-``contrasts.toml`` lists the contrasts. The sweeps in ``results/`` decide: the study, on jump
-programs, at its budgets; the first study, on chained arithmetic; and for methods that are in
-neither study the ablations, on fewer problems (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats
-each). Likelihoods and needles come from ``kvlab perplexity --json`` and ``kvlab needle --json``.
-Contrasts of the task ``smollm2`` are judged on SmolLM2, a real language model, and on nothing else.
+``contrasts.toml`` lists the contrasts, and names the results that decide each of them: a sweep in
+``results/`` (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats it), or a file that
+``kvlab perplexity --json``, ``kvlab needle --json`` or `study.output_errors` wrote.
 """
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from functools import cache
@@ -51,39 +49,6 @@ RESAMPLES = 40_000
 CLOSE = 0.10
 """Shares of solved problems that differ by less count as about as good."""
 
-STUDY, ARITHMETIC, ABLATIONS, JUMP_ABLATIONS = SWEEPS = (
-    "study",
-    "arithmetic",
-    "ablations",
-    "jump_ablations",
-)
-"""The sweeps that decide contrasts: the first and the last on jump programs, the others on chained
-arithmetic."""
-LONGER, OTHER_READINGS, GRANULARITY, EQUAL_BYTES = OTHER_SWEEPS = (
-    "longer",
-    "readings",
-    "granularity",
-    "equal_bytes",
-)
-"""Sweeps of jump programs longer than those that the model was trained on, of other readings of
-papers, of entries that leave together, and of precisions."""
-NEEDLES, LONGER_NEEDLES, FACTS, FACTS_AFTER = REAL_SWEEPS = (
-    f"needle_{REAL}",
-    f"needle_2k_{REAL}",
-    f"reading_known_{REAL}",
-    f"reading_{REAL}",
-)
-"""Sweeps of the real model: one number of a text, in texts of 1,000 and 2,000 tokens; and two at
-once, with the question before the text is compressed, and after."""
-READINGS = {
-    "perplexity": ("losses",),
-    "needle": ("missed",),
-    f"perplexity_{REAL}": ("losses",),
-    f"output_errors_{REAL}": ("output_error",),
-}
-"""The commands whose results lie in the package, and the figures that they measure."""
-STORED = (*SWEEPS, *REAL_SWEEPS, *READINGS)
-
 
 @dataclass(frozen=True)
 class Contrast:
@@ -104,6 +69,8 @@ class Contrast:
     other: str
     kind: str
     """One of `KINDS`."""
+    results: str
+    """Name of the results that decide; see `stored_summary`."""
     task: str = "reasoning"
     """The task whose problems count: a key of `BUDGETS`."""
     budgets: Sequence[str | None] = ()
@@ -176,41 +143,35 @@ def untested() -> tuple[Untested, ...]:
     return tuple(read_tables(Untested, "untested"))
 
 
-def read_tables(kind: type[Any], name: str) -> Iterator[Any]:
-    """Yield the tables of a name in ``contrasts.toml``.
+def read_tables(kind: type[Any], name: str, path: Path = HERE / "contrasts.toml") -> Iterator[Any]:
+    """Yield the tables of a name in a TOML file.
 
     Raises:
         ValueError: if a key is missing or unknown, or a value is not allowed.
     """
-    text = (HERE / "contrasts.toml").read_text(encoding="utf-8")
     keys = {field.name for field in fields(kind)}
     required = {field.name for field in fields(kind) if field.default is MISSING}
-    for number, written in enumerate(tomllib.loads(text)[name], start=1):
-        if not required <= written.keys() <= keys:
-            wrong = ", ".join(sorted((required - written.keys()) | (written.keys() - keys)))
-            raise ValueError(f"{name} number {number}: missing or unknown: {wrong}")
-        yield kind(**written)
-
-
-def stored_directory(name: str) -> Path:
-    """Return the directory of a sweep in the package."""
-    check_choice((*SWEEPS, *OTHER_SWEEPS, *REAL_SWEEPS), name=name)
-    return RESULTS / name
+    written = tomllib.loads(path.read_text(encoding="utf-8"))[name]
+    for number, each in enumerate(written, start=1):
+        if wrong := required - each.keys() | each.keys() - keys:
+            raise ValueError(
+                f"{name} number {number}: missing or unknown: {', '.join(sorted(wrong))}"
+            )
+        yield kind(**each)
 
 
 @cache
 def stored_summary(name: str) -> TaskSummary:
-    """Return the summary of a sweep or a command whose results lie in the package."""
-    if name in READINGS:
-        return stored_reading(name)
+    """Return the summary of a sweep, a directory of ``results/``, or of a command's JSON there."""
+    if (RESULTS / f"{name}.json").exists():
+        return _summary_of_rows(name)
     from kvlab.fast.lab.sweep.run import read_stored  # needs pyarrow
 
-    (summary,) = summarise(read_stored(stored_directory(name)))
+    (summary,) = summarise(read_stored(RESULTS / name))
     return summary
 
 
-def stored_reading(name: str) -> TaskSummary:
-    """Return what one of `READINGS` found, as the summary of a task."""
+def _summary_of_rows(name: str) -> TaskSummary:
     found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     if "reading" in found:
         length = found.get("mean_length") or fmean(found["lengths"])
@@ -220,17 +181,16 @@ def stored_reading(name: str) -> TaskSummary:
         length = fmean(map(sum, found["texts"]))
         entries = {row["budget"] for row in found["rows"]} - {None}
         budgets = {f"{each / length:.0%}": each for each in entries}
-    points = [stored_point(row, budgets, READINGS[name]) for row in found["rows"]]
+    points = tuple(_point(row, budgets) for row in found["rows"])
     model = found.get("model", REAL if name.endswith(REAL) else "reasoner")
-    return TaskSummary(model, name, budgets, length, (0,), tuple(points), (), {})
+    return TaskSummary(model, name, budgets, length, (0,), points, (), {})
 
 
-def stored_point(
-    row: Mapping[str, Any], budgets: Mapping[str, int], figures: Sequence[str]
-) -> Point:
-    """Return a row of one of `READINGS`: one value of every figure per text."""
-    values = {name: tuple(row.get("figures", row)[name]) for name in figures}
-    count, refusal = len(values[figures[0]]), row.get("refusal")
+def _point(row: Mapping[str, Any], budgets: Mapping[str, int]) -> Point:
+    """Return a row as a point; every figure has one value per text."""
+    found = row.get("figures") or {name: row[name] for name in FIGURES.values() if name in row}
+    figures = {name: tuple(map(float, values)) for name, values in found.items()}
+    count, refusal = len(next(iter(figures.values()))), row.get("refusal")
     budget = budgets.get(row["budget"], row["budget"])
     return Point(
         method=row["method"],
@@ -238,42 +198,40 @@ def stored_point(
         problems=count,
         wanted=count,
         refusal=refusal,
-        figures=values,
+        figures=figures,
     )
 
 
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def judge(sources: Sequence[TaskSummary], paper: str | None = None) -> list[tuple[Judged, ...]]:
+def judge(
+    paper: str | None = None, read: Callable[[str], TaskSummary] = stored_summary
+) -> list[tuple[Judged, ...]]:
     """Judge every contrast of a paper, or of all, at every budget that it has.
 
     Args:
-        sources: summaries of what was measured. Of the sources that have both methods, the first
-            decides on solved problems, the last on figures.
         paper: one of `kvlab.reference.proofs.PAPERS`; None judges all.
+        read: returns the results of a name.
 
     Raises:
-        KeyError: if a contrast was measured nowhere.
+        KeyError: if the results lack one of a contrast's methods.
     """
-    tests = sum(len(each.budgets) for each in contrasts())
-    level = 1 - (1 - FAMILY) / tests
+    level = 1 - (1 - FAMILY) / sum(len(each.budgets) for each in contrasts())
     return [
-        tuple(judge_one(sources, contrast, budget, level) for budget in contrast.budgets)
-        for contrast in contrasts()
-        if paper in (None, contrast.paper)
+        tuple(judge_one(read(each.results), each, budget, level) for budget in each.budgets)
+        for each in contrasts()
+        if paper in (None, each.paper)
     ]
 
 
-def judge_one(
-    sources: Sequence[TaskSummary], contrast: Contrast, budget: str | None, level: float
-) -> Judged:
-    """Judge a contrast at one budget.
+def judge_one(found: TaskSummary, contrast: Contrast, budget: str | None, level: float) -> Judged:
+    """Judge a contrast at one budget, on the problems that both methods were given.
 
     Raises:
-        KeyError: if the contrast was measured nowhere.
+        KeyError: if the results lack one of the methods.
     """
-    ours, other = paired(sources, contrast, budget)
+    ours, other = (found.point_at(spec, budget) for spec in (contrast.ours, contrast.other))
     if figure := FIGURES.get(contrast.kind):
         errors = ours.figures[figure], other.figures[figure]
         difference = Interval(*paired_difference(errors[1], errors[0], level, RESAMPLES))
@@ -282,8 +240,7 @@ def judge_one(
         return Judged(contrast, budget, len(errors[0]), means, others, difference, decided)
     pairs = list(zip(other.outcomes, ours.outcomes, strict=True))
     only_other, only_ours = (pairs.count(each) for each in ((True, False), (False, True)))
-    counted = paired_shares(only_other, only_ours, len(pairs), level, RESAMPLES)
-    difference = Interval(*counted)
+    difference = Interval(*paired_shares(only_other, only_ours, len(pairs), level, RESAMPLES))
     if not any((*ours.outcomes, *other.outcomes)):
         decided = Verdict.FLOOR
     elif contrast.kind == "as many solved":
@@ -292,39 +249,6 @@ def judge_one(
         decided = direction(difference.low, difference.high)
     assert ours.interval is not None and other.interval is not None
     return Judged(contrast, budget, len(pairs), ours.interval, other.interval, difference, decided)
-
-
-def paired(
-    sources: Sequence[TaskSummary], contrast: Contrast, budget: str | None
-) -> tuple[Point, Point]:
-    """Return what both methods of a contrast did on the same problems, from the right source.
-
-    Raises:
-        KeyError: if the contrast was measured nowhere.
-    """
-    figure = FIGURES.get(contrast.kind)
-    for source in reversed(sources) if figure else sources:
-        if not speaks_of(source, contrast):
-            continue
-        try:
-            ours, other = (
-                source.point_at(spec, budget) for spec in (contrast.ours, contrast.other)
-            )
-        except KeyError:
-            continue
-        has_it = all(
-            figure in point.figures if figure else point.outcomes for point in (ours, other)
-        )
-        if has_it:
-            return ours, other
-    raise KeyError((contrast.ours, contrast.other, budget))
-
-
-def speaks_of(source: TaskSummary, contrast: Contrast) -> bool:
-    """Say whether a source has the contrast's model, and its task if it is one of `BUDGETS`."""
-    if REAL in (source.model, contrast.task):
-        return source.model == contrast.task
-    return source.task.partition("@")[0] not in BUDGETS or source.task == contrast.task
 
 
 def direction(low: float, high: float) -> Verdict:

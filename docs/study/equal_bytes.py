@@ -1,9 +1,10 @@
 """Eviction, quantisation and both, at equal bytes: points, their Pareto front, chart and table."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.statistics import Interval
@@ -11,7 +12,8 @@ from kvlab.fast.lab.sweep.summary import CONTROL, FULL, TaskSummary
 from kvlab.fast.lab.tables import Bold, Cell, Table
 from kvlab.reference import methods
 from kvlab.reference.methods import base_name, takes_budget
-from study.contrasts import EQUAL_BYTES, STUDY, stored_directory, stored_summary
+from study.contrasts import REAL, stored_summary
+from study.side_by_side import nats, spread, stored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +110,7 @@ def read_panels() -> tuple[Panel, ...]:
     Raises:
         ValueError: if a file of results is damaged.
     """
-    alone, coded = stored_summary(STUDY), stored_summary(EQUAL_BYTES)
+    alone, coded = stored_summary("study"), stored_summary("equal_bytes")
     chosen = [point for point in alone.points if point.method in ALONE]
     budgets = {alone.budgets[text] for text in BUDGETS}
     kept = [point.method for point in chosen if point.budget in {None, *budgets}]
@@ -140,16 +142,16 @@ def places_of(
 
 
 def real_panel() -> Panel:
-    """Return SmolLM2's points: methods alone, and those of a second file with precisions."""
-    directory = stored_directory(EQUAL_BYTES)
-    alone = json.loads((directory.parent / "perplexity_smollm2.json").read_text(encoding="utf-8"))
+    """Return SmolLM2's points: methods alone, and those of a second file with precisions.
+
+    Raises:
+        ValueError: if the files are of different texts.
+    """
+    alone, coded = stored(f"perplexity_{REAL}"), stored(f"equal_bytes/{REAL}")
+    if coded["tokens"] != alone["tokens"]:
+        raise ValueError(f"equal_bytes has {coded['tokens']} tokens, not {alone['tokens']}")
     places = [each for each in places_of_rows(alone) if each.method in ALONE_REAL]
-    second = directory / "smollm2.json"
-    if second.exists():
-        coded = json.loads(second.read_text(encoding="utf-8"))
-        if coded["tokens"] != alone["tokens"]:
-            raise ValueError(f"{second} has {coded['tokens']} tokens, not {alone['tokens']}")
-        places += [each for each in places_of_rows(coded) if "precision=" in each.method]
+    places += [each for each in places_of_rows(coded) if "precision=" in each.method]
     length = alone["mean_length"]
     title = f"SmolLM2, 135 million parameters: {alone['passages']} windows of {length:.0f} tokens"
     return Panel(title, BELOW_FULL, tuple(places), more=False)
@@ -165,9 +167,8 @@ def places_of_rows(found: Mapping[str, Any]) -> list[Place]:
         if row["refusal"] is None:
             counted = "nbytes" if "nbytes" in row else "entries"
             text = "" if row["budget"] is None else f"{row['budget'] / found['mean_length']:.0%}"
-            quality = Interval(row["nats"], row["nats_low"], row["nats_high"])
             share, budget = row[counted] / full[counted], text.replace("%", " %")
-            places.append(Place(row["method"], budget, share, quality, row["entries"]))
+            places.append(Place(row["method"], budget, share, nats(row), row["entries"]))
     return places
 
 
@@ -187,24 +188,21 @@ def draw(axes: "Axes", panel: Panel) -> None:
     """Draw one model."""
     scale = 100 if panel.more else 1
     front = panel.front
-    x = [100 * place.share for place in front]
-    y = [scale * place.quality.mean for place in front]
-    axes.step(x, y, where="post", color=INK, linewidth=0.8, label="Pareto front", zorder=1)
+
+    def coordinates(places: Sequence[Place], end: str = "mean") -> list[list[float]]:
+        """Return shares of bytes in percent, and an end of the intervals of quality."""
+        shares = [100 * place.share for place in places]
+        return [shares, [scale * getattr(place.quality, end) for place in places]]
+
+    axes.step(
+        *coordinates(front), where="post", color=INK, linewidth=0.8, label="Pareto front", zorder=1
+    )
     for kind, (color, marker) in KINDS.items():
         some = [place for place in panel.places if place.kind == kind]
-        means = [scale * place.quality.mean for place in some]
-        low = [scale * max(0, place.quality.mean - place.quality.low) for place in some]
-        high = [scale * max(0, place.quality.high - place.quality.mean) for place in some]
+        shares, means = coordinates(some)
+        reach = [np.abs(np.subtract(coordinates(some, end)[1], means)) for end in ("low", "high")]
         style = {"color": color, "marker": marker, "linestyle": "none", "markersize": 5}
-        axes.errorbar(
-            [100 * place.share for place in some],
-            means,
-            [low, high],
-            elinewidth=0.6,
-            capsize=2,
-            label=kind,
-            **style,
-        )
+        axes.errorbar(shares, means, reach, elinewidth=0.6, capsize=2, label=kind, **style)
     for place in front:
         if place.method == FULL:
             continue
@@ -235,11 +233,11 @@ def table(panel: Panel) -> Table:
 
 def cells(place: Place, more: bool, stands_out: bool) -> list[Cell]:
     """Write one point."""
-    values = place.quality.mean, place.quality.low, place.quality.high
     if more:
+        values = place.quality.mean, place.quality.low, place.quality.high
         written = "{:.1f} ({:.1f}–{:.1f})".format(*(100 * value for value in values))
     else:
-        written = "{:+.3f} ({:+.3f} to {:+.3f})".format(*values)
+        written = spread(place.quality, "+.3f")
     held, entries = f"{100 * place.share:.1f}", f"{place.entries:.0f}"
     quality = Bold(written) if stands_out else written
     return [place.method, place.kind, place.budget, held, quality, entries]

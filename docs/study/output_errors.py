@@ -6,8 +6,7 @@ Every text's end is fed token by token under every method, whatever the method w
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,26 +18,21 @@ from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.perplexity import Passage, cut_windows, problem_passages
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import points
-from kvlab.fast.lab.sweep.summary import CONTROL
 from kvlab.fast.lab.terminal import print_line
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
-from kvlab.reference.measure import Measurement
-from kvlab.reference.methods import base_name
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import english
-from study.side_by_side import OutputChange, read_changes
 
-YARDSTICK = "full"
 FIGURES = ("output_error", "kl", "agreement", "entries", "average_bits")
 """What is kept of a `Measurement`: means over the fed tokens."""
 
 
 def measure(
     backend: FastBackend, passages: Sequence[Passage], asked: Sequence[tuple[str, int | None]]
-) -> Iterator[OutputChange]:
-    """Feed the rated tokens of passages under methods; yield each method's figures.
+) -> Iterator[dict[str, Any]]:
+    """Feed the rated tokens of passages under methods; yield each method's row of figures.
 
     Args:
         backend: holds the model.
@@ -50,31 +44,17 @@ def measure(
     """
     prompts = [list(passage.prompt) for passage in passages]
     rated = [list(passage.rated) for passage in passages]
-    yardstick = [logits for _, logits in backend.measure(registry.get(YARDSTICK), prompts, rated)]
+    yardstick = [logits for _, logits in backend.measure(registry.get("full"), prompts, rated)]
     for method, budget in asked:
-        found = backend.measure(registry.get(method, budget), prompts, rated, yardstick)
-        yield OutputChange(method, budget, means([measurement for measurement, _ in found]))
-
-
-def means(measurements: Sequence[Measurement]) -> dict[str, list[float]]:
-    """Return every figure's mean over the fed tokens, for each text."""
-    return {
-        name: [float(np.mean(getattr(each, name))) for each in measurements] for name in FIGURES
-    }
-
-
-def control(rows: Sequence[OutputChange], budget: int | None) -> OutputChange:
-    """Return eviction at random at a budget.
-
-    Raises:
-        StopIteration: if it was not measured.
-    """
-    return next(r for r in rows if base_name(r.method) == CONTROL and r.budget == budget)
+        policy = registry.get(method, budget)
+        found = [each for each, _ in backend.measure(policy, prompts, rated, yardstick)]
+        means = {name: [float(np.mean(getattr(each, name))) for each in found] for name in FIGURES}
+        yield {"method": method, "budget": budget, "figures": means}
 
 
 def main(
     methods: Annotated[str, typer.Option(help="Registry syntax, separated by ';'.")],
-    out: Annotated[Path, typer.Option(help="JSON file to write; its rows are not measured again.")],
+    out: Annotated[Path, typer.Option(help="JSON file to write.")],
     model: Annotated[str, typer.Option(help="Short name or directory.")] = "reasoner",
     budgets: Annotated[str, typer.Option(help="Entries or percent, separated by commas.")] = "25%",
     passages: Annotated[int, typer.Option(min=2, help="Texts.")] = 5,
@@ -89,32 +69,13 @@ def main(
         texts = cut_windows(backend.encode(english.novel()), prompt + fed, prompt, passages)
     length = round(float(np.mean([len(text) for text in texts])))
     entries = [budget_entries(each, length) for each in budgets.split(",")]
-    settings = {
-        "model": model,
-        "texts": [[len(text.prompt), len(text.rated)] for text in texts],
-    }
-    rows = stored_rows(out, settings)
-    done = {(row.method, row.budget) for row in rows}
-    asked = [each for each in points(methods.split(";"), entries) if each not in done]
-    for row in measure(backend, texts, asked):
+    lengths = [[len(text.prompt), len(text.rated)] for text in texts]
+    rows: list[dict[str, Any]] = []
+    result = {"model": model, "texts": lengths, "versions": versions(), "rows": rows}
+    for row in measure(backend, texts, list(points(methods.split(";"), entries))):
         rows.append(row)
-        result = {**settings, "versions": versions(), "rows": [asdict(each) for each in rows]}
         write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-        print_line(f"{row.method}: KL {row.interval('kl').mean:.3f}")
-
-
-def stored_rows(path: Path, settings: Mapping[str, Any]) -> list[OutputChange]:
-    """Return the rows that a file holds, none if there is no file.
-
-    Raises:
-        ValueError: if they were measured with other settings.
-    """
-    if not path.exists():
-        return []
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    if any(stored[name] != value for name, value in settings.items()):
-        raise ValueError(f"out = {path} holds what was measured on other texts or another model")
-    return read_changes(stored)
+        print_line(f"{row['method']}: KL {np.mean(row['figures']['kl']):.3f}")
 
 
 if __name__ == "__main__":

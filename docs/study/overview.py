@@ -2,23 +2,18 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.sweep.curves import is_of_the_papers, solved_over
 from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
 from kvlab.fast.lab.sweep.run import Stored, read_stored
-from kvlab.fast.lab.sweep.summary import FULL, LEVEL, Point, TaskSummary
+from kvlab.fast.lab.sweep.summary import FULL, LEVEL, TaskSummary
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS
-from study.contrasts import (
-    NEEDLES,
-    REAL,
-    STUDY,
-    stored_directory,
-    stored_summary,
-)
-from study.side_by_side import ByEntries, nats_text, stored_losses
+from study.contrasts import REAL, RESULTS, read_tables, stored_summary
+from study.side_by_side import nats, spread, stored_losses
 
 
 def read_study() -> tuple[Stored, TaskSummary]:
@@ -27,7 +22,7 @@ def read_study() -> tuple[Stored, TaskSummary]:
     Raises:
         ValueError: if a file of its results is damaged.
     """
-    return read_stored(stored_directory(STUDY)), stored_summary(STUDY)
+    return read_stored(RESULTS / "study"), stored_summary("study")
 
 
 def families(stored: Stored) -> list[str]:
@@ -106,24 +101,11 @@ class NamesOnBothModels:
 
     embedded: str
     real: str
-    """Its specification on the real model, with a window that suits longer texts."""
 
 
-ON_BOTH_MODELS = (
-    NamesOnBothModels("full", "full"),
-    NamesOnBothModels("random@recent=16", "random@recent=32"),
-    NamesOnBothModels("streaming_llm", "streaming_llm"),
-    NamesOnBothModels("knorm", "knorm"),
-    NamesOnBothModels("h2o", "h2o"),
-    NamesOnBothModels("caote:h2o", "caote:h2o"),
-    NamesOnBothModels("fast_caote:h2o", "fast_caote:h2o"),
-    NamesOnBothModels("tova@per_head=true", "tova@per_head=true"),
-    NamesOnBothModels("caote:tova", "caote:tova"),
-    NamesOnBothModels("snapkv@window=16,schedule=every_block", "snapkv@schedule=every_block"),
-    NamesOnBothModels("caote:snapkv@window=16", "caote:snapkv"),
-    NamesOnBothModels("ahakv@recent=16", "ahakv@recent=32"),
+ON_BOTH_MODELS = tuple(
+    read_tables(NamesOnBothModels, "methods", Path(__file__).with_name("both_models.toml"))
 )
-"""Methods that compress while a prompt is read, which all of these measurements need."""
 HALF = 512
 """Budget in entries for texts of about 1,000 tokens."""
 
@@ -139,29 +121,22 @@ def on_both_models(shown: Collection[str] | None = None) -> Table:
         for each in ON_BOTH_MODELS
         if shown is None or base_name(each.real) in {*shown, "random"}
     ]
-    solved, needles = (stored_summary(name) for name in (STUDY, NEEDLES))
+    solved, needles = (stored_summary(name) for name in ("study", f"needle_{REAL}"))
     half, quarter = solved.budgets["50%"], stored_summary(f"perplexity_{REAL}").budgets["25%"]
-    losses = stored_losses()
+
+    def share(found: TaskSummary, spec: str, budget: int) -> str:
+        mark = f" {CHANCE}" if spec in found.chance.get(budget, ()) else ""
+        return percent(found.point(spec, None if spec == FULL else budget)) + mark
+
+    def lost(row: NamesOnBothModels) -> str | None:
+        """Write the loss over the full cache's, which has none of its own."""
+        losses = stored_losses().get(row.real)
+        return None if losses is None else spread(nats(losses[quarter]), ".3f")
+
     columns = [
         Column("method", lambda row: row.real.partition("@")[0]),
         Column("jumps: programs, %", lambda row: share(solved, row.embedded, half)),
         Column(f"{REAL}: needles, %", lambda row: share(needles, row.real, HALF)),
-        Column(f"{REAL}: lost nats", lambda row: lost(losses.get(row.real), quarter)),
+        Column(f"{REAL}: lost nats", lost),
     ]
     return tabulate(rows, columns)
-
-
-def share(found: TaskSummary, spec: str, budget: int) -> str:
-    """Write the share of problems that a method solves, with its interval and mark."""
-    mark = f" {CHANCE}" if spec in found.chance.get(budget, ()) else ""
-    return percent(point_of(found, spec, budget)) + mark
-
-
-def lost(rows: ByEntries | None, budget: int) -> str | None:
-    """Write a method's loss per token over the full cache's, which has none of its own."""
-    return None if rows is None else nats_text(rows[budget], sign="")
-
-
-def point_of(found: TaskSummary, spec: str, budget: int) -> Point:
-    """Return what a method did at a budget; the full cache takes none."""
-    return found.point(spec, None if spec == FULL else budget)

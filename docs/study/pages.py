@@ -12,44 +12,20 @@ from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Claim, Kind, Result, Verdict, claims, count, paper, prove
 from kvlab.reference.proofs.ledger import Row, ledger
 from study.readings import Difference, Differences, stored_differences
+from study.side_by_side import spread
 
-ERRATA = """\
-# Errata and readings
-
-This page lists what the four papers print that does not hold, what they leave open and how kvlab
-reads it, and what we found besides. `python -m study.pages docs` writes this page from the verdicts
-of the [executable checks](proofs.md), the divergences that `kvlab methods METHOD --divergences`
-lists, and a measurement on jump programs (the sweep `docs/study/results/readings`). Do not
-edit this page by hand. The [ledger](ledger.md) has everything that the papers contain, also what
-holds.
-"""
-
-LEDGER = """\
-# Ledger
-
-This page lists every equation, theorem, algorithm, table, figure and finding of the four papers,
-and what became of each here: *checked* by a function of `kvlab prove` or a test, *measured* on a
-model with a 95 % interval, or *declared*, with the reason why nobody here can check it. The last
-column has the commands that repeat a check or a measurement; MODEL stands for the weights that are
-named. `python -m study.repeat` prints a stored result, and runs the command that measured it; in a
-clone, after `export PYTHONPATH=docs`, Python finds `study`. Two models ship with the package:
-`reasoner` solves chained arithmetic, and is the embedded model of `kvlab prove`; `jumps` runs jump
-programs.
-
-`python -m study.pages docs` writes this page from `reference/proofs/data/`. Do not edit it by hand.
-"""
+HEADS = Path(__file__).parent / "heads"
 
 
 def errata_page(results: Sequence[Result], differences: Differences) -> str:
     """Write the errata in Markdown: what the checks found, what the methods leave open."""
-    parts = [ERRATA, measured_how(differences)]
+    parts = [(HEADS / "errata.md").read_text(encoding="utf-8"), measured_how(differences)]
     for name in PAPERS:
         own = [result for result in results if result.claim.paper == name]
         about = paper(name)
@@ -140,21 +116,15 @@ COLUMNS = (
     Column("reading", "option_run"),
     Column("entries", lambda row: "own rule" if row.budget is None else row.budget),
     Column("solved by default", "solved_default", ".2f"),
-    Column("solved", "solved", lambda x: with_interval(x, 2), bold=lambda row: row.solved.decides),
+    Column("solved", "solved", lambda x: spread(x, "+.2f"), bold=lambda row: row.solved.decides),
     Column(
         "error",
         "output_error",
-        lambda x: with_interval(x, 3),
+        lambda x: spread(x, "+.3f"),
         bold=lambda row: row.output_error.decides,
     ),
-    Column("KL", "kl", lambda x: with_interval(x, 3), bold=lambda row: row.kl.decides),
+    Column("KL", "kl", lambda x: spread(x, "+.3f"), bold=lambda row: row.kl.decides),
 )
-
-
-def with_interval(interval: Interval, digits: int) -> str:
-    """Write a difference and its interval, all with a sign."""
-    mean, low, high = (f"{x:+.{digits}f}" for x in (interval.mean, interval.low, interval.high))
-    return f"{mean} ({low} to {high})"
 
 
 def _option(divergence: Divergence) -> str:
@@ -162,13 +132,12 @@ def _option(divergence: Divergence) -> str:
 
 
 def _divergence(name: str, topic: str) -> Divergence:
-    found: Mapping[str, Divergence] = {each.topic: each for each in methods.divergences(name)}
-    return found[topic]
+    return next(each for each in methods.divergences(name) if each.topic == topic)
 
 
 def ledger_page() -> str:
     """Write the ledger in Markdown: everything that the papers contain."""
-    parts = [LEDGER]
+    parts = [(HEADS / "ledger.md").read_text(encoding="utf-8")]
     by_tag = {claim.tag: claim for claim in claims()}
     for name in PAPERS:
         rows, about = [row for row in ledger() if row.paper == name], paper(name)

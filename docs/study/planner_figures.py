@@ -258,6 +258,11 @@ def figures_table(found: Sequence[PaperFigure]) -> Table:
     return tabulate(found, columns, words=3)
 
 
+def planned_figures(paper: str) -> Table:
+    """List the printed figures of a paper beside those of the cost model."""
+    return figures_table([each for each in paper_figures() if each.paper == paper])
+
+
 def main(out: Annotated[Path, typer.Argument(help="Where the table is written.")]) -> None:
     """Write the table."""
     out.write_text(f"{figures_table(all_figures()).markdown()}\n", encoding="utf-8")

@@ -4,7 +4,7 @@ Every option that a paper's divergences name runs on the same problems as the de
 sweep ``results/readings``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from kvlab.fast.lab.sweep.summary import Point, TaskSummary
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
-from study.contrasts import OTHER_READINGS, stored_summary
+from study.contrasts import stored_summary
 
 CONDITIONS = {
     "lazy_eviction": "threshold=0.01",
@@ -33,24 +33,20 @@ BARE = {"caote:tova": "caote:h2o"}
 
 @dataclass(frozen=True)
 class Pair:
-    """Two readings of one point."""
+    """Two readings of one point, in registry syntax."""
 
     option: str
-    """As the divergence lists it."""
-    default_run: str
-    option_run: str
-
-
-@dataclass(frozen=True)
-class Difference:
-    """What another reading changes: its figure minus the default's."""
-
-    option: str
-    """The other reading, in registry syntax, as its divergence lists it."""
+    """The other reading, as its divergence lists it."""
     default_run: str
     """What was run: the default reading."""
     option_run: str
     """What was run: the other reading."""
+
+
+@dataclass(frozen=True)
+class Difference(Pair):
+    """What another reading changes: its figure minus the default's."""
+
     budget: int | None
     solved_default: float
     solved: Interval
@@ -87,17 +83,11 @@ def pair(option: str) -> Pair:
         return Pair(option, BARE[composition], composition)
     extra = [MANY_AT_ONCE[key] for key in MANY_AT_ONCE if f"{key}=" in written]
     shared = [each for each in (CONDITIONS.get(composition), *extra) if each]
-    return Pair(option, specification(composition, shared), specification(option, shared))
+    default = f"{composition}@{','.join(shared)}" if shared else composition
+    return Pair(option, default, ",".join([option, *shared]))
 
 
-def specification(start: str, options: Sequence[str]) -> str:
-    """Append options in registry syntax."""
-    if not options:
-        return start
-    return f"{start}{',' if '@' in start else '@'}{','.join(options)}"
-
-
-def differences(summary: TaskSummary, compared: Sequence[Pair]) -> Iterator[Difference]:
+def differences(summary: TaskSummary, compared: Iterable[Pair]) -> Iterator[Difference]:
     """Compare both readings of every pair, problem by problem, at every budget.
 
     Raises:
@@ -110,26 +100,21 @@ def differences(summary: TaskSummary, compared: Sequence[Pair]) -> Iterator[Diff
             other = summary.point(each.option_run, budget)
             if refusal := default.refusal or other.refusal:
                 raise ValueError(f"{each.option_run} did not run on every problem: {refusal}")
-            solved, error, kl = (
-                Interval(*paired_difference(read(default), read(other))) for read in FIGURES
+            found = (
+                Interval(*paired_difference(_values(default, name), _values(other, name)))
+                for name in ("solved", "output_error", "kl")
             )
             share = float(np.mean(default.outcomes))
-            yield Difference(
-                each.option, each.default_run, each.option_run, budget, share, solved, error, kl
-            )
+            yield Difference(each.option, each.default_run, each.option_run, budget, share, *found)
 
 
-FIGURES: tuple[Callable[[Point], Sequence[float]], ...] = (
-    lambda point: [float(solved) for solved in point.outcomes],
-    lambda point: point.figures["output_error"],
-    lambda point: point.figures["kl"],
-)
-"""Problem by problem: solved or not, output error, divergence from the full cache."""
+def _values(point: Point, name: str) -> list[float]:
+    return [*map(float, point.outcomes if name == "solved" else point.figures[name])]
 
 
 def stored_differences() -> Differences:
-    """Return what the sweep in the package says of every reading."""
-    summary = stored_summary(OTHER_READINGS)
+    """Return what the stored sweep says of every reading."""
+    summary = stored_summary("readings")
     (measured,) = {len(point.figures["kl"]) for point in summary.points}
     stated = ", ".join(f"{text} = {entries}" for text, entries in summary.budgets.items())
     seeds = ", ".join(map(str, summary.seeds))
@@ -138,4 +123,4 @@ def stored_differences() -> Differences:
         f"error and KL over the first {measured}"
     )
     problems = len(summary.points[0].outcomes)
-    return Differences(problems, conditions, tuple(differences(summary, list(pairs()))))
+    return Differences(problems, conditions, tuple(differences(summary, pairs())))

@@ -17,12 +17,9 @@ FAINTEST = 1e-4
 
 
 def attention_map(rows: Float[Array, "t t"], prompt: int, marked: Sequence[int] = ()) -> Picture:
-    """Draw the attention of one head, query by entry, in powers of ten.
+    """Draw the causal attention of one head, query by entry, in powers of ten.
 
-    Args:
-        rows: causal attention.
-        prompt: tokens of the prompt; red lines mark its end.
-        marked: entries that get an arrow.
+    Red lines mark the end of the prompt; marked entries get an arrow.
     """
     figure, (axes,) = canvas(width=6.4, height=5.6)
     shown = np.log10(np.maximum(rows, FAINTEST))
@@ -56,7 +53,7 @@ def lifelines(
         axes.vlines(tokens, 0, rows[tokens, entry.position], linewidth=1.2, color="C0")
         axes.axhline(entry.threshold, color=RED, linewidth=0.6)
         axes.set(ylim=(0, 1.02), xlim=(0, len(rows)), yticks=[0, 1])
-        axes.set_ylabel(visible(words[entry.position]), rotation=0, ha="right", va="center")
+        axes.set_ylabel(_visible(words[entry.position]), rotation=0, ha="right", va="center")
     panels[-1].set_xlabel("token that attends")
     return finish(
         figure,
@@ -64,15 +61,14 @@ def lifelines(
     )
 
 
-def visible(word: str) -> str:
-    """Return a token's text without blanks; a line break becomes a sign."""
+def _visible(word: str) -> str:
     return word.strip() or "⏎"
 
 
 def recurring_entries(found: Sequence[Recurring], words: Sequence[str]) -> Table:
     """List entries with their activations."""
     columns = (
-        Column("token", lambda each: visible(words[int(each.position)])),
+        Column("token", lambda each: _visible(words[int(each.position)])),
         Column("position"),
         Column("head", lambda each: f"layer {each.layer}, KV {each.kv_head}"),
         Column("activated at steps", lambda each: ", ".join(map(str, each.steps))),
@@ -86,11 +82,8 @@ def interval_histogram(
 ) -> Picture:
     """Draw how the longest intervals of entries are distributed, and a quantile of them.
 
-    Args:
-        intervals: MRI of every entry; entries that are never activated, 0, are counted in the
-            title.
-        quantile: which one is marked; the paper's window is the 80 % quantile.
-        bins: bins of the histogram.
+    The paper's window is the 80 % quantile. Entries that are never activated have an MRI of 0, and
+    are counted in the title.
     """
     figure, (axes,) = canvas(height=3.2)
     active = intervals[intervals > 0]
@@ -120,8 +113,7 @@ def intervals_by_threshold(
     for threshold in thresholds:
         longest = intervals(directory, problems, seed, threshold)
         quantiles = np.quantile(longest[longest > 0], (0.5, 0.8, 0.99))
-        recurring, silent = (longest > 1).mean(), (longest == 0).mean()
-        shares = f"{recurring:.1%}", f"{silent:.1%}"
+        shares = (f"{share.mean():.1%}" for share in (longest > 1, longest == 0))
         rows.append((f"{threshold:g}", *shares, *(f"{value:.0f}" for value in quantiles)))
     columns = ("threshold", "MRI > 1", "never activated", "median MRI", "80 % below", "99 % below")
     return Table(columns, rows)
@@ -130,11 +122,10 @@ def intervals_by_threshold(
 def interval_scores(largest: int = 24) -> Picture:
     """Draw both heuristics: H2 as printed and as in the code over MRI, H1 over the time elapsed."""
     figure, (left, right) = canvas(2, width=8, height=3)
-    mri = range(1, largest + 1)
+    mri, elapsed = range(1, largest + 1), range(3 * largest)
     left.plot(mri, [code_h2(m) for m in mri], ".-", label="authors' code")
     left.plot(mri, [printed_h2(m) for m in mri], ".-", label="as printed")
     left.set(xlabel="MRI", ylabel="H2")
-    elapsed = range(3 * largest)
     for interval in (4, 16, 32):
         h1 = [importance(interval, e) - code_h2(interval) for e in elapsed]
         right.plot(elapsed, h1, label=f"MRI = {interval}")

@@ -15,7 +15,7 @@ from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, claims
 from kvlab.reference.proofs.ledger import DATA, contents, ledger
 from study import repeat
-from study.contrasts import JUMP_ABLATIONS, STUDY, stored_summary
+from study.contrasts import stored_summary
 from study.pages import ledger_page
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,10 @@ def test_every_claim_has_a_row():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [(STUDY, "300 problems of the study (seeds 0, 1, 2), "), (JUMP_ABLATIONS, "200 problems, ")],
+    [
+        ("study", "300 problems of the study (seeds 0, 1, 2), "),
+        ("jump_ablations", "200 problems, "),
+    ],
 )
 def test_figures_of_jump_programs_are_those_of_the_stored_sweeps(name, said):
     found = stored_summary(name)

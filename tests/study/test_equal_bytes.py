@@ -8,7 +8,7 @@ import pytest
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.tables import Bold, text_of
 from study import equal_bytes
-from study.contrasts import EQUAL_BYTES, STUDY, stored_directory, stored_summary
+from study.contrasts import RESULTS, stored_summary
 from study.equal_bytes import Panel, Place
 
 PERCENT = 0.01
@@ -53,7 +53,7 @@ def test_kinds_and_labels(method, kind, label):
 
 def test_tables_say_what_is_stored(panels):
     shown = {(row[0], row[2]): row for row in equal_bytes.table(panels[0]).rows}
-    for name in (STUDY, EQUAL_BYTES):
+    for name in ("study", "equal_bytes"):
         found = stored_summary(name)
         whole = found.point("full", None).mean("nbytes")
         assert whole
@@ -70,7 +70,7 @@ def test_tables_say_what_is_stored(panels):
     assert {text_of(row[4]) for row in shown.values() if isinstance(row[4], Bold)} == {
         text_of(equal_bytes.cells(each, True, True)[4]) for each in panels[0].front
     }
-    named = {point.method for point in stored_summary(EQUAL_BYTES).points}
+    named = {point.method for point in stored_summary("equal_bytes").points}
     assert named <= {method for method, _ in shown}, "a point of the sweep is missing"
 
 
@@ -110,7 +110,7 @@ def test_rows_of_perplexities_by_hand():
 
 
 def test_losses_of_the_real_model_are_those_that_are_stored(panels):
-    path = stored_directory(EQUAL_BYTES).parent / "perplexity_smollm2.json"
+    path = RESULTS / "perplexity_smollm2.json"
     stored = json.loads(path.read_text(encoding="utf-8"))
     nats = {row["method"]: row["nats"] for row in stored["rows"] if row["budget"] == 128}
     shown = {each.method: each for each in panels[1].places if each.budget in ("", "25 %")}

@@ -25,7 +25,7 @@ from study.observations import (
     recurrence_figures,
     write,
 )
-from study.side_by_side import intervals, read_observed
+from study.side_by_side import Observed, intervals
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_a_model_writes_as_much_as_it_is_told(tmp_path):
 def test_the_command_measures_and_its_file_is_read(tmp_path, capsys):
     out = tmp_path / "observations.json"
     observations.main(out, texts=2)
-    found = read_observed(json.loads(out.read_text(encoding="utf-8")))
+    found = [Observed(**text) for text in json.loads(out.read_text(encoding="utf-8"))["texts"]]
     assert [text.kind for text in found] == ["written", "written"]
     name = "MRI > 1, α = 0.0005"
     shares = [text.figures[name] for text in found]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
 from kvlab.reference.proofs.ledger import ledger
 from study.contrasts import REAL, stored_summary
 from study.side_by_side import (
@@ -13,11 +13,12 @@ from study.side_by_side import (
     errors_table,
     intervals,
     losses_table,
+    nats,
     observations_table,
+    spread,
     stored,
     stored_errors,
     stored_observations,
-    with_interval,
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text(encoding="utf-8")
@@ -33,6 +34,10 @@ def rounded(interval):
     return [float(f"{x:.3g}") for x in (interval.mean, interval.low, interval.high)]
 
 
+def mean_of(point, figure):
+    return Interval(*mean_interval(point.figures[figure]))
+
+
 @pytest.mark.parametrize("table", [losses_table, observations_table, errors_table])
 def test_the_page_has_the_table(table):
     assert table().markdown() in PAGE
@@ -43,10 +48,10 @@ def test_cells_are_means_of_what_is_stored():
     row = next(row for row in table.rows if row[1] == "MRI > 1, α = 0.0005")
     shares = [text.figures["MRI > 1, α = 0.0005"] for text in stored_observations(EMBEDDED)]
     assert str(row[3]).startswith(f"{sum(shares) / len(shares):.3g} (")
-    kl = {each.method: each.interval("kl") for each in stored_errors(REAL)}
+    kl = {each.method: mean_of(each, "kl") for each in stored_errors(REAL)}
     shown = {row[0]: row[-1] for row in errors_table().rows}
-    assert shown == {method: with_interval(interval) for method, interval in kl.items()}
-    assert with_interval(Interval(0.12345, 0.1, 1234.5)) == "0.123 (0.1 to 1.23e+03)"
+    assert shown == {method: spread(interval) for method, interval in kl.items()}
+    assert spread(Interval(0.12345, 0.1, 1234.5)) == "0.123 (0.1 to 1.23e+03)"
 
 
 def test_the_ledger_has_the_stored_observations():
@@ -65,20 +70,19 @@ def test_the_ledger_has_the_stored_errors():
     found = {row.method: row for row in stored_errors(REAL)}
     for each in rows:
         for method, figures in each.figures.items():
-            assert list(figures) == rounded(found[method].interval("output_error"))
+            assert list(figures) == rounded(mean_of(found[method], "output_error"))
     assert rows
 
 
 def test_the_ledger_has_the_stored_losses():
     rows = [each for _, each in MEASURED if f"perplexity --model {REAL}" in each.command]
-    stored_rows = stored("perplexity", REAL)["rows"]
+    stored_rows = stored(f"perplexity_{REAL}")["rows"]
     for each in rows:
         budget = entries_of(each.where)
         found = {row["method"]: row for row in stored_rows if row["budget"] == budget}
         for method, figures in each.figures.items():
             row = found[method]
-            interval = Interval(row["nats"], row["nats_low"], row["nats_high"])
-            assert list(figures) == rounded(interval)
+            assert list(figures) == rounded(nats(row))
     assert len(rows) == 2
 
 

@@ -39,17 +39,7 @@ from kvlab.fast.lab.sweep.summary import MEASURED, Point, leaders, not_above_cha
 from kvlab.fast.lab.sweep.worker import Found
 from kvlab.fast.lab.tables import Bold, Table, escape_markdown
 from kvlab.reference import methods
-from study.contrasts import (
-    FACTS,
-    FACTS_AFTER,
-    GRANULARITY,
-    LONGER,
-    LONGER_NEEDLES,
-    NEEDLES,
-    STUDY,
-    stored_directory,
-    stored_summary,
-)
+from study.contrasts import RESULTS, stored_summary
 
 SWEEP = {
     "methods": ["full", "h2o", "tova", "rkv@every=16", "raas"],
@@ -395,7 +385,7 @@ def test_the_site_shows_text_as_it_is(text):
 
 
 def test_the_study_asks_for_every_method():
-    sweep = read_sweep(stored_directory(STUDY) / "sweep.toml")
+    sweep = read_sweep(RESULTS / "study" / "sweep.toml")
     named = {methods.base_name(spec) for spec in sweep.methods}
     assert set(methods.names()) == named - {ORACLE}
     assert sweep.budgets == ("15%", "20%", "30%", "40%", "50%", "70%")
@@ -403,15 +393,15 @@ def test_the_study_asks_for_every_method():
 
 
 def test_the_study_is_of_the_model_in_the_package():
-    stored = read_stored(stored_directory(STUDY))
-    plan = make_plan(read_sweep(stored_directory(STUDY) / "sweep.toml"))
+    stored = read_stored(RESULTS / "study")
+    plan = make_plan(read_sweep(RESULTS / "study" / "sweep.toml"))
     assert plan == stored.plan
     assert {job.seed for job in plan.jobs()} - {job.seed for job in stored.missing()}
 
 
 def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
     page = Path(__file__).resolve().parents[3] / "docs" / "study"
-    (summary,) = write_report(read_stored(stored_directory(STUDY)), tmp_path)
+    (summary,) = write_report(read_stored(RESULTS / "study"), tmp_path)
     for name in ("report.md", "report.json"):
         assert (tmp_path / name).read_text() == (page / name).read_text()
     assert (summary.point("full", None).solved or 0.0) > 0.96
@@ -431,7 +421,7 @@ def section(page: str, heading: str) -> str:
 
 
 def test_the_table_of_longer_programs_is_what_its_data_say():
-    found = stored_summary(LONGER)
+    found = stored_summary("longer")
     written = section("evaluate.md", "### Longer programs")
     rows = dict(re.findall(r"^\| (\S+) \| (.*) \|$", written, re.MULTILINE))
     del rows["method"]
@@ -447,7 +437,7 @@ def test_the_table_of_longer_programs_is_what_its_data_say():
 
 
 def test_the_table_of_pages_and_heads_is_what_its_data_say():
-    found = stored_summary(GRANULARITY)
+    found = stored_summary("granularity")
     written = section("methods.md", "### What it costs")
     heading, *lines = [line[2:-2].split(" | ") for line in re.findall(r"^\| .*\|$", written, re.M)]
     shares = {}
@@ -464,7 +454,7 @@ def test_the_table_of_pages_and_heads_is_what_its_data_say():
 
 
 def test_the_table_of_needles_on_the_real_model_is_what_its_data_say():
-    short, long = stored_summary(NEEDLES), stored_summary(LONGER_NEEDLES)
+    short, long = stored_summary("needle_smollm2"), stored_summary("needle_2k_smollm2")
     written = section("evaluate.md", "#### Needles, asked for after the text is compressed")
     rows = dict(re.findall(r"^\| (\S+) \| (.*) \|$", written.partition("###")[0], re.MULTILINE))
     rows.pop("method")
@@ -482,7 +472,7 @@ def test_the_table_of_needles_on_the_real_model_is_what_its_data_say():
 
 def test_two_numbers_on_the_real_model_are_what_the_page_says():
     written = section("evaluate.md", "#### Two numbers at once")
-    for name in (FACTS, FACTS_AFTER):
+    for name in ("reading_known_smollm2", "reading_smollm2"):
         found = stored_summary(name)
         full, *others = found.points
         assert full.method == "full" and shown(full.interval).replace(" ", " % ") in written
