@@ -14,7 +14,7 @@ from mkdocs.utils.meta import get_data
 from kvlab.fast.lab.sweep.plan import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.fast.lab.viewer import write_viewer
-from kvlab.fast.lab.viewing import Row, Source, needle_source, problem_source, record_methods
+from kvlab.fast.lab.viewing import Source, ViewedRow, needle_source, problem_source, record_methods
 from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import methods
 from study import equal_bytes, overview
@@ -143,7 +143,7 @@ def pages_played() -> list[Played]:
 
 
 @cache
-def recorded(page: Played) -> tuple[Row, ...]:
+def recorded(page: Played) -> tuple[ViewedRow, ...]:
     """Write a page that plays a generation; return what became of every method.
 
     Raises:

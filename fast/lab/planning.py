@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from kvlab.fast.lab.drawing import draw_curves
-from kvlab.fast.lab.points import check_some_ran
+from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
-from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet
 from kvlab.reference.simulator.sizes import Hardware, Shape
@@ -62,14 +61,29 @@ class Serving:
         if self.batch is not None:
             check_at_least(1, batch=self.batch)
 
+    def plan(self, spec: str, budget: int | None) -> Plan:
+        """Return the cost model of a method, at the batch that is asked for or one sequence.
 
-@dataclass(frozen=True)
-class Row:
-    """One method; the figures are None where ``refusal`` says why."""
+        Raises:
+            ValueError: if the method cannot be built.
+        """
+        return Plan(
+            self.shape,
+            self.hardware,
+            methods.get(spec, budget),
+            self.prompt,
+            self.length,
+            self.batch or 1,
+            self.block_size,
+            self.runtime,
+            self.spread,
+        )
 
-    method: str
-    budget: int | None
-    refusal: str | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRow(Row):
+    """The figures of one method."""
+
     entries: int | None = None
     """Most entries per KV head and layer."""
     bits: float | None = None
@@ -101,7 +115,7 @@ class Planned:
     """What `plan_methods` found."""
 
     serving: Serving
-    rows: tuple[Row, ...]
+    rows: tuple[PlannedRow, ...]
     plans: tuple[tuple[str, Plan], ...]
     """Method and plan of the rows without refusal."""
 
@@ -119,40 +133,24 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
             serve.
     """
     entries = budget_entries(budget, serving.prompt + serving.length)
-    rows, plans = [], []
-    full = _plan_of(serving, "full", None)
-    for spec in specs:
-        own = entries if takes_budget(spec) else None
-        try:
-            row, plan = _plan_method(serving, spec, own, full)
-        except ValueError as error:
-            rows.append(Row(spec, own, str(error)))
-        else:
-            rows.append(row)
-            plans.append((spec, plan))
-    check_some_ran(rows)
-    return Planned(serving, tuple(rows), tuple(plans))
+    full, plans = serving.plan("full", None), []
+
+    def measure(spec: str, budget: int | None, told: Told) -> PlannedRow:
+        plan, row = _plan_method(serving, spec, budget, full)
+        plans.append((spec, plan))
+        return row
+
+    rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow)
+    return Planned(serving, rows, tuple(plans))
 
 
-def _plan_of(serving: Serving, spec: str, budget: int | None) -> Plan:
-    return Plan(
-        serving.shape,
-        serving.hardware,
-        methods.get(spec, budget),
-        serving.prompt,
-        serving.length,
-        serving.batch or 1,
-        serving.block_size,
-        serving.runtime,
-        serving.spread,
-    )
-
-
-def _plan_method(serving: Serving, spec: str, budget: int | None, full: Plan) -> tuple[Row, Plan]:
-    plan = _plan_of(serving, spec, budget)
+def _plan_method(
+    serving: Serving, spec: str, budget: int | None, full: Plan
+) -> tuple[Plan, PlannedRow]:
+    plan = serving.plan(spec, budget)
     servers = fleet(plan, serving.users, serving.speed, serving.batch)
     plan = plan.with_batch(servers.batch)
-    row = Row(
+    return plan, PlannedRow(
         method=spec,
         budget=budget,
         entries=plan.held.peak,
@@ -170,7 +168,6 @@ def _plan_method(serving: Serving, spec: str, budget: int | None, full: Plan) ->
         limit=servers.limit,
         pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
     )
-    return row, plan
 
 
 def pays_from(plan: Plan, full: Plan) -> int | None:

@@ -1,7 +1,7 @@
 """Methods replayed on a recorded generation: what each would have kept, and what that costs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from kvlab.fast.lab.drawing import (
     finish,
     mark_end_of_prompt,
 )
-from kvlab.fast.lab.points import check_some_ran, points
+from kvlab.fast.lab.points import Row, check_some_ran, points
 from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
@@ -30,14 +30,10 @@ MOST_LIFETIMES = 6
 """Methods whose entries the report draws one by one."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method at one budget, over layers, KV heads and generated tokens."""
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRow(Row):
+    """Figures over layers, KV heads and generated tokens."""
 
-    method: str
-    budget: int | None
-    refusal: str | None = None
-    """Why the method cannot run at this budget; the figures below are then None."""
     entries: int | None = None
     """Largest number per KV head after a token."""
     kilobytes: float | None = None
@@ -67,13 +63,13 @@ class Simulation:
     """What `simulate` found."""
 
     trace: Trace
-    rows: tuple[Row, ...]
+    rows: tuple[SimulatedRow, ...]
     layers: Sequence[Sequence[Judgement]]
     """For each layer, the judgements of the rows without refusal."""
     exact: bool
     """Whether the best keep sets were found, or bounded."""
 
-    def ran(self) -> list[Row]:
+    def ran(self) -> list[SimulatedRow]:
         """Return the rows without refusal."""
         return [row for row in self.rows if row.refusal is None]
 
@@ -125,13 +121,13 @@ def simulate(
     return Simulation(trace, tuple(rows), layers, tokens <= EXACT if exact is None else exact)
 
 
-def _ask(trace: Trace, spec: str, budget: int | None) -> tuple[Row, Policy | None]:
+def _ask(trace: Trace, spec: str, budget: int | None) -> tuple[SimulatedRow, Policy | None]:
     try:
         policy = methods.get(spec, budget)
         _check_fits(policy, trace)
     except ValueError as error:
-        return Row(spec, budget, str(error)), None
-    return Row(spec, budget), policy
+        return SimulatedRow(method=spec, budget=budget, refusal=str(error)), None
+    return SimulatedRow(method=spec, budget=budget), policy
 
 
 def _check_fits(policy: Policy, trace: Trace) -> None:
@@ -143,7 +139,7 @@ def _check_fits(policy: Policy, trace: Trace) -> None:
         raise ValueError(f"group = {group} must divide the head dimension {d}")
 
 
-def _sum_up(trace: Trace, row: Row, judged: Sequence[Judgement]) -> Row:
+def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:
     generated, heads = slice(trace.prompt, None), trace.shape[1]
     bits = np.sum([each.fate.bits[generated] for each in judged], axis=0) * heads
     totals = {
@@ -151,9 +147,8 @@ def _sum_up(trace: Trace, row: Row, judged: Sequence[Judgement]) -> Row:
         for name in ("regained", "hits", "evicted", "premature")
     }
     achieved = skill(judged)
-    return Row(
-        row.method,
-        row.budget,
+    return replace(
+        row,
         entries=max(each.size for each in judged),
         kilobytes=float(bits.max()) / 8 / 1024,
         mass=float(np.mean([each.mass for each in judged])),
@@ -234,7 +229,7 @@ def write_report(found: Simulation, path: Path) -> None:
     write_html(blocks, path)
 
 
-def _error_over_memory(rows: Sequence[Row]) -> Picture:
+def _error_over_memory(rows: Sequence[SimulatedRow]) -> Picture:
     figure, (axes,) = canvas(height=4.6)
     specs = list(dict.fromkeys(row.method for row in rows))
     for number, spec in enumerate(specs):

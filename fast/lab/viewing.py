@@ -1,18 +1,17 @@
 """Methods recorded step by step on one text, for the page that plays what they keep."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlab.fast.lab.points import check_some_ran
+from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.files import load_tokenizer
-from kvlab.reference.methods import takes_budget
 from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.recorder import (
@@ -45,14 +44,10 @@ class Source:
     """Returns the tokens that the full cache holds in the end."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One method at its budget."""
+@dataclass(frozen=True, kw_only=True)
+class ViewedRow(Row):
+    """What a method read and kept, and whether it solved the problem."""
 
-    method: str
-    budget: int | None
-    refusal: str | None = None
-    """Why the method could not run; the figures below are then None."""
     tokens_read: int | None = None
     entries: float | None = None
     """Entries per KV head after the last step, mean over layers and heads."""
@@ -64,7 +59,7 @@ class Viewed:
     """What `record_methods` found: `kvlab.fast.lab.viewer.write_viewer` writes the page."""
 
     timeline: Timeline
-    rows: tuple[Row, ...]
+    rows: tuple[ViewedRow, ...]
 
 
 def record_methods(
@@ -95,24 +90,26 @@ def record_methods(
     check_at_least(1, most_values=most_values, block_size=1 if block_size is None else block_size)
     entries = budget_entries(budget, source.length() if "%" in str(budget) else 1)
     options = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
-    rows, runs = [], []
-    for spec in specs:
-        row = Row(spec, entries if takes_budget(spec) else None)
-        try:
-            run = source.record(
-                methods.get(spec, row.budget),
-                budget=row.budget,
-                progress=lambda done, total, spec=spec: report(done, total, spec),
-                **options,
-            )
-        except ValueError as error:
-            rows.append(replace(row, refusal=str(error)))
-        else:
-            kept = float(run.entries()[-1])
-            rows.append(replace(row, tokens_read=run.read, entries=kept, solved=run.solved))
-            runs.append(run)
-    check_some_ran(rows)
-    return Viewed(Timeline(source.name, threshold, tuple(runs)), tuple(rows))
+    runs = []
+
+    def measure(spec: str, budget: int | None, told: Told) -> ViewedRow:
+        run = source.record(
+            methods.get(spec, budget),
+            budget=budget,
+            progress=lambda done, total: report(done, total, spec),
+            **options,
+        )
+        runs.append(run)
+        return ViewedRow(
+            method=spec,
+            budget=budget,
+            tokens_read=run.read,
+            entries=float(run.entries()[-1]),
+            solved=run.solved,
+        )
+
+    rows = measure_points(points(specs, [entries]), 1, measure, ViewedRow)
+    return Viewed(Timeline(source.name, threshold, tuple(runs)), rows)
 
 
 def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
@@ -202,7 +199,7 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
     return Source(name, partial(record_replay, recorded, texts), lambda: len(ids))
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[ViewedRow]) -> Table:
     """Lay the methods out."""
     columns = (
         Column("method"),
