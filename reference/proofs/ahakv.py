@@ -277,7 +277,7 @@ def entropy_of_gaussian_logits() -> Finding:
         f"s² = ½ ln i by {', '.join(f'{off[i, 0.5]:.3f}' for i in (256, 1024, 4096))} for i = 256, "
         f"1024, 4096. It breaks towards s² = 2 ln i: at i = 4096 off by {off[4096, 1.0]:.2f} at "
         f"s² = ln i and by {off[4096, 2.0]:.2f} at s² = 2 ln i",
-        errors=errors,
+        figures={"errors": errors},
     )
 
 
@@ -370,7 +370,7 @@ def gain_reaches_the_budget() -> Finding:
     return asymptotic(
         "bias in nats by (i, k; k²/i): "
         + ", ".join(f"({i}, {k}; {k * k / i:.3g}) {bias:.2f}" for (i, k), bias in biases.items()),
-        biases={f"{i},{k}": bias for (i, k), bias in biases.items()},
+        figures={"biases": {f"{i},{k}": bias for (i, k), bias in biases.items()}},
     )
 
 

@@ -366,11 +366,17 @@ def gap_of_several_evictions() -> Finding:
     entries that every head of the embedded model sees, at several queries. Random: Gaussian logits
     and values; equal: the same values, all attended alike.
     """
-    windows = {
-        "real": _real_windows(),
-        "random": _random_windows(spread=1.0),
-        "equal": _random_windows(spread=0.0),
-    }
+    windows: dict[str, list[tuple[Array, Array]]] = {"real": [], "random": [], "equal": []}
+    for head in observe_heads(MODEL):
+        for query in range(60, len(head.queries), 30):
+            seen = slice(query + 1 - 12, query + 1)
+            logits = head.keys[seen] @ head.queries[query] / np.sqrt(head.keys.shape[1])
+            windows["real"].append((logits, head.values[seen]))
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        logits, values = rng.normal(size=12), rng.normal(size=(12, 32))
+        windows["random"].append((logits, values))
+        windows["equal"].append((np.zeros(12), values))
     ratios = {
         where: np.quantile([_over_the_best(*each) for each in chosen], (0.5, 0.9)).tolist()
         for where, chosen in windows.items()
@@ -379,20 +385,6 @@ def gap_of_several_evictions() -> Finding:
         f"{where} {median:.2f} and {high:.2f}" for where, (median, high) in ratios.items()
     )
     return measured(ratios["real"][0] <= 1.05, evidence, **ratios)
-
-
-def _real_windows() -> Iterable[tuple[Array, Array]]:
-    for head in observe_heads(MODEL):
-        for query in range(60, len(head.queries), 30):
-            seen = slice(query + 1 - 12, query + 1)
-            logits = head.keys[seen] @ head.queries[query] / np.sqrt(head.keys.shape[1])
-            yield logits, head.values[seen]
-
-
-def _random_windows(spread: float) -> Iterable[tuple[Array, Array]]:
-    rng = np.random.default_rng(2)
-    for _ in range(100):
-        yield spread * rng.normal(size=12), rng.normal(size=(12, 32))
 
 
 FOUR_OF_TWELVE = np.array([[j in each for j in range(12)] for each in combinations(range(12), 4)])
@@ -690,18 +682,15 @@ def _operations(n: int, d: int) -> tuple[int, int]:
 # --- Appendix B.2: what the error does to the logits ---------------------------------------------
 
 
-def linear(x: Array) -> Array:
-    """No activation function: a feed-forward part that is one matrix."""
-    return x
-
-
-def rectified(x: Array) -> Array:
-    """Negative values become 0."""
-    return np.maximum(x, 0)
+Activation = Callable[[Array], Array]
+absent: Activation = np.zeros_like
+"""No feed-forward part."""
+linear: Activation = np.positive
+"""A feed-forward part that is one matrix."""
 
 
 class Network:
-    """One attention layer as in Appendix B.2: no norms, a linear feed-forward part, a head.
+    """One attention layer as in Appendix B.2: no norms, a feed-forward part, a head.
 
     Random matrices; seven tokens of width 6, heads of 3 channels, 5 words.
     """
@@ -712,50 +701,44 @@ class Network:
         self.hidden, self.out = rng.normal(size=(7, 6)), rng.normal(size=(6, heads * 3))
         self.feed_forward, self.vocabulary = rng.normal(size=(6, 6)), rng.normal(size=(5, 6))
 
-    def attention_output(self, evicted: Iterable[int] = ()) -> Float[Array, " Hd"]:
-        """Concatenated outputs of all heads for the last token."""
-        gone = list(evicted)
-        outputs = []
+    def run(self, activation: Activation, evicted: Iterable[int] = ()) -> tuple[Array, Array]:
+        """Return the last token's attention output, its heads concatenated, and its logits."""
+        gone, outputs = list(evicted), []
         for W_Q, W_K, W_V in zip(self.query, self.key, self.value, strict=True):
             q, keys, values = W_Q @ self.hidden[-1], self.hidden @ W_K.T, self.hidden @ W_V.T
             outputs.append(output_without(keys @ q / np.sqrt(len(q)), values, gone))
-        return np.concatenate(outputs)
+        x = self.hidden[-1] + self.out @ np.concatenate(outputs)
+        x = x + activation(self.feed_forward @ x)
+        return np.concatenate(outputs), self.vocabulary @ x
 
-    def logits(
-        self, activation: Callable[[Array], Array] | None, evicted: Iterable[int] = ()
-    ) -> Array:
-        """Logits of the last token; no ``activation`` means no feed-forward part."""
-        x = self.hidden[-1] + self.out @ self.attention_output(evicted)
-        if activation is not None:
-            x = x + activation(self.feed_forward @ x)
-        return self.vocabulary @ x
+
+def rectified(x: Array) -> Array:
+    """Negative values become 0."""
+    return np.maximum(x, 0)
 
 
 def _predicted_changes(
-    predict: Callable[[Network, Array], Array],
-    heads: int,
-    activation: Callable[[Array], Array] | None = None,
+    predict: Callable[[Network, Array], Array], heads: int, activation: Activation
 ) -> tuple[float, str]:
-    """Return by how much the predicted changes of the logits are off at most, and the cases.
-
-    Args:
-        predict: change of the logits by the network and the change of its attention output.
-        heads: attention heads of the networks.
-        activation: of the feed-forward part, if there is one.
-    """
+    """Return by how much predictions from a network and its Δ_A are off at most, and the cases."""
     worst = 0.0
     for seed in range(50):
         network = Network(heads, seed)
-        dense = network.logits(activation)
+        output, logits = network.run(activation)
         for j in range(len(network.hidden)):
-            delta_A = network.attention_output([j]) - network.attention_output()
-            change = network.logits(activation, [j]) - dense
+            output_without_j, logits_without_j = network.run(activation, [j])
+            change = logits_without_j - logits
             size = np.linalg.norm(change)
-            if size > 1e-6 * np.linalg.norm(dense):
-                off = np.linalg.norm(predict(network, delta_A) - change) / size
-                worst = max(worst, float(off))
+            if size > 1e-6 * np.linalg.norm(logits):
+                off = predict(network, output_without_j - output) - change
+                worst = max(worst, float(np.linalg.norm(off) / size))
     heads_text = f"{heads} head{'s' * (heads > 1)}"
     return worst, f"50 random networks, {heads_text}, each of 7 tokens evicted: off by"
+
+
+def through_attention(net: Network, delta_A: Array) -> Array:
+    """W_H·W_O·Δ_A."""
+    return net.vocabulary @ net.out @ delta_A
 
 
 @PAPER.printed("CA-10a", "B.2, case 1, Eq. 35-42", Verdict.VERIFIED)
@@ -765,21 +748,20 @@ def logit_error_of_one_head() -> Finding:
     Δ_A is the change of the attention output, a vector, whose length Eq. 9 gives. Eq. 40 and 41
     print the changed logits without their hat.
     """
-    worst, domain = _predicted_changes(lambda net, change: net.vocabulary @ net.out @ change, 1)
+    worst, domain = _predicted_changes(through_attention, 1, absent)
     return measured(worst <= 100 * ROUNDING, f"{domain} {worst:.1e} of the change at most")
 
 
 @PAPER.printed("CA-10b", "B.2, case 2", Verdict.VERIFIED)
 def logit_error_of_several_heads() -> Finding:
     """Several heads: the same with Δ_A the concatenation of the heads' changes."""
-    worst, domain = _predicted_changes(lambda net, change: net.vocabulary @ net.out @ change, 3)
+    worst, domain = _predicted_changes(through_attention, 3, absent)
     return measured(worst <= 100 * ROUNDING, f"{domain} {worst:.1e} of the change at most")
 
 
-def through_feed_forward(net: Network, change: Array) -> Array:
+def through_feed_forward(net: Network, delta_A: Array) -> Array:
     """W_H(I + W_FFN)W_O·Δ_A."""
-    identity = np.eye(len(net.feed_forward))
-    return net.vocabulary @ (identity + net.feed_forward) @ net.out @ change
+    return net.vocabulary @ (np.eye(6) + net.feed_forward) @ net.out @ delta_A
 
 
 @PAPER.printed("CA-10c", "B.2, case 3, Eq. 43-51", Verdict.VERIFIED)

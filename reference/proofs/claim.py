@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 import numpy as np
@@ -58,24 +58,11 @@ class Finding:
     """Measured values by name, plain numbers and lists, for `--json` and the docs."""
 
 
-def _ending_as(verdict: Verdict) -> Callable[..., Finding]:
-    """Return a function of the evidence, and of figures by name, that makes a finding."""
-
-    def finding(evidence: str, **figures: Any) -> Finding:
-        return Finding(verdict, evidence, figures=figures)
-
-    return finding
-
-
-proved = _ending_as(Verdict.PROVED)
-exhaustive = _ending_as(Verdict.EXHAUSTIVE)
-verified = _ending_as(Verdict.VERIFIED)
-asymptotic = _ending_as(Verdict.ASYMPTOTIC)
-
-
-def not_here(counterexample: str, evidence: str = "", **figures: Any) -> Finding:
-    """The embedded model does not show what is printed of other models."""
-    return Finding(Verdict.NOT_HERE, evidence, counterexample, figures=figures)
+proved = partial(Finding, Verdict.PROVED)
+exhaustive = partial(Finding, Verdict.EXHAUSTIVE)
+verified = partial(Finding, Verdict.VERIFIED)
+asymptotic = partial(Finding, Verdict.ASYMPTOTIC)
+not_here = partial(Finding, Verdict.NOT_HERE)
 
 
 def refuted(
@@ -87,7 +74,7 @@ def refuted(
 
 def measured(holds: bool | np.bool, evidence: str, **figures: Any) -> Finding:
     """A statement on figures that were computed: the evidence shows whether it holds."""
-    return verified(evidence, **figures) if holds else refuted(evidence)
+    return verified(evidence, figures=figures) if holds else refuted(evidence)
 
 
 def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str = "") -> Finding:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference import methods
-from kvlab.reference.observation import Clock
-from kvlab.reference.policy import Score
-from kvlab.reference.step import Block, empty_cache, step
+from kvlab.reference.policy import Around
+from kvlab.reference.streams import Stream, run_stream
 
 
 def _counts(operation: Callable[[float, float], Any]) -> Callable[[Any, float], Any]:
@@ -54,59 +53,45 @@ class Counts:
     updated: int = 0
     """Entries whose state was updated."""
     rankings: int = 0
-    ranked: int = 0
-    """Entries that were ranked, over all rankings."""
     held: list[int] = field(default_factory=list)
     """Entries in the cache after each token."""
 
 
 @dataclass(frozen=True)
-class Counting(Score):
+class Counting(Around):
     """A score that counts how it is asked."""
 
-    inner: Score
     counts: Counts
-
-    @property
-    def columns(self) -> Any:
-        """Columns of the counted score."""
-        return self.inner.columns
 
     def observe(self, state: Any, seen: Any) -> Any:
         """Count the entries of scores that keep state."""
         if self.columns:
             self.counts.updated += seen.positions.shape[1]
-        return self.inner.observe(state, seen)
+        return super().observe(state, seen)
 
     def score(self, state: Any, seen: Any, candidates: Any, room: int) -> Any:
         """Count a ranking."""
         self.counts.rankings += 1
-        self.counts.ranked += seen.positions.shape[1]
         return self.inner.score(state, seen, candidates, room)
 
 
-def count_window(spec: str, budget: int, window: int, seed: int = 0) -> Counts:
+def count_window(spec: str, budget: int, window: int) -> Counts:
     """Count over ``window`` generated tokens, once the cache is full.
 
     Args:
         spec: registry syntax.
         budget: entries per head.
         window: tokens; the method's own period divides it.
-        seed: seed of the random queries, keys and values.
     """
-    counts = Counts()
-    policy = methods.get(spec, budget)
+    counts, policy = Counts(), methods.get(spec, budget)
     policy = replace(policy, score=Counting(policy.score, counts))
-    rng, d = np.random.default_rng(seed), 8
-    cache = empty_cache(policy, 1, d)
-    warm = (budget // window + 2) * window
-    for token in range(1, warm + window + 1):
-        if token == warm + 1:
-            counts.updated = counts.rankings = counts.ranked = 0
+    tokens = (budget // window + 3) * window
+    queries, keys, values = np.random.default_rng(0).normal(size=(3, 1, tokens, 8))
+    confidence = np.full(tokens, np.nan)
+    stream = Stream(queries[None], keys, values, confidence, prompt=1, blocks=(1,) * tokens)
+    for token, result in enumerate(run_stream(policy, stream), start=1):
+        counts.held.append(len(result.cache))
+        if token == tokens - window:
+            counts.updated = counts.rankings = 0
             counts.held.clear()
-        queries, keys, values = (rng.normal(size=(1, 1, d)) for _ in range(3))
-        clock = Clock(seen=token + 1, block=1, prompt=1)
-        block = Block(clock, 0, queries[None], keys, values, np.full(token + 1, np.nan), None)
-        cache = step(policy, cache, block).cache
-        counts.held.append(len(cache))
     return counts

@@ -405,8 +405,8 @@ def importance_recurs() -> Finding:
     here = f"α = {alpha:g}: {share:.1%} recur"
     evidence = "; ".join(f"α = {a:g}: {x:.1%}" for a, x in zip(others, shares, strict=True))
     if share > 0.95:
-        return verified(f"{here}; {evidence}", share=share)
-    return not_here(here, evidence, share=share)
+        return verified(f"{here}; {evidence}", figures={"share": share})
+    return not_here(evidence, here, figures={"share": share})
 
 
 @PAPER.printed("LE-14", "§3, Finding 3: Qwen on MATH-500", Verdict.NOT_HERE)
@@ -422,7 +422,7 @@ def most_intervals_are_far_shorter_than_the_output() -> Finding:
     evidence = f"80 % lie below {window:.0f} of {written:.0f} tokens, {window / written:.1%}"
     if window / written <= 175 / 8000:
         return verified(evidence)
-    return not_here(evidence, "α = 0.0001; 175 of 8,000 are 2.2%; these texts are short")
+    return not_here("α = 0.0001; 175 of 8,000 are 2.2%; these texts are short", evidence)
 
 
 @PAPER.printed("LE-15", "§4, choice of W, and Limitations", Verdict.VERIFIED)

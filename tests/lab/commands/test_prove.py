@@ -12,7 +12,7 @@ from kvlab.reference.proofs.claim import Claim, Finding, Paper, Verdict, proved,
 
 def right() -> Finding:
     """One is one."""
-    return proved("1 = 1", factor=1.0)
+    return proved("1 = 1", figures={"factor": 1.0})
 
 
 def wrong() -> Finding:
