@@ -1,25 +1,37 @@
 """AhaKV's claims speak of what `methods/ahakv.py` computes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from prompted import scores_after_prompt
 from tolerances import FLOAT64
 
+from kvlab.reference import methods
+from kvlab.reference.policy import Never
 from kvlab.reference.proofs import ahakv as proofs
 from kvlab.reference.simulator.observed import observe_heads
+from kvlab.reference.streams import Stream, run_stream
 
 
-def random_head(seed):
-    rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=(40, 8)) for _ in range(3))
+def random_heads():
+    for seed in range(5):
+        yield tuple(np.random.default_rng(seed).normal(size=(3, 40, 8)))
 
 
 def real_heads():
-    return [(head.queries, head.keys, head.values) for head in observe_heads(proofs.MODEL)[::4]]
+    for head in observe_heads(proofs.MODEL)[::4]:
+        yield head.queries, head.keys, head.values
 
 
-@pytest.mark.parametrize("head", [*map(random_head, range(5)), *real_heads()])
-def test_the_method_scores_by_equations_5_and_12_to_15(head):
+@pytest.mark.parametrize("heads", [random_heads, real_heads])
+def test_the_method_scores_by_equations_5_and_12_to_15(heads):
     k, r = 30, 8
-    scores = scores_after_prompt(f"ahakv@recent={r}", k, *head)
-    np.testing.assert_allclose(scores, proofs.scores(*head, k, r), rtol=FLOAT64, atol=FLOAT64)
+    policy = replace(methods.get(f"ahakv@recent={r}", k), schedule=Never())
+    for queries, keys, values in heads():
+        t = len(keys)
+        confidence, everything = np.full(t, np.nan), np.ones((1, t), dtype=bool)
+        stream = Stream(queries[None, None], keys[None], values[None], confidence, t, (t,))
+        (result,) = run_stream(policy, stream)
+        scores = policy.score.score(result.cache.state, result.seen, everything, k)
+        expected = proofs.scores(queries, keys, values, k, r)
+        np.testing.assert_allclose(scores[0], expected, rtol=FLOAT64, atol=FLOAT64)

@@ -7,10 +7,16 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.methods.lazy_eviction import decreasing
-from kvlab.reference.observation import Clock
 from kvlab.reference.proofs import lazy_eviction as proofs
 from kvlab.reference.proofs.lazy_eviction import FORMS
-from kvlab.reference.step import Block, empty_cache, step
+from kvlab.reference.streams import Stream, run_stream
+
+
+def random_stream(prompt, generated, seed):
+    """One KV head of one query head; every token is a block of its own."""
+    t = prompt + generated
+    queries, keys, values = np.random.default_rng(seed).normal(size=(3, 1, t, 8))
+    return Stream(queries[None], keys, values, np.full(t, np.nan), prompt, (1,) * t)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -35,15 +41,9 @@ def test_the_methods_forms_are_those_of_the_proof(name):
 def test_the_method_tracks_and_scores_by_equations_1_and_2(options, formula, start, seed):
     prompt, generated, threshold = 4, 30, 0.06
     policy = methods.get(f"lazy_eviction@window=31,threshold={threshold}{options}", 40)
-    cache, rows, seen = empty_cache(policy, 1, 8), [], None
-    rng = np.random.default_rng(seed)
-    for token in range(prompt + generated):
-        queries, keys, values = (rng.normal(size=(1, 1, 8)) for _ in range(3))
-        clock = Clock(seen=token + 1, block=1, prompt=prompt)
-        block = Block(clock, 0, queries[None], keys, values, np.full(token + 1, np.nan), None)
-        result = step(policy, cache, block)
-        cache, seen = result.cache, result.seen
-        rows.append(seen.attention[0, 0, 0])
+    results = list(run_stream(policy, random_stream(prompt, generated, seed)))
+    cache, seen = results[-1].cache, results[-1].seen
+    rows = [result.seen.attention[0, 0, 0] for result in results]
     everything = np.ones((1, prompt + generated), dtype=bool)
     scores = policy.score.score(cache.state, seen, everything, 0)[0]
     attention = np.array([np.append(row, np.zeros(len(rows) - len(row))) for row in rows])
@@ -56,14 +56,7 @@ def test_the_method_tracks_and_scores_by_equations_1_and_2(options, formula, sta
 def test_the_methods_cache_has_the_sizes_of_algorithm_1():
     prompt, budget, window = 3, 6, 4
     policy = methods.get(f"lazy_eviction@window={window}", budget)
-    cache, found = empty_cache(policy, 1, 4), []
-    for token in range(prompt + 20):
-        queries, keys, values = (np.ones((1, 1, 4)) for _ in range(3))
-        clock = Clock(seen=token + 1, block=1, prompt=prompt)
-        block = Block(clock, 0, queries[None], keys, values, np.full(token + 1, np.nan), None)
-        result = step(policy, cache, block)
-        cache = result.cache
-        if token >= prompt:
-            found.append(result.seen.positions.shape[1])
+    results = list(run_stream(policy, random_stream(prompt, 20, seed=0)))
+    found = [result.seen.positions.shape[1] for result in results[prompt:]]
     expected = proofs.sizes(prompt, budget, window, lambda n, B: n > B, 20)
-    assert [*found, len(cache)] == expected
+    assert [*found, len(results[-1].cache)] == expected
