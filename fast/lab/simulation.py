@@ -25,6 +25,7 @@ from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.judge import EXACT, Judgement, judge, skill
 from kvlab.reference.simulator.trace import Trace
+from kvlab.reference.streams import Source, random_stream, run_stream
 
 MOST_LIFETIMES = 6
 """Methods whose entries the report draws one by one."""
@@ -134,9 +135,8 @@ def _check_fits(policy: Policy, trace: Trace) -> None:
     policy.check(trace.prompt)
     if policy.reposition:
         raise ValueError("reposition needs a model's rotary embedding")
-    group, d = getattr(policy.precision, "group", 1), trace.shape[4]
-    if hasattr(policy.precision, "residual") and d % group:
-        raise ValueError(f"group = {group} must divide the head dimension {d}")
+    token = random_stream(Source("a token"), d=trace.shape[4], prompt=1, generated=0)
+    list(run_stream(policy, token))  # refuses channels that groups of codes do not divide
 
 
 def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:
