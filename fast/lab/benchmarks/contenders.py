@@ -1,4 +1,4 @@
-"""Who takes part in the decoding benchmark: transformers itself, kvlab and kvpress."""
+"""Who takes part in the benchmarks: transformers itself, kvlab and kvpress."""
 
 import json
 import subprocess
@@ -8,16 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import DynamicCache
+
 from kvlab.fast import compress
-from kvlab.fast.lab.benchmarks.workload import (
-    Footprint,
-    Run,
-    Timing,
-    footprint_of,
-    full_cache,
-    peak_footprint,
-    timed,
-)
+from kvlab.fast.lab.benchmarks.workload import Footprint, Run, Timing, footprint_of, measure
 from kvlab.reference.methods import takes_budget
 
 
@@ -29,10 +23,18 @@ class Contender:
     """Its name in the result."""
     compresses: bool
     """Whether it evicts anything."""
-    timing: Callable[[Run], Timing]
-    """Generates once and says how long it took."""
-    footprint: Callable[[Run], Footprint]
-    """Returns the most that its cache held between two tokens of one generation."""
+    measured: Callable[[bool, Run], Any]
+    """Generates once; returns a `Footprint` if the peak is asked for, else a `Timing`."""
+    prompt: int | None = None
+    """Tokens of its prompt; None: as many as the others read."""
+
+    def timing(self, run: Run) -> Timing:
+        """Generate once, and say how long it took."""
+        return self.measured(False, run)
+
+    def footprint(self, run: Run) -> Footprint:
+        """Generate once, and say the most that the cache held between two tokens."""
+        return self.measured(True, run)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Setting:
     """What all contenders share."""
 
     model: Any
-    entries: int
+    entries: int | None
     """Entries that every compressed contender keeps, per head."""
     cpu_time: bool = False
     """Whether to measure the CPU time of the process, not the time on the clock."""
@@ -50,23 +52,17 @@ Opened = tuple[Any, Callable[[], Footprint]]
 """An empty cache, and a function that says what it holds."""
 
 
-def in_this_process(
+def _in_this_process(
     name: str,
     compresses: bool,
     setting: Setting,
     opened: Callable[[], AbstractContextManager[Opened]],
 ) -> Contender:
-    """Return a contender that generates here; ``opened`` makes a cache for one generation."""
-
-    def timing(run: Run) -> Timing:
-        with opened() as (cache, _):
-            return timed(setting.model, run, cache, setting.cpu_time)
-
-    def footprint(run: Run) -> Footprint:
+    def measured(peak: bool, run: Run) -> Timing | Footprint:
         with opened() as (cache, read):
-            return peak_footprint(setting.model, run, cache, read)
+            return measure(peak, setting.model, run, cache, read, setting.cpu_time)
 
-    return Contender(name, compresses, timing, footprint)
+    return Contender(name, compresses, measured)
 
 
 def stock(setting: Setting) -> Contender:
@@ -74,10 +70,10 @@ def stock(setting: Setting) -> Contender:
 
     @contextmanager
     def opened() -> Iterator[Opened]:
-        cache = full_cache(setting.model)
+        cache = DynamicCache(config=setting.model.config)
         yield cache, lambda: footprint_of(cache)
 
-    return in_this_process("transformers full cache", False, setting, opened)
+    return _in_this_process("transformers full cache", False, setting, opened)
 
 
 def kvlab(setting: Setting, method: str, block_size: int | None = None) -> Contender:
@@ -95,7 +91,7 @@ def kvlab(setting: Setting, method: str, block_size: int | None = None) -> Conte
             yield cache, read
 
     blocks = f" in blocks of {block_size}" if block_size else ""
-    return in_this_process(f"kvlab {method}{blocks}", method != "full", setting, opened)
+    return _in_this_process(f"kvlab {method}{blocks}", method != "full", setting, opened)
 
 
 class KvpressWorker:
@@ -152,13 +148,10 @@ def kvpress(
     Without a press it is transformers' full cache, in kvpress's environment.
     """
     about = {"press": press, "interval": interval, "entries": setting.entries}
+    about |= {"cpu_time": setting.cpu_time}
 
-    def ask(what: str, run: Run) -> dict[str, Any]:
-        return worker.ask(ask=what, run=asdict(run), cpu_time=setting.cpu_time, **about)
+    def measured(peak: bool, run: Run) -> Timing | Footprint:
+        return (Footprint if peak else Timing)(**worker.ask(peak=peak, run=asdict(run), **about))
 
-    return Contender(
-        f"kvpress {press} every {interval}" if press else "kvpress's transformers full cache",
-        press is not None,
-        lambda run: Timing(**ask("timing", run)),
-        lambda run: Footprint(**ask("footprint", run)),
-    )
+    name = f"kvpress {press} every {interval}" if press else "kvpress's transformers full cache"
+    return Contender(name, press is not None, measured)

@@ -94,12 +94,13 @@ class Part:
     repeats: int
     entries: int = ENTRIES
     """Entries that every compressed contender keeps, per head."""
-    warm_up: Run | None = None
-    """The generation of the round that is not timed; None: the same as in timed rounds."""
+    warm_up: int | None = None
+    """Tokens of the round that is not timed; None: as many as in timed rounds."""
 
     def run(self, contender: Contender) -> Run:
         """Return the generation of a contender."""
-        return self.compressed if contender.compresses else self.full
+        run = self.compressed if contender.compresses else self.full
+        return replace(run, prompt=contender.prompt or run.prompt)
 
 
 def constant(stretch: int, repeats: int) -> Part:
@@ -126,27 +127,17 @@ def whole(tokens: int, repeats: int) -> Part:
 
 def real(length: int, tokens: int, repeats: int) -> Part:
     """Return what a language model writes after a long prompt, with a quarter of the entries."""
-    run, short = Run(length, tokens), Run(length, 2)
+    run = Run(length, tokens)
     methods, presses = (*PER_STEP, LAGGED, *OTHERS), (*PER_STEP_PRESSES, ("snapkv", 32))
-    return Part("real", False, run, run, methods, presses, repeats, length // 4, short)
-
-
-def limit(setting: Setting, entries: int) -> Contender:
-    """Return the full cache of transformers with a prompt of no more than ``entries`` tokens."""
-    contender = stock(setting)
-    return replace(
-        contender,
-        name=f"transformers full cache of {entries}",
-        timing=lambda run: contender.timing(Run(entries, run.tokens)),
-        footprint=lambda run: contender.footprint(Run(entries, run.tokens)),
-    )
+    return Part("real", False, run, run, methods, presses, repeats, length // 4, 2)
 
 
 def contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> Iterator[Contender]:
     """Yield the contenders, the full cache of transformers first."""
     yield stock(setting)
     if part.warm_up is not None:
-        yield limit(setting, part.entries)
+        name = f"transformers full cache of {part.entries}"
+        yield replace(stock(setting), name=name, prompt=part.entries)
     for method in ("full", *part.methods):
         yield kvlab(setting, method)
     for method in IN_BLOCKS if part.warm_up is not None else ():
@@ -163,8 +154,8 @@ def measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dic
     outcomes = []
     for contender in several:
         run = part.run(contender)
-        peak = asdict(contender.footprint(part.warm_up or run))
-        about = {"name": contender.name, "run": asdict(run), "peak": peak}
+        peak = contender.footprint(replace(run, tokens=part.warm_up or run.tokens))
+        about = {"name": contender.name, "run": asdict(run), "peak": asdict(peak)}
         outcomes.append({**about, "tokens_per_second": [], "first_seconds": []})
         bar.advance(task)
     for turn in range(part.repeats):
@@ -231,25 +222,18 @@ def main(
         parts = [constant(stretch, repeats), whole(tokens, whole_repeats)]
         asked = {"repeats": repeats, "whole_repeats": whole_repeats, "tokens": tokens}
         asked |= {"stretch": stretch, "device": device}
-    network = fetched(directory) if model else tiny_llama(device)
+    network, found = fetched(directory) if model else tiny_llama(device), {}
     try:
         with progress() as bar:
-            found = {part.name: measured(part, network, cpu_time, worker, bar) for part in parts}
+            for part in parts:
+                setting = Setting(network, part.entries, cpu_time)
+                found[part.name] = measure(part, list(contenders(part, setting, worker)), bar)
     finally:
         if worker is not None:
             worker.close()
     parameters = {"entries": parts[0].entries, "cpu_time": cpu_time, **asked}
     about = {"kvpress": about_kvpress, "parameters": parameters, "parts": found}
-    result = result_of(SCHEMA, device, about)
-    write(result, out)
-
-
-def measured(
-    part: Part, network: Any, cpu_time: bool, worker: KvpressWorker | None, bar: Progress
-) -> list[dict[str, Any]]:
-    """Measure a part with all contenders that it has."""
-    setting = Setting(network, part.entries, cpu_time)
-    return measure(part, list(contenders(part, setting, worker)), bar)
+    write(result_of(SCHEMA, device, about), out)
 
 
 if __name__ == "__main__":

@@ -9,64 +9,29 @@ largest batch that fits under a memory cap, and notes what it writes.
 ``--small`` runs both on a tiny model on any device: its times mean nothing.
 """
 
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from kvlab.fast import compress
+from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, kvlab, stock
 from kvlab.fast.lab.benchmarks.machine import gpu_or_small
 from kvlab.fast.lab.benchmarks.results import Out, result_of, write
-from kvlab.fast.lab.benchmarks.workload import (
-    Run,
-    full_cache,
-    random_llama,
-    timed,
-    tiny_llama,
-)
+from kvlab.fast.lab.benchmarks.workload import Run, random_llama, tiny_llama
 from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 1
-FULL = "transformers full cache"
-OURS = "kvlab full"
-"""The full cache once more, held by kvlab: what its step costs where nothing is evicted."""
-COMPARED = (FULL, OURS, "tova", "lazy_eviction")
-"""Contenders whose latency is measured."""
+COMPARED = ("full", "tova", "lazy_eviction")
+"""Methods whose latency is measured beside the full cache of transformers. ``full`` is what kvlab's
+step costs where nothing is evicted."""
 PROMPT = 64
 WARM_UP = 512
 """Tokens written before anything is timed, so that kernels are compiled and tuned."""
 CAP = 96e9
 """Bytes: the GPU of DesireKV's figure 5 b."""
-
-
-@dataclass(frozen=True)
-class Latency:
-    """One generation of one sequence."""
-
-    method: str
-    tokens: int
-    budget: int | None
-    ms_per_token: float
-    over_full: float
-    """Time per token over the full cache's, less 1."""
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """The largest batch that fitted."""
-
-    method: str
-    tokens: int
-    batch: int
-    tokens_per_second: float
-    """Tokens per second of all sequences together."""
-    cache_bytes: int | None
-    """Bytes of the cache at the end; None for the full cache."""
 
 
 def llama_8b(device: str) -> Any:
@@ -84,45 +49,56 @@ def llama_8b(device: str) -> Any:
     )
 
 
-def speed(model: Any, method: str, budget: int | None, run: Run) -> tuple[float, int | None]:
-    """Return tokens per second of one sequence, prompt included, and the bytes of the cache."""
-    if method == FULL:
-        return timed(model, run, full_cache(model)).speed(with_prompt=True), None
-    with compress(model, "full" if method == OURS else method, budget) as cache:
-        rate = timed(model, run, cache).speed(with_prompt=True)
-        return rate, cache.memory().total
-
-
-def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Iterator[Latency]:
+def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Iterator[dict[str, Any]]:
     """Yield the latency of every method at every length; one generation before is not counted."""
     for tokens in lengths:
         full = 0.0
-        for method in COMPARED:
-            budget = None if method in (FULL, OURS) else tokens // 2
-            warm_up = Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160))
-            speed(model, method, budget, warm_up)
-            rate, _ = speed(model, method, budget, Run(PROMPT, tokens))
-            full = full or 1 / rate
-            yield Latency(method, tokens, budget, 1e3 / rate, 1 / rate / full - 1)
+        for contender in several(model, COMPARED, tokens // 2):
+            contender.timing(Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160)))
+            each = 1 / contender.timing(Run(PROMPT, tokens)).speed(with_prompt=True)
+            full = full or each
+            budget = tokens // 2 if contender.compresses else None
+            about = {"method": shown(contender), "tokens": tokens, "budget": budget}
+            yield {**about, "ms_per_token": 1e3 * each, "over_full": each / full - 1}
             step()
 
 
-def capacities(model: Any, methods: list[str], tokens: int, most: int) -> Iterator[Capacity]:
-    """Yield the largest batch of each method, at most ``most``, exact to an eighth."""
-    for method in methods:
-        speed(model, method, None, Run(PROMPT, min(tokens, WARM_UP)))
-        best: Capacity | None = None
+def capacities(
+    model: Any, methods: Sequence[str], tokens: int, most: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the largest batch of each method, at most ``most``, exact to an eighth.
+
+    ``tokens_per_second`` are those of all sequences together, ``cache_bytes`` those at the end.
+    """
+    for contender in several(model, methods, None):
+        contender.timing(Run(PROMPT, min(tokens, WARM_UP)))
+        best: dict[str, Any] = {}
         batch, too_many = 1, most + 1
         while batch < too_many:
             try:
-                rate, held = speed(model, method, None, Run(PROMPT, tokens, batch))
-                best = Capacity(method, tokens, batch, batch * rate, held)
+                timing = contender.timing(Run(PROMPT, tokens, batch))
+                best = {"batch": batch, "tokens_per_second": batch * timing.speed(with_prompt=True)}
+                best["cache_bytes"] = timing.bytes
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 too_many = batch
-            batch = next_batch(best.batch if best else 0, too_many, most)
-        if best is not None:
-            yield best
+            batch = next_batch(best.get("batch", 0), too_many, most)
+        if best:
+            yield {"method": shown(contender), "tokens": tokens, **best}
+
+
+def several(model: Any, methods: Sequence[str], budget: int | None) -> Iterator[Contender]:
+    """Yield the full cache of transformers, then methods."""
+    setting = Setting(model, budget)
+    yield stock(setting)
+    for method in methods:
+        yield kvlab(setting, method)
+
+
+def shown(contender: Contender) -> str:
+    """Return the name of a contender in the result: of a method the name alone."""
+    name = contender.name.removeprefix("kvlab ")
+    return contender.name if name == "full" else name
 
 
 def next_batch(fits: int, too_many: int, most: int) -> int:
@@ -133,22 +109,16 @@ def next_batch(fits: int, too_many: int, most: int) -> int:
     return fits + gap // 2 if gap > max(1, fits // 8) else too_many
 
 
-def memory_of(device: str) -> float:
-    """Bytes of the GPU; infinity elsewhere."""
-    if device != "cuda":
-        return math.inf
-    return torch.cuda.get_device_properties(0).total_memory
-
-
 @contextmanager
-def at_most(memory: float, device: str) -> Iterator[None]:
-    """Let this process allocate no more than so many bytes of the GPU."""
+def at_most(memory: float, device: str) -> Iterator[float]:
+    """Let this process allocate no more than so many bytes of the GPU, or all that it has."""
     if device != "cuda":
-        yield
+        yield memory
         return
-    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / memory_of(device)))
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, memory / total))
     try:
-        yield
+        yield min(memory, total)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -164,23 +134,18 @@ def main(
     """Measure whole generations of an 8B model."""
     device = gpu_or_small("end_to_end", small)
     lengths = tokens or [4096, 8192, 16384]
-    methods = [FULL, OURS, "kivi@key_bits=8,value_bits=4", "rpc", "desirekv"]
+    methods = ["full", "kivi@key_bits=8,value_bits=4", "rpc", "desirekv"]
     if small:
-        lengths, capacity_tokens, most = [96], 48, 2
-        methods = [FULL, OURS, "desirekv@interval=16,selector=4,group=32"]
+        lengths, capacity_tokens, most = [64], 24, 2
+        methods = ["full", "desirekv@interval=16,selector=4,group=32"]
     model = tiny_llama(device) if small else llama_8b(device)
     with progress() as bar:
-        task = bar.add_task("latency", total=len(COMPARED) * len(lengths))
+        task = bar.add_task("latency", total=(1 + len(COMPARED)) * len(lengths))
         slow = list(latencies(model, lengths, lambda: bar.advance(task)))
-    with at_most(cap, device):
+    with at_most(cap, device) as cap_bytes:
         fitted = list(capacities(model, methods, capacity_tokens, most))
-    found = {
-        "cap_bytes": min(cap, memory_of(device)),
-        "latency": [asdict(each) for each in slow],
-        "capacity": [asdict(each) for each in fitted],
-    }
-    result = result_of(SCHEMA, device, found)
-    write(result, out)
+    found = {"cap_bytes": cap_bytes, "latency": slow, "capacity": fitted}
+    write(result_of(SCHEMA, device, found), out)
 
 
 if __name__ == "__main__":

@@ -293,7 +293,7 @@ def main(
     batches, lengths = (batch or [1, 8, 32], entries or [1024, 4096, 16384, 65536])
     sizes = [Size(n, length, device, dtype) for n in batches for length in lengths]
     if small:
-        sizes, repeats = [Size(1, 96, device, dtype, kv_heads=1)], 1
+        sizes, repeats = [Size(1, 64, device, dtype, kv_heads=1)], 1
     bandwidth = copy_bandwidth(device, repeats, 2**20 if small else 2**31)
     kv_heads, dtype_name = sizes[0].kv_heads, str(dtype)
     shape = {"kv_heads": kv_heads, "group": GROUP, "head_dim": HEAD_DIM, "dtype": dtype_name}

@@ -25,15 +25,14 @@ from kvpress import (  # type: ignore[import-not-found]
     StreamingLLMPress,
     TOVAPress,
 )
+from transformers import DynamicCache
 
 sys.path.insert(0, str(Path(__file__).parent))
 from workload import (  # type: ignore[import-not-found]
     Run,
     fetched,
     footprint_of,
-    full_cache,
-    peak_footprint,
-    timed,
+    measure,
     tiny_llama,
 )
 
@@ -59,11 +58,10 @@ def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
             compression_interval=request["interval"],
             target_size=request["entries"],
         )(model)
-    cache = full_cache(model)
+    cache = DynamicCache(config=model.config)
+    given = model, run, cache, lambda: footprint_of(cache), request["cpu_time"]
     with press:
-        if request["ask"] == "footprint":
-            return asdict(peak_footprint(model, run, cache, lambda: footprint_of(cache)))
-        return asdict(timed(model, run, cache, request["cpu_time"]))
+        return asdict(measure(request["peak"], *given))
 
 
 def main() -> None:

@@ -70,8 +70,7 @@ def main(
         "resident_bytes": readings,
         "growth_bytes": growth(readings, min(SETTLED, tokens // 2)),
     }
-    result = result_of(SCHEMA, "cpu", found)
-    write(result, out)
+    write(result_of(SCHEMA, "cpu", found), out)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +31,8 @@ SCHEMA = 1
 VIEWPORT = {"width": 1280, "height": 900}
 PROMPT, EVERY = 0.25, 128
 """Share of the tokens that is the prompt; steps between two snapshots."""
+METHODS = 2
+"""Methods on the page."""
 PLAYED = 60
 """Steps per second, the fastest that the page offers."""
 ALL, ONE = ("all", "all"), ("0", "0")
@@ -59,22 +60,10 @@ CHANGES = {
 """Each with the selector that is changed and the value that it gets."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """What the page holds."""
-
-    tokens: int
-    layers: int
-    kv_heads: int
-    budget: int
-    methods: int = 2
-
-
-def write_synthetic_viewer(size: Size, path: Path) -> None:
+def write_synthetic_viewer(path: Path, tokens: int, **size: Any) -> None:
     """Write the page to be measured."""
-    prompt, every = max(1, int(PROMPT * size.tokens)), min(EVERY, size.tokens)
-    shape = (size.methods, size.tokens, prompt, size.layers, size.kv_heads, size.budget, every)
-    write_viewer(synthetic(*shape), path)
+    prompt, every = max(1, int(PROMPT * tokens)), min(EVERY, tokens)
+    write_viewer(synthetic(tokens=tokens, prompt=prompt, every=every, **size), path)
 
 
 @contextmanager
@@ -174,27 +163,25 @@ def over_rounds(values: Sequence[float]) -> dict[str, Any]:
 def frame_times(rounds: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Sum up one movement, from the times between its frames in milliseconds."""
     together = sorted(interval for intervals in rounds for interval in intervals)
-    rates = [1000 / statistics.fmean(intervals) for intervals in rounds]
+    most, longest = together[int(0.95 * (len(together) - 1))], together[-1]
+    middle = statistics.median(together)
     return {
         "frames": len(together),
-        "frames_per_second": over_rounds(rates),
-        "interval_ms": {
-            "median": statistics.median(together),
-            "percentile_95": together[int(0.95 * (len(together) - 1))],
-            "longest": together[-1],
-        },
+        "frames_per_second": over_rounds([1000 / statistics.fmean(each) for each in rounds]),
+        "interval_ms": {"median": middle, "percentile_95": most, "longest": longest},
     }
 
 
 def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the rounds as the result has them, times in milliseconds."""
+    parts = (
+        ("paint_ms", PAINTS, over_rounds),
+        ("frames", MOVEMENTS, frame_times),
+        ("change_ms", CHANGES, over_rounds),
+    )
     return {
         part: {name: joined([each[name] for each in rounds]) for name in names}
-        for part, names, joined in (
-            ("paint_ms", PAINTS, over_rounds),
-            ("frames", MOVEMENTS, frame_times),
-            ("change_ms", CHANGES, over_rounds),
-        )
+        for part, names, joined in parts
     }
 
 
@@ -209,10 +196,11 @@ def main(
     browser: Annotated[Path | None, typer.Option(help="A Chromium; Debian's by default.")] = None,
 ) -> None:
     """Measure first paint, frames per second and selectors of the viewer."""
-    size, load = Size(tokens, layers, kv_heads, budget), os.getloadavg()[0]
+    size = {"tokens": tokens, "layers": layers, "kv_heads": kv_heads, "budget": budget}
+    size, load = {**size, "methods": METHODS}, os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as directory, chromium(browser) as running:
         path = Path(directory) / "view.html"
-        write_synthetic_viewer(size, path)
+        write_synthetic_viewer(path, **size)
         with progress() as bar:
             task = bar.add_task("viewer", total=rounds * (1 + len(MOVEMENTS) + len(CHANGES)))
             measured = [
@@ -221,7 +209,7 @@ def main(
             ]
         page_bytes, chromium_version = path.stat().st_size, running.version
     found = {
-        "parameters": {"rounds": rounds, "seconds": seconds, **asdict(size)},
+        "parameters": {"rounds": rounds, "seconds": seconds, **size},
         "page_bytes": page_bytes,
         **summary(measured),
     }

@@ -42,6 +42,26 @@ class Footprint:
     """Allocated, in all layers."""
 
 
+@dataclass(frozen=True)
+class Timing:
+    """How long one generation took."""
+
+    first: float
+    """Seconds until the first token, in which the prompt is read."""
+    rest: float
+    """Seconds from the first token to the last."""
+    tokens: int
+    """Tokens that were written, of each sequence."""
+    bytes: int = 0
+    """What the cache holds in the end."""
+
+    def speed(self, with_prompt: bool) -> float:
+        """Return tokens per second, from the first token on unless the prompt counts, too."""
+        if with_prompt:
+            return self.tokens / (self.first + self.rest)
+        return (self.tokens - 1) / self.rest
+
+
 def random_llama(device: str, dtype: torch.dtype, **config: Any) -> Any:
     """Return a Llama of random weights that never ends a text; the same on every machine."""
     torch.manual_seed(0)
@@ -80,15 +100,11 @@ def fetched(directory: str) -> Any:
     return model
 
 
-def prompt(model: Any, length: int, batch: int = 1) -> torch.Tensor:
-    """Return random token ids that the model knows; none is the padding token."""
-    generator, known = torch.Generator().manual_seed(1), min(VOCABULARY, model.config.vocab_size)
-    return torch.randint(1, known, (batch, length), generator=generator).to(model.device)
-
-
 def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
-    """Write exactly ``run.tokens`` tokens, greedily; ``streamer`` is told of each."""
-    ids = prompt(model, run.prompt, run.batch)
+    """Read random tokens, and write, greedily, to the end; ``streamer`` is told of each token."""
+    generator, known = torch.Generator().manual_seed(1), min(VOCABULARY, model.config.vocab_size)
+    drawn = torch.randint(1, known, (run.batch, run.prompt), generator=generator)  # 0 is padding
+    ids = drawn.to(model.device)
     model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -98,11 +114,6 @@ def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
         do_sample=False,
         streamer=streamer,
     )
-
-
-def full_cache(model: Any) -> DynamicCache:
-    """Return the cache that transformers itself would make."""
-    return DynamicCache(config=model.config)
 
 
 def footprint_of(cache: DynamicCache) -> Footprint:
@@ -129,48 +140,32 @@ class Watcher:
         """Take in the end of the text; nothing is noticed."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """How long one generation took."""
-
-    first: float
-    """Seconds until the first token, in which the prompt is read."""
-    rest: float
-    """Seconds from the first token to the last."""
-    tokens: int
-    """Tokens that were written, of each sequence."""
-
-    def speed(self, with_prompt: bool) -> float:
-        """Return tokens per second, from the first token on unless the prompt counts, too."""
-        if with_prompt:
-            return self.tokens / (self.first + self.rest)
-        return (self.tokens - 1) / self.rest
-
-
-def timed(model: Any, run: Run, cache: Any, cpu_time: bool = False) -> Timing:
-    """Time one generation.
+def measure(
+    peak: bool, model: Any, run: Run, cache: Any, read: Callable[[], Footprint], cpu_time: bool
+) -> Timing | Footprint:
+    """Generate once; say how long it took, or what the cache held at its ``peak``.
 
     Args:
+        peak: read the cache between any two tokens, which takes time; else only at the end.
         model: the model that writes.
         run: how much to read and write.
         cache: an empty cache for it.
+        read: says what the cache holds.
         cpu_time: measure CPU time, not time on the clock: other processes may use the machine.
     """
     clock = time.process_time if cpu_time else time.perf_counter
     times: list[float] = []
+    found: list[Footprint] = []
 
-    def note() -> None:
+    def notice() -> None:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         times.append(clock())
+        if peak:
+            found.append(read())
 
-    generate(model, run, cache, Watcher(note))
-    return Timing(times[1] - times[0], times[-1] - times[1], len(times) - 1)
-
-
-def peak_footprint(model: Any, run: Run, cache: Any, read: Callable[[], Footprint]) -> Footprint:
-    """Generate once, untimed, and return the most that the cache held between two tokens."""
-    found: list[Footprint] = []
-    generate(model, run, cache, Watcher(lambda: found.append(read())))
+    generate(model, run, cache, Watcher(notice))
     found.append(read())
-    return Footprint(max(each.entries for each in found), max(each.bytes for each in found))
+    if peak:
+        return Footprint(max(each.entries for each in found), max(each.bytes for each in found))
+    return Timing(times[1] - times[0], times[-1] - times[1], len(times) - 1, found[-1].bytes)
