@@ -1,10 +1,14 @@
 """KV-cache compression in NumPy, to be read beside the papers.
 
-What users and notebooks import is here; methods are in `kvlab.reference.methods`, the kit that
-tests kernels in `kvlab.reference.conformance`, the papers' claims in `kvlab.reference.proofs`.
+What users and notebooks import is here. Read the files in this order:
 
-Start to read with `kvlab.reference.policy` (the four questions and the step) and
-`kvlab.reference.methods` (one file per method, and the registry).
+1. what a block sees: `notation`, `attention`, `observation`
+2. the four questions, and the step that asks them: `policy`, `step`, `selection`, `cache`
+3. methods: `methods`, one file per method, of `method`, `windows` and `granularity`
+4. codes: `precisions`, of `quantization`, `codes` and `stored_vectors`
+5. runs: `streams`, and models with `transformer` and `generate`
+6. what is checked and counted: `checks`, `invariants`, `accounting`, `measure`, `files`
+7. what is built on it: `tasks`, `models`, `simulator`, `proofs`, `conformance`
 """
 
 from kvlab.reference import methods

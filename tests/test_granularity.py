@@ -145,28 +145,3 @@ def test_a_page_of_one_and_a_head_of_its_own_are_the_method_itself():
     assert replace(methods.get("h2o@page=1,kv_heads=head", 12), name="h2o") == methods.get(
         "h2o", 12
     )
-
-
-@pytest.mark.parametrize(
-    ("spec", "budget", "reason"),
-    [
-        ("h2o@page=0", 12, "page = 0 must be at least 1"),
-        ("h2o@kv_heads=all", 12, "kv_heads = 'all' must be one of 'head', 'layer', 'union'"),
-        ("h2o@page_score=sum", 12, "page_score = 'sum' must be one of 'mean', 'max'"),
-        ("h2o@page=16,recent=0", 31, "budget = 31 must be at least 32: two pages of 16"),
-        ("h2o@page=16,recent=16", 32, None),
-        (
-            "h2o@page=16,recent=18",
-            32,
-            "budget = 32 must be at least 48.*the 48 entries of the pages",
-        ),
-        ("kivi@page=16", None, "page = 16 must be 1 for kivi"),
-        ("desirekv@page=16", None, "page = 16 must be 1 for desirekv"),
-    ],
-)
-def test_what_cannot_be_is_refused(spec, budget, reason):
-    if reason is None:
-        methods.get(spec, budget)
-        return
-    with pytest.raises(ValueError, match=reason):
-        methods.get(spec, budget)

@@ -112,13 +112,6 @@ def test_a_block_for_another_number_of_heads_is_refused():
         step(policy, empty_cache(policy, 3, 4), block())
 
 
-@pytest.mark.parametrize("budget", [0, -1])
-@pytest.mark.parametrize("spec", ["h2o", "tova", "lazy_eviction", "ahakv", "caote:tova", "nacl"])
-def test_budgets_below_one_are_refused(spec, budget):
-    with pytest.raises(ValueError, match=f"budget = {budget} must be at least 1"):
-        methods.get(spec, budget)
-
-
 def test_protecting_exactly_the_budget_is_allowed():
     queries, keys, values = stream(np.random.default_rng(1), 1, 1, 4, 15)
     cache = run(methods.get("h2o@recent=6", 6), queries, keys, values, prompt=5)[-1].cache

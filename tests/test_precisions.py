@@ -392,25 +392,6 @@ def test_bits_of_128_channels(name, keys, values):
 # --- names and refusals --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("spec", "budget", "reason"),
-    [
-        ("h2o@precision=fp9", 12, "precision = 'fp9' must be one of 'full', 'fp8', "),
-        ("kivi@precision=fp8", None, "precision = 'fp8' must be 'full' for kivi, which has a"),
-        ("ddks@precision=nvfp4", 40, "precision = 'nvfp4' must be 'full' for ddks"),
-        ("desirekv@precision=fp8", None, "precision = 'fp8' must be 'full' for desirekv"),
-    ],
-)
-def test_what_cannot_be_is_refused(spec, budget, reason):
-    with pytest.raises(ValueError, match=reason):
-        methods.get(spec, budget)
-
-
-def test_a_precision_is_a_word():
-    with pytest.raises(TypeError, match="precision = 8 of every method must be a word"):
-        methods.get("h2o@precision=8", 12)
-
-
 def test_vectors_that_a_code_cannot_hold_are_refused():
     with pytest.raises(ValueError, match="no longer than 65504"):
         stored("turboquant", [[[65504.0, 65504.0]]])

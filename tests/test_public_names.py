@@ -44,6 +44,14 @@ def test_a_deep_import_would_be_seen():
     }
 
 
+def test_the_order_of_reading_names_every_file():
+    order = re.findall(r"^\d\. (.*)", kvlab.reference.__doc__ or "", re.MULTILINE)
+    named = re.findall(r"`(\w+)`", " ".join(order))
+    entries = {path.stem for path in (ROOT / "reference").iterdir() if path.suffix == ".py"}
+    entries |= {path.parent.name for path in (ROOT / "reference").glob("*/__init__.py")}
+    assert sorted(named) == sorted(entries - {"__init__"})
+
+
 def test_every_public_name_is_documented():
     page = (ROOT / "docs" / "api" / "reference.md").read_text(encoding="utf-8")
     documented = {

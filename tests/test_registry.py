@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from shapes import shapes_checked
 from kvlab.reference import Example, Method, Needs, check_promises, files, methods
 from kvlab.reference.accounting import Sizes
 from kvlab.reference.files import divergences_in
+from kvlab.reference.granularity import Pages
 from kvlab.reference.methods import METHODS, WRAPPERS, lookup
 from kvlab.reference.methods.caote import Caote
 from kvlab.reference.methods.h2o import H2O
 from kvlab.reference.precisions import families
 
 REFERENCE = Path(methods.__file__).parents[1]
+REFUSED = tomllib.loads((Path(__file__).parent / "refused.toml").read_text(encoding="utf-8"))
 TAG = re.compile(r"# \[([A-Za-z0-9-]+ \d+)\]$", re.MULTILINE)
 
 
@@ -83,39 +86,21 @@ def test_keyword_options_and_text_are_the_same():
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("h3o", r"unknown method 'h3o', did you mean h2o\?; known are full, random, value_norm"),
-        ("", "unknown method ''"),
-        ("h2o:tova", "method 'h2o' wraps nothing"),
-        ("h2o caote:h2o", "method = 'h2o caote:h2o' must be one method"),
-        ("H2O", r"unknown method 'H2O', did you mean h2o\?;"),
-        ("h2o@recent=4,recent=5", "option recent is given twice in 'h2o@recent=4,recent=5'"),
-        ("fast_caote", "fast_caote wraps another method"),
-        ("h2o@window=3", "unknown option 'window' of h2o; allowed are every, recent, reduce"),
-        ("caote:h2o@window=3", "unknown option 'window' of caote:h2o; allowed are base|unknown"),
-        ("h2o@recent", "'recent' in 'h2o@recent' must have the form option=value"),
-        ("h2o@recent=-1", "recent = -1 must be at least 0"),
-        ("h2o@every=0", "every = 0 must be at least 1"),
-    ],
+    ("kind", "spec", "budget", "message"),
+    [(kind, *row) for kind in (ValueError, TypeError) for row in REFUSED[kind.__name__]],
 )
-def test_bad_specs(spec, message):
-    with pytest.raises(ValueError, match=message):
-        methods.get(spec, 50)
+def test_what_cannot_be_is_refused(kind, spec, budget, message):
+    with pytest.raises(kind, match=message):
+        methods.get(spec, budget or None)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("h2o@recent=many", "recent = 'many' of h2o must be"),
-        ("h2o@every=2.5", r"every = 2\.5 of h2o must be a whole number"),
-        ("tova@per_head=1", "per_head = 1 of tova must be true or false"),
-        ("tova@recent=many", "recent = 'many' of every method must be a whole number"),
-    ],
-)
-def test_bad_types(spec, message):
-    with pytest.raises(TypeError, match=message):
-        methods.get(spec, 50)
+def test_a_budget_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="budget = 0 must be at least 1"):
+        methods.get("h2o", 0)
+
+
+def test_two_pages_of_protected_entries_are_enough():
+    assert methods.get("h2o@page=16,recent=16", 32).budget == Pages(32, 16)
 
 
 @pytest.mark.parametrize("budget", [2.5, "50", True])
@@ -273,11 +258,6 @@ def test_tables_follow_the_dates_of_publication():
     assert all(re.fullmatch(form, date) for date in listed[3:])
     assert methods.names()[-2:] == ("caote", "fast_caote")
     assert max([*listed, Method.published]) == Method.published, "unpublished ones come last"
-
-
-def test_a_wrapper_wraps_no_wrapper():
-    with pytest.raises(ValueError, match="caote wraps another method"):
-        methods.parse("caote:fast_caote")
 
 
 # --- examples and comparisons --------------------------------------------------------------------

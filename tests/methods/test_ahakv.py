@@ -122,10 +122,3 @@ def test_what_i_is_while_decoding():
         step_gain = StepGain(AhaKV(gain_in_decode=reading), 4)
         got = step_gain.factors(raw, mask, np.array([39]), seen)
         assert got.item() == pytest.approx(expected, abs=FLOAT64)
-
-
-def test_bad_parameters():
-    with pytest.raises(ValueError, match="budget = 9 must be at least the 12 entries"):
-        methods.get("ahakv@recent=12", 9)
-    with pytest.raises(ValueError, match="gain = 'x' must be one of 'step', 'measured', 'none'"):
-        methods.get("ahakv@gain=x", 40)

@@ -178,14 +178,6 @@ def test_all_scores_zero_become_uniform():
     np.testing.assert_array_equal(normalize(np.zeros((1, 4))), np.full((1, 4), 0.25))
 
 
-@pytest.mark.parametrize("wrapper", ["caote", "fast_caote"])
-def test_methods_without_retention_scores_are_refused(wrapper):
-    with pytest.raises(ValueError, match="at least 0; those of rkv may be negative"):
-        methods.get(f"{wrapper}:rkv@window=2", 6)
-    with pytest.raises(ValueError, match="in proportion to what is read; those of nacl are ranks"):
-        methods.get(f"{wrapper}:nacl", 6)
-
-
 def test_negative_scores_are_refused():
     with pytest.raises(ValueError, match="at least 0, got a negative one"):
         normalize(np.array([[0.5, -0.1]]))
@@ -204,20 +196,3 @@ def test_evict_before_attend_is_the_error_that_the_step_suffers():
         h = after.seen.attention[0, 0, 0]
         suffered = np.linalg.norm(after.output - before.output)
         assert suffered == pytest.approx(eviction_error(h, values[0])[gone.pop()], abs=FLOAT64)
-
-
-def test_bad_parameters():
-    with pytest.raises(ValueError, match="caote wraps another method, as in 'caote:h2o'"):
-        methods.get("caote", 4)
-    with pytest.raises(ValueError, match="unknown method 'nope'"):
-        methods.get("caote:nope", 4)
-    with pytest.raises(ValueError, match="several = 'joint_greedy' is exact and has no fast form"):
-        methods.get("fast_caote:h2o@several=joint_greedy", 4)
-    with pytest.raises(ValueError, match="CAOTE wraps methods that keep 16 bit, not desirekv"):
-        methods.get("caote:desirekv")
-    with pytest.raises(ValueError, match="pool = 5 needs several = 'independent'"):
-        methods.get("caote:h2o@pool=5,several=sequential", 4)
-    with pytest.raises(ValueError, match="needs norm = 2 and heads"):
-        methods.get("caote:h2o@several=joint_greedy,heads=max", 4)
-    with pytest.raises(ValueError, match=r"norm = 0\.5 must be at least 1"):
-        methods.get("caote:h2o@norm=0.5", 4)

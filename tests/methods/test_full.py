@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from build import run
 from tolerances import FLOAT64
 
@@ -14,8 +13,3 @@ def test_two_tokens_by_hand():
     last = run(methods.get("full"), queries, keys, values, prompt=0)[-1]
     np.testing.assert_allclose(last.output, [[[[7.0]]]], atol=FLOAT64)
     assert len(last.cache) == 2
-
-
-def test_refuses_a_budget():
-    with pytest.raises(ValueError, match="full evicts nothing and takes no budget, got budget = 4"):
-        methods.get("full", budget=4)

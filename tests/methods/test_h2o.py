@@ -51,8 +51,3 @@ def test_sums_equal_those_recomputed_from_the_whole_run():
     cache = results[-1].cache
     expected = np.take_along_axis(total, cache.positions, axis=1)
     np.testing.assert_allclose(cache.state.entries["accumulated"], expected, atol=FLOAT64)
-
-
-def test_bad_reduction():
-    with pytest.raises(ValueError, match="reduce = 'median' must be one of 'mean', 'max', 'sum'"):
-        methods.get("h2o@reduce=median", 2)

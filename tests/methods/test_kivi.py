@@ -61,13 +61,7 @@ def test_a_constant_channel_is_read_back_exactly():
     np.testing.assert_array_equal(cache.keys.vectors, keys)
 
 
-def test_bad_parameters():
-    with pytest.raises(ValueError, match="residual = 6 must be a multiple of group = 4"):
-        methods.get("kivi@group=4,residual=6")
-    with pytest.raises(ValueError, match="key_bits = 5 must be one of 2, 3, 4, 8"):
-        methods.get("kivi@key_bits=5")
-    with pytest.raises(ValueError, match="kivi evicts nothing"):
-        methods.get("kivi", budget=4)
+def test_a_group_must_divide_the_head_dimension():
     data = stream(np.random.default_rng(18), 1, 1, 6, 8)
     with pytest.raises(ValueError, match="group = 4 must divide the head dimension 6"):
         run(methods.get("kivi@group=4,residual=4"), *data, prompt=8)

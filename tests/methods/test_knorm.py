@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from build import kept, observation
 
 from kvlab.reference import methods
@@ -35,8 +34,3 @@ def test_turning_a_key_changes_nothing():
 def test_of_equal_lengths_the_later_stays():
     seen = seen_with([[0.0, 2.0], [2.0, 0.0], [-2.0, 0.0]])
     assert kept(methods.get("knorm", 2), State(), seen) == [1, 2]
-
-
-def test_caote_refuses_a_negative_score():
-    with pytest.raises(ValueError, match="negative"):
-        methods.get("caote:knorm", 2)

@@ -128,10 +128,3 @@ def test_the_guard_spares_what_is_not_overdue():
     guard = methods.get("lazy_eviction@threshold=0.5,window=1,guard=true", 2)
     assert kept(plain, *observe_rows(plain.score, rows)) == [8, 9]
     assert kept(guard, *observe_rows(guard.score, rows)) == [0, 9]
-
-
-def test_bad_parameters():
-    with pytest.raises(ValueError, match="budget = 3 must be at least the 4 entries"):
-        methods.get("lazy_eviction@window=4", 3)
-    with pytest.raises(ValueError, match="h1 = 'cosine' must be one of 'sigmoid'"):
-        methods.get("lazy_eviction@h1=cosine", 30)

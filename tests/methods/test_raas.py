@@ -59,16 +59,3 @@ def test_page_bound_by_hand():
     seen = observation([[0.5, 0.5]], keys=[[1, -2], [3, 1]], queries=[[2, -1]])
     policy = methods.get("raas@page=2,pin_prompt=false", 4)
     assert policy.score.bound(seen, 0, 0, np.array([True, True])) == 8
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"share": 0.0}, "share = 0.0 must be above 0"),
-        ({"threshold": -1.0}, "threshold = -1.0 must be at least 0"),
-        ({"page": 5}, "budget = 9 must be at least 10: two pages of 5"),
-    ],
-)
-def test_bad_parameters(options, message):
-    with pytest.raises(ValueError, match=message):
-        methods.get("raas", 9, **options)

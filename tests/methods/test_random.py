@@ -57,8 +57,3 @@ def test_old_entries_are_rarer_only_when_they_are_drawn_anew(draw, low, high):
     policy = methods.get(f"random@draw={draw}", 30)
     kept = run(policy, queries, keys, values, prompt=1)[-1].cache.positions
     assert low <= (kept < 60).mean() <= high
-
-
-def test_a_seed_must_not_be_negative():
-    with pytest.raises(ValueError, match="seed = -1 must be at least 0"):
-        methods.get("random@seed=-1", 4)

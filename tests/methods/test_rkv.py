@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from build import observation, run, stream
 from tolerances import FLOAT64
 
@@ -54,12 +53,3 @@ def test_a_zero_key_is_similar_to_none():
     keys[1] = 0.0
     redundancy = methods.get("rkv", 100).score.redundancy(keys)
     np.testing.assert_allclose(redundancy, 0.25, atol=FLOAT64)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"window": 9}, "window = 9 must be smaller"), ({"mix": 2.0}, "mix = 2.0 must be between")],
-)
-def test_bad_parameters(options, message):
-    with pytest.raises(ValueError, match=message):
-        methods.get("rkv", 9, **options)

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from build import kept, observation, run, stream
 from tolerances import FLOAT64
 
@@ -59,10 +58,3 @@ def test_all_heads_share_unless_told_otherwise():
     shared = run(methods.get(spec), queries, keys, values, 3)[-1].cache.positions
     own = run(methods.get(f"{spec},heads=group"), queries, keys, values, 3)[-1].cache.positions
     assert (shared == shared[0]).all() and not (own == own[0]).all()
-
-
-def test_bad_parameters():
-    with pytest.raises(ValueError, match="selector = 8 must be smaller than interval = 8"):
-        methods.get("rpc@interval=8,selector=8")
-    with pytest.raises(ValueError, match=r"compression = 0\.5 must be at least 1"):
-        methods.get("rpc@compression=0.5")

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from build import kept, observation, run, stream
 from tolerances import FLOAT64
 
@@ -59,17 +58,3 @@ def test_the_window_spans_blocks():
     at_once = run(methods.get("snapkv@window=4", 8), queries, keys, values, 20)[-1]
     split = run(methods.get("snapkv@window=4", 8), queries, keys, values, 20, block=9)[-1]
     np.testing.assert_array_equal(at_once.cache.positions, split.cache.positions)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 8}, "window = 8 must be smaller than budget = 8"),
-        ({"window": 0}, "window = 0 must be at least 1"),
-        ({"kernel": 4}, "kernel = 4 must be odd"),
-        ({"pooling": "median"}, "pooling = 'median' must be one of 'mean', 'max'"),
-    ],
-)
-def test_bad_parameters(options, message):
-    with pytest.raises(ValueError, match=message):
-        methods.get("snapkv", 8, **options)

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from build import run, stream
 from tolerances import FLOAT32_ANGLES, FLOAT64
 
@@ -24,12 +23,6 @@ def test_a_long_block_leaves_sinks_and_the_last_r():
 
 def test_without_sinks_it_is_a_sliding_window():
     assert positions("streaming_llm@sinks=0", 3, 8) == [5, 6, 7]
-
-
-@pytest.mark.parametrize("sinks", [5, 6, -1])
-def test_sinks_must_leave_room(sinks):
-    with pytest.raises(ValueError, match=f"sinks = {sinks} must be at least 0 and smaller than"):
-        methods.get("streaming_llm", 5, sinks=sinks)
 
 
 def tiny_model() -> Transformer:
