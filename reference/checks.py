@@ -22,11 +22,16 @@ def check_choice(allowed: Collection[Any], **arguments: Any) -> None:
             raise ValueError(f"{name} = {value!r} must be one of {choices}")
 
 
+def check_between(least: float, most: float, **arguments: float) -> None:
+    """Raise ValueError naming the first argument outside the range."""
+    for name, value in arguments.items():
+        if not least <= value <= most:
+            raise ValueError(f"{name} = {value} must be between {least} and {most}")
+
+
 def check_share(**arguments: float) -> None:
     """Raise ValueError naming the first argument that is not between 0 and 1."""
-    for name, value in arguments.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} = {value} must be between 0 and 1")
+    check_between(0, 1, **arguments)
 
 
 def check_kernel(kernel: int) -> None:

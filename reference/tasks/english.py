@@ -11,6 +11,8 @@ from importlib.resources import files
 
 import numpy as np
 
+from kvlab.reference.checks import check_between
+
 BOOK = "northanger_abbey.txt.xz"
 SENTENCE_END = re.compile(r"(?<=[.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!No\.) ")
 
@@ -33,8 +35,7 @@ def passage(rng: np.random.Generator, words: int) -> str:
     """
     sentences = novel_sentences()
     lengths = np.array([len(sentence.split()) for sentence in sentences])
-    if not 1 <= words < lengths.sum():
-        raise ValueError(f"words = {words} must be between 1 and {lengths.sum() - 1}")
+    check_between(1, int(lengths.sum()) - 1, words=words)
     left = lengths[::-1].cumsum()[::-1]
     first = int(rng.integers(int((left >= words).sum())))
     last = first + int(np.searchsorted(lengths[first:].cumsum(), words)) + 1

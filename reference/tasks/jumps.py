@@ -29,8 +29,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_between
 from kvlab.reference.notation import Array
+from kvlab.reference.tasks import Grade
 
 END = "\n"
 """Opens a problem, separates prompt from solution, and ends the solution."""
@@ -77,10 +78,8 @@ class Size:
     """Steps of the longest run."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.groups <= MOST_GROUPS:
-            raise ValueError(f"groups = {self.groups} must be between 1 and {MOST_GROUPS}")
-        if not 2 <= self.registers <= GROUP:
-            raise ValueError(f"registers = {self.registers} must be between 2 and {GROUP}")
+        check_between(1, MOST_GROUPS, groups=self.groups)
+        check_between(2, GROUP, registers=self.registers)
         if not 1 <= self.fewest <= self.most:
             raise ValueError(
                 f"fewest = {self.fewest} and most = {self.most} must satisfy 1 <= fewest <= most"
@@ -158,17 +157,6 @@ class Problem:
     def tokens(self) -> int:
         """Tokens of prompt and solution together."""
         return len(self.registers) + STEP * (len(self.lines) + len(self.steps)) + 4
-
-
-@dataclass(frozen=True)
-class Grade:
-    """How far a written run is right."""
-
-    answer_correct: bool
-    """Whether the last step is the right one, whatever came before it."""
-    solution_correct: bool
-    correct_steps: int
-    """Steps before the first wrong one."""
 
 
 def vocabulary() -> tuple[str, ...]:

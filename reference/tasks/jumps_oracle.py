@@ -10,7 +10,7 @@ is the ceiling of every comparison.
 """
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from kvlab.reference.notation import Array
 from kvlab.reference.tasks.jumps import RESULT, STEP, Y_VALUE, Problem, X, Y
@@ -51,8 +51,8 @@ def next_use(problem: Problem) -> Int[Array, "t t"]:
     return following
 
 
-def keep_set(problem: Problem, recent: int = STEP) -> Bool[Array, "t t"]:
-    """Return which entries stay after every token: those that are used later, and the newest.
+def least_memory(problem: Problem, recent: int = STEP) -> int:
+    """Return the most entries that are needed at once while the run is written.
 
     Args:
         problem: to solve.
@@ -60,10 +60,6 @@ def keep_set(problem: Problem, recent: int = STEP) -> Bool[Array, "t t"]:
     """
     position = np.arange(problem.tokens)
     age = position[:, None] - position
-    return (age >= 0) & ((age < recent) | (next_use(problem) < NEVER))
-
-
-def least_memory(problem: Problem, recent: int = STEP) -> int:
-    """Return the most entries that `keep_set` ever holds while the run is written."""
+    stays = (age >= 0) & ((age < recent) | (next_use(problem) < NEVER))
     prompt = problem.tokens - STEP * len(problem.steps) - 1
-    return int(keep_set(problem, recent)[prompt - 1 :].sum(axis=1).max())
+    return int(stays[prompt - 1 :].sum(axis=1).max())

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise, zip_longest
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_between, check_choice, check_share
 from kvlab.reference.tasks import english, reasoning
 
 CITIES = ("Oslo", "Lima", "Accra", "Hanoi", "Quito", "Turin", "Perth", "Kyoto", "Dakar", "Minsk")
@@ -142,9 +142,7 @@ def readings(count: int, seed: int, words: int, facts: int) -> list[Problem]:
 def _check(count: int, seed: int, **needles: int) -> None:
     """Refuse a draw that cannot be made."""
     check_at_least(0, count=count, seed=seed)
-    for name, value in needles.items():
-        if not 1 <= value <= len(KINDS):
-            raise ValueError(f"{name} = {value} must be between 1 and {len(KINDS)}")
+    check_between(1, len(KINDS), **needles)
 
 
 def _haystack(
@@ -182,8 +180,7 @@ def hide(hay: str, sentence: str, depth: float) -> str:
     Raises:
         ValueError: if ``depth`` is not between 0 and 1.
     """
-    if not 0 <= depth <= 1:
-        raise ValueError(f"depth = {depth} must be between 0 and 1")
+    check_share(depth=depth)
     borders = sentence_ends(hay)
     place = min(borders, key=lambda end: abs(end - depth * len(hay)))
     parts = hay[:place].strip(), sentence, hay[place:].strip()
@@ -192,11 +189,7 @@ def hide(hay: str, sentence: str, depth: float) -> str:
 
 def sentence_ends(text: str) -> list[int]:
     """Return where sentences end, and both ends of the text."""
-    inside = [
-        number + 1
-        for number, (one, after) in enumerate(pairwise(text))
-        if one in ".!?" and after.isspace()
-    ]
+    inside = (found.end() for found in re.finditer(r"[.!?](?=\s)", text))
     return sorted({0, *inside, len(text)})
 
 
@@ -207,11 +200,7 @@ def definitions(count: int, variables: int, seed: int = 0) -> list[reasoning.Pro
         ValueError: if ``variables`` is no length of a held-out problem, or ``count`` or ``seed`` is
             negative.
     """
-    if variables not in reasoning.HELD_OUT_VARIABLES:
-        raise ValueError(
-            f"variables = {variables} must be one of "
-            f"{', '.join(map(str, reasoning.HELD_OUT_VARIABLES))}"
-        )
+    check_choice(reasoning.HELD_OUT_VARIABLES, variables=variables)
     return reasoning.held_out(count, seed, variables)
 
 

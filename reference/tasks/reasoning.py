@@ -13,10 +13,12 @@ irregular intervals.
 
 import string
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_between
+from kvlab.reference.tasks import Grade
 
 NAMES = tuple(string.ascii_lowercase)
 OPERATORS = ("+", "-")
@@ -51,16 +53,6 @@ class Problem:
     def tokens(self) -> int:
         """Tokens of prompt and solution together."""
         return len(self.text.split(" "))
-
-
-@dataclass(frozen=True)
-class Grade:
-    """How far a written solution is right."""
-
-    answer_correct: bool
-    solution_correct: bool
-    correct_steps: int
-    """Steps before the first wrong one."""
 
 
 def vocabulary() -> tuple[str, ...]:
@@ -125,8 +117,7 @@ def chain(rng: np.random.Generator, variables: int, facts: int) -> Problem:
 
 def recall(rng: np.random.Generator, facts: int) -> Problem:
     """Draw a pure recall problem: the facts have to be written down again in order."""
-    if not 1 <= facts <= MAX_VARIABLES:
-        raise ValueError(f"facts = {facts} must be between 1 and {MAX_VARIABLES}")
+    check_between(1, MAX_VARIABLES, facts=facts)
     names = [NAMES[i] for i in rng.permutation(len(NAMES))[:facts]]
     values = [int(value) for value in rng.integers(0, 10, size=facts)]
     stated = " ".join(f"{name}{value} ;" for name, value in zip(names, values, strict=True))
@@ -136,8 +127,7 @@ def recall(rng: np.random.Generator, facts: int) -> Problem:
 
 def drill(rng: np.random.Generator, steps: int) -> Problem:
     """Draw unrelated steps of computation: only the digit after ``=`` can be foreseen."""
-    if steps < 1:
-        raise ValueError(f"steps = {steps} must be at least 1")
+    check_at_least(1, steps=steps)
     text, value = [], 0
     for _ in range(steps):
         left, right, result = (NAMES[int(i)] for i in rng.integers(0, len(NAMES), size=3))
@@ -157,11 +147,8 @@ def grade(problem: Problem, text: str) -> Grade:
     """Compare a written solution with the right one, step by step."""
     expected, written = problem.solution.strip(" "), text.strip(" ")
     expected_steps, written_steps = expected.split(" ; "), written.split(" ; ")
-    correct = 0
-    for right, given in zip(expected_steps[:-1], written_steps, strict=False):
-        if right != given:
-            break
-        correct += 1
+    pairs = zip(expected_steps[:-1], written_steps, strict=False)
+    correct = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     tail = written_steps[-1].split(" ")
     return Grade(
         answer_correct=tail[:2] == ["#", str(problem.answer)],

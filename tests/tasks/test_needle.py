@@ -1,44 +1,42 @@
+"""Needles in a text: every one can be found, and no other text tells it."""
+
+import re
+
 import numpy as np
 import pytest
 
-from kvlab.reference.tasks import reasoning
-from kvlab.reference.tasks.needle import (
-    definitions,
-    hide,
-    nearest,
-    secret_number,
-    sentence_ends,
-    steps,
-)
+from kvlab.fast.lab.evaluate.tasks import Outcome, find_task
+from kvlab.reference.tasks import english, needle, reasoning
 
 HAY = "One is here. Two is there! Three? Four has 3.5 legs."
 
 
 def test_a_needle_lies_between_sentences():
-    assert sentence_ends(HAY) == [0, 12, 26, 33, 52]  # not after "3."
-    assert hide(HAY, "Look.", 0) == f"Look. {HAY}"
-    assert hide(HAY, "Look.", 1) == f"{HAY} Look."
-    assert hide(HAY, "Look.", 0.5) == "One is here. Two is there! Look. Three? Four has 3.5 legs."
-    assert hide("", "Look.", 0.5) == "Look."
+    assert needle.sentence_ends(HAY) == [0, 12, 26, 33, 52]  # not after "3."
+    assert needle.hide(HAY, "Look.", 0) == f"Look. {HAY}"
+    assert needle.hide(HAY, "Look.", 1) == f"{HAY} Look."
+    middle = HAY.replace("Three?", "Look. Three?")
+    assert needle.hide(HAY, "Look.", 0.5) == middle
+    assert needle.hide("", "Look.", 0.5) == "Look."
 
 
 @pytest.mark.parametrize("depth", [-0.1, 1.1, float("nan")])
 def test_a_depth_is_a_share(depth):
     with pytest.raises(ValueError, match="must be between 0 and 1"):
-        hide(HAY, "Look.", depth)
+        needle.hide(HAY, "Look.", depth)
 
 
 def test_a_question_asks_for_what_was_hidden():
-    needle = secret_number(np.random.default_rng(0))
-    assert needle.sentence == f"{needle.opening}{needle.answer}."
-    assert needle.question[:-1].endswith(needle.opening[4:-3])
-    assert len(needle.answer) == 7
+    hidden = needle.secret_number(np.random.default_rng(0))
+    assert hidden.sentence == f"{hidden.opening}{hidden.answer}."
+    assert hidden.question[:-1].endswith(hidden.opening[4:-3])
+    assert len(hidden.answer) == 7
 
 
 def test_every_definition_is_worked_out_in_its_step():
-    (problem,) = definitions(1, 16)
+    (problem,) = needle.definitions(1, 16)
     tokens = problem.solution.split(" ")
-    places = steps(problem)
+    places = needle.steps(problem)
     assert len(places) == 16 - reasoning.FACTS
     assert [tokens[place] for place in places] == [
         [*step.split(" "), ";"] for step in problem.solution.split(" ; ")[:-1]
@@ -47,14 +45,111 @@ def test_every_definition_is_worked_out_in_its_step():
 
 
 def test_needles_of_the_embedded_model_are_held_out_problems():
-    assert [p.variables for p in definitions(3, 18)] == [18] * 3
-    assert definitions(2, 18) == definitions(3, 18)[:2]
-    assert definitions(1, 18) != definitions(1, 18, seed=1)
+    assert [p.variables for p in needle.definitions(3, 18)] == [18] * 3
+    assert needle.definitions(2, 18) == needle.definitions(3, 18)[:2]
+    assert needle.definitions(1, 18) != needle.definitions(1, 18, seed=1)
     with pytest.raises(ValueError, match="variables = 17 must be one of 16, 18, 20"):
-        definitions(1, 17)
+        needle.definitions(1, 17)
     with pytest.raises(ValueError, match="count = -1"):
-        definitions(-1, 18)
+        needle.definitions(-1, 18)
 
 
 def test_the_nearest_depth():
-    assert [nearest(x, (0.0, 0.5, 1.0)) for x in (0, 0.2, 0.25, 0.3, 0.8)] == [0, 0, 0, 1, 2]
+    assert [needle.nearest(x, (0.0, 0.5, 1.0)) for x in (0, 0.2, 0.25, 0.3, 0.8)] == [0, 0, 0, 1, 2]
+
+
+def test_the_novel_is_long_enough_and_whole():
+    text = english.novel()
+    assert text.startswith("CHAPTER 1\n\nNo one who had ever seen Catherine Morland")
+    assert len(text.split()) > 76_000
+    assert not any(word in text for word in ("Gutenberg", "Signet"))
+
+
+def test_sentences_do_not_end_at_titles():
+    sentences = english.novel_sentences()
+    assert not [each for each in sentences if each.endswith(("Mr.", "Mrs.", "Dr."))]
+    assert " ".join(sentences).split() == [
+        word
+        for paragraph in english.novel().split("\n\n")
+        if not paragraph.startswith("CHAPTER")
+        for word in paragraph.split()
+    ]
+
+
+@pytest.mark.parametrize("words", [100, 900])
+def test_passages_have_the_length_that_was_asked_for(words):
+    problems = needle.haystacks(3, 0, words, 1)
+    lengths = [len(problem.context.split()) for problem in problems]
+    assert all(words <= length < words + 150 for length in lengths)
+    assert len({problem.context for problem in problems}) == 3
+
+
+def test_needles_share_a_text_and_lie_at_their_depths():
+    problems = needle.haystacks(10, 4, 600, 5)
+    for first in (0, 5):
+        some = problems[first : first + 5]
+        assert len({problem.context for problem in some}) == 1
+        assert len({problem.question for problem in some}) == 5
+        assert [problem.depth for problem in some] == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
+        for problem in some:
+            answer = problem.solution.strip(" .")
+            assert problem.context.count(answer) == 1
+            place = problem.context.index(answer) / len(problem.context)
+            assert place == pytest.approx(problem.depth, abs=0.1)
+            opening = problem.question.split("? ")[1]
+            assert f"{opening}{problem.solution}" in problem.context
+    assert needle.haystacks(3, 4, 600, 5) == problems[:3]
+
+
+def test_only_the_right_number_counts():
+    task = find_task("needle@words=100")
+    problem, other = task.problems(2, seed=1)
+    assert task.grade(problem, problem.solution) == Outcome(True, True)
+    assert not task.grade(problem, other.solution).solved
+    assert not task.grade(problem, problem.solution + " 1").solved
+
+
+def test_a_reading_asks_for_all_facts_of_its_text():
+    problems = needle.readings(4, 2, 300, 2)
+    assert len({problem.context for problem in problems}) == 4
+    for problem in problems:
+        first, second = problem.solution.split("\n")
+        opening = problem.question.rpartition("\n")[2]
+        assert opening + first in problem.context
+        assert second in problem.context
+        topics = problem.question.partition("about ")[2].partition(".")[0].split(" and ")
+        assert opening.lower().startswith(topics[0].lower())
+        assert second.lower().startswith(topics[1].lower())
+    assert needle.readings(2, 2, 300, 2) == problems[:2]
+
+
+def test_a_reading_is_solved_by_its_numbers_in_order():
+    task = find_task("reading@words=100")
+    (problem,) = task.problems(1, seed=1)
+    first, second = re.findall(r"\d+", problem.solution)
+    assert task.grade(problem, problem.solution) == Outcome(True, True)
+    assert task.grade(problem, f" {first}.\n\nThe other was {second}, not 3") == Outcome(True, True)
+    assert task.grade(problem, f" {first}.") == Outcome(False, True)
+    assert task.grade(problem, f" {second}. {first}") == Outcome(False, False)
+    assert task.grade(problem, "") == Outcome(False, False)
+
+
+def test_the_question_can_be_known():
+    assert find_task("needle").asks_after
+    assert not find_task("needle@question=known").asks_after
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("needle@needles=6", "needles = 6 must be between 1 and 5"),
+        ("reading@facts=0", "facts = 0 must be between 1 and 5"),
+        ("reading@question=never", "question = 'never' must be one of 'after', 'known'"),
+        ("needle@words=0", "words = 0 must be between 1 and"),
+        ("needle@words=80000", "words = 80000 must be between 1 and"),
+        ("needle@question=never", "question = 'never' must be one of 'after', 'known'"),
+    ],
+)
+def test_bad_options(spec, message):
+    with pytest.raises(ValueError, match=message):
+        find_task(spec)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
-from kvlab.reference.tasks import reasoning
+from kvlab.reference.tasks import Grade, jumps, reasoning
+from kvlab.reference.tasks.jumps import Size
 
 
 def solve(prompt: str) -> list[str]:
@@ -28,21 +29,19 @@ def test_solutions_are_right(seed, variables, data):
     problem = reasoning.chain(np.random.default_rng(seed), variables, facts)
     assert problem.solution == " ; ".join(solve(problem.prompt))
     grade = reasoning.grade(problem, problem.solution)
-    assert grade == reasoning.Grade(True, True, variables - facts)
+    assert grade == Grade(True, True, variables - facts)
 
 
 def test_held_out_traces_have_150_to_500_tokens():
     problems = reasoning.held_out(200)
     assert {problem.tokens for problem in problems} == {183, 211, 239}
-    assert all(
-        problem.tokens == len(f"{problem.prompt} {problem.solution}".split(" "))
-        for problem in problems
-    )
+    assert all(problem.tokens == len(problem.text.split(" ")) for problem in problems)
 
 
-def test_held_out_problems_are_repeatable_and_a_prefix_stays():
-    assert reasoning.held_out(5, seed=3) == reasoning.held_out(9, seed=3)[:5]
-    assert reasoning.held_out(5, seed=3) != reasoning.held_out(5, seed=4)
+@pytest.mark.parametrize("task", [reasoning, jumps])
+def test_held_out_problems_are_repeatable_and_a_prefix_stays(task):
+    assert task.held_out(5, seed=3) == task.held_out(9, seed=3)[:5]
+    assert task.held_out(5, seed=3) != task.held_out(5, seed=4)
 
 
 def test_training_draws_other_problems():
@@ -57,14 +56,12 @@ def test_wrong_solutions_are_graded_wrong():
     problem = reasoning.held_out(1)[0]
     steps = problem.solution.split(" ; ")
     wrong_step = " ; ".join([*steps[:3], steps[4], *steps[4:]])
-    assert reasoning.grade(problem, wrong_step) == reasoning.Grade(True, False, 3)
+    assert reasoning.grade(problem, wrong_step) == Grade(True, False, 3)
     answer = (problem.answer + 1) % 10
     wrong_answer = " ; ".join([*steps[:-1], f"# {answer} \n"])
-    assert reasoning.grade(problem, wrong_answer) == reasoning.Grade(False, False, len(steps) - 1)
-    assert reasoning.grade(problem, "") == reasoning.Grade(False, False, 0)
-    assert reasoning.grade(problem, " ; ".join(steps[:-1])) == reasoning.Grade(
-        False, False, len(steps) - 1
-    )
+    assert reasoning.grade(problem, wrong_answer) == Grade(False, False, len(steps) - 1)
+    assert reasoning.grade(problem, "") == Grade(False, False, 0)
+    assert reasoning.grade(problem, " ; ".join(steps[:-1])) == Grade(False, False, len(steps) - 1)
 
 
 def test_exercises():
@@ -76,14 +73,11 @@ def test_exercises():
 
 
 def test_the_shipped_tokenizer_has_one_token_per_word():
-    tokenizer = load_tokenizer(reasoner_directory())
-    vocabulary = reasoning.vocabulary()
-    problem = reasoning.held_out(1)[0]
-    ids = tokenizer.encode(f"{problem.prompt} {problem.solution}").ids
-    assert [vocabulary[i] for i in ids] == f"{problem.prompt} {problem.solution}".split(" ")
-    assert tokenizer.decode(ids, skip_special_tokens=False) == (
-        f"{problem.prompt} {problem.solution}"
-    )
+    tokenizer, vocabulary = load_tokenizer(reasoner_directory()), reasoning.vocabulary()
+    text = reasoning.held_out(1)[0].text
+    ids = tokenizer.encode(text).ids
+    assert [vocabulary[i] for i in ids] == text.split(" ")
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize(
@@ -94,6 +88,11 @@ def test_the_shipped_tokenizer_has_one_token_per_word():
         (lambda rng: reasoning.recall(rng, 0), "facts = 0 must be between 1 and 26"),
         (lambda rng: reasoning.drill(rng, 0), "steps = 0 must be at least 1"),
         (lambda rng: reasoning.held_out(-1), "count = -1 must be at least 0"),
+        (lambda rng: Size(groups=4), "groups = 4 must be between 1 and 3"),
+        (lambda rng: Size(registers=1), "registers = 1 must be between 2 and 8"),
+        (lambda rng: Size(fewest=5, most=4), "fewest = 5 and most = 4 must satisfy 1 <= fewest"),
+        (lambda rng: jumps.held_out(-1), "count = -1 must be at least 0"),
+        (lambda rng: jumps.held_out(1, size=Size(fewest=200, most=210)), "200 to 210 steps are"),
     ],
 )
 def test_bad_input(call, message):
