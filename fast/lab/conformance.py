@@ -42,7 +42,7 @@ ARRAYS = "torch"
 # --- building blocks -----------------------------------------------------------------------------
 
 
-def attend_to(queries, keys, values, positions, query_positions, softcap):
+def _attend_to(queries, keys, values, positions, query_positions, softcap):
     """Return output and probabilities of one sequence; one token takes the kernel of decoding."""
     if queries.shape[2] == 1:
         output, weights = decode_attention(
@@ -56,25 +56,21 @@ def attend_to(queries, keys, values, positions, query_positions, softcap):
     return output[0].to(queries.dtype), weights[0]
 
 
-def attend(queries, keys, values, positions, query_positions, softcap):
-    """Attention output."""
-    return attend_to(queries, keys, values, positions, query_positions, softcap)[0]
+def _attend(queries, keys, values, positions, query_positions, softcap):
+    return _attend_to(queries, keys, values, positions, query_positions, softcap)[0]
 
 
-def probabilities(queries, keys, positions, query_positions, softcap):
-    """Attention probabilities."""
-    return attend_to(queries, keys, keys, positions, query_positions, softcap)[1]
+def _probabilities(queries, keys, positions, query_positions, softcap):
+    return _attend_to(queries, keys, keys, positions, query_positions, softcap)[1]
 
 
-def received(queries, keys, positions, query_positions, softcap):
-    """Sums of the attention that every entry received."""
+def _received(queries, keys, positions, query_positions, softcap):
     return received_attention(
         queries[None], keys[None], query_positions[None], positions[None], None, softcap
     )[0]
 
 
-def keep_set(scores, safe, room):
-    """Keep set of given scores."""
+def _keep_set(scores, safe, room):
     G, n = scores.shape
     protected = int(safe[0].sum())
     positions = torch.arange(n, dtype=torch.int32).expand(1, G, n)
@@ -82,8 +78,7 @@ def keep_set(scores, safe, room):
     return keep_slots(scores[None], safe[None], positions, [kept], ordered=True)[0]
 
 
-def compacted(keys, values, positions, accumulated, stamp, keep):
-    """Survivors, moved together in their buffers."""
+def _compacted(keys, values, positions, accumulated, stamp, keep):
     vectors = torch.stack([keys, values])[:, None]
     columns = {
         "vectors": vectors.contiguous(),
@@ -102,76 +97,58 @@ def compacted(keys, values, positions, accumulated, stamp, keep):
     }
 
 
-def quantize(x, bits, group):
-    """Codes, scales and zero points."""
+def _quantize(x, bits, group):
     stored = quantise(x, bits, group)
     codes = quantization.unpack(stored.codes, bits, x.shape[-1])
     return codes, stored.scale, stored.zero
 
 
-def quantize_channels(x, bits, group):
+def _quantize_channels(x, bits, group):
     """Return codes, scales and zero points of groups along tokens: one scale per channel."""
-    return tuple(part.T for part in quantize(x.T.contiguous(), bits, group))
+    return tuple(part.T for part in _quantize(x.T.contiguous(), bits, group))
 
 
-def dequantize(codes, scale, zero, bits, group):
-    """Vectors read back."""
-    return stored_codes(codes, scale, zero, bits, group).dequantize(torch.float32)
+def _dequantize(codes, scale, zero, bits, group):
+    return _stored_codes(codes, scale, zero, bits, group).dequantize(torch.float32)
 
 
-def quantize_dequantize(x, bits, group):
-    """Vectors stored and read back."""
+def _quantize_dequantize(x, bits, group):
     return quantise(x, bits, group).dequantize(torch.float32)
 
 
-def pack(codes, bits):
-    """Packed codes."""
+def _pack(codes, bits):
     return quantization.pack(codes, bits)
 
 
-def stored_codes(codes, scale, zero, bits, group) -> Quantized:
-    """Return codes as the package stores them."""
+def _stored_codes(codes, scale, zero, bits, group) -> Quantized:
     packed = quantization.pack(codes, bits)
     return Quantized(packed, scale.half(), zero.half(), bits, group, codes.shape[-1])
 
 
-def attend_coded(
-    queries,
-    key_codes,
-    key_scale,
-    key_zero,
-    value_codes,
-    value_scale,
-    value_zero,
-    bits,
-    group,
-    softcap,
-):
-    """Attention to entries stored as codes."""
-    G, n, _ = key_codes.shape
+def _attend_coded(queries, bits, group, softcap, **given):
+    G, n, _ = given["key_codes"].shape
     slots = torch.arange(n).expand(1, G, n)
-    keys, values = (
-        [VectorTable(slots, stored_codes(c[None], s[None], z[None], bits, group))]
-        for c, s, z in ((key_codes, key_scale, key_zero), (value_codes, value_scale, value_zero))
-    )
-    return attend_to_tables(queries[None], keys, values, n, softcap)[0][0]
+    tables = []
+    for name in ("key", "value"):
+        parts = (given[f"{name}_{part}"][None] for part in ("codes", "scale", "zero"))
+        tables.append([VectorTable(slots, _stored_codes(*parts, bits, group))])
+    return attend_to_tables(queries[None], *tables, n, softcap)[0][0]
 
 
-def attend_pages(queries, key_pages, value_pages, table, query_positions, softcap):
+def _attend_pages(queries, key_pages, value_pages, table, query_positions, softcap):
     """Attention to the pages of a sequence, gathered: kvlab's own cache has slots and no pages."""
-    keys, values = (in_order(pages, table[table >= 0]) for pages in (key_pages, value_pages))
+    keys, values = (_in_order(pages, table[table >= 0]) for pages in (key_pages, value_pages))
     places = torch.arange(key_pages.shape[1])
     positions = (torch.nonzero(table >= 0) * key_pages.shape[1] + places).flatten()
     there = positions <= query_positions.max()
     keys, values = keys[:, there], values[:, there]
     positions = positions[there].expand(len(keys), -1)
-    return attend(queries, keys, values, positions, query_positions, softcap)
+    return _attend(queries, keys, values, positions, query_positions, softcap)
 
 
-def compact_pages(key_pages, value_pages, table, keep):
-    """Survivors, moved together in the pages of their sequence."""
+def _compact_pages(key_pages, value_pages, table, keep):
     page, kept = key_pages.shape[1], keep.shape[1]
-    both = [in_order(pages, table) for pages in (key_pages, value_pages)]
+    both = [_in_order(pages, table) for pages in (key_pages, value_pages)]
     columns = {"vectors": torch.stack(both)[:, None].contiguous()}
     move_survivors(columns, keep[None], ascending=True)
     for pages, moved in zip((key_pages, value_pages), columns["vectors"][:, 0], strict=True):
@@ -179,13 +156,12 @@ def compact_pages(key_pages, value_pages, table, keep):
     return key_pages, value_pages, table[: -(-kept // page)]
 
 
-def in_order(pages, table):
+def _in_order(pages, table):
     """Return ``[G, n, d]``: the entries of some pages, one page after the other."""
     return pages[table].flatten(0, 1).transpose(0, 1)
 
 
-def encode(precision, x, first):
-    """Codes, scales and bytes of a precision, and what is read back."""
+def _encode(precision, x, first):
     stored = get(f"full@precision={precision}").precision
     assert isinstance(stored, OnArrival)
     code = stored.keys
@@ -203,33 +179,29 @@ def encode(precision, x, first):
     return found
 
 
-def errors_of_rows(h, values, fast, norm):
-    """CAOTE's error of every row of retention."""
+def _errors_of_rows(h, values, fast, norm):
     if norm != 2:
         raise NotImplementedError("the kernel knows the L2 norm alone")
     rows = h[:, :, None].unbind(1)
     return torch.stack([eviction_errors(row[None], values[None], fast)[0] for row in rows], dim=1)
 
 
-def pool(x, kernel, pooling, border):
-    """Mean or maximum of neighbours."""
+def _pool(x, kernel, pooling, border):
     present = torch.ones_like(x, dtype=torch.bool)[None]
     if pooling == "max":
         return max_pool(x[None], kernel, present)[0]
     return mean_pool(x[None], kernel, border, present)[0]
 
 
-def outlier_score(x, over):
-    """Outlier score of whole vectors."""
+def _outlier_score(x, over):
     return outlier_scores(x, x.shape[-1], over)[..., 0]
 
 
 # --- steps of a method ---------------------------------------------------------------------------
 
 
-def observe(method, budget, **given):
-    """State of the entries after a block."""
-    policy, seen = prepared(method, budget, given, before=True)
+def _observe(method, budget, **given):
+    policy, seen = _prepared(method, budget, given, before=True)
     policy.score.observe(seen.cache.state, seen)
     found = {}
     for name, column in policy.score.columns.items():
@@ -241,16 +213,14 @@ def observe(method, budget, **given):
     return found
 
 
-def score(method, budget, candidates, room, **given):
-    """Scores of the candidates."""
-    policy, seen = prepared(method, budget, given)
+def _score(method, budget, candidates, room, **given):
+    policy, seen = _prepared(method, budget, given)
     scores = policy.score.score(seen.cache.state, seen, candidates[None], [room])
     return scores.expand_as(seen.positions)[0]
 
 
-def select(method, budget, **given):
-    """Keep set after a block."""
-    policy, seen = prepared(method, budget, given)
+def _select(method, budget, **given):
+    policy, seen = _prepared(method, budget, given)
     decision, (G, n) = decide(policy, seen, [True]), given["positions"].shape
     stays = torch.ones(G, n, dtype=torch.bool)
     if decision is not None and decision.evicted_slot is not None:
@@ -260,8 +230,7 @@ def select(method, budget, **given):
     return torch.nonzero(stays)[:, 1].view(G, -1)
 
 
-def keep(method, budget, scores, **given):
-    """Keep set from given scores."""
+def _keep(method, budget, scores, **given):
     G, n = given["positions"].shape
     nothing = torch.zeros(G, n, 1)
     vectors = {
@@ -270,7 +239,7 @@ def keep(method, budget, scores, **given):
         "values": nothing,
         "query_positions": torch.arange(given["seen"] - given["block"], given["seen"]),
     }
-    policy, seen = prepared(method, budget, {**given, **vectors})
+    policy, seen = _prepared(method, budget, {**given, **vectors})
     clock = seen.clock.rows[0]
     safe = policy.protect.safe(seen)
     protected = 0 if safe is None else int(safe[0, 0].sum())
@@ -280,18 +249,16 @@ def keep(method, budget, scores, **given):
     return keep_slots(scores[None], safe, seen.positions, [kept], ordered=True)[0]
 
 
-def store(method, budget, keep, **given):
-    """Keep set, widths and stored vectors."""
-    policy, seen = prepared(method, budget, given)
+def _store(method, budget, keep, **given):
+    policy, seen = _prepared(method, budget, given)
     cache = seen.cache
     stays = policy.precision.store(cache, seen, KeepSet(keep[None], (keep.shape[1],)))
     indices = torch.sort(stays.slots[0]).values
     cache.compact(stays)
-    return {"keep": indices, **stored(cache)}
+    return {"keep": indices, **_stored(cache)}
 
 
-def stored(cache: LayerCache) -> dict[str, Tensor]:
-    """Return widths and vectors in ascending position."""
+def _stored(cache: LayerCache) -> dict[str, Tensor]:
     assert cache.mixed is not None
     order = cache.positions.argsort(dim=-1)
     found = {}
@@ -302,14 +269,13 @@ def stored(cache: LayerCache) -> dict[str, Tensor]:
     return found
 
 
-def run(method, budget, queries, keys, values, blocks, confidence, prompt, softcap):
-    """Feed a whole stream, block by block."""
+def _run(method, budget, queries, keys, values, blocks, confidence, prompt, softcap):
     policy, t, steps, done = get(method, budget), keys.shape[1], [], 0
     layers = Layers(policy, 1, watch=lambda _, step: steps.append((step.output[0], step.cache)))
     for m in blocks.tolist():
         part = slice(done, done + m)
         done += m
-        clock = batch_clock(Clock(done, m, prompt))
+        clock = _batch_clock(Clock(done, m, prompt))
         new = queries[None, :, :, part], keys[None, :, part], values[None, :, part]
         layers.begin(clock)
         layers.attend(0, Block(clock, 0, *new, confidence[None, :done], softcap=softcap))
@@ -319,16 +285,15 @@ def run(method, budget, queries, keys, values, blocks, confidence, prompt, softc
         there.scatter_(1, torch.where(cache.positions[0] < 0, t, cache.positions[0]).long(), True)
     output = torch.cat([output for output, _ in steps], dim=2)
     found = {"output": output, "present": present[:, :, :t]}
-    return found | (stored(layers.copies()[0]) if policy.precision.quantises else {})
+    return found | (_stored(layers.copies()[0]) if policy.precision.quantises else {})
 
 
-def batch_clock(clock: Clock) -> BatchClock:
-    """Return the clock of a batch of one sequence."""
+def _batch_clock(clock: Clock) -> BatchClock:
     positions = torch.arange(clock.seen - clock.block, clock.seen, dtype=torch.int32)
     return BatchClock((clock,), positions[None], torch.tensor([[[clock.prompt]]]))
 
 
-def prepared(
+def _prepared(
     method: str, budget: int | None, given: Mapping[str, Any], before: bool = False
 ) -> tuple[Policy, Observation]:
     """Fill a cache with a case's entries, all at full precision, and state.
@@ -345,8 +310,8 @@ def prepared(
     places = torch.arange(n, dtype=torch.int32)[None]
     cache.append(keys[None], given["values"][None], places, (n,))
     cache.positions.copy_(positions[None])
-    clock = batch_clock(Clock(given["seen"], given["block"], given["prompt"]))
-    fill_state(policy, cache, given, given["block"] if before else 0)
+    clock = _batch_clock(Clock(given["seen"], given["block"], given["prompt"]))
+    _fill_state(policy, cache, given, given["block"] if before else 0)
     weights, queries = given.get("attention"), given["queries"][None]
     queries = queries.to(compute_dtype(keys.dtype))
     confidence = given.get("confidence")
@@ -364,7 +329,7 @@ def prepared(
     return policy, seen
 
 
-def fill_state(policy: Policy, cache: LayerCache, given: Mapping[str, Any], new: int) -> None:
+def _fill_state(policy: Policy, cache: LayerCache, given: Mapping[str, Any], new: int) -> None:
     """Set the state of the stream, and of all entries except the ``new`` last ones."""
     old = len(cache) - new
     for name, column in policy.score.columns.items():
@@ -407,23 +372,12 @@ def decoder(directory: str, sliding_window: int | None) -> PreTrainedModel:
     return sliding
 
 
-def whole_cache(
-    method,
-    budget,
-    model,
-    tokens,
-    padding,
-    calls,
-    continues,
-    learned_sinks,
-    block_size,
-    softcap,
-    sliding_window,
-):
+def _whole_cache(method, budget, model, tokens, padding, calls, continues, **given):
     """Feed a batch of streams to the model under `compress`, call by call."""
-    if learned_sinks is not None:
+    softcap, block_size = given["softcap"], given["block_size"]
+    if given["learned_sinks"] is not None:
         raise NotImplementedError("kvlab does not know attention with learned sinks")
-    whole = decoder(model, sliding_window)
+    whole = decoder(model, given["sliding_window"])
     real = torch.arange(tokens.shape[1]) >= padding[:, None]
     variant = {} if softcap is None else {"softcap": softcap}
     found, first = {"logits": [], "kept": [], "bytes": []}, 0
@@ -440,13 +394,13 @@ def whole_cache(
                 **variant,
             )
             found["logits"].append(outputs.logits[:, -1])
-            found["kept"].append(held(cache, tokens.shape[1]))
+            found["kept"].append(_held(cache, tokens.shape[1]))
             found["bytes"].append(torch.tensor(cache.memory().entries))
             first = last
     return {name: torch.stack(each) for name, each in found.items()}
 
 
-def held(cache: CompressedCache, tokens: int) -> Tensor:
+def _held(cache: CompressedCache, tokens: int) -> Tensor:
     """Mark the positions that each layer and head holds; none in layers with a window."""
     layers = iter(cache.positions())
     marks = []
@@ -463,28 +417,28 @@ def held(cache: CompressedCache, tokens: int) -> Tensor:
 
 
 IMPLEMENTATIONS = {
-    "attend": attend,
-    "attention": probabilities,
-    "received_attention": received,
-    "keep_set": keep_set,
-    "compact": compacted,
-    "quantize": quantize,
-    "quantize_channels": quantize_channels,
-    "dequantize": dequantize,
-    "quantize_dequantize": quantize_dequantize,
-    "pack": pack,
-    "attend_coded": attend_coded,
-    "attend_pages": attend_pages,
-    "compact_pages": compact_pages,
-    "encode": encode,
-    "eviction_error": errors_of_rows,
-    "pool": pool,
-    "outlier_score": outlier_score,
-    "*.observe": observe,
-    "*.score": score,
-    "*.select": select,
-    "*.keep": keep,
-    "*.store": store,
-    "*.run": run,
-    "*.whole_cache": whole_cache,
+    "attend": _attend,
+    "attention": _probabilities,
+    "received_attention": _received,
+    "keep_set": _keep_set,
+    "compact": _compacted,
+    "quantize": _quantize,
+    "quantize_channels": _quantize_channels,
+    "dequantize": _dequantize,
+    "quantize_dequantize": _quantize_dequantize,
+    "pack": _pack,
+    "attend_coded": _attend_coded,
+    "attend_pages": _attend_pages,
+    "compact_pages": _compact_pages,
+    "encode": _encode,
+    "eviction_error": _errors_of_rows,
+    "pool": _pool,
+    "outlier_score": _outlier_score,
+    "*.observe": _observe,
+    "*.score": _score,
+    "*.select": _select,
+    "*.keep": _keep,
+    "*.store": _store,
+    "*.run": _run,
+    "*.whole_cache": _whole_cache,
 }

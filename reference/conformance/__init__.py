@@ -1,9 +1,9 @@
 """Test vectors of every method and building block, and the checker that runs kernels on them.
 
 ``check("h2o.score", my_function)`` or ``kvlab conformance run my_kernel.py``: see
-docs/conformance.md. The vectors lie in ``vectors/``; ``kvlab conformance generate`` makes them
-anew, bit by bit. A method without published vectors is tested on cases that are made on the spot,
-from its examples.
+docs/conformance.md. The vectors lie in ``vectors/``, ``caches/`` and ``caches_1.1/``; ``kvlab
+conformance verify`` compares them with today's reference. A method without published vectors is
+tested on cases that are made on the spot, from its examples.
 """
 
 from kvlab.reference.conformance.case import Case, Expected, Tolerance

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference import methods
+from kvlab.reference.conformance.draws import ATTENTION
 from kvlab.reference.method import Example
 from kvlab.reference.policy import Full
 from kvlab.reference.streams import Source, Stream, random_stream
@@ -16,20 +17,20 @@ def _plain(source: Source) -> Stream:
     return random_stream(source, block=10)
 
 
-def _extreme_logits(source: Source) -> Stream:
-    stream = _plain(source)
-    stream.queries[..., 0], stream.keys[..., 0] = 64.0, 32.0
-    return stream
+def _changed(variant: str) -> Callable[[Source], Stream]:
+    """Return a function that draws a stream with a variant of attention's queries and keys."""
+
+    def draw(source: Source) -> Stream:
+        stream = _plain(source)
+        ATTENTION[variant]({"queries": stream.queries, "keys": stream.keys})
+        return stream
+
+    return draw
 
 
 def _flat(source: Source) -> Stream:
     stream = random_stream(source, G=1, prompt=96, generated=12, block=48)
     return replace(stream, queries=stream.queries / 16, values=stream.values + 2)
-
-
-def _equal_keys(source: Source) -> Stream:
-    stream = _plain(source)
-    return replace(stream, keys=np.zeros_like(stream.keys))
 
 
 def _twice(source: Source) -> Stream:
@@ -61,11 +62,11 @@ STREAMS: Mapping[str, Callable[[Source], Stream]] = {
     "gqa": lambda source: random_stream(source, rho=3, block=10),
     "mqa": lambda source: random_stream(source, G=1, rho=4, block=10),
     "block_not_dividing": lambda source: random_stream(source, 1, 2, 12, 23, 14, 9),
-    "extreme_logits": _extreme_logits,
+    "extreme_logits": _changed("extreme_logits"),
     "softcap": lambda source: replace(_plain(source), softcap=4.0),
     "float32_inputs": lambda source: random_stream(source, block=10, precise=True),
     "bf16_inputs": _flat,
-    "ties": _equal_keys,
+    "ties": _changed("ties"),
     "repeated_entries": _twice,
     "alpha_near_one": _one_heavy,
     "late_steps": _late(4, 4000, generated=40),

@@ -12,7 +12,6 @@ from kvlab.reference.conformance.implementation import Functions, exact_in_16_bi
 from kvlab.reference.conformance.report import Status
 from kvlab.reference.conformance.targets import OPERATIONS
 from kvlab.reference.selection import keep_set
-from kvlab.reference.streams import Source
 
 quickly = settings(
     max_examples=examples(20),
@@ -167,9 +166,3 @@ def test_fuzzing_makes_a_failure_small_and_a_seed_draws_the_same_cases():
     np.testing.assert_array_equal(failure.case.inputs["scores"], same.case.inputs["scores"])
     assert failure.smallest is not None
     assert failure.smallest.case.inputs["scores"].size <= 4
-
-
-def test_a_source_chooses_as_hypothesis_does():
-    source = Source("test", 0)
-    found = drawn_case("h2o.select", lambda of: of[int(source.integers(0, len(of), 1)[0])])
-    assert found is None or found.target == "h2o.select"
