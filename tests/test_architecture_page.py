@@ -1,47 +1,84 @@
-"""The page on the architecture shows what the code is."""
+"""The page on the architecture shows what the code is, and its paths lead where they say."""
 
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
-from rooms import FRONT, allowed, read_graph
+import symbols
+from packages import allowed, read_graph
 
 pytest.importorskip("transformers")
 
-from room_picture import arrows_between_rooms, direct, draw, drawn_rooms
+from method_sections import linked
+from package_picture import arrows_between, band_of, bands, depth, draw, drawn_packages
 from token_life import follow_token
 
 ROOT = Path(__file__).parents[1]
 read_graph = cache(read_graph)
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+MOST_CHARACTERS = {1: 40, 2: 19}
+"""Of a label in 13 px, by the packages in its row: more would leave its box."""
 
 
-def test_the_table_names_every_room_and_a_file_that_is_there():
+def test_the_table_names_every_package_and_a_file_that_is_there():
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([^`]+)` \|$", PAGE, flags=re.M)
-    graph = read_graph()
-    assert {room for room, _ in rows} == set(drawn_rooms(graph).values()) - {FRONT}
+    drawn = {name for rows in bands(read_graph()).values() for row in rows for name in row}
+    assert {name for name, _ in rows} == drawn
     assert all((ROOT / place).exists() for _, place in rows)
 
 
-def test_the_picture_has_every_room_and_arrow():
+def test_a_package_stands_above_those_that_it_imports():
     graph = read_graph()
-    arrows = direct(arrows_between_rooms(graph, drawn_rooms(graph)))
+    arrows = arrows_between(graph, drawn_packages(graph))
+    order = list(bands(graph))
+    for above, others in arrows.items():
+        for below in others:
+            if band_of(above) == band_of(below):
+                assert depth(arrows, above) > depth(arrows, below), (above, below)
+            assert order.index(band_of(above)) <= order.index(band_of(below)), (above, below)
+
+
+def test_labels_fit_and_can_be_read_on_a_phone():
     drawing = draw()
-    assert drawing.count('class="kvlab-arrow"') == sum(map(len, arrows.values())) > 10
-    assert all(f">{room.replace(chr(39), '&#x27;')}</text>" in drawing for room in arrows)
+    width = int(re.findall(r'viewBox="0 0 (\d+) ', drawing)[0])
+    style = (ROOT / "docs" / "stylesheets" / "architecture.css").read_text(encoding="utf-8")
+    (size,) = map(int, re.findall(r"font-size: (\d+)px", style))
+    assert size * 320 / width >= 12
+    for rows in bands(read_graph()).values():
+        for row in rows:
+            assert max(map(len, row)) <= MOST_CHARACTERS[len(row)]
+            for name in row:
+                assert f">{name.replace(chr(39), '&#x27;')}</text>" in drawing
 
 
-def test_an_arrow_that_others_replace_is_left_out():
-    assert direct({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": {"b"}, "b": {"c"}, "c": set()}
+def test_three_paths_lead_to_lines_that_are_there():
+    found = []
+    linked(PAGE, lambda target: found.append((target.path, target.name)) or "")
+    for path in (
+        ("reference/methods/caote.py", "CAOTE 8"),
+        ("fast/engine/step.py", "decide"),
+        ("reference/proofs/caote.py", "theorem_3_2"),
+    ):
+        assert path in found
+    assert "](docs/architecture.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert symbols.equation("CAOTE 8").inside == "EvictionError.group_error"
+
+
+@pytest.mark.parametrize("dead", ["fast/engine/step.py:guess", "fast/nothing.py:decide"])
+def test_a_dead_path_is_noticed(dead):
+    with pytest.raises(ValueError, match=dead.partition(":")[0]):
+        linked(f"[there]({dead})", lambda target: "")
+    with pytest.raises(ValueError, match="CAOTE 88"):
+        linked("[there](equation:CAOTE 88)", lambda target: "")
 
 
 def test_a_token_is_observed_decided_on_and_one_leaves():
     calls = follow_token()
     names = [call.name for call in calls]
-    order = ["step", "LayerCache.append", "observe", "decide", "LayerCache.evict_one"]
+    order = ["LayerCache.open_slots", "Layers.attend", "decide", "apply", "LayerCache.evict_one"]
     places = [names.index(name) for name in order]
     assert places == sorted(places)
-    assert [calls[place].entries for place in places] == [12, 12, 13, 13, 13]
+    assert [calls[place].entries for place in places] == [12, 13, 13, 13, 13]
     assert calls[-1].entries == 12
     assert all(allowed("kvlab.fast.lab.cli", call.module) for call in calls)

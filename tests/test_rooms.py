@@ -1,4 +1,4 @@
-"""Every room rests only on the rooms below it, no module on itself, and none is too long.
+"""Every package imports only those below it, no module itself, and none is too long.
 
 Names are imported from the module that defines them.
 """
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from rooms import (
+from package_picture import arrows_between, drawn_packages
+from packages import (
     LAB,
     PACKAGES,
     ROOT,
@@ -16,9 +17,9 @@ from rooms import (
     allowed,
     imported,
     name_of,
+    package,
     reachable,
     read_graph,
-    room,
 )
 
 SCRIPTS = [
@@ -51,6 +52,17 @@ def circles(graph: Graph) -> list[set[str]]:
     return [set(group) for group in groups]
 
 
+def mutual(graph: Graph) -> set[tuple[str, str]]:
+    """Return the pairs of packages that import each other."""
+    arrows = arrows_between(graph, drawn_packages(graph))
+    return {
+        (above, below)
+        for above, others in arrows.items()
+        for below in others
+        if above in arrows[below]
+    }
+
+
 def bound_by_imports(path: Path) -> set[str]:
     """Return the names that the imports of a file bind."""
     return {
@@ -80,7 +92,7 @@ def graph() -> Graph:
     return read_graph()
 
 
-def test_every_room_rests_on_those_below_it(graph):
+def test_every_package_imports_only_those_below_it(graph):
     assert misplaced(graph) == set()
 
 
@@ -88,18 +100,10 @@ def test_no_modules_import_each_other(graph):
     assert circles(graph) == []
 
 
-def test_no_two_packages_of_the_lab_import_each_other(graph):
-    folders = {path.name for path in (ROOT / "fast" / "lab").iterdir() if path.is_dir()}
-    parts = {name: name.removeprefix(f"{LAB}.").partition(".")[0] for name in graph}
-    pairs = {
-        (parts[importer], parts.get(target))
-        for importer, targets in graph.items()
-        for target in targets
-        if parts[importer] in folders and parts[importer] != parts.get(target)
-    }
-    assert {"sweep", "evaluate"} <= folders
-    assert ("sweep", "evaluate") in pairs
-    assert {pair for pair in pairs if pair[::-1] in pairs} == set()
+def test_no_two_packages_import_each_other(graph):
+    """What the kernels use of the engine is a package of its own, the engine's base."""
+    assert {"lab/sweep", "lab/evaluate"} <= set(arrows_between(graph, drawn_packages(graph)))
+    assert mutual(graph) == set()
 
 
 def test_names_are_imported_from_where_they_are_defined(tmp_path):
@@ -121,8 +125,8 @@ def test_kernels_rest_only_on_what_uses_no_kernel(graph):
         (kernel, below)
         for kernel in graph
         for below in graph[kernel]
-        if room(kernel) == "kernels" and room(below) != "kernels"
-        if "kernels" in map(room, reachable(graph, below))
+        if package(kernel) == "kernels" and package(below) != "kernels"
+        if "kernels" in map(package, reachable(graph, below))
     }
     assert found == set()
 
@@ -194,6 +198,18 @@ def test_a_misplaced_import_is_noticed(made, importer, target):
         assert misplaced(graph) == {(f"kvlab.{importer.replace('__', '.')}", name)}
     hidden = f"if TYPE_CHECKING:\n    import {name}\n"
     assert misplaced(made(**{importer: hidden, target: ""})) == set()
+
+
+def test_packages_that_import_each_other_are_noticed(made):
+    graph = made(
+        fast__lab__sweep__run="from kvlab.fast.lab.evaluate import tasks",
+        fast__lab__sweep__plan="",
+        fast__lab__evaluate__tasks="",
+        fast__lab__evaluate__oracle="from kvlab.fast.lab.sweep import plan",
+    )
+    assert circles(graph) == []
+    pair = ("lab/evaluate", "lab/sweep")
+    assert mutual(graph) == {pair, pair[::-1]}
 
 
 def test_a_circle_is_noticed(made):

@@ -7,19 +7,19 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
-from room_picture import draw
+from package_picture import draw
 from token_life import Call, follow_token
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace the marks of the page by the picture of the rooms and the life of a token.
+    """Replace the marks of the page by the picture of the packages and the life of a token.
 
     Raises:
         PluginError: if a mark is missing.
     """
     if page.file.src_uri != "architecture.md":
         return markdown
-    for mark, make in (("<!-- rooms -->", draw), ("<!-- life -->", life)):
+    for mark, make in (("<!-- packages -->", draw), ("<!-- life -->", life)):
         if markdown.count(mark) != 1:
             raise PluginError(f"docs/architecture.md must hold {mark} once")
         markdown = markdown.replace(mark, make())

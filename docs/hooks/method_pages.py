@@ -17,6 +17,8 @@ from mkdocs.utils.meta import get_data
 from symbols import ROOT, Target
 
 METHODS = ROOT / "docs" / "methods"
+ARCHITECTURE = "architecture.md"
+"""Another page that links lines of the sources."""
 
 links: list[tuple[Target, str]] = []
 """What the links of the site that is being built have to show, and the file and line they name."""
@@ -51,6 +53,7 @@ def linked_files() -> set[str]:
     for path in METHODS.glob("*.md"):
         body, meta = get_data(path.read_text(encoding="utf-8"))
         written(path.stem, meta, body, note, picture="", cost="")
+    method_sections.linked((ROOT / "docs" / ARCHITECTURE).read_text(encoding="utf-8"), note)
     return found
 
 
@@ -77,7 +80,7 @@ def written(
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Complete the page of a method."""
-    if "method" not in page.meta:
+    if "method" not in page.meta and page.file.src_uri != ARCHITECTURE:
         return markdown
 
     def link(target: Target) -> str:
@@ -87,6 +90,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         links.append((target, normpath(urljoin(page.url, address))))
         return address
 
+    if page.file.src_uri == ARCHITECTURE:
+        return method_sections.linked(markdown, link)
     page.meta["search"] = {"boost": 2}  # who looks for a method wants its page first
     meta, name = page.meta, Path(page.file.src_uri).stem
     picture, cost = method_figures.pictures(meta), method_figures.costs(meta)

@@ -101,9 +101,14 @@ def page(meta: Meta, body: str, link: Link, picture: str, cost: str) -> str:
 
 
 def linked(text: str, link: Link) -> str:
-    """Give every ``](file.py:function)`` its address."""
-    pattern = re.compile(rf"\[([^\]]*)\]\(({TARGET.pattern})\)")
-    return pattern.sub(lambda found: anchor(found[1], symbols.definition(found[2]), link), text)
+    """Give every ``](file.py:function)`` and every ``](equation:CAOTE 8)`` its address."""
+    pattern = re.compile(rf"\[([^\]]*)\]\((?:equation:([\w-]+ \d+)|({TARGET.pattern}))\)")
+
+    def address(found: re.Match[str]) -> str:
+        text, tag, place = found.groups()
+        return anchor(text, symbols.equation(tag) if tag else symbols.definition(place), link)
+
+    return pattern.sub(address, text)
 
 
 def anchor(text: str, target: Target, link: Link) -> str:

@@ -1,4 +1,4 @@
-"""The rooms of the code, which room may import which, and which does: read from the imports.
+"""The packages of the code, which may import which, and which does: read from the imports.
 
 An import counts wherever it stands, also inside of a function; only one that is there for the type
 checker alone does not.
@@ -18,10 +18,10 @@ REFERENCE = "kvlab.reference"
 FAST = "kvlab.fast"
 LAB = "kvlab.fast.lab"
 FRONT = "front"
-"""The room of `kvlab.reference`, `kvlab.fast` and `kvlab.fast.lab` themselves: they gather what
-others import from them, so they may import everything that lies in them."""
+"""`kvlab.reference`, `kvlab.fast` and `kvlab.fast.lab` themselves: they gather what others import
+from them, so they may import everything in them."""
 
-REFERENCE_ROOMS = {
+REFERENCE_PACKAGES = {
     "reference core": set(),
     "tasks": {"reference core"},
     "embedded models": set(),
@@ -30,16 +30,16 @@ REFERENCE_ROOMS = {
     "proofs": {"reference core", "methods", "embedded models", "tasks", "simulator"},
     "conformance": {"reference core", "methods", "embedded models", "tasks", "simulator"},
 }
-"""The rooms of the reference, and those on which each may rest."""
+"""The packages of the reference, and those that each may import."""
 
-FAST_ROOMS = {
+FAST_PACKAGES = {
     "kernels": {"engine"},  # of the engine, only what uses no kernel: a test holds it
     "engine": {"kernels"},
     "huggingface": {"engine", "kernels"},
     "models": {"engine", "huggingface"},
     "lab": {"engine", "kernels", "huggingface", "models", FRONT},
 }
-"""The rooms of the fast side, and those on which each may rest beside all of the reference."""
+"""The packages of the fast side, and those that each may import beside all of the reference."""
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -82,29 +82,25 @@ def module(name: str, files: Mapping[str, Path]) -> str:
     return name if name in files else name.rpartition(".")[0]
 
 
-# --- rooms ---------------------------------------------------------------------------------------
+# --- packages ------------------------------------------------------------------------------------
 
 
-def room(name: str) -> str:
-    """Return the room in which a module lies."""
-    if name in (
-        REFERENCE,
-        FAST,
-        LAB,
-    ):
+def package(name: str) -> str:
+    """Return the package of a module, as the picture names it."""
+    if name in (REFERENCE, FAST, LAB):
         return FRONT
     if name.startswith(f"{REFERENCE}."):
         first = name.removeprefix(f"{REFERENCE}.").partition(".")[0]
         if first == "models":
             return "embedded models"
-        return first if first in REFERENCE_ROOMS else "reference core"
+        return first if first in REFERENCE_PACKAGES else "reference core"
     first = name.removeprefix(f"{FAST}.").partition(".")[0]
-    return first if first in FAST_ROOMS else "engine"
+    return first if first in FAST_PACKAGES else "engine"
 
 
 def allowed(importer: str, target: str) -> bool:
     """Say whether one module may import another."""
-    own, other = room(importer), room(target)
+    own, other = package(importer), package(target)
     if target.startswith(f"{LAB}.commands"):
         return importer == f"{LAB}.cli" or importer.startswith(f"{LAB}.commands")
     if target == f"{LAB}.cli":
@@ -113,9 +109,9 @@ def allowed(importer: str, target: str) -> bool:
         return target.startswith(importer)
     if own == other:
         return True
-    if own in REFERENCE_ROOMS:
-        return other in REFERENCE_ROOMS[own]
-    return other in REFERENCE_ROOMS or target == REFERENCE or other in FAST_ROOMS[own]
+    if own in REFERENCE_PACKAGES:
+        return other in REFERENCE_PACKAGES[own]
+    return other in REFERENCE_PACKAGES or target == REFERENCE or other in FAST_PACKAGES[own]
 
 
 def reachable(graph: Graph, start: str) -> set[str]:
