@@ -72,14 +72,10 @@ def write_markdown(blocks: Sequence[Block], path: Path) -> None:
     Raises:
         OSError: if that fails.
     """
-    _write_drawings(blocks, path.parent)
-    write_text(path, "\n\n".join(map(markdown, blocks)) + "\n")
-
-
-def _write_drawings(blocks: Sequence[Block], directory: Path) -> None:
     for block in blocks:
         if isinstance(block, Drawing):
-            write_text(directory / f"{block.name}.svg", block.svg)
+            write_text(path.parent / f"{block.name}.svg", block.svg)
+    write_text(path, "\n\n".join(map(markdown, blocks)) + "\n")
 
 
 def html(block: Block) -> Markup:

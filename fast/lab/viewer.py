@@ -25,12 +25,8 @@ def write_viewer(timeline: Timeline, path: Path, title: str = TITLE) -> None:
         title=title,
         style=Markup(template("viewer.css")),
         script=Markup(template("viewer.js")),
-        timeline=Markup(_inside_script(write(timeline))),
+        timeline=Markup(write(timeline).replace("<", "\\u003c")),  # it must not end the script
     )
-
-
-def _inside_script(json_text: str) -> str:
-    return json_text.replace("<", "\\u003c")
 
 
 def template(name: str) -> str:

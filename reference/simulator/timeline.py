@@ -274,7 +274,7 @@ def unpack(stored: dict[str, str]) -> Array:
         raise ValueError(f"dtype = {dtype!r} must be {', '.join(WHOLE)} or {BFLOAT16}")
     raw = base64.b64decode(stored["data"], validate=True)
     if dtype == BFLOAT16:
-        return _from_bfloat16(np.frombuffer(raw, "<u2"))
+        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32).astype(float)
     return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).astype(np.int64)
 
 
@@ -283,10 +283,6 @@ def _to_bfloat16(x: Array) -> Array:
     whole = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = whole + 0x7FFF + (whole >> 16 & 1)
     return np.where(np.isnan(x), np.uint32(0x7FC0), rounded >> 16).astype(np.uint16)
-
-
-def _from_bfloat16(halves: Array) -> Array:
-    return (halves.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def _stored(dtype: str, numbers: Array) -> dict[str, str]:

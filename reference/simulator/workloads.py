@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxtyping import Bool, Float
 
+from kvlab.reference.attention import softmax
 from kvlab.reference.notation import Array
 from kvlab.reference.simulator.trace import Metadata, Trace
 
@@ -31,13 +32,7 @@ class Workload:
     @property
     def attention(self) -> Float[Array, "t t"]:
         """Causal softmax of the logits."""
-        return _causal_softmax(self.logits)
-
-
-def _causal_softmax(logits: Float[Array, "t t"]) -> Float[Array, "t t"]:
-    seen = np.tril(np.ones(logits.shape, dtype=bool))
-    weights = np.where(seen, np.exp(logits - logits.max(axis=1, keepdims=True)), 0.0)
-    return weights / weights.sum(axis=1, keepdims=True)
+        return softmax(self.logits, np.tril(np.ones(self.logits.shape, dtype=bool)))
 
 
 def workload(
@@ -256,15 +251,11 @@ def key_outliers(
     keys[..., unread] = 0.0
     keys[0, 0][np.ix_(chosen, unread)] = size * rng.choice([-1.0, 1.0], (chosen.sum(), len(unread)))
     readable = np.delete(np.arange(tokens), unread)
-    queries[0, 0, 0][:, readable] = _solve(keys[0, 0][:, readable], wanted)
+    closest = np.linalg.lstsq(keys[0, 0][:, readable], wanted.T, rcond=None)[0]
+    queries[0, 0, 0][:, readable] = closest.T
     achieved: Float[Array, "t t"] = queries[0, 0, 0] @ keys[0, 0].T / np.sqrt(tokens)
     trace = replace(plain.trace, queries=queries, keys=keys)
     return Workload(trace, achieved, {"outliers": chosen, "importance": importance})
-
-
-def _solve(keys: Float[Array, "t d"], products: Float[Array, "t t"]) -> Float[Array, "t d"]:
-    """Return the shortest queries whose products with the keys come closest to the wanted ones."""
-    return np.linalg.lstsq(keys, products.T, rcond=None)[0].T
 
 
 WORKLOADS = {
