@@ -64,6 +64,7 @@ REFUSED = (
     ("generate --budget none", "budget = 'none' must be a number of entries or a"),
     ("generate --method tova --budget 0%", "must be at least 1 entry"),
     ("generate --device abacus", DEVICE),
+    ("generate --device cuda:99", "device = 'cuda:99' cannot be used"),
     ("generate --device meta", "device = 'meta' cannot be used: it holds no numbers"),
     ("generate --dtype int4", "dtype = 'int4' must be"),
     ("generate --max-new-tokens 0", "max_new_tokens = 0 must be at least 1"),
