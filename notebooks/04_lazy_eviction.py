@@ -245,6 +245,6 @@ guarded = "lazy_eviction@window=16,threshold=0.01,guard=true"
 
 # %% tags=["check"]
 policy = methods.get(guarded, budget)
-assert policy.score.guard
+assert policy.score.options.guard
 assert policy.schedule == methods.get("lazy_eviction@window=16", budget).schedule
 assert policy.score.options.threshold == 0.01
