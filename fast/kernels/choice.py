@@ -9,14 +9,10 @@ import os
 from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
-from sys import modules
 
 import torch
 
 VARIABLE = "KVLAB_KERNELS"
-
-if os.environ.get(VARIABLE) == "interpret" and "triton" not in modules:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
 
 
 class Kernels(StrEnum):
