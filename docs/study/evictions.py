@@ -10,7 +10,7 @@ from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.caote import printed_float32, relative_error, stable_float32
-from kvlab.reference.proofs.outputs import output_without
+from kvlab.reference.proofs.definitions import output_without
 from kvlab.reference.simulator.observed import Head, choices
 
 

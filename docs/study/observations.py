@@ -27,8 +27,8 @@ from kvlab.fast.lab.terminal import print_line
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
 from kvlab.reference.models import EMBEDDED
+from kvlab.reference.proofs.definitions import spearman
 from kvlab.reference.proofs.lazy_eviction import missing_before
-from kvlab.reference.proofs.ranks import spearman
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.observed import (
     QUADRANTS,

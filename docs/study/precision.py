@@ -10,7 +10,7 @@ from kvlab.fast.lab.drawing import RED, Picture, canvas, finish, mark_end_of_pro
 from kvlab.fast.lab.tables import Table, percent
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.ranks import spearman
+from kvlab.reference.proofs.definitions import spearman
 from kvlab.reference.quantization import quantize
 from kvlab.reference.simulator.observed import (
     QUADRANTS,

@@ -37,6 +37,11 @@ class Result:
     seconds: float
 
     @property
+    def name(self) -> str:
+        """Paper and tag."""
+        return f"{self.claim.paper} {self.claim.tag}"
+
+    @property
     def as_expected(self) -> bool:
         """Whether the verdict is the one under which the claim is registered."""
         return self.finding.verdict is self.claim.expected

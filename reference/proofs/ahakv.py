@@ -20,7 +20,6 @@ from jaxtyping import Float
 
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.algebra import identity
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,
@@ -31,8 +30,7 @@ from kvlab.reference.proofs.claim import (
     refuted,
     verified,
 )
-from kvlab.reference.proofs.outputs import ROUNDING, random_caches, softmax
-from kvlab.reference.proofs.ranks import spearman
+from kvlab.reference.proofs.definitions import ROUNDING, identity, random_caches, softmax, spearman
 from kvlab.reference.simulator.observed import observe_heads, surprise
 
 PAPER = Paper("ahakv", "AhaKV", "arXiv 2506.03762, as summarised")

@@ -1,7 +1,7 @@
 """CAOTE's claims (arXiv 2504.14051).
 
-Everything here starts from the definitions in ``outputs.py``: attention α, the output X = Σ αᵢvᵢ,
-and the output X' once entries are evicted.
+Everything here starts from ``definitions.py``: attention α, the output X = Σ αᵢvᵢ, and the output
+X' once entries are evicted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float
 from kvlab.reference.files import printed_tables
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.algebra import identity
 from kvlab.reference.proofs.claim import (
     Finding,
     Paper,
@@ -29,15 +28,16 @@ from kvlab.reference.proofs.claim import (
     verified,
 )
 from kvlab.reference.proofs.counting import operations
-from kvlab.reference.proofs.outputs import (
+from kvlab.reference.proofs.definitions import (
     ROUNDING,
     exact_error,
     exact_output,
+    identity,
     output_without,
     random_caches,
     softmax,
+    spearman,
 )
-from kvlab.reference.proofs.ranks import spearman
 from kvlab.reference.proofs.tables import table_claims
 from kvlab.reference.simulator.observed import observe_heads
 

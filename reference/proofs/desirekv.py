@@ -27,7 +27,7 @@ from kvlab.reference.proofs.claim import (
     refuted,
     verified,
 )
-from kvlab.reference.proofs.ranks import spearman
+from kvlab.reference.proofs.definitions import spearman
 from kvlab.reference.proofs.tables import table_claims
 from kvlab.reference.simulator.observed import key_heads, observe_heads
 

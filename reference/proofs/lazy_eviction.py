@@ -33,7 +33,7 @@ from kvlab.reference.proofs.claim import (
     verified,
 )
 from kvlab.reference.proofs.counting import Counts, count_window, operations
-from kvlab.reference.proofs.outputs import exact_error
+from kvlab.reference.proofs.definitions import exact_error
 from kvlab.reference.proofs.tables import table_claims
 from kvlab.reference.simulator.observed import prompt_tokens, received
 

@@ -13,7 +13,7 @@ from kvlab.reference.methods.caote import (
     normalize,
 )
 from kvlab.reference.proofs import caote as proofs
-from kvlab.reference.proofs.outputs import output_without, softmax
+from kvlab.reference.proofs.definitions import output_without, softmax
 from kvlab.reference.simulator.observed import observe_heads
 
 

@@ -7,7 +7,7 @@ from tolerances import FLOAT64
 
 from kvlab.reference import Never, Nobody, Policy, Unlimited, generate, methods
 from kvlab.reference.models import reasoner_directory
-from kvlab.reference.proofs.outputs import output_without
+from kvlab.reference.proofs.definitions import output_without
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.observed import (
     QUADRANTS,

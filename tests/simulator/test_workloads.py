@@ -5,7 +5,7 @@ import pytest
 from tolerances import FLOAT64
 
 from kvlab.reference.methods.desirekv import outlier_score
-from kvlab.reference.proofs.ranks import spearman
+from kvlab.reference.proofs.definitions import spearman
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.replay import Layer
 

@@ -31,17 +31,17 @@ def prove(settings: Settings) -> None:
     with reporting(transient=True) as report:
         for result in proofs.prove(claims, settings.workers):
             results.append(result)
-            report(len(results), len(claims), f"{result.claim.paper} {result.claim.tag}")
+            report(len(results), len(claims), result.name)
     results.sort(key=lambda result: claims.index(result.claim))
     if settings.json:
         print_json([plain(result) for result in results])
     else:
         show(results)
-    unexpected = [result for result in results if not result.as_expected]
-    for claim, finding in ((result.claim, result.finding) for result in unexpected):
-        ends = f"{finding.verdict}, expected: {claim.expected}"
-        errors.print(f"{claim.paper} {claim.tag}: {ends}", style="red")
-    if unexpected:
+    for result in results:
+        if not result.as_expected:
+            ends = f"{result.finding.verdict}, expected: {result.claim.expected}"
+            errors.print(f"{result.name}: {ends}", style="red")
+    if not all(result.as_expected for result in results):
         raise typer.Exit(1)
 
 
@@ -69,16 +69,16 @@ def show(results: list[proofs.Result]) -> None:
     """Print one table per paper, and count claims by kind."""
     for name in dict.fromkeys(result.claim.paper for result in results):
         about = proofs.paper(name)
-        table = Table(title=f"{about.title} ({about.source})", title_justify="left", expand=True)
+        title = f"{about.title} ({about.source})"
+        table = Table(title=title, title_justify="left", expand=True, show_lines=True)
         table.add_column("claim", no_wrap=True)
         table.add_column("source", ratio=1)
         table.add_column("statement and evidence", ratio=5)
         table.add_column("s", justify="right", no_wrap=True)
         for result in (each for each in results if each.claim.paper == name):
-            claim = result.claim
-            source = f"{claim.kind}: {escape(claim.source)}"
-            table.add_row(claim.tag, source, _described(result), f"{result.seconds:.1f}")
-            table.add_section()
+            source = f"{result.claim.kind}: {escape(result.claim.source)}"
+            seconds = f"{result.seconds:.1f}"
+            table.add_row(result.claim.tag, source, _described(result), seconds)
         console.print(table)
     console.print(proofs.count([result.claim for result in results]), highlight=False)
 

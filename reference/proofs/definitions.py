@@ -1,4 +1,4 @@
-"""Attention and its output from their definitions, in floats and in whole numbers.
+"""What the checks share: attention and its output, equality of formulas, rank correlation.
 
 Attention α is a softmax, the output is X = Σ αᵢvᵢ, and evicting entries means to compute the
 softmax anew over the others.
@@ -6,14 +6,22 @@ softmax anew over the others.
 
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from itertools import islice, product
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+import sympy
+from jaxtyping import Float, Int
+from sympy import Expr
 
 from kvlab.reference.notation import Array
+from kvlab.reference.proofs.claim import Finding, proved, refuted
 
 ROUNDING = 1e-9
 """Largest relative difference of a quantity computed in two orders in float64: 1e-15 per term."""
+SMALL = (sympy.Rational(1, 2), sympy.Rational(1, 3), sympy.Rational(1, 5), 2, 3)
+"""Numbers that are tried in a false identity, in this order."""
+MOST_TRIED = 20
 
 
 def softmax(logits: Float[Array, "... n"]) -> Float[Array, "... n"]:
@@ -58,3 +66,37 @@ def exact_error(weights: Sequence[int], values: Sequence[int], evicted: Sequence
     everything = range(len(weights))
     left = [i for i in everything if i not in evicted]
     return abs(exact_output(weights, values, everything) - exact_output(weights, values, left))
+
+
+def identity(claimed: Expr, actual: Expr, scope: str) -> Finding:
+    """Prove that two formulas are equal, or find small numbers for which they are not.
+
+    Args:
+        claimed: the statement's formula.
+        actual: the same quantity from its definition.
+        scope: what the symbols stand for, and why that covers every size.
+    """
+    symbols: list[Any] = sorted((claimed - actual).free_symbols, key=str)
+    for numbers in islice(product(SMALL, repeat=len(symbols)), MOST_TRIED):
+        at: dict[Any, Any] = dict(zip(symbols, numbers, strict=True))
+        left, right = claimed.subs(at), actual.subs(at)
+        if left.is_finite and right.is_finite and not (left - right).equals(0):
+            where = ", ".join(f"{symbol} = {number}" for symbol, number in at.items())
+            return refuted(f"{where}: {left} is claimed, it is {right}", scope)
+    if sympy.simplify(claimed - actual) == 0:
+        return proved(f"SymPy reduces the difference of both sides to 0; {scope}")
+    return refuted("SymPy does not reduce the difference of both sides to 0", scope)
+
+
+def spearman(
+    first: Float[Array, " n"] | Int[Array, " n"], second: Float[Array, " n"] | Int[Array, " n"]
+) -> float:
+    """Spearman's rank correlation, with mean ranks for ties."""
+    ranks = np.stack([mean_ranks(first), mean_ranks(second)])
+    return float(np.asarray(np.corrcoef(ranks))[0, 1])
+
+
+def mean_ranks(x: Float[Array, " n"] | Int[Array, " n"]) -> Float[Array, " n"]:
+    """Rank of each value from 1; equal values share the mean of their ranks."""
+    _, group, count = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[group]
