@@ -23,8 +23,10 @@ a help text that is computed). A field that is defined again keeps help text and
 calls ``simulate(gap=3)``: keywords are the options.
 """
 
+import ast
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
@@ -37,7 +39,7 @@ from typer.models import ParameterInfo
 
 from kvlab.fast.lab.commands.options import read_methods, words
 from kvlab.fast.lab.terminal import working
-from kvlab.reference.method import field_docstrings
+from kvlab.reference.method import docstrings_below
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.selection import budget_entries
 
@@ -74,7 +76,7 @@ def _parameters(settings: type) -> list[inspect.Parameter]:
             default = inspect.Parameter.empty if defaults[name] is MISSING else defaults[name]
             option = copy(known[0]) if known else _option(name, kind, default)
             if not given or option.help is None:
-                option.help = _meanings(group).get(name, option.help)
+                option.help = _meanings(group.__module__)[group.__name__].get(name, option.help)
             own[name] = inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
@@ -90,7 +92,12 @@ def _option(name: str, kind: Any, default: Any) -> ParameterInfo:
     return typer.Option(f"--{name.replace('_', '-')}") if switch else typer.Option()
 
 
-_meanings = cache(field_docstrings)
+@cache
+def _meanings(module: str) -> dict[str, dict[str, str]]:
+    """Return what stands below the fields of each class of a module, which is read once."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+    return {each.name: docstrings_below(each) for each in classes}
 
 
 @dataclass(frozen=True, kw_only=True)
