@@ -11,127 +11,76 @@ What users and notebooks import is here. Read the files in this order:
 7. what is built on it: `tasks`, `models`, `simulator`, `proofs`, `conformance`
 """
 
-from kvlab.reference import methods
-from kvlab.reference.cache import Column, LayerCache, State
-from kvlab.reference.files import Divergence, load_tokenizer
-from kvlab.reference.generate import Generation, Session, advance, generate, prefill
-from kvlab.reference.invariants import check_promises
-from kvlab.reference.method import Example, Method, Wrapper
-from kvlab.reference.observation import Clock, Observation
-from kvlab.reference.policy import (
-    NO_ATTENTION,
-    AfterPrefill,
-    AfterPrefillThenEverySeen,
-    Budget,
-    Edges,
-    Entries,
-    EveryBlock,
-    EveryDecode,
-    EveryGenerated,
-    Full,
-    Needs,
-    Never,
-    Nobody,
-    Policy,
-    Precision,
-    Protect,
-    Schedule,
-    Score,
-    Unlimited,
-)
-from kvlab.reference.quantization import quantize
-from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator import workloads
-from kvlab.reference.simulator.cost import Fleet, Plan, Runtime, fleet
-from kvlab.reference.simulator.judge import Judgement, best_left, judge, skill
-from kvlab.reference.simulator.observed import (
-    activations,
-    intervals,
-    most_recurring,
-    observe_heads,
-    outliers_and_errors,
-    quadrants,
-)
-from kvlab.reference.simulator.recorder import record_generation, record_replay
-from kvlab.reference.simulator.replay import Fate, Layer, replay
-from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Hardware, Shape
-from kvlab.reference.simulator.trace import Metadata, Trace, load_trace, record_trace, save_trace
-from kvlab.reference.step import step
-from kvlab.reference.streams import Source, Stream, random_stream, run_stream
-from kvlab.reference.transformer import Transformer
-
-__all__ = [
-    "HARDWARE",
-    "NO_ATTENTION",
-    "SHAPES",
-    "AfterPrefill",
-    "AfterPrefillThenEverySeen",
-    "Budget",
-    "Clock",
-    "Column",
-    "Divergence",
-    "Edges",
-    "Entries",
-    "EveryBlock",
-    "EveryDecode",
-    "EveryGenerated",
-    "Example",
-    "Fate",
-    "Fleet",
-    "Full",
-    "Generation",
-    "Hardware",
-    "Judgement",
-    "Layer",
-    "LayerCache",
-    "Metadata",
-    "Method",
-    "Needs",
-    "Never",
-    "Nobody",
-    "Observation",
-    "Plan",
-    "Policy",
-    "Precision",
-    "Protect",
-    "Runtime",
-    "Schedule",
-    "Score",
-    "Session",
-    "Shape",
-    "Source",
-    "State",
-    "Stream",
-    "Trace",
-    "Transformer",
-    "Unlimited",
-    "Wrapper",
-    "activations",
-    "advance",
-    "best_left",
-    "budget_entries",
-    "check_promises",
-    "fleet",
-    "generate",
-    "intervals",
-    "judge",
-    "load_tokenizer",
-    "load_trace",
-    "methods",
-    "most_recurring",
-    "observe_heads",
-    "outliers_and_errors",
-    "prefill",
-    "quadrants",
-    "quantize",
-    "random_stream",
-    "record_generation",
-    "record_replay",
-    "record_trace",
-    "replay",
-    "run_stream",
-    "save_trace",
-    "skill",
-    "step",
-    "workloads",
-]
+from kvlab.reference import methods as methods
+from kvlab.reference.cache import Column as Column
+from kvlab.reference.cache import LayerCache as LayerCache
+from kvlab.reference.cache import State as State
+from kvlab.reference.files import Divergence as Divergence
+from kvlab.reference.files import load_tokenizer as load_tokenizer
+from kvlab.reference.generate import Generation as Generation
+from kvlab.reference.generate import Session as Session
+from kvlab.reference.generate import advance as advance
+from kvlab.reference.generate import generate as generate
+from kvlab.reference.generate import prefill as prefill
+from kvlab.reference.invariants import check_promises as check_promises
+from kvlab.reference.method import Example as Example
+from kvlab.reference.method import Method as Method
+from kvlab.reference.method import Wrapper as Wrapper
+from kvlab.reference.observation import Clock as Clock
+from kvlab.reference.observation import Observation as Observation
+from kvlab.reference.policy import NO_ATTENTION as NO_ATTENTION
+from kvlab.reference.policy import AfterPrefill as AfterPrefill
+from kvlab.reference.policy import AfterPrefillThenEverySeen as AfterPrefillThenEverySeen
+from kvlab.reference.policy import Budget as Budget
+from kvlab.reference.policy import Edges as Edges
+from kvlab.reference.policy import Entries as Entries
+from kvlab.reference.policy import EveryBlock as EveryBlock
+from kvlab.reference.policy import EveryDecode as EveryDecode
+from kvlab.reference.policy import EveryGenerated as EveryGenerated
+from kvlab.reference.policy import Full as Full
+from kvlab.reference.policy import Needs as Needs
+from kvlab.reference.policy import Never as Never
+from kvlab.reference.policy import Nobody as Nobody
+from kvlab.reference.policy import Policy as Policy
+from kvlab.reference.policy import Precision as Precision
+from kvlab.reference.policy import Protect as Protect
+from kvlab.reference.policy import Schedule as Schedule
+from kvlab.reference.policy import Score as Score
+from kvlab.reference.policy import Unlimited as Unlimited
+from kvlab.reference.quantization import quantize as quantize
+from kvlab.reference.selection import budget_entries as budget_entries
+from kvlab.reference.simulator import workloads as workloads
+from kvlab.reference.simulator.cost import Fleet as Fleet
+from kvlab.reference.simulator.cost import Plan as Plan
+from kvlab.reference.simulator.cost import Runtime as Runtime
+from kvlab.reference.simulator.cost import fleet as fleet
+from kvlab.reference.simulator.judge import Judgement as Judgement
+from kvlab.reference.simulator.judge import best_left as best_left
+from kvlab.reference.simulator.judge import judge as judge
+from kvlab.reference.simulator.judge import skill as skill
+from kvlab.reference.simulator.observed import activations as activations
+from kvlab.reference.simulator.observed import intervals as intervals
+from kvlab.reference.simulator.observed import most_recurring as most_recurring
+from kvlab.reference.simulator.observed import observe_heads as observe_heads
+from kvlab.reference.simulator.observed import outliers_and_errors as outliers_and_errors
+from kvlab.reference.simulator.observed import quadrants as quadrants
+from kvlab.reference.simulator.recorder import record_generation as record_generation
+from kvlab.reference.simulator.recorder import record_replay as record_replay
+from kvlab.reference.simulator.replay import Fate as Fate
+from kvlab.reference.simulator.replay import Layer as Layer
+from kvlab.reference.simulator.replay import replay as replay
+from kvlab.reference.simulator.sizes import HARDWARE as HARDWARE
+from kvlab.reference.simulator.sizes import SHAPES as SHAPES
+from kvlab.reference.simulator.sizes import Hardware as Hardware
+from kvlab.reference.simulator.sizes import Shape as Shape
+from kvlab.reference.simulator.trace import Metadata as Metadata
+from kvlab.reference.simulator.trace import Trace as Trace
+from kvlab.reference.simulator.trace import load_trace as load_trace
+from kvlab.reference.simulator.trace import record_trace as record_trace
+from kvlab.reference.simulator.trace import save_trace as save_trace
+from kvlab.reference.step import step as step
+from kvlab.reference.streams import Source as Source
+from kvlab.reference.streams import Stream as Stream
+from kvlab.reference.streams import random_stream as random_stream
+from kvlab.reference.streams import run_stream as run_stream
+from kvlab.reference.transformer import Transformer as Transformer
