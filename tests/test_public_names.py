@@ -59,10 +59,7 @@ def test_every_public_name_is_documented():
     }
     tree = ast.parse((ROOT / "reference" / "__init__.py").read_text(encoding="utf-8"))
     public = {
-        each.asname
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom)
-        for each in node.names
+        each.asname for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names
     }
     assert documented == public - {"methods"}
 
