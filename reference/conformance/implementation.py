@@ -182,14 +182,12 @@ def exact_in_16_bits(x: Array) -> bool:
 def _check_function(target: str, function: Any) -> None:
     if not callable(function):
         raise TypeError(f"implementation of {target!r} must be a function, got {function!r}")
+    operation, name = OPERATIONS.get(target), target.rpartition(".")[2]
+    pattern = "*" in target or "?" in target
+    if not pattern or (name not in OPERATIONS and not any(letter in name for letter in "*?[")):
+        operation = operation_of(target)
     parameters = _parameters_of(target, function)
-    name = target.rpartition(".")[2]
-    if "*" in target or "?" in target:
-        if name not in OPERATIONS and not any(letter in name for letter in "*?["):
-            operation_of(target)
-        return
-    operation = operation_of(target)
-    if not operation.of_method:  # what a step of a method is given depends on the method
+    if operation is not None and not operation.of_method:  # else it depends on the method
         _check_asked(target, parameters, {*operation.inputs, *operation.parameters, "method"})
 
 

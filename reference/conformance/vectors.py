@@ -99,7 +99,7 @@ def check_answers(specification: str) -> tuple[list[str], list[str]]:
         ValueError: if a file is not what its SHA256SUMS says.
     """
     directory = SPECIFICATIONS[specification]
-    made = [_answered_anew(case) for case in read(directory)]
+    made = [answered_anew(case) for case in read(directory)]
     with TemporaryDirectory() as folder:
         write(made, Path(folder), specification)
         old, new = (
@@ -109,7 +109,8 @@ def check_answers(specification: str) -> tuple[list[str], list[str]]:
     return sorted({*old} & {*new}), sorted({*old} ^ {*new})
 
 
-def _answered_anew(case: Case) -> Case:
+def answered_anew(case: Case) -> Case:
+    """Return a case with the answer of today's reference, rounded as it is stored."""
     expected = described(case).compute(case.inputs, case.parameters, case.method)
     return replace(case, expected={name: _rounded(name, each) for name, each in expected.items()})
 
