@@ -128,11 +128,14 @@ def _stored_codes(codes, scale, zero, bits, group) -> Quantized:
 def _attend_coded(queries, bits, group, softcap, **given):
     G, n, _ = given["key_codes"].shape
     slots = torch.arange(n).expand(1, G, n)
-    tables = []
-    for name in ("key", "value"):
-        parts = (given[f"{name}_{part}"][None] for part in ("codes", "scale", "zero"))
-        tables.append([VectorTable(slots, _stored_codes(*parts, bits, group))])
-    return attend_to_tables(queries[None], *tables, n, softcap)[0][0]
+    keys, values = (
+        [VectorTable(slots, _stored_codes(codes[None], scale[None], zero[None], bits, group))]
+        for codes, scale, zero in (
+            (given[f"{name}_codes"], given[f"{name}_scale"], given[f"{name}_zero"])
+            for name in ("key", "value")
+        )
+    )
+    return attend_to_tables(queries[None], keys, values, n, softcap)[0][0]
 
 
 def _attend_pages(queries, key_pages, value_pages, table, query_positions, softcap):
