@@ -106,6 +106,7 @@ def test_whatever_a_kernel_does_is_reported(returned, said):
     ("method", "implementation", "options", "said"),
     [
         ("keepset", right, {}, "target = 'keepset' must be one of attend"),
+        ("attend", {"keep_set": right}, {}, "offers none of attend"),
         ("h2o", right, {}, "a function alone needs a target"),
         (None, {"score": right}, {}, "target = 'score' needs a method"),
         ("h2o", {"score": 3}, {}, "must be a function, got 3"),
