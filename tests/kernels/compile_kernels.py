@@ -147,10 +147,17 @@ def shared_memory(kernel, constants, options, types) -> int:
     return triton.compile(source, target=target, options=options).metadata.shared
 
 
-def main(types_of_entries: tuple[str, ...], every: bool) -> None:
-    """Compile each kernel's first configuration that fits, or every one; errors end the program."""
+def main(types_of_entries: tuple[str, ...], every: bool, once: bool) -> None:
+    """Compile each kernel's first configuration that fits, or every one; errors end the program.
+
+    With ``once``, kernels are compiled with one set of constants.
+    """
     for stored in types_of_entries:
+        seen = set()
         for kernel, constants, types in kernels(stored):
+            if once and kernel in seen:
+                continue
+            seen.add(kernel)
             types, fits = {**POINTERS, **NUMBERS, **types}, 0
             for function, sizes, options in variants(kernel, constants):
                 shared = shared_memory(function, sizes, options, types)
@@ -164,4 +171,4 @@ def main(types_of_entries: tuple[str, ...], every: bool) -> None:
 
 if __name__ == "__main__":
     wanted = ("bf16", "fp16", "fp32") if "all" in sys.argv else ("bf16",)
-    main(wanted, "--every" in sys.argv)
+    main(wanted, "--every" in sys.argv, "--once" in sys.argv)

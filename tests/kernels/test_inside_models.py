@@ -58,21 +58,18 @@ QUICK = ("h2o", "ahakv@recent=3", "caote:tova", "desirekv@interval=6,selector=3,
 """One method for each kind of kernel."""
 
 
-@pytest.mark.parametrize("spec", sampled(SPECS, QUICK))
-def test_padded_generations_are_the_same(spec, monkeypatch):
-    compare_generations(spec, [16, 9], monkeypatch)
+PADDED, ALONE = (16, 9), (16,)
+EVERY = [(spec, lengths) for spec in SPECS for lengths in (PADDED, ALONE)]
+QUICK_ONES = [*((spec, PADDED) for spec in QUICK), ("h2o", ALONE)]
 
 
-@pytest.mark.parametrize("spec", sampled(SPECS, QUICK[::3]))
-def test_generations_of_one_are_the_same(spec, monkeypatch):
-    compare_generations(spec, [16], monkeypatch)
-
-
-def compare_generations(spec, lengths, monkeypatch):
+@pytest.mark.parametrize(("spec", "lengths"), sampled(EVERY, QUICK_ONES))
+def test_generations_are_the_same(spec, lengths, monkeypatch):
     model = small()
     inputs = {name: x.to(DEVICE) for name, x in prompts(lengths).items()}
     assert uses_triton(torch.zeros(1, device=DEVICE))
-    steps = 10 if spec.startswith(SELF_SIZED) else 5  # DesireKV stores its first codes at the tenth
+    late = spec.startswith((*SELF_SIZED, "lazy"))  # DesireKV stores its first codes at the tenth
+    steps = 10 if late else 3
     found, kept = generation(spec, model, inputs, steps)
     monkeypatch.setenv(VARIABLE, "torch")
     wanted, keeps = generation(spec, model, inputs, steps)

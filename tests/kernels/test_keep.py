@@ -87,49 +87,39 @@ def buffers(N, G, capacity, d, dtype, seed=0):
     }
 
 
+def survive(before, slots):
+    """What is moved to the front is what lay in these slots, in every buffer."""
+    after = {name: x.clone() for name, x in before.items()}
+    move_survivors(after, slots, ascending=True)
+    for name, x in before.items():
+        for head in np.ndindex(x.shape[1:3]):
+            own = slots[head]
+            assert (after[name][:, *head, : len(own)] == x[:, *head][:, own]).all(), name
+
+
 @pytest.mark.parametrize(
     ("lengths", "d", "dtype"),
     diagonal(((1, 1), (40, 17), (300, 299), (300, 130)), (32, 80, 128), DTYPES),
 )
 def test_survivors_are_moved_together(lengths, d, dtype):
     n, kept = lengths
-    before = buffers(2, 2, n + 5, d, dtype)
-    after = {name: x.clone() for name, x in before.items()}
     rng = np.random.default_rng(n)
     rows = [np.sort(rng.choice(n, kept, replace=False)) for _ in range(4)]
     slots = torch.tensor(np.array(rows), device=DEVICE).view(2, 2, kept)
-    move_survivors(after, slots, ascending=True)
-    for name, x in before.items():
-        for column in range(len(x)):
-            for sequence in range(2):
-                for head in range(2):
-                    wanted = x[column, sequence, head][slots[sequence, head]]
-                    assert (after[name][column, sequence, head, :kept] == wanted).all(), name
+    survive(buffers(2, 2, n + 5, d, dtype), slots)
 
 
-def test_what_is_no_pair_of_equal_vectors_takes_pytorch():
-    before = buffers(1, 1, 9, 32, torch.float32)
-    before["others"] = drawn((1, 1, 1, 9, 16))
-    after = {name: x.clone() for name, x in before.items()}
-    slots = torch.tensor([[[0, 2, 3, 8]]], device=DEVICE)
-    move_survivors(after, slots, ascending=True)
-    for name, x in before.items():
-        assert (after[name][:, 0, 0, :4] == x[:, 0, 0, slots[0, 0]]).all()
+ALONE = (["vectors"], ["counters"], ["sums"], ["vectors", "sums"])
+
+
+@pytest.mark.parametrize("names", [*ALONE, ["vectors", "counters", "sums", "others"]])
+def test_vectors_alone_state_alone_and_vectors_that_differ(names):
+    """Two kinds of vectors take PyTorch."""
+    found = {**buffers(1, 1, 9, 32, torch.float32), "others": drawn((1, 1, 1, 9, 16))}
+    survive({name: found[name] for name in names}, torch.tensor([[[0, 2, 3, 8]]], device=DEVICE))
 
 
 def test_nan_ranks_highest():
     scores = torch.tensor([[[1.0, torch.nan, -torch.nan, 5.0, torch.inf]]], device=DEVICE)
     found = keep_slots(scores, None, ascending_positions(1, 1, 5), [3], ordered=True)
     assert found.flatten().tolist() == [1, 2, 4]
-
-
-def test_vectors_alone_and_state_alone():
-    for names in (["vectors"], ["counters"], ["sums"], ["vectors", "sums"]):
-        before = {
-            name: x for name, x in buffers(1, 1, 9, 32, torch.float32).items() if name in names
-        }
-        after = {name: x.clone() for name, x in before.items()}
-        slots = torch.tensor([[[0, 2, 3, 8]]], device=DEVICE)
-        move_survivors(after, slots, ascending=True)
-        for name, x in before.items():
-            assert (after[name][:, 0, 0, :4] == x[:, 0, 0, slots[0, 0]]).all()

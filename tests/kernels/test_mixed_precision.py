@@ -44,6 +44,25 @@ def read(stored, n, d):
     return whole
 
 
+def expected(queries, keys, values, n, softcap=None):
+    """Output and probabilities of the reference over what the tables hold."""
+    d = queries.shape[-1]
+    there = np.ones((G, 1, 1, n), dtype=bool)
+    both = [
+        attend(as_numpy(q), k, v, there, softcap)
+        for q, k, v in zip(queries, read(keys, n, d), read(values, n, d), strict=True)
+    ]
+    return np.stack([output for output, _ in both]), np.stack([weights for _, weights in both])
+
+
+def agrees(queries, keys, values, n, softcap=None):
+    output, weights = attend_to_tables(queries, keys, values, n, softcap)
+    wanted, attention = expected(queries, keys, values, n, softcap)
+    np.testing.assert_allclose(as_numpy(weights), attention, atol=FLOAT32_SCORES)
+    off = FLOAT32_SCORES if queries.dtype == torch.float32 else BFLOAT16_OUTPUT
+    np.testing.assert_allclose(as_numpy(output), wanted, atol=off * 3)
+
+
 FORMATS = [(16, 0), (8, 64), (4, 64), (2, 32)]
 ODD = [(16, 0), (3, 64), (4, 64), (8, 32)]
 
@@ -59,16 +78,7 @@ def test_attention_to_mixed_precision(n, dtype, kind):
     rng = np.random.default_rng(n)
     own, other = (torch.tensor(rng.integers(0, 4, (N, G, n)), device=DEVICE) for _ in range(2))
     stored_keys, stored_values = tables(keys, own, formats), tables(values, other, formats)
-    output, weights = attend_to_tables(queries, stored_keys, stored_values, n, softcap)
-
-    for one, (k, v) in enumerate(
-        zip(read(stored_keys, n, D), read(stored_values, n, D), strict=True)
-    ):
-        mask = np.ones((G, 1, 1, n), dtype=bool)
-        wanted, attention = attend(as_numpy(queries[one]), k, v, mask, softcap)
-        np.testing.assert_allclose(as_numpy(weights[one]), attention, atol=FLOAT32_SCORES)
-        off = FLOAT32_SCORES if dtype == torch.float32 else BFLOAT16_OUTPUT
-        np.testing.assert_allclose(as_numpy(output[one]), wanted, atol=off * 3)
+    agrees(queries, stored_keys, stored_values, n, softcap)
 
 
 def test_slots_in_no_table_are_empty():
@@ -90,26 +100,8 @@ def test_attention_to_keys_quantised_by_channel(n, group, bits):
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     table = VectorTable(order.expand(N, G, n), blocks, by_channel=True)
     plain = [VectorTable(torch.arange(n, device=DEVICE).expand(N, G, n), values)]
-    output, weights = attend_to_tables(queries[:, :, :, None], [table], plain, n)
-    stored = read([table], n, D)
-    assert np.abs(stored - as_numpy(keys)).max() > 0
-    for one in range(N):
-        mask = np.ones((G, 1, 1, n), dtype=bool)
-        asked = as_numpy(queries[one])[:, :, None]
-        wanted, attention = attend(asked, stored[one], as_numpy(values[one]), mask, None)
-        np.testing.assert_allclose(as_numpy(weights[one]), attention, atol=FLOAT32_SCORES)
-        np.testing.assert_allclose(as_numpy(output[one]), wanted, atol=FLOAT32_SCORES * 3)
-
-
-def expected(queries, keys, values, n):
-    """Output and probabilities of the reference over what the tables hold."""
-    d = queries.shape[-1]
-    there = np.ones((G, 1, 1, n), dtype=bool)
-    both = [
-        attend(as_numpy(q), k, v, there, None)
-        for q, k, v in zip(queries, read(keys, n, d), read(values, n, d), strict=True)
-    ]
-    return np.stack([output for output, _ in both]), np.stack([weights for _, weights in both])
+    assert np.abs(read([table], n, D) - as_numpy(keys)).max() > 0
+    agrees(queries[:, :, :, None], [table], plain, n)
 
 
 def example(n, d, rho, bits, group, dtype=torch.float32):
@@ -127,11 +119,7 @@ def test_head_dimensions_and_widths(size, bits, dtype):
     d, group = size
     queries, keys, values = example(40, d, 2, bits, group, dtype)
     assert suits_triton(keys, values, 2)
-    output, weights = attend_to_tables(queries, keys, values, 40)
-    wanted, attention = expected(queries, keys, values, 40)
-    np.testing.assert_allclose(as_numpy(weights), attention, atol=FLOAT32_SCORES)
-    off = FLOAT32_SCORES if dtype == torch.float32 else BFLOAT16_OUTPUT
-    np.testing.assert_allclose(as_numpy(output), wanted, atol=off * 3)
+    agrees(queries, keys, values, 40)
 
 
 @pytest.mark.parametrize(
@@ -187,9 +175,7 @@ def test_no_entry_gives_zeros(reduce):
 def test_formats_that_the_kernel_leaves_to_pytorch(bits, group, d):
     queries, keys, values = example(7, d, 2, bits, group)
     assert not suits_triton(keys, values, 4)
-    output, _ = attend_to_tables(queries, keys, values, 7)
-    wanted, _ = expected(queries, keys, values, 7)
-    np.testing.assert_allclose(as_numpy(output), wanted, atol=FLOAT32_SCORES * 3)
+    agrees(queries, keys, values, 7)
 
 
 @given(st.lists(st.integers(1, 10**5), min_size=1, max_size=5), st.integers(0, 6))

@@ -47,14 +47,13 @@ def test_head_dimensions_and_number_formats(d, dtype):
     agrees(*example(N=1, d=d, dtype=dtype))
 
 
-@pytest.mark.parametrize("rho", GROUPS)
-def test_query_groups(rho):
-    agrees(*example(N=1, G=1, rho=rho))
+LENGTHS = [(1, 1), (1, 70), (63, 64), (65, 65), (64, 129), (130, 200)]
+SIZES = [*({"G": 1, "m": m, "n": n} for m, n in LENGTHS), *({"G": 1, "rho": rho} for rho in GROUPS)]
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 70), (63, 64), (65, 65), (64, 129), (130, 200)])
-def test_lengths_around_the_blocks(m, n):
-    agrees(*example(N=1, G=1, m=m, n=n))
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_lengths_around_the_blocks_and_query_groups(sizes):
+    agrees(*example(N=1, **sizes))
 
 
 @pytest.mark.parametrize("softcap", [0.7, 30.0])
@@ -118,10 +117,10 @@ def test_outputs_of_a_block(d, dtype):
     block_agrees(queries, keys, rows, positions, in_a_buffer(drawn(keys.shape, 2, dtype)))
 
 
-LENGTHS = ((1, 1), (63, 64), (64, 129), (70, 130))
+BLOCKS = ((1, 1), (63, 64), (64, 129), (70, 130))
 
 
-@pytest.mark.parametrize(("lengths", "softcap"), diagonal(LENGTHS, (None, 5.0)))
+@pytest.mark.parametrize(("lengths", "softcap"), diagonal(BLOCKS, (None, 5.0)))
 def test_blocks_of_all_lengths_with_padding_and_empty_slots(lengths, softcap):
     m, n = lengths
     queries, keys, rows, positions = example(G=1, m=m, n=n, rho=3)
