@@ -106,12 +106,6 @@ class Size:
         return Case(kernel, self.batch, self.entries, run, bytes_, rival)
 
 
-def all_cases(size: Size) -> Iterator[Iterator[Case]]:
-    """Yield the cases of a size, group by group: the memory of a group is free for the next."""
-    for group in (decode_cases, caote_cases, keep_cases, prefill_cases, coded_cases):
-        yield group(size)
-
-
 def decode_cases(size: Size) -> Iterator[Case]:
     """Yield attention of one query to all entries, with and without what scores read of it."""
     queries, keys, values = size.random(GROUP, 1, HEAD_DIM), *vectors_of(size)
@@ -270,15 +264,15 @@ def add_gains(results: list[dict[str, Any]]) -> None:
     """Add each case's speed over its rival's, and that gain over the ratio of their bytes."""
     known = {(each["kernel"], each["batch"], each["entries"]): each for each in results}
     for each in results:
-        if each["rival"]:
-            rival = known.get((each["rival"], each["batch"], each["entries"]))
-            if rival is None:  # its memory was not enough
-                each["gain"] = each["share_of_gain"] = None
-                continue
-            each["gain"] = rival["seconds"] / each["seconds"]
-            bounded = each["bytes"] and each["bytes"] < rival["bytes"]
-            ideal = rival["bytes"] / each["bytes"] if bounded else None
-            each["share_of_gain"] = None if ideal is None else each["gain"] / ideal
+        if not each["rival"]:
+            continue
+        each["gain"] = each["share_of_gain"] = None
+        rival = known.get((each["rival"], each["batch"], each["entries"]))
+        if rival is None:  # its memory was not enough
+            continue
+        each["gain"] = rival["seconds"] / each["seconds"]
+        if 0 < each["bytes"] < rival["bytes"]:
+            each["share_of_gain"] = each["gain"] * each["bytes"] / rival["bytes"]
 
 
 def main(
@@ -295,30 +289,20 @@ def main(
     if small:
         sizes, repeats = [Size(1, 64, device, dtype, kv_heads=1)], 1
     bandwidth = copy_bandwidth(device, repeats, 2**20 if small else 2**31)
-    kv_heads, dtype_name = sizes[0].kv_heads, str(dtype)
-    shape = {"kv_heads": kv_heads, "group": GROUP, "head_dim": HEAD_DIM, "dtype": dtype_name}
+    shape = {"kv_heads": sizes[0].kv_heads, "group": GROUP, "head_dim": HEAD_DIM}
     results, left_out = [], []
-    found = {
-        "shape": shape,
-        "copy_bytes_per_second": bandwidth,
-        "left_out": left_out,
-        "results": results,
-    }
-    result = result_of(SCHEMA, device, found)
+    found = {"shape": {**shape, "dtype": str(dtype)}, "copy_bytes_per_second": bandwidth}
+    result = result_of(SCHEMA, device, {**found, "left_out": left_out, "results": results})
     with progress() as bar:
         for size in bar.track(sizes, description="kernels"):
-            for group in all_cases(size):
-                more, fitted = timed(group, device, repeats, bandwidth)
+            for cases in (decode_cases, caote_cases, keep_cases, prefill_cases, coded_cases):
+                more, fitted = timed(cases(size), device, repeats, bandwidth)
                 results += more
                 if not fitted:
-                    left_out.append(
-                        {
-                            "batch": size.batch,
-                            "entries": size.entries,
-                            "all_after": more[-1]["kernel"] if more else None,
-                        }
-                    )
-                torch.cuda.empty_cache()
+                    last = more[-1]["kernel"] if more else None
+                    about = {"batch": size.batch, "entries": size.entries}
+                    left_out.append({**about, "all_after": last})
+                torch.cuda.empty_cache()  # the memory of these cases is free for the next
             add_gains(results)
             write(result, out)
 
