@@ -36,9 +36,9 @@ def read(path: Path) -> Result:
         raise ValueError(f"{path.name} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} must hold a JSON object")
-    for name in ("machine", "versions"):
-        if not isinstance(found.get(name), dict):
-            raise ValueError(f"{path.name} must say its {name!r}, as an object")
+    for name, kind in (("machine", dict), ("versions", dict), ("command", str)):
+        if not isinstance(found.get(name), kind):
+            raise ValueError(f"{path.name} must say its {name!r}")
     return found
 
 
@@ -68,7 +68,7 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     yield Heading(", ".join(part for part in parts if part))
     yield Text(f"From {name}.")
     yield from shown.contents(result)
-    yield Code(shown.command(result))
+    yield Code(result["command"])
     yield Text(machine_text(result))
 
 
@@ -99,19 +99,8 @@ def machine_text(result: Result) -> str:
 class Layout:
     """How the results of one benchmark are shown."""
 
-    module: str
-    """Its module; the command that measures again runs it."""
     heading: str
     contents: Callable[[Result], Iterator[Block]]
-    options: Callable[[Result], Mapping[str, Any]] = lambda result: {}
-    """Returns the options that the result was measured with."""
-
-    def command(self, result: Result) -> str:
-        """Write the command that makes a result again."""
-        options = self.options(result).items()
-        given = [f"--{name.replace('_', '-')} {value}".rstrip() for name, value in options]
-        called = f"python -m kvlab.fast.lab.benchmarks.{self.module}"
-        return " ".join([called, *given, "--out result.json"])
 
 
 def layout(result: Result) -> Layout:
@@ -174,14 +163,6 @@ def decoding(result: Result) -> Iterator[Block]:
             )
         columns = (*DECODING, FIRST_TOKEN) if name == "real" else DECODING
         yield tabulate(outcomes, columns)
-
-
-def decode_options(result: Result) -> Mapping[str, Any]:
-    """Return the options of the benchmark of decoding."""
-    asked = {k: v for k, v in result["parameters"].items() if k not in ("entries", "cpu_time")}
-    kvpress = {"kvpress": "PYTHON"} if result["kvpress"]["measured"] else {}
-    clock = {"cpu-time": ""} if result["parameters"].get("cpu_time") else {}
-    return {**kvpress, **asked, **clock, "threads": result["machine"]["threads"]}
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -312,21 +293,11 @@ def viewer(result: Result) -> Iterator[Block]:
 
 
 LAYOUTS: Mapping[str, Layout] = {
-    "parts": Layout("decode", "Decoding speed", decoding, decode_options),
-    "resident_bytes": Layout(
-        "memory",
-        "Memory of a long generation",
-        resident,
-        lambda result: {name: result[name] for name in ("method", "tokens")},
-    ),
-    "copy_bytes_per_second": Layout("kernels", "Kernels", kernels),
-    "paint_ms": Layout(
-        "viewer",
-        "The viewer",
-        viewer,
-        lambda result: {k: v for k, v in result["parameters"].items() if k != "methods"},
-    ),
-    "capacity": Layout("end_to_end", "A whole model", end_to_end),
+    "parts": Layout("Decoding speed", decoding),
+    "resident_bytes": Layout("Memory of a long generation", resident),
+    "copy_bytes_per_second": Layout("Kernels", kernels),
+    "paint_ms": Layout("The viewer", viewer),
+    "capacity": Layout("A whole model", end_to_end),
 }
 """Layouts, by the key of a result that only this benchmark writes."""
 

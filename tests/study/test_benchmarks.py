@@ -41,6 +41,7 @@ def kernels(**change):
     result = {"kernel": "tables, 4 bit", "batch": 8, "entries": 16384, "seconds": 2e-4}
     result |= {"share_of_copy": 0.8, "rival": "decode", "gain": 3.5, "share_of_gain": 0.875}
     return {
+        "command": "python -m kvlab.fast.lab.benchmarks.kernels",
         "machine": {"gpu": "H200", "cores": 16},
         "versions": {"torch": "2.11"},
         "shape": {"dtype": "torch.bfloat16", "kv_heads": 8, "group": 4, "head_dim": 128},
@@ -69,9 +70,11 @@ def test_results_of_gpus_come_first_and_unknown_ones_are_refused(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(kernels() | {"machine": {"gpu": None}}))
     (tmp_path / "b.json").write_text(json.dumps(kernels()))
     assert [path.name for path in result_files(tmp_path)] == ["b.json", "a.json"]
-    unknown = {"machine": {}, "versions": {}, "paint": {"median_ms": 12.5}}
+    unknown = {"machine": {}, "versions": {}, "command": "", "paint": {"median_ms": 12.5}}
     (tmp_path / "c.json").write_text(json.dumps(unknown))
-    with pytest.raises(ValueError, match=r"must hold one of parts, .*; it holds machine, versions"):
+    with pytest.raises(
+        ValueError, match=r"must hold one of parts, .*; it holds machine, versions, command"
+    ):
         list(report.blocks(tmp_path))
 
 

@@ -2,7 +2,9 @@
 
 import json
 import random
+import shlex
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -34,8 +36,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def result_of(schema: int, device: str | None, found: Result) -> dict[str, Any]:
-    """Return what was found with the machine and the versions of the packages."""
-    return {"schema": schema, "machine": machine(device), "versions": versions(), **found}
+    """Return what was found with the command, the machine and the versions of the packages."""
+    module = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
+    return {
+        "schema": schema,
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "machine": machine(device),
+        "versions": versions(),
+        **found,
+    }
 
 
 def write(result: Result, path: Path | None) -> None:
