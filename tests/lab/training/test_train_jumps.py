@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kvlab.fast.lab.training import train_jumps
+from kvlab.fast.lab.training.small_model import IGNORED
 from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe, Training
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import STEP, Size, Y
@@ -49,7 +50,7 @@ def test_batches_ask_for_solutions_and_for_sums_of_drills():
     vocabulary = np.array(jumps.vocabulary())
     assert 0 < batch.problems < len(batch.inputs)
     for row, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
-        asked = targets != train_jumps.IGNORED
+        asked = targets != IGNORED
         text = [str(token) for token in vocabulary[inputs]]
         answers = [str(token) for token in vocabulary[targets[asked]]]
         if row < batch.problems:
