@@ -1,6 +1,6 @@
 """``kvlab eval``: the tasks of lm-evaluation-harness under methods and budgets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kvlab.fast.lab.commands.options import words
@@ -50,6 +50,7 @@ def evaluate(settings: Settings) -> None:
     A budget in percent is that share of each request's own tokens: its prompt and the most that
     may be generated, or its prompt and the answer to rate.
     """
+    from kvlab.fast.lab.evaluate.likelihood import Reading
     from kvlab.fast.lab.harness import run
 
     given = vars(settings) | {
@@ -59,17 +60,21 @@ def evaluate(settings: Settings) -> None:
         "model": settings.model or str(reasoner_directory()),
     }
     del given["json"]
+    reading = Reading(**{each.name: given[each.name] for each in fields(Reading)})
+    others = {name: value for name, value in given.items() if not hasattr(reading, name)}
 
     def report(done: int, total: int, what: str) -> None:
         if is_first_process():
             errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
 
     with results_only():
-        found = run.evaluate_tasks(run.Settings(**given), report)
+        found = run.evaluate_tasks(reading=reading, report=report, **others)
     if not is_first_process():
         return
     if settings.json:
-        print_json(found.to_json())
+        folder = settings.include_path
+        plain = {**given, "include_path": None if folder is None else str(folder)}
+        print_json({"settings": plain, **found.to_json()})
         return
     for title, table in run.tables(found):
         print_table(table, title)

@@ -1,8 +1,8 @@
 """lm-evaluation-harness over methods and budgets, with one loaded model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,43 +16,6 @@ from kvlab.fast.lab.points import Row, Told, measure_points
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(Reading):
-    """What to evaluate; a budget in percent is a share of each request's own tokens.
-
-    Raises:
-        ValueError: if a value is not allowed, or a method needs a budget and there is none.
-    """
-
-    model: str
-    """Hugging Face directory, or id on the hub."""
-    tasks: tuple[str, ...]
-    """Names of lm-eval's tasks, groups and tags."""
-    limit: int | None = None
-    """Problems of each task; None takes all."""
-    fewshot: int | None = None
-    """Solved examples before each problem; None takes what the task says."""
-    chat: bool = False
-    """Whether to apply the tokenizer's chat template."""
-    include_path: Path | None = None
-    """Folder of further tasks."""
-    device: str | None = None
-    dtype: str = "auto"
-    parallel: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.tasks:
-            raise ValueError("tasks must name at least one")
-        if self.limit is not None:
-            check_at_least(1, limit=self.limit)
-        if self.fewshot is not None and self.fewshot < 0:
-            raise ValueError(f"fewshot = {self.fewshot} must not be negative")
-        if self.include_path is not None and not self.include_path.is_dir():
-            raise ValueError(f"include_path = {self.include_path} must be a folder")
-
 
 Figure = Mapping[str, Any]
 """One metric of one task under one method."""
@@ -73,7 +36,6 @@ class EvaluatedRow(Row):
 class Evaluation:
     """What `evaluate_tasks` found."""
 
-    settings: Settings
     rows: tuple[EvaluatedRow, ...]
 
     @property
@@ -83,12 +45,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, with the versions of tasks and of lm-eval."""
-        folder = self.settings.include_path
         return {
-            "settings": {
-                **asdict(self.settings),
-                "include_path": None if folder is None else str(folder),
-            },
             "figures": self.figures,
             "refusals": [
                 {"method": row.method, "budget": row.budget, "reason": row.refusal}
@@ -101,38 +58,56 @@ class Evaluation:
 
 
 def evaluate_tasks(
-    settings: Settings, report: Report = lambda done, total, what: None
+    model: str,
+    tasks: Sequence[str],
+    reading: Reading,
+    *,
+    limit: int | None = None,
+    fewshot: int | None = None,
+    chat: bool = False,
+    include_path: Path | None = None,
+    report: Report = lambda done, total, what: None,
+    **loading: Any,
 ) -> Evaluation:
     """Run every task under every method at every budget.
 
     Args:
-        settings: what to evaluate.
+        model: Hugging Face directory, or id on the hub.
+        tasks: names of lm-eval's tasks, groups and tags.
+        reading: methods, budgets, and how texts are read. A budget in percent is a share of each
+            request's own tokens.
+        limit: problems of each task; None takes all.
+        fewshot: solved examples before each problem; None takes what the task says.
+        chat: apply the tokenizer's chat template.
+        include_path: folder of further tasks.
         report: is called with (runs done, runs in all, the method) before each run.
+        loading: device, dtype and parallel, as `CompressedLM` takes them.
 
     Raises:
-        ValueError: if a task is unknown, or no method could run.
+        ValueError: if an argument is not allowed, a task is unknown, or no method could run.
         FileNotFoundError: if there is no such model.
     """
-    manager = _task_manager(settings)
-    model = CompressedLM(
-        settings.model,
-        batch_size=settings.batch_size,
-        device=settings.device,
-        dtype=settings.dtype,
-        parallel=settings.parallel,
-    )
+    if not tasks:
+        raise ValueError("tasks must name at least one")
+    check_at_least(1, limit=1 if limit is None else limit)
+    if fewshot is not None and fewshot < 0:
+        raise ValueError(f"fewshot = {fewshot} must not be negative")
+    if include_path is not None and not include_path.is_dir():
+        raise ValueError(f"include_path = {include_path} must be a folder")
+    manager = _task_manager(model, tasks, include_path)
+    network = CompressedLM(model, batch_size=reading.batch_size, **loading)
 
     def measure(method: str, budget: str | None, told: Told) -> EvaluatedRow:
         told(0)
-        model.use(method, budget, settings.block_size, settings.feed)
+        network.use(method, budget, reading.block_size, reading.feed)
         with quiet("lm_eval"), _nothing_asked():
             results = evaluator.simple_evaluate(
-                model=model,
-                tasks=list(settings.tasks),
-                num_fewshot=settings.fewshot,
-                limit=settings.limit,
-                apply_chat_template=settings.chat,
-                fewshot_as_multiturn=settings.chat,
+                model=network,
+                tasks=list(tasks),
+                num_fewshot=fewshot,
+                limit=limit,
+                apply_chat_template=chat,
+                fewshot_as_multiturn=chat,
                 task_manager=manager,
                 log_samples=False,
             )
@@ -140,22 +115,22 @@ def evaluate_tasks(
         figures, versions = tuple(_figures(method, budget, results)), results.get("versions", {})
         return EvaluatedRow(method=method, budget=budget, figures=figures, versions=versions)
 
-    return Evaluation(settings, measure_points(settings.points(), 1, measure, EvaluatedRow, report))
+    return Evaluation(measure_points(reading.points(), 1, measure, EvaluatedRow, report))
 
 
-def _task_manager(settings: Settings) -> TaskManager:
+def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:
     """Find the tasks; lm-eval's own are read only if needed, because that takes ten seconds.
 
     RULER's tasks make their texts with the tokenizer that the metadata name.
     """
-    folder = None if settings.include_path is None else str(settings.include_path)
-    metadata: Any = {"pretrained": settings.model}
+    folder = None if include_path is None else str(include_path)
+    metadata: Any = {"pretrained": model}
     if folder is not None:
         manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
-        if all(manager.match_tasks([task]) for task in settings.tasks):
+        if all(manager.match_tasks([task]) for task in tasks):
             return manager
     manager = TaskManager(include_path=folder, metadata=metadata)
-    for task in settings.tasks:
+    for task in tasks:
         if not manager.match_tasks([task]):
             raise ValueError(
                 f"unknown task {task!r}: `lm_eval ls tasks` lists those of lm-eval "

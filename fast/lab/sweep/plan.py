@@ -177,8 +177,9 @@ def make_sweep(written: Mapping[str, Any]) -> Sweep:
     if missing := [name for name in required if name not in written]:
         raise ValueError(f"key {missing[0]!r} is missing in the sweep")
     hints = get_type_hints(Sweep) | {"budgets": tuple[int | str, ...]}
-    values = {name: _checked(name, value, hints[name]) for name, value in written.items()}
-    sweep = Sweep(**values | {"budgets": tuple(map(str, values["budgets"]))})
+    values: dict[str, Any] = {n: _checked(n, value, hints[n]) for n, value in written.items()}
+    values["budgets"] = tuple(map(str, values["budgets"]))
+    sweep = Sweep(**values)
     most = [MOST_ENTRIES if "%" in text else budget_entries(text, 100) for text in sweep.budgets]
     _check_methods(sweep.methods, most)
     return sweep
@@ -195,7 +196,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         return tuple(_checked(f"an entry of {name}", each, get_args(hint)[0]) for each in value)
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
     if type(value) not in kinds:
-        raise TypeError(f"{name} = {value!r} must be {' or '.join(map(KINDS.get, kinds))}")
+        raise TypeError(f"{name} = {value!r} must be {' or '.join(KINDS[kind] for kind in kinds)}")
     return value
 
 

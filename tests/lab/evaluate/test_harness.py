@@ -20,8 +20,9 @@ lm_eval = pytest.importorskip("lm_eval")
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from kvlab.fast.lab.cli import app, main  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
 from kvlab.fast.lab.harness.model import OPTIONS, CompressedLM  # noqa: E402
-from kvlab.fast.lab.harness.run import Settings, evaluate_tasks  # noqa: E402
+from kvlab.fast.lab.harness.run import evaluate_tasks  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
@@ -250,14 +251,10 @@ def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(
 ):
     monkeypatch.chdir(tmp_path)  # no git repository, and none is asked for
     found = evaluate_tasks(
-        Settings(
-            ("full", "streaming_llm"),
-            ("50%",),
-            batch_size=2,
-            model=str(reasoner_directory()),
-            tasks=("reasoner_local",),
-            include_path=tasks,
-        )
+        str(reasoner_directory()),
+        ("reasoner_local",),
+        Reading(("full", "streaming_llm"), ("50%",), batch_size=2),
+        include_path=tasks,
     )
     values = {(each["method"], each["budget"]): each["value"] for each in found.figures}
     assert values["full", None] == 1.0
@@ -273,9 +270,8 @@ def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(
 def test_kvlab_eval_prints_tables_and_json(tasks, monkeypatch):
     ran = []
 
-    def once(settings, report):
-        ran.extend(() if ran else [evaluate_tasks(settings, report)])
-        assert ran[0].settings == settings
+    def once(**given):
+        ran.extend(() if ran else [evaluate_tasks(**given)])
         return ran[0]
 
     monkeypatch.setattr("kvlab.fast.lab.harness.run.evaluate_tasks", once)
@@ -335,9 +331,7 @@ def without_own_tasks(monkeypatch):
 @pytest.mark.usefixtures("without_own_tasks")
 def test_an_unknown_task_is_refused():
     with pytest.raises(ValueError, match="unknown task 'no_such_task'"):
-        evaluate_tasks(
-            Settings(("full",), model=str(reasoner_directory()), tasks=("no_such_task",))
-        )
+        evaluate_tasks(str(reasoner_directory()), ("no_such_task",), Reading(("full",)))
 
 
 @pytest.mark.usefixtures("without_own_tasks")
