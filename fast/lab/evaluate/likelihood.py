@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine.policy import Policy
-from kvlab.fast.huggingface import compress
+from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.measure import cache_bytes, left_padded, next_tokens
 from kvlab.fast.lab.points import check_points, points
 from kvlab.reference.checks import check_at_least, check_choice
@@ -132,26 +132,23 @@ def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
 def _read_in_steps(
     model: Any, policy: Policy, contexts: Texts, continuations: Texts, block_size: int | None
 ) -> list[Likelihood]:
-    device = model.device
-    ids, real = left_padded(contexts, device)
-    steps, entries, held = [], [0] * len(contexts), [0.0] * len(contexts)
+    ids, real = left_padded(contexts, model.device)
+    steps, memory = [], [(0, 0.0)] * len(contexts)
     with compress(model, policy, block_size=block_size) as cache:
         for step in range(max(map(len, continuations))):
             if step:
-                ids = next_tokens(continuations, step, device)
+                ids = next_tokens(continuations, step, model.device)
                 real = torch.cat([real, torch.ones_like(ids, dtype=torch.bool)], dim=1)
             output = model(ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1)
-            targets = next_tokens(continuations, step + 1, device)
+            targets = next_tokens(continuations, step + 1, model.device)
             steps.append(_rate(output.logits[:, -1:], targets))
-            for row, counts in enumerate(zip(*cache.kept(), strict=True)):
-                if step + 1 == len(continuations[row]):
-                    entries[row] = max(counts)
-                    held[row] = float(cache_bytes(cache)[:, row].sum())
+            ending = [row for row, tokens in enumerate(continuations) if len(tokens) == step + 1]
+            held = _held(cache) if ending else []
+            for row in ending:
+                memory[row] = held[row]
     logprobs, greedy = (torch.cat(part, dim=1).cpu().numpy() for part in zip(*steps, strict=True))
     return [
-        Likelihood(
-            logprobs[row, : len(tokens)], greedy[row, : len(tokens)], entries[row], held[row]
-        )
+        Likelihood(logprobs[row, : len(tokens)], greedy[row, : len(tokens)], *memory[row])
         for row, tokens in enumerate(continuations)
     ]
 
@@ -168,16 +165,19 @@ def _read_in_blocks(
             past_key_values=cache,
             logits_to_keep=max(map(len, continuations)),
         )
-        entries = [max(counts) for counts in zip(*cache.kept(), strict=True)]
-        held = cache_bytes(cache).sum(axis=0).tolist()
+        memory = _held(cache)
     targets = ids[:, ids.shape[1] - output.logits.shape[1] :]
     logprobs, greedy = (part.cpu().numpy() for part in _rate(output.logits, targets))
     return [
-        Likelihood(
-            logprobs[row, -len(tokens) :], greedy[row, -len(tokens) :], entries[row], held[row]
-        )
+        Likelihood(logprobs[row, -len(tokens) :], greedy[row, -len(tokens) :], *memory[row])
         for row, tokens in enumerate(continuations)
     ]
+
+
+def _held(cache: CompressedCache) -> list[tuple[int, float]]:
+    """Return entries, in the layer that keeps most, and bytes of every sequence."""
+    entries = [max(counts) for counts in zip(*cache.kept(), strict=True)]
+    return list(zip(entries, cache_bytes(cache).sum(axis=0).tolist(), strict=True))
 
 
 def _rate(
@@ -187,17 +187,9 @@ def _rate(
 
     The work is done for 64 positions at a time, to save memory.
     """
-    rated = [
-        _rate_few(some, wanted)
-        for some, wanted in zip(logits.split(64, dim=1), targets.split(64, dim=1), strict=True)
-    ]
-    logprobs, greedy = zip(*rated, strict=True)
+    logprobs, greedy = [], []
+    for some, wanted in zip(logits.split(64, dim=1), targets.split(64, dim=1), strict=True):
+        rows = torch.log_softmax(some.to(torch.promote_types(some.dtype, torch.float32)), -1)
+        logprobs.append(rows.gather(-1, wanted[..., None]).squeeze(-1).double())
+        greedy.append(rows.argmax(dim=-1) == wanted)
     return torch.cat(logprobs, dim=1), torch.cat(greedy, dim=1)
-
-
-def _rate_few(
-    logits: Float[Tensor, "N t vocab"], targets: Int[Tensor, "N t"]
-) -> tuple[Float[Tensor, "N t"], Bool[Tensor, "N t"]]:
-    logprobs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
-    chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
-    return chosen.double(), logprobs.argmax(dim=-1) == targets

@@ -99,17 +99,23 @@ def measure_perplexity(
     specs = [spec for spec in reading.methods if spec != YARDSTICK]
     yardstick: list[Likelihood] = []
 
+    prompts, rated = [each.prompt for each in passages], [each.rated for each in passages]
+    how = (reading.block_size, reading.feed, reading.batch_size)
+
     def measure(spec: str, entries: int | None, told: Told) -> RatedRow:
         if spec != YARDSTICK and not yardstick:
             raise ValueError("the full cache, with which methods are compared, was refused")
-        found = _read(model, spec, entries, passages, reading, told)
+        policy = methods.get(spec, entries)
+        only_codes = entries is None and isinstance(policy.precision, OnArrival)
+        if reading.feed == "blocks" and spec != YARDSTICK and not only_codes:
+            check_feed(policy.schedule, max(map(len, passages)) - 1, reading.block_size)
+        found = likelihoods(model, policy, prompts, rated, *how, told)
         yardstick.extend(() if yardstick else found)
         return _row(spec, entries, found, yardstick)
 
     asked = [(YARDSTICK, None), *points(specs, budgets)]
     rows = measure_points(asked, len(passages), measure, RatedRow, report)
-    rated = sum(len(passage.rated) for passage in passages)
-    return Perplexities(reading, len(passages), rated, mean_length, rows)
+    return Perplexities(reading, len(passages), sum(map(len, rated)), mean_length, rows)
 
 
 def cut_windows(
@@ -150,30 +156,6 @@ def problem_passages(tokenizer: Any, count: int) -> list[Passage]:
         Passage(token_ids(tokenizer, each.prompt), token_ids(tokenizer, each.solution))
         for each in reasoning.held_out(count)
     ]
-
-
-def _read(
-    model: Any,
-    spec: str,
-    entries: int | None,
-    passages: Sequence[Passage],
-    reading: Reading,
-    told: Told,
-) -> list[Likelihood]:
-    policy = methods.get(spec, entries)
-    only_codes = entries is None and isinstance(policy.precision, OnArrival)
-    if reading.feed == "blocks" and spec != YARDSTICK and not only_codes:
-        check_feed(policy.schedule, max(map(len, passages)) - 1, reading.block_size)
-    return likelihoods(
-        model,
-        policy,
-        [passage.prompt for passage in passages],
-        [passage.rated for passage in passages],
-        reading.block_size,
-        reading.feed,
-        reading.batch_size,
-        told,
-    )
 
 
 def _row(

@@ -1,24 +1,24 @@
-"""The Ray engine: workers on a cluster, each with one model, that may die at any time.
+"""The Ray engine: jobs as tasks on a cluster whose processes may die at any time.
 
-The driver hands a worker one job at a time and keeps what it returns, so that no file system has to
-be shared. A worker that dies is replaced, and its job is handed out again; nodes that join get
-workers, and the sweep does not wait for nodes that leave. If the driver dies, Ray ends its workers.
+The driver keeps as many tasks running as the cluster has room for, and keeps what they return, so
+that no file system has to be shared. Ray starts the processes, which keep their model from job to
+job. A job whose process dies is handed out again; nodes that join get jobs, and the sweep does not
+wait for nodes that leave. If the driver dies, Ray ends its tasks.
 """
 
 import logging
 import os
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns where it is unset
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError, RayTaskError
 
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.sweep.engines import Engine, Failure, Result, attempt_job
@@ -35,18 +35,8 @@ PATIENCE_FOR_CLUSTER = 10.0
 """Seconds until a cluster that does not answer counts as not there."""
 
 MOST_DEATHS = 5
-"""Workers that may die during one job before the job is given up. This tolerates accidents, and
-ends a job that itself kills its workers, for example because it needs too much memory."""
-
-
-@dataclass
-class PooledWorker:
-    """A worker, or one that waits until the cluster has room for it."""
-
-    actor: Any
-    pending: Any
-    """The awaited reply: first the worker's versions, then the result of one job after another."""
-    job: Job | None = None
+"""Processes that may die of one job before the job is given up. This tolerates accidents, and ends
+a job that itself kills its processes, for example because it needs too much memory."""
 
 
 class RayEngine(Engine):
@@ -56,8 +46,8 @@ class RayEngine(Engine):
         """Note the arguments; the cluster is contacted when results are asked for.
 
         Args:
-            workers: at most so many; None: as many as the cluster has room for.
-            gpus: per worker, parts allowed; None: 1 if the cluster has any.
+            workers: jobs at a time at most; None: as many as the cluster has room for.
+            gpus: per job, parts allowed; None: 1 if the cluster has any.
         """
         self.workers, self.gpus = workers, gpus
 
@@ -65,123 +55,71 @@ class RayEngine(Engine):
         """Yield every job once.
 
         Raises:
-            ConnectionError: if the cluster cannot be reached.
+            ConnectionError: if the cluster cannot be reached, or cannot run kvlab.
             ValueError: if no worker fits the cluster, or a node has another version of kvlab.
         """
         with connected():
             gpus = self.gpus_per_worker()
             if not room(gpus):
                 raise ValueError(f"gpus = {gpus:g} per worker is more than the cluster has")
-            pool = WorkerPool(jobs, gpus, self.workers)
+            options: Any = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0}
+            task = ray.remote(**options)(run_job)
+            waiting, deaths = deque(jobs), Counter[str]()
+            running: dict[Any, Job] = {}
             try:
-                yield from pool.work()
+                while waiting or running:
+                    places = min(self.workers or room(gpus), room(gpus) or 1)
+                    while waiting and len(running) < places:
+                        job = waiting.popleft()
+                        running[task.remote(job, Worker, relevant_versions())] = job
+                    ready, _ = ray.wait(list(running), num_returns=1, timeout=PATIENCE)
+                    for reference in ready:
+                        job = running.pop(reference)
+                        found = _found(reference)
+                        if found is None and deaths[job.id] < MOST_DEATHS - 1:
+                            deaths[job.id] += 1
+                            waiting.appendleft(job)
+                        else:
+                            yield job, found or Failure(f"{MOST_DEATHS} processes died of it")
             finally:
-                pool.stop_workers()
+                for reference in running:
+                    ray.cancel(reference, force=True)
 
     def gpus_per_worker(self) -> float:
-        """Return the GPUs that each worker asks for."""
+        """Return the GPUs that each job asks for."""
         if self.gpus is not None:
             return self.gpus
         return 1.0 if ray.cluster_resources().get("GPU", 0) >= 1 else 0.0
 
 
-class WorkerPool:
-    """The workers of one sweep, and the jobs that are still to be handed out."""
-
-    def __init__(self, jobs: Sequence[Job], gpus: float, most: int | None) -> None:
-        self.waiting = deque(jobs)
-        self.gpus, self.most = gpus, most
-        self.workers: list[PooledWorker] = []
-        self.deaths: dict[str, int] = {}
-        self.failed_starts = 0
-        """Workers in a row that died before they had a job."""
-
-    def work(self) -> Iterator[Result]:
-        """Yield every job once."""
-        while self.waiting or any(worker.job for worker in self.workers):
-            self.start_workers()
-            pending = [worker.pending for worker in self.workers]
-            ready, _ = ray.wait(pending, num_returns=1, timeout=PATIENCE)
-            for worker in [each for each in self.workers if each.pending in ready]:
-                yield from self.take_result(worker)
-
-    def start_workers(self) -> None:
-        """Ask for as many workers as the cluster has room for and jobs are left for."""
-        wanted = min(self.most or room(self.gpus), room(self.gpus) or 1)
-        busy = sum(worker.job is not None for worker in self.workers)
-        for _ in range(min(wanted, busy + len(self.waiting)) - len(self.workers)):
-            kind: Any = ray.remote(RemoteWorker)  # Ray does not restart it if it dies
-            ask = kind.options(num_cpus=1, num_gpus=self.gpus, max_restarts=0, max_task_retries=0)
-            actor = ask.remote()
-            self.workers.append(PooledWorker(actor, actor.version.remote()))
-
-    def take_result(self, worker: PooledWorker) -> Iterator[Result]:
-        """Take what a worker has done, and hand it the next job."""
-        job = worker.job
-        try:
-            answer: Any = ray.get(worker.pending)
-        except RayActorError as error:
-            self.workers.remove(worker)
-            if job is not None:
-                yield from self.retry_or_give_up(job, _one_line(error))
-            else:
-                self.count_failed_start(error)
-            return
-        except RayError as error:  # the answer was lost on its way
-            answer = Failure(_one_line(error))
-        if job is None:
-            check_version(answer)
-            self.failed_starts = 0
-        else:
-            yield job, answer
-        self.assign_next_job(worker)
-
-    def count_failed_start(self, error: RayError) -> None:
-        """Raise ConnectionError if workers do not even start, as where kvlab is not installed."""
-        self.failed_starts += 1
-        if self.failed_starts >= MOST_DEATHS:
-            raise ConnectionError(f"the cluster's workers do not start: {_one_line(error)}")
-
-    def retry_or_give_up(self, job: Job, reason: str) -> Iterator[Result]:
-        """Put the job of a dead worker back, or give it up."""
-        self.deaths[job.id] = self.deaths.get(job.id, 0) + 1
-        if self.deaths[job.id] < MOST_DEATHS:
-            self.waiting.appendleft(job)
-        else:
-            yield job, Failure(f"{MOST_DEATHS} workers died of it: {reason}")
-
-    def assign_next_job(self, worker: PooledWorker) -> None:
-        """Give a worker the next job, of the model that it has loaded if there is one."""
-        if not self.waiting:
-            self.workers.remove(worker)
-            ray.kill(worker.actor)
-            return
-        held = None if worker.job is None else worker.job.fingerprint
-        number = next((n for n, j in enumerate(self.waiting) if j.fingerprint == held), 0)
-        worker.job = self.waiting[number]
-        del self.waiting[number]
-        worker.pending = worker.actor.run.remote(worker.job)
-
-    def stop_workers(self) -> None:
-        """End the workers, whatever they are doing."""
-        for worker in self.workers:
-            ray.kill(worker.actor)
-        self.workers.clear()
+def _found(reference: Any) -> list[Found] | Failure | None:
+    """Return what a task has returned; None if its process died, or the answer was lost."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        if isinstance(error, ValueError):
+            raise ValueError(str(error.cause)) from None
+        raise ConnectionError(f"the cluster cannot run kvlab: {_one_line(error)}") from None
+    except RayError:
+        return None
 
 
-class RemoteWorker:
-    """A `Worker` in a process of its own, somewhere in the cluster."""
+_kept: list[Worker] = []
+"""The worker of this process, if it has done a job."""
 
-    def __init__(self) -> None:
-        self.worker = Worker()
 
-    def version(self) -> dict[str, str | None]:
-        """Return the versions that results depend on."""
-        return relevant_versions()
+def run_job(job: Job, kind: type[Worker], versions: dict[str, str | None]) -> list[Found] | Failure:
+    """Do a job, in a process somewhere in the cluster.
 
-    def run(self, job: Job) -> list[Found] | Failure:
-        """Do a job."""
-        return attempt_job(self.worker, job)
+    Raises:
+        ValueError: if versions differ from those of the driver.
+    """
+    for name, ours in relevant_versions().items():
+        if versions[name] != ours:
+            raise ValueError(f"a worker of the cluster has {name} {ours}, not {versions[name]}")
+    if not _kept:
+        _kept.append(kind())
+    return attempt_job(_kept[0], job)
 
 
 @contextmanager
@@ -253,10 +191,3 @@ def relevant_versions() -> dict[str, str | None]:
     """Return the versions on which results depend."""
     found = versions()
     return {name: found[name] for name in ("python", "kvlab", "torch", "transformers")}
-
-
-def check_version(theirs: dict[str, str | None]) -> None:
-    """Raise ValueError if a worker has other versions than the driver."""
-    for name, ours in relevant_versions().items():
-        if theirs[name] != ours:
-            raise ValueError(f"a worker of the cluster has {name} {theirs[name]}, not {ours}")

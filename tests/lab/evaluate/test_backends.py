@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from sampling import sampled
-from shapes import shapes_checked
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import (
@@ -35,12 +34,6 @@ SPECS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _shapes_are_checked_elsewhere():
-    with shapes_checked(False):
-        yield
-
-
 @pytest.fixture(scope="module")
 def backends():
     return FastBackend(reasoner_directory()), ReferenceBackend(reasoner_directory())
@@ -50,9 +43,8 @@ def backends():
 def problems(backends):
     """Prompts of two lengths, what the full cache writes, and the token that ends it."""
     fast, reference = backends
-    drawn = list({len(p.prompt.split(" ")): p for p in reasoning.held_out(12, seed=5)}.values())[
-        -2:
-    ]
+    by_length = {len(p.prompt.split(" ")): p for p in reasoning.held_out(12, seed=5)}
+    drawn = [by_length[length] for length in sorted(by_length)[:2]]
     prompts = [fast.encode(problem.prompt) for problem in drawn]
     assert prompts == [reference.encode(problem.prompt) for problem in drawn]
     assert len(set(map(len, prompts))) > 1
@@ -61,9 +53,7 @@ def problems(backends):
     return prompts, answers, stop
 
 
-@pytest.mark.parametrize(
-    "spec", sampled(SPECS, ["lazy_eviction@window=16,threshold=0.2", "caote:h2o", KIVI])
-)
+@pytest.mark.parametrize("spec", sampled(SPECS, ["caote:h2o"]))
 def test_whole_problems_give_the_same_text(spec, backends, problems):
     prompts, _, stop = problems
     policy, request = methods.get(spec, SPECS[spec]), Request(prompts, 160, stop)
@@ -87,7 +77,7 @@ def test_only_a_token_that_stands_nowhere_else_ends_an_answer():
     assert Question(0, problem, [1], [9, 6, 9]).stop is None
 
 
-@pytest.mark.parametrize("spec", sampled(SPECS, ["h2o", "tova", *SPECS_IN_BITS]))
+@pytest.mark.parametrize("spec", sampled(SPECS, ["tova", KIVI]))
 def test_the_same_figures_are_measured(spec, backends, problems):
     prompts, answers, _ = problems
     policy = methods.get(spec, SPECS[spec])

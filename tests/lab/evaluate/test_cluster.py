@@ -5,12 +5,15 @@ import os
 import random
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from sweeping import SMALL, Gate, kvlab, results, wait_until
 
 pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
+
+from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from kvlab.fast.lab.sweep import cluster
 from kvlab.fast.lab.sweep.dataset import Dataset
@@ -21,7 +24,7 @@ from kvlab.fast.lab.sweep.run import RESULTS, read_stored
 pytestmark = pytest.mark.slow
 
 KILLS = 10
-TITLE = b"ray::RemoteWorker"
+TITLE = b"ray::run_job"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +78,7 @@ def gate(tmp_path):
     return Gate(tmp_path / "gate")
 
 
-HELD = ("cluster", "RemoteWorker")
+HELD = ("cluster", "Worker")
 
 
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, gate, tmp_path):
@@ -154,26 +157,68 @@ def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, gate, tmp_
 # --- without a cluster ---------------------------------------------------------------------------
 
 
-def test_a_job_that_kills_its_workers_is_given_up(undisturbed):
+class Cluster:
+    """A cluster whose tasks all end as ``answer`` says; it counts them."""
+
+    def __init__(self, answer):
+        self.answer, self.tasks, self.cancel = answer, [], None
+
+    def remote(self, *arguments, **options):
+        if not arguments:
+            return lambda function: self
+        self.tasks.append(arguments[0])
+        return len(self.tasks)
+
+    def wait(self, references, **options):
+        return references, []
+
+    def get(self, reference):
+        return self.answer(self.tasks[reference - 1])
+
+
+@pytest.fixture
+def run_on(monkeypatch, undisturbed):
+    """Return a function that runs two jobs on a `Cluster`."""
     jobs = list(make_plan(read_sweep(undisturbed[0])).jobs())[:2]
-    pool = cluster.WorkerPool(jobs, gpus=0.0, most=None)
-    job = pool.waiting.popleft()
-    for _ in range(cluster.MOST_DEATHS - 1):
-        assert list(pool.retry_or_give_up(job, "it died")) == []
-        assert pool.waiting.popleft() is job
-    ((given_up, failure),) = pool.retry_or_give_up(job, "it died")
-    assert given_up is job
-    assert failure == Failure(f"{cluster.MOST_DEATHS} workers died of it: it died")
-    assert list(pool.waiting) == jobs[1:]
+
+    def run(answer):
+        made = Cluster(answer)
+        monkeypatch.setattr(cluster, "ray", made)
+        monkeypatch.setattr(cluster, "room", lambda gpus: 1)
+        monkeypatch.setattr(cluster, "connected", nullcontext)
+        return jobs, made, list(cluster.RayEngine(gpus=0).results(jobs))
+
+    return run
 
 
-def test_workers_that_never_start_end_the_sweep():
-    pool = cluster.WorkerPool([], gpus=0.0, most=None)
-    error = cluster.RayError("it died\nModuleNotFoundError: No module named 'kvlab'")
-    for _ in range(cluster.MOST_DEATHS - 1):
-        pool.count_failed_start(error)
-    with pytest.raises(ConnectionError, match=r"do not start: .*No module named 'kvlab'"):
-        pool.count_failed_start(error)
+def test_a_job_that_kills_its_processes_is_given_up(run_on):
+    died = []
+
+    def answer(job):
+        if not died or died[0] == job:
+            died.append(job)
+            raise WorkerCrashedError
+        return ["row"]
+
+    jobs, made, found = run_on(answer)
+    failure = Failure(f"{cluster.MOST_DEATHS} processes died of it")
+    assert found == [(jobs[0], failure), (jobs[1], ["row"])]
+    assert made.tasks == [jobs[0]] * cluster.MOST_DEATHS + [jobs[1]]
+
+
+@pytest.mark.parametrize(
+    ("error", "seen", "message"),
+    [
+        (ModuleNotFoundError("kvlab"), ConnectionError, "cannot run kvlab: .*kvlab"),
+        (ValueError("a worker of the cluster has kvlab 0"), ValueError, "has kvlab 0"),
+    ],
+)
+def test_a_task_that_cannot_do_its_job_ends_the_sweep(run_on, error, seen, message):
+    def answer(job):
+        raise RayTaskError("run_job", str(error), error).as_instanceof_cause()
+
+    with pytest.raises(seen, match=message):
+        run_on(answer)
 
 
 def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch):
@@ -209,7 +254,6 @@ def test_a_worker_gets_a_gpu_where_there_are_any(monkeypatch):
 
 
 def test_other_versions_are_refused():
-    ours = cluster.relevant_versions()
-    cluster.check_version(ours)
-    with pytest.raises(ValueError, match=r"a worker of the cluster has kvlab 0\.0\.1, not"):
-        cluster.check_version({**ours, "kvlab": "0.0.1"})
+    theirs = {**cluster.relevant_versions(), "kvlab": "0.0.1"}
+    with pytest.raises(ValueError, match=r"a worker of the cluster has kvlab .*, not 0\.0\.1"):
+        cluster.run_job(None, cluster.Worker, theirs)

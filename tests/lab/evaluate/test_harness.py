@@ -9,7 +9,6 @@ from importlib.resources import files
 import numpy as np
 import pytest
 from sampling import slow
-from shapes import shapes_checked
 from texts import byte_model, write_task
 from tolerances import FLOAT32_LOGITS
 from typer.testing import CliRunner
@@ -26,12 +25,6 @@ from kvlab.fast.lab.harness.run import evaluate_tasks  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def _shapes_are_not_checked():
-    with shapes_checked(False):
-        yield
 
 
 @pytest.fixture(autouse=True)

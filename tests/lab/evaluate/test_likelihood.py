@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from shapes import shapes_checked
 from tolerances import FLOAT32_LOGITS, FLOAT64
 
 torch = pytest.importorskip("torch")
@@ -24,12 +23,6 @@ PROBLEMS = reasoning.held_out(3)
 PROMPTS = [ENCODE(problem.prompt).ids for problem in PROBLEMS]
 SOLUTIONS = [ENCODE(problem.solution).ids[: 30 + 3 * n] for n, problem in enumerate(PROBLEMS)]
 BLOCK = 16
-
-
-@pytest.fixture(autouse=True)
-def _shapes_are_not_checked():
-    with shapes_checked(False):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from shapes import shapes_checked
 from texts import byte_model
 from typer.testing import CliRunner
 
@@ -27,12 +26,6 @@ from kvlab.reference.models import reasoner_directory  # noqa: E402
 
 HAY = "The river is long and slow. Nobody knows where it begins. " * 40
 DEPTHS = (0.0, 0.5, 1.0)
-
-
-@pytest.fixture(autouse=True)
-def _shapes_are_not_checked():
-    with shapes_checked(False):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from math import log
 
 import numpy as np
 import pytest
-from shapes import shapes_checked
 from texts import byte_model
 from tolerances import FLOAT32_LOGITS, FLOAT64
 from typer.testing import CliRunner
@@ -25,12 +24,6 @@ from kvlab.fast.lab.generation import token_ids  # noqa: E402
 from kvlab.fast.models.loading import load  # noqa: E402
 
 TEXT = "The cat sat on the mat. It was a grey cat, and it was asleep. " * 6
-
-
-@pytest.fixture(autouse=True)
-def _shapes_are_not_checked():
-    with shapes_checked(False):
-        yield
 
 
 @pytest.fixture(scope="module")

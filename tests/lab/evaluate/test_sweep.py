@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 from filelock import FileLock
-from shapes import shapes_checked
 from sweeping import SMALL, Gate, kvlab, results
 from typer.testing import CliRunner
 
@@ -24,13 +23,6 @@ from kvlab.fast.lab.sweep.worker import Found, Worker
 from kvlab.reference.methods import with_seed
 from kvlab.reference.models import reasoner_directory
 
-
-@pytest.fixture(autouse=True)
-def _shapes_are_checked_elsewhere():
-    with shapes_checked(False):
-        yield
-
-
 FOUND = {}
 """What the local engine found for the jobs of `small`."""
 
@@ -41,8 +33,7 @@ def small(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sweep")
     (directory / "sweep.toml").write_text(SMALL)
     plan = make_plan(read_sweep(directory / "sweep.toml"))
-    with shapes_checked(False):
-        ran = run_sweep(plan, directory, Recorder())
+    ran = run_sweep(plan, directory, Recorder())
     assert (ran.done, ran.total, ran.failures) == (16, 16, ())
     return plan, directory
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -85,16 +86,24 @@ def found(job):
     ]
 
 
-@pytest.fixture
-def stored(tmp_path):
-    """A complete sweep with made-up results."""
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """The directory of a complete sweep with made-up results."""
+    directory = tmp_path_factory.mktemp("sweep")
     plan = make_plan(make_sweep(SWEEP))
-    clear_unfinished(tmp_path / "results")
-    write_plan(plan, tmp_path)
-    stored = read_stored(tmp_path)
+    clear_unfinished(directory / "results")
+    write_plan(plan, directory)
+    data = read_stored(directory).data
     for job in plan.jobs():
-        stored.data.write(job, found(job))
-    return stored
+        data.write(job, found(job))
+    return directory
+
+
+@pytest.fixture
+def stored(complete, tmp_path):
+    """A copy of the sweep, which a test may change."""
+    shutil.copytree(complete, tmp_path / "sweep")
+    return read_stored(tmp_path / "sweep")
 
 
 # --- statistics ----------------------------------------------------------------------------------
