@@ -73,11 +73,6 @@ def check_planted(claim, neighbour):
         return next(x for x in module.PAPER.claims if x.tag == claim.tag).check()
 
 
-def test_names_and_tags_are_unique():
-    assert len({(claim.paper, claim.name) for claim in ALL}) == len(ALL)
-    assert len({(claim.paper, claim.tag) for claim in ALL}) == len(ALL)
-
-
 @pytest.mark.parametrize("name", PAPERS)
 def test_topics_are_divergences_of_the_method(name):
     known = {each.topic for each in methods.divergences(name)}
@@ -111,9 +106,10 @@ def test_checks_compute_from_definitions(name):
     assert not [each for each in imported if each.startswith(tuple(judged))]
 
 
-def test_checks_have_no_parameters():
-    for claim in ALL:
-        assert not inspect.signature(claim.check).parameters, claim.tag
+def test_names_and_tags_are_unique_and_checks_have_no_parameters():
+    assert len({(claim.paper, claim.name) for claim in ALL}) == len(ALL)
+    assert len({claim.tag for claim in ALL}) == len(ALL)
+    assert not [each.tag for each in ALL if inspect.signature(each.check).parameters]
 
 
 def test_unknown_papers_and_claims_are_refused():

@@ -54,13 +54,8 @@ def test_every_claim_has_a_row():
     ],
 )
 def test_figures_of_jump_programs_are_those_of_the_stored_sweeps(name, said):
-    found = stored_summary(name)
-    rows = [
-        each
-        for row in ROWS
-        for each in row.measured
-        if each.where.startswith(f"model jumps, {said}")
-    ]
+    found, where = stored_summary(name), f"model jumps, {said}"
+    rows = [each for row in ROWS for each in row.measured if each.where.startswith(where)]
     assert len(rows) > 10
     for each in rows:
         budget = re.search(r"(\d+) entries$", each.where)
@@ -127,19 +122,16 @@ def parse(command):
         return parse_module(*arguments)
     assert program == "kvlab"
     name, *arguments = arguments
-    group = typer.main.get_command(app)
-    found = group.get_command(None, name)
+    found = typer.main.get_command(app).get_command(None, name)
     assert found is not None, name
-    context = found.context_class(found, info_name=name)
     known_options = {option for each in found.params for option in each.opts}
     typed = {argument for argument in arguments if argument.startswith("--")}
     assert typed <= known_options, typed - known_options
+    context = found.context_class(found, info_name=name)
     options = found.make_parser(context).parse_args(arguments)[0]
-    for spec in (options.get("methods") or "").split(";"):
-        if spec:
-            build(spec)
-    if tags := options.get("claim"):
-        claims(None, tags)
+    for spec in filter(None, (options.get("methods") or "").split(";")):
+        build(spec)
+    claims(None, options.get("claim"))
 
 
 def parse_module(module, *arguments):
