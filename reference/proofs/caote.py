@@ -861,7 +861,7 @@ def smaller_blocks_are_better() -> Finding:
         f"adds to its base method is most for 32 in {most_added}"
     )
     confirmed = best == 1 and most_added < total
-    return tabulated(worse, total, "cells are best", reading if confirmed else "")
+    return tabulated(worse, total, "cells are best", reading, confirmed)
 
 
 PAPER.claims.extend(table_claims("caote"))

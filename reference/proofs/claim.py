@@ -77,7 +77,9 @@ def measured(holds: bool | np.bool, evidence: str, **figures: Any) -> Finding:
     return verified(evidence, figures=figures) if holds else refuted(evidence)
 
 
-def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str = "") -> Finding:
+def tabulated(
+    contradictions: Sequence[str], total: int, what: str, reading: str = "", confirmed: bool = True
+) -> Finding:
     """Judge a statement by the paper's own figures.
 
     Args:
@@ -85,10 +87,11 @@ def tabulated(contradictions: Sequence[str], total: int, what: str, reading: str
         total: figures or sentences that were looked at.
         what: what the agreeing ones are and do, such as "averages are the mean of their row".
         reading: what is true instead.
+        confirmed: whether the figures agree with the reading.
     """
     evidence = f"the paper's own figures: {total - len(contradictions)} of {total} {what}"
     if contradictions:
-        return refuted("; ".join(contradictions), evidence, reading)
+        return refuted("; ".join(contradictions), evidence, reading, confirmed)
     return verified(evidence)
 
 

@@ -685,8 +685,8 @@ def method_is_best_everywhere() -> Finding:
         f"it is in {better} of {total} cases, and on {ahead} of {len(TABLES['accuracy'])} data "
         "sets in the mean over their models"
     )
-    confirmed = better > 0.8 * total
-    return tabulated(worse, total, "cases have LazyEviction ahead", reading if confirmed else "")
+    mostly = better > 0.8 * total
+    return tabulated(worse, total, "cases have LazyEviction ahead", reading, mostly)
 
 
 @PAPER.ours("LE-20b", "Tables 1 and 2, GSM8K and GPQA Diamond", Verdict.VERIFIED)
@@ -696,10 +696,9 @@ def other_accuracies_fit_no_number_of_problems() -> Finding:
     """
 
     def off(task: str, problems: int, digit: float) -> int:
-        x = np.concatenate([*TABLES["accuracy"][task].values()])
-        return int(
-            (abs(100 * (x * problems / 100).round() / problems - x) > digit / 2 + 1e-9).sum()
-        )
+        shares = np.concatenate([*TABLES["accuracy"][task].values()]) / 100
+        nearest = (shares * problems).round() / problems
+        return int((100 * abs(nearest - shares) > digit / 2 + 1e-9).sum())
 
     gsm8k, gpqa = off("GSM8K 50 %", 1319, 0.01), off("GPQA 50 %", 198, 0.1)
     none = all(off("GPQA 50 %", problems, 0.1) for problems in range(20, 400))

@@ -94,12 +94,13 @@ def check(tables: Mapping[str, Any], claim: Mapping[str, Any]) -> Finding:
     what = claim["what"]
     if len(judged) <= 4:
         what += f": {'; '.join(words for _, words in judged)}"
-    reading = ""
-    if instead := claim.get("instead"):
-        told = [holds for holds, _ in Relations(**instead["relations"]).judge(tables)]
-        if sum(told) > instead["share"] * len(told):
-            reading = instead["reading"].format(holding=sum(told), total=len(told))
-    return tabulated(wrong, len(judged), what, reading)
+    if "instead" not in claim:
+        return tabulated(wrong, len(judged), what)
+    instead = claim["instead"]
+    told = [holds for holds, _ in Relations(**instead["relations"]).judge(tables)]
+    reading = instead["reading"].format(holding=sum(told), total=len(told))
+    confirmed = sum(told) > instead["share"] * len(told)
+    return tabulated(wrong, len(judged), what, reading, confirmed)
 
 
 def _matching(tree: Any, path: Sequence[str]) -> Iterator[tuple[str, Any]]:
