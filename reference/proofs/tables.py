@@ -51,8 +51,12 @@ class Relations:
     """The sentence that these relations are about."""
 
     def judge(self, tables: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-        """Yield, for each relation and row, whether it is as claimed, and the figures in words."""
-        rows = [row for path in self.rows for row in _matching(tables, path.split("/"))]
+        """Yield, for each relation and row, whether it is as claimed, and the figures in words.
+
+        Raises:
+            ValueError: if a path names no figure.
+        """
+        rows = [row for path in self.rows for row in _found(tables, path)]
         for name, row in rows or [("", {})]:
             named = _by_name(row, self.columns)
             for given, x in self.given.items():
@@ -103,6 +107,13 @@ def check(tables: Mapping[str, Any], claim: Mapping[str, Any]) -> Finding:
     return tabulated(wrong, len(judged), what, reading, confirmed)
 
 
+def _found(tables: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
+    found = list(_matching(tables, path.split("/")))
+    if not found:
+        raise ValueError(f"path = {path!r} names no printed figure")
+    return found
+
+
 def _matching(tree: Any, path: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield what lies at a path, with the names that its stars stand for."""
     if not path:
@@ -121,7 +132,7 @@ def _figures(tables: Mapping[str, Any], given: Any, named: Mapping[str, Any]) ->
         return given
     if given.startswith("= "):
         return _value(given[2:], named)
-    found = [figure for _, figure in _matching(tables, given.split("/"))]
+    found = [figure for _, figure in _found(tables, given)]
     return found if "*" in given else found[0]
 
 

@@ -119,6 +119,13 @@ def test_unknown_papers_and_claims_are_refused():
         claims("caote", ["CA-1", "XX-1"])
 
 
+def test_a_path_without_figures_is_refused():
+    text = changed(Path(str(FILE)), [('rows = ["differences/*"]', 'rows = ["difference/*"]')])
+    claim = next(each for each in table_claims("lazy_eviction", text) if each.tag == "LE-12d")
+    with pytest.raises(ValueError, match=r"path = 'difference/\*' names no printed figure"):
+        claim.check()
+
+
 def test_claims_are_chosen_by_tag_in_the_order_of_the_file():
     found = [claim.tag for claim in claims(None, ["CA-2", "LE-8", "CA-1"])]
     assert found == ["LE-8", "CA-1", "CA-2"]
