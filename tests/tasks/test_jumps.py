@@ -31,18 +31,13 @@ def solve(prompt: str) -> str:
 @pytest.mark.parametrize("size", sizes)
 def test_solutions_are_right(size):
     for problem in islice(jumps.draw(np.random.default_rng(0), size), 20):
-        check_solution(problem, size)
-
-
-def check_solution(problem: jumps.Problem, size: Size) -> None:
-    assert problem.solution == solve(problem.prompt)
-    assert problem.text == f"{problem.prompt} {problem.solution}"
-    assert problem.tokens == len(problem.text.split(" "))
-    assert set(problem.text.split(" ")) <= set(jumps.vocabulary())
-    assert size.fewest <= len(problem.steps) <= size.most
-    assert len(problem.lines) == size.lines == len({line.label for line in problem.lines})
-    assert len(problem.registers) == size.groups * size.registers
-    assert jumps.grade(problem, problem.solution) == Grade(True, True, len(problem.steps))
+        assert problem.solution == solve(problem.prompt)
+        assert problem.tokens == len(problem.text.split(" "))
+        assert set(problem.text.split(" ")) <= set(jumps.vocabulary())
+        assert size.fewest <= len(problem.steps) <= size.most
+        assert len(problem.lines) == size.lines == len({line.label for line in problem.lines})
+        assert len(problem.registers) == size.groups * size.registers
+        assert jumps.grade(problem, problem.solution) == Grade(True, True, len(problem.steps))
 
 
 def test_sizes_have_the_tokens_that_they_are_called_by():
@@ -90,15 +85,16 @@ def test_training_never_draws_a_held_out_problem():
 def test_wrong_runs_are_graded_wrong():
     problem = jumps.held_out(1)[0]
     right, steps = problem.solution.split(" "), len(problem.steps)
-    digit = right[3 * jumps.STEP + jumps.SUM - 1]
-    wrong = [*right]
-    wrong[3 * jumps.STEP + jumps.SUM - 1] = str((int(digit) + 1) % 10)
-    assert jumps.grade(problem, " ".join(wrong)) == Grade(True, False, 3)
-    assert jumps.grade(problem, "") == Grade(False, False, 0)
-    cut = " ".join(right[: -jumps.STEP - 1])
-    assert jumps.grade(problem, cut) == Grade(False, False, steps - 1)
-    assert jumps.grade(problem, " ".join(right[:-1])) == Grade(False, False, steps)
-    assert jumps.grade(problem, f"{problem.solution} L3") == Grade(False, False, steps)
+    wrong, digit = [*right], 3 * jumps.STEP + jumps.SUM - 1
+    wrong[digit] = str((int(right[digit]) + 1) % 10)
+    for written, grade in (
+        (wrong, Grade(True, False, 3)),
+        ([], Grade(False, False, 0)),
+        (right[: -jumps.STEP - 1], Grade(False, False, steps - 1)),
+        (right[:-1], Grade(False, False, steps)),
+        ([*right, "L3"], Grade(False, False, steps)),
+    ):
+        assert jumps.grade(problem, " ".join(written)) == grade
 
 
 def test_drills_add_right():

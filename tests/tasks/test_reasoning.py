@@ -55,13 +55,13 @@ def test_training_draws_other_problems():
 def test_wrong_solutions_are_graded_wrong():
     problem = reasoning.held_out(1)[0]
     steps = problem.solution.split(" ; ")
-    wrong_step = " ; ".join([*steps[:3], steps[4], *steps[4:]])
-    assert reasoning.grade(problem, wrong_step) == Grade(True, False, 3)
-    answer = (problem.answer + 1) % 10
-    wrong_answer = " ; ".join([*steps[:-1], f"# {answer} \n"])
-    assert reasoning.grade(problem, wrong_answer) == Grade(False, False, len(steps) - 1)
-    assert reasoning.grade(problem, "") == Grade(False, False, 0)
-    assert reasoning.grade(problem, " ; ".join(steps[:-1])) == Grade(False, False, len(steps) - 1)
+    for written, grade in (
+        ([*steps[:3], steps[4], *steps[4:]], Grade(True, False, 3)),
+        ([*steps[:-1], f"# {(problem.answer + 1) % 10} \n"], Grade(False, False, len(steps) - 1)),
+        ([], Grade(False, False, 0)),
+        (steps[:-1], Grade(False, False, len(steps) - 1)),
+    ):
+        assert reasoning.grade(problem, " ; ".join(written)) == grade
 
 
 def test_exercises():
