@@ -50,6 +50,7 @@ class SharedStep:
     """Which rows of attention the score reads."""
     waits: bool
     """Whether the score observes the token later."""
+    ragged: bool
     reused: Int[Tensor, "L NG"] | None
     """Slots of the vacant entries that the token overwrites; None if it has slots at the end."""
     blocks: list[Block] = field(default_factory=list)
@@ -160,9 +161,8 @@ class Layers:
         every = BatchClock(clock.rows * L, positions, self._prompt)
         columns = {"positions": positions[:, None].expand(-1, self._heads, 1)}
         reused = cache.open_slots(columns, every.present, self._dtype)
-        return SharedStep(
-            every, due * L, rows, waits, None if reused is None else reused.view(L, -1)
-        )
+        reused = None if reused is None else reused.view(L, -1)
+        return SharedStep(every, due * L, rows, waits, cache.ragged, reused)
 
     def _attend_shared(
         self, step: SharedStep, place: int, block: Block
@@ -176,7 +176,7 @@ class Layers:
                 cache.columns.flat(name).index_copy_(0, step.reused[place], new.flatten(0, 2))
         queries = block.queries.to(self._dtype) if self._converts else block.queries
         column = partial(cache.columns.of_sequences, first=first, sequences=sequences)
-        view = LayerView(column, self._dtype, cache.ragged, self._triton, block.softcap)
+        view = LayerView(column, self._dtype, step.ragged, self._triton, block.softcap)
         reads = step.rows != "none" and not step.waits
         output, attended = attend_as_needed(self.policy.needs, reads, queries, None, view)
         step.blocks.append(block)

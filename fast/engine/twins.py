@@ -47,7 +47,8 @@ def find_twin(part: type) -> type | None:
     """Return the twin of a part of the reference; None if it has none."""
     if part not in TWINS and part.__module__.startswith(REFERENCE):
         inner = part.__module__.removeprefix(REFERENCE)
-        module = f"{FAST if '.' in inner else ENGINE}{inner}"
+        package = FAST if "." in inner or find_spec(f"{FAST}{inner}") else ENGINE
+        module = f"{package}{inner}"
         if find_spec(module) is not None:
             import_module(module)
     return TWINS.get(part)

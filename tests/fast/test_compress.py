@@ -62,8 +62,8 @@ def test_a_full_cache_writes_what_the_model_writes(family, block_size):
     ("family", "spec"),
     diagonal(list(CONFIGS), ["h2o", "lazy_eviction@window=4,threshold=0.05", "caote:tova"]),
 )
-def test_layers_agree_with_the_reference(family, spec):
-    follow_with_reference(tiny(family), policy_of(spec), Tolerance(FLOAT64, FLOAT64))
+def test_layers_that_share_a_cache_agree_with_the_reference(family, spec):
+    assert follow_with_reference(tiny(family), policy_of(spec), Tolerance(FLOAT64, FLOAT64))
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_number_formats_agree_with_the_reference(dtype, spec):
 def test_a_padded_sequence_is_treated_as_if_alone(spec):
     model = tiny("llama")
     with compress(model, spec, budget_of(spec)) as cache:
-        tokens, logits = written(model, cache, prompts([21, 13]), 14)
+        tokens, logits = written(model, cache, prompts([21, 13]), 8)
         together = cache.positions()
     short = prompts([21, 13])["input_ids"][1:, -13:]
     alone = {"input_ids": short, "attention_mask": torch.ones_like(short)}
     with compress(model, spec, budget_of(spec)) as cache:
-        expected = written(model, cache, alone, 14)
+        expected = written(model, cache, alone, 8)
     torch.testing.assert_close((tokens[1:], logits[1:]), expected, rtol=0, atol=1e-6)
     for both, one in zip(together, cache.positions(), strict=True):
         kept = both[1, both[1] >= 0].view(len(both[1]), -1)
@@ -106,7 +106,7 @@ def test_watching_changes_nothing(spec, beams):
 
     for watcher in (None, watch):
         with compress(model, spec, BUDGET, block_size=6, watch=watcher) as cache:
-            found = written(model, cache, prompts([21, 13]), 18, num_beams=beams)
+            found = written(model, cache, prompts([21, 13]), 10, num_beams=beams)
             runs.append((found, cache.positions(), cache.compressed.shared))
     assert runs[0][2] == runs[1][2]
     torch.testing.assert_close(runs[1][:2], runs[0][:2], rtol=0, atol=0)
@@ -122,7 +122,7 @@ def test_watching_changes_nothing(spec, beams):
     ],
 )
 def test_tokens_between_decisions_are_observed_together(spec, most):
-    """As if one by one: `test_layers_agree_with_the_reference` compares both."""
+    """As if one by one: the reference, which layers of such methods are compared with."""
     model, waiting, decided = tiny("llama"), [], []
 
     class Look:
@@ -139,7 +139,7 @@ def test_tokens_between_decisions_are_observed_together(spec, most):
             pass
 
     with compress(model, spec, BUDGET) as cache:
-        model.generate(**prompts([40]), past_key_values=cache, max_new_tokens=150, streamer=Look())
+        model.generate(**prompts([40]), past_key_values=cache, max_new_tokens=110, streamer=Look())
     assert max(waiting) == most
     assert all(before == 0 for before, due in zip(waiting, decided, strict=True) if due)
 
@@ -153,7 +153,7 @@ def test_blocks_bound_what_a_layer_ever_holds(spec):
         most = max(most, result.positions.shape[2])
 
     with compress(model, spec, budget_of(spec), block_size=7, watch=watch) as cache:
-        written(model, cache, prompts([200]), 4)
+        written(model, cache, prompts([70]), 2)
     if spec.startswith(("streaming", "h2o", "tova", "snapkv", "caote", "ahakv")):
         assert most == BUDGET + 7
     else:
@@ -238,7 +238,7 @@ def test_confidence_is_that_of_the_distribution_before():
 def test_evicted_entries_leave_memory(spec):
     model = tiny("llama", torch.float32)
     with compress(model, spec, BUDGET, block_size=16) as cache:
-        written(model, cache, prompts([100]), 40)
+        written(model, cache, prompts([100]), 12)
         layers = cache.memory().layers
         entries = cache.kept()[0][0]
     assert entries < 60
@@ -259,7 +259,7 @@ def test_memory_is_what_the_tensors_of_a_layer_allocate():
         "full@precision=turboquant_prod",
     ):
         with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
-            written(model, cache, prompts([40]), 30)
+            written(model, cache, prompts([24]), 8)
             layers = cache.memory().layers
             kept = len(layers) // len(cache.compressed.caches)
             for entries, memory in zip(cache.compressed.caches, layers[::kept], strict=True):
@@ -382,7 +382,7 @@ def test_scores_that_are_nan_are_an_error():
 
 
 def test_repositioned_keys_agree_with_the_reference():
-    for family in ("llama", "qwen3", "phi3"):
+    for family in ("llama", "phi3"):
         follow_with_reference(
             tiny(family),
             methods.get("streaming_llm@sinks=2,reposition=true", BUDGET),

@@ -9,6 +9,7 @@ import pytest
 
 from kvlab.fast import methods as fast
 from kvlab.fast import precisions
+from kvlab.fast.engine import twins
 from kvlab.fast.engine.twins import TWINS
 
 ROOT = Path(__file__).parents[2]
@@ -32,11 +33,16 @@ def test_every_file_of_twins_has_the_name_of_a_method_or_precision():
 def test_twins_have_the_same_name_and_parts(part):
     twin = TWINS[part]
     assert twin.__name__ == part.__name__
-    inner = part.__module__.removeprefix("kvlab.reference.")
-    assert (
-        twin.__module__ == f"kvlab.fast.{inner}" if "." in inner else f"kvlab.fast.engine.{inner}"
-    )
     assert {f.name for f in fields(twin)} <= {"spec", *(f.name for f in fields(part))}
+
+
+@pytest.mark.parametrize("part", TWINS, ids=lambda part: part.__name__)
+def test_the_module_of_a_twin_is_imported_when_its_part_is_first_asked_for(part, monkeypatch):
+    asked = []
+    monkeypatch.setattr(twins, "TWINS", {})
+    monkeypatch.setattr(twins, "import_module", asked.append)
+    twins.find_twin(part)
+    assert asked == [TWINS[part].__module__]
 
 
 def test_options_and_errors_are_the_references():
