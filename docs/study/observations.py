@@ -10,6 +10,7 @@ importance (Fig. 2, 3). Everything is computed from one trace of a text, read wi
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,11 +150,6 @@ def attention(trace: Trace) -> Iterator[np.ndarray]:
         yield Layer.of(trace, number).full_attention(0, t).attention
 
 
-def all_figures(trace: Trace) -> Figures:
-    """Return everything that is observed in one text."""
-    return recurrence_figures(trace) | bias_figures(trace) | precision_figures(trace)
-
-
 # --- texts ---------------------------------------------------------------------------------------
 
 
@@ -181,22 +177,18 @@ def write(model: Any, tokenizer: Any, count: int, tokens: int, seed: int) -> lis
         seed: seed of the texts and of the draws.
     """
     problems = needle.haystacks(len(needle.KINDS) * count, seed, words=120, needles=5)
-    prompts = [
-        token_ids(tokenizer, chat(tokenizer, f"{each.context}\n\n{INSTRUCTION}"))
+    chats = (
+        [{"role": "user", "content": f"{each.context}\n\n{INSTRUCTION}"}]
         for each in problems[:: len(needle.KINDS)]
-    ]
+    )
+    template = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    prompts = [token_ids(tokenizer, template(each)) for each in chats]
     ids, real = left_padded(prompts, model.device)
     torch.manual_seed(seed)
     options = decoding_options(model, tokens, TEMPERATURE)
     written = model.generate(ids, attention_mask=real.long(), min_new_tokens=tokens, **options)
     answers = written[:, ids.shape[1] :].tolist()
     return [Passage(*both) for both in zip(prompts, answers, strict=True)]
-
-
-def chat(tokenizer: Any, message: str) -> str:
-    """Write a message as the model's chat template has it."""
-    messages = [{"role": "user", "content": message}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def passages(
@@ -234,7 +226,8 @@ def main(
     found = passages(network, tokenizer, model in EMBEDDED, texts, tokens, seed)
     for kind, several in found.items():
         for passage in several:
-            figures = all_figures(read(network, passage, every))
+            trace = read(network, passage, every)
+            figures = recurrence_figures(trace) | bias_figures(trace) | precision_figures(trace)
             observed = Observed(kind, len(passage.prompt), len(passage.rated), figures)
             result["texts"].append(asdict(observed))
             write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
