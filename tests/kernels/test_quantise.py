@@ -76,16 +76,8 @@ def test_many_numbers(bits, dtype):
     assert ((steps - steps.floor() - 0.5).abs() < 1e-3).sum() >= 100
 
 
-def test_constant_groups_and_halves():
-    constant = torch.full((3, 32), 1.25, device=DEVICE)
-    assert (quantise(constant, 4, 32).codes == 0).all()
-    is_the_reference(constant, 4, 32)
-    halves = torch.arange(32, device=DEVICE) / 2  # every other one lies between two codes
-    is_the_reference(halves.float().view(1, 32), 4, 32)
-
-
 @pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("constant", [1.2345, -1.2345, 0.1, 1e-8])
+@pytest.mark.parametrize("constant", [1.25, 1.2345, -1.2345, 0.1, 1e-8])
 def test_constant_groups_beside_halves(constant, bits):
     """Zero points are rounded to float16, so that x − zero is not 0 though the step is."""
     largest = 2**bits - 1
