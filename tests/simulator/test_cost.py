@@ -17,7 +17,6 @@ from kvlab.reference.simulator.sizes import (
     SHAPES,
     Hardware,
     Shape,
-    find_hardware,
     find_shape,
 )
 
@@ -98,11 +97,7 @@ def test_a_file_that_is_no_configuration(tmp_path, content, message):
         find_shape(str(tmp_path))
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(FileNotFoundError, match="model = 'gpt-9' must be"):
-        find_shape("gpt-9")
-    with pytest.raises(ValueError, match="gpu = 'abacus' must be one of v100"):
-        find_hardware("abacus")
+def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="kv_heads = 3 must divide the 4 query heads"):
         replace(TINY, kv_heads=3)
     with pytest.raises(ValueError, match="layers = 0 must be at least 1"):
@@ -278,14 +273,10 @@ def test_the_slowest_stretch_counts():
 
 
 def test_a_fleet_that_cannot_be():
-    with pytest.raises(ValueError, match="does not fit on V100"):
-        fleet(plan(shape=SHAPES["qwq-32b"], hardware=HARDWARE["v100"]), 1)
-    with pytest.raises(ValueError, match=r"least_speed = 1000.0 must be at most"):
-        fleet(plan(), 1, least_speed=1000.0)
     with pytest.raises(ValueError, match="users = 0"):
         fleet(plan(), 0)
-    with pytest.raises(ValueError, match="batch = 9999 must be at most the"):
-        fleet(plan(), 1, batch=9999)
+    with pytest.raises(ValueError, match=r"least_speed = 1000.0 must be at most"):
+        fleet(plan(), 1, least_speed=1000.0)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,10 @@ REFUSED = (
     ("compare --task jumps@most=x", "most = 'x' of jumps must be a whole number"),
     ("compare --workers 0", WORKERS),
     ("conformance export /dev/null", "out = /dev/null/kvlab_vectors/__init__.py cannot be written"),
+    ("conformance fuzz h4o no.py", "file = no.py does not exist"),
+    ("conformance generate --out /dev/null", "out = /dev/null/index.json cannot be written"),
+    ("conformance run", "either a Python file or --exec PROGRAM must be given"),
+    ("conformance show full.store", "there are no vectors for 'full.store'"),
     ("generate --block-size 0", "block_size = 0 must be at least 1"),
     ("generate --budget none", "budget = 'none' must be a number of entries or a"),
     ("generate --method tova --budget 0%", "must be at least 1 entry"),
@@ -146,6 +150,7 @@ REFUSED = (
     ("recurrence --seed -1", "seed = -1 must be at least 0"),
     ("recurrence --task jump", "jump"),
     ("recurrence --threshold 2", "threshold = 2.0 must be between 0 and 1"),
+    ("report /nowhere", "directory = /nowhere holds no sweep"),
     ("simulate TRACE --block-size 0", "block_size = 0 must be at least 1"),
     ("simulate TRACE --budget 0", BUDGET),
     ("simulate TRACE --workers 1 --gap -1", "gap = -1 must be at least 0"),
@@ -156,6 +161,8 @@ REFUSED = (
     ("simulate TRACE --workers 0", WORKERS),
     ("simulate /nowhere", NOWHERE),
     ("simulate README.md", "is no trace: it is no complete archive of arrays (.npz)"),
+    ("sweep /nowhere", "sweep = /nowhere does not exist"),
+    ("sweep README.md", "sweep = README.md is not valid TOML"),
     ("trace --device abacus", DEVICE),
     ("trace --dtype int4", "dtype = 'int4' must be"),
     ("trace --layers 0,4", "layers = [0, 4] must be some of the full-attention layers"),
@@ -195,7 +202,7 @@ def test_what_is_not_allowed_is_one_line(typed, message, refusal, noise_file, tm
 
 
 ELSEWHERE = ("conformance", "eval", "report", "sweep")
-"""Commands whose refusals stand beside their other tests."""
+"""Commands most of whose refusals stand beside their other tests."""
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name.split()[0] not in ELSEWHERE])
