@@ -38,7 +38,7 @@ def follow_token() -> list[Call]:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes, **heads)).eval()
-    with compress(model, "h2o", budget=BUDGET, watch=lambda *_: None) as cache:
+    with compress(model, "h2o", budget=BUDGET) as cache:
         model(torch.arange(PROMPT)[None], past_key_values=cache)
         with followed(lambda: cache.kept()[0][0]) as calls:
             model(torch.tensor([[1]]), past_key_values=cache)
