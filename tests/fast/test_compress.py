@@ -3,7 +3,6 @@
 import copy
 from itertools import cycle, product
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -393,13 +392,3 @@ def test_repositioned_keys_agree_with_the_reference():
         compress(tiny("gemma3"), "streaming_llm@reposition=true", BUDGET),
     ):
         pass
-
-
-def test_positions_of_a_reference_policy_and_its_name_are_the_same():
-    model, inputs = tiny("llama"), prompts([21])
-    found = []
-    for policy, budget in ((methods.get("tova", BUDGET), None), ("tova", BUDGET)):
-        with compress(model, policy, budget) as cache:
-            written(model, cache, inputs, 5)
-            found.append(np.concatenate([p.numpy() for p in cache.positions()]))
-    np.testing.assert_array_equal(*found)

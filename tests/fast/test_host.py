@@ -17,7 +17,6 @@ from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 from kvlab.fast import compress, twin_of
 from kvlab.fast.engine import host, port
 from kvlab.fast.engine.layers import Layers
-from kvlab.fast.engine.policy import Full, Nobody
 from kvlab.fast.engine.policy import Score as FastScore
 from kvlab.fast.engine.twins import TWINS
 from kvlab.reference import methods
@@ -344,12 +343,6 @@ def test_a_twin_of_an_outside_package_is_found():
             comparison.feed(block)
     finally:
         del TWINS[ShortKeys]
-
-
-def test_parts_of_the_house_have_twins():
-    ported = port.port(methods.get("full"))
-    assert isinstance(ported.protect, Nobody)
-    assert isinstance(ported.precision, Full)
 
 
 def test_tensor_parallelism_is_refused():
