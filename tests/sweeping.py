@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvlab.fast.lab.sweep.dataset import Dataset, plain_text
-from kvlab.fast.lab.sweep.run import RESULTS
+from kvlab.fast.lab.sweep.run import RESULTS, Dataset, plain_text
 
 SMALL = """
 methods = ["full", "h2o", "raas", "nacl"]

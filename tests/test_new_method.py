@@ -8,7 +8,7 @@ from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.sweep.engines import LocalEngine
+from kvlab.fast.lab.sweep.worker import LocalEngine
 from kvlab.reference.conformance import vectors
 from kvlab.reference.tasks import reasoning
 

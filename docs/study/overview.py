@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.fast.lab.drawing import Picture
-from kvlab.fast.lab.sweep.curves import is_of_the_papers, solved_over
-from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, measured_curves, percent
+from kvlab.fast.lab.sweep.report import (
+    CHANCE,
+    EXCEEDED,
+    accuracy_cell,
+    is_of_the_papers,
+    measured_curves,
+    percent,
+    solved_over,
+)
 from kvlab.fast.lab.sweep.run import Stored, read_stored
 from kvlab.fast.lab.sweep.summary import FULL, LEVEL, TaskSummary
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.fast.lab.sweep.curves import is_of_the_papers
+from kvlab.fast.lab.sweep.report import is_of_the_papers
 from kvlab.fast.lab.tables import text_of
 from study import overview
 from study.contrasts import stored_summary

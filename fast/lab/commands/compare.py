@@ -11,7 +11,6 @@ from kvlab.fast.lab.commands.settings import Budgets, Json, Problems, Workers, c
 from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep import compare as comparing
-from kvlab.fast.lab.sweep.findings import record_example, sentences, write_report
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
 from kvlab.fast.lab.tables import Column, Lines, counted
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, reporting
@@ -81,13 +80,13 @@ def compare(settings: Settings) -> None:
     with reporting(transient=True) as told:
         tell = (lambda point: print_line(ROWS.row(point))) if say else (lambda point: None)
         comparison = comparing.compare(sweep, settings.workers, told, tell)
-        example = record_example(comparison, told)
-    page = write_report(comparison, settings.report, example)
+        example = comparing.record_example(comparison, told)
+    page = comparing.write_report(comparison, settings.report, example)
     if settings.json:
         print_json(comparison.to_json())
         return
     print_line("")
-    for sentence in sentences(comparison):
+    for sentence in comparing.sentences(comparison):
         print_line(sentence)
     print_caption(comparing.caption(comparison.sweep))
     print_line(f"report: {settings.report.resolve().as_uri()}")

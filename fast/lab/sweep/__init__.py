@@ -1,7 +1,6 @@
 """Sweeps: method × budget × task × model × seed, on one process or a Ray cluster.
 
-`plan` reads what is asked for and cuts it into jobs, `worker` does one job, `engines` and `cluster`
-hand jobs to workers, `dataset` keeps what they found, and `run` puts them together. `summary` and
-`report` read the data set. `compare` runs a sweep at once and keeps it in memory; `findings` says
-what it shows.
+`plan` reads what is asked for and cuts it into jobs, `worker` does jobs in one process or several,
+`cluster` on many machines, and `run` keeps what was found. `summary` and `report` read that.
+`compare` runs a sweep at once, keeps it in memory, and says what it shows.
 """

@@ -21,9 +21,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from kvlab.fast.lab.benchmarks.machine import versions
-from kvlab.fast.lab.sweep.engines import Engine, Failure, Result, attempt_job
 from kvlab.fast.lab.sweep.plan import Job
-from kvlab.fast.lab.sweep.worker import Found, Worker
+from kvlab.fast.lab.sweep.worker import Engine, Failure, Found, Result, Worker
 
 ADDRESS = "RAY_ADDRESS"
 """Environment variable that names the cluster."""
@@ -119,7 +118,7 @@ def run_job(job: Job, kind: type[Worker], versions: dict[str, str | None]) -> li
             raise ValueError(f"a worker of the cluster has {name} {ours}, not {versions[name]}")
     if not _kept:
         _kept.append(kind())
-    return attempt_job(_kept[0], job)
+    return _kept[0].attempt(job)
 
 
 @contextmanager

@@ -1,13 +1,20 @@
-"""Does one job: a method answers problems, and is measured on some of them.
+"""Does jobs: a method answers problems, and is measured on some of them.
 
-A worker knows nothing of other jobs, of files or of clusters.
+A worker knows nothing of other jobs, of files or of clusters. Engines hand jobs to workers: in this
+process, in several processes, or (`cluster`) on a cluster.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from multiprocessing import active_children, get_context
 from statistics import fmean
+from traceback import format_exc
 from typing import Any
 
 import numpy as np
@@ -49,6 +56,17 @@ class Found(Row):
     them."""
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a job was given up; the job counts as missing, and the next run tries it again."""
+
+    reason: str
+    trace: str = ""
+    """Traceback of the error."""
+
+
+Result = tuple[Job, list[Found] | Failure]
+
 Figures = Mapping[str, Any]
 """Some of the fields of `Found`."""
 
@@ -87,6 +105,13 @@ class Worker:
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Any, Any]] = {}
+
+    def attempt(self, job: Job) -> list[Found] | Failure:
+        """Do a job; an error becomes a `Failure`, so that the other jobs go on."""
+        try:
+            return self.run(job)
+        except Exception as error:
+            return Failure(f"{type(error).__name__}: {error}", format_exc())
 
     def run(self, job: Job) -> list[Found]:
         """Do a job; the same job gives the same rows, except for the time that it took."""
@@ -260,3 +285,66 @@ def _together_or_alone(
         if len(questions) == 1:
             return {questions[0].number: {"refusal": str(error)}}
     return {n: own for q in questions for n, own in _together_or_alone([q], work).items()}
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Engine(ABC):
+    """Does jobs, in any order."""
+
+    @abstractmethod
+    def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
+        """Yield every job once, as soon as it is done or given up.
+
+        Closing the iterator stops what is running.
+        """
+
+
+class LocalEngine(Engine):
+    """One job after the other, in this process."""
+
+    def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
+        worker = Worker()
+        for job in jobs:
+            yield job, worker.attempt(job)
+
+
+class ProcessEngine(Engine):
+    """Processes of this machine, each with one thread and a model of its own.
+
+    With one thread each, the times of methods are comparable.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
+        for variable in THREADS:
+            os.environ.setdefault(variable, "1")
+        others = set(active_children())
+        with ProcessPoolExecutor(self.workers, get_context("spawn"), _start) as pool:
+            futures = {pool.submit(_run, job): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:  # Ctrl-C, or nobody wants the other results: jobs take minutes
+                for process in set(active_children()) - others:
+                    process.terminate()
+                raise
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+_workers: list[Worker] = []
+
+
+def _start() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    _workers.append(Worker())
+
+
+def _run(job: Job) -> list[Found] | Failure:
+    return _workers[0].attempt(job)

@@ -16,10 +16,9 @@ pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from kvlab.fast.lab.sweep import cluster
-from kvlab.fast.lab.sweep.dataset import Dataset
-from kvlab.fast.lab.sweep.engines import Failure
 from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
-from kvlab.fast.lab.sweep.run import RESULTS, read_stored
+from kvlab.fast.lab.sweep.run import RESULTS, Dataset, read_stored
+from kvlab.fast.lab.sweep.worker import Failure
 
 pytestmark = pytest.mark.slow
 

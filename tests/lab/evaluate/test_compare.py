@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate.statistics import wilson
-from kvlab.fast.lab.sweep.compare import compare, tables
-from kvlab.fast.lab.sweep.engines import LocalEngine
-from kvlab.fast.lab.sweep.findings import write_report
+from kvlab.fast.lab.sweep.compare import compare, tables, write_report
 from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.worker import LocalEngine
 from kvlab.reference import methods
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")

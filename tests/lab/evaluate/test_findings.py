@@ -3,9 +3,13 @@
 import pytest
 
 from kvlab.fast.lab.evaluate.statistics import Interval, wilson
-from kvlab.fast.lab.sweep import findings
-from kvlab.fast.lab.sweep.compare import COLUMNS, Comparison
-from kvlab.fast.lab.sweep.findings import budget_of_largest_spread, sentences
+from kvlab.fast.lab.sweep import compare as findings
+from kvlab.fast.lab.sweep.compare import (
+    COLUMNS,
+    Comparison,
+    budget_of_largest_spread,
+    sentences,
+)
 from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.fast.lab.sweep.summary import Point, TaskSummary, leaders, not_above_chance
 from kvlab.fast.lab.tables import Lines

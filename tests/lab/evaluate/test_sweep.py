@@ -15,11 +15,18 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
 from kvlab.fast.lab.sweep import run as running
-from kvlab.fast.lab.sweep.dataset import COMPACTED, Dataset, rows
-from kvlab.fast.lab.sweep.engines import Engine, Failure, LocalEngine
 from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, read_sweep, to_toml
-from kvlab.fast.lab.sweep.run import PLAN, RESULTS, choose_engine, read_stored, run_sweep
-from kvlab.fast.lab.sweep.worker import Found, Worker
+from kvlab.fast.lab.sweep.run import (
+    COMPACTED,
+    PLAN,
+    RESULTS,
+    Dataset,
+    choose_engine,
+    read_stored,
+    rows,
+    run_sweep,
+)
+from kvlab.fast.lab.sweep.worker import Engine, Failure, Found, LocalEngine, Worker
 from kvlab.reference.methods import with_seed
 from kvlab.reference.models import reasoner_directory
 
@@ -429,7 +436,7 @@ def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path):
     _, directory = small
     gate, out = Gate(tmp_path / "gate"), tmp_path / "out"
     command = ("sweep", str(directory / "sweep.toml"), "--out", str(out))
-    with kvlab(*command, before=gate.holding("engines", "Worker")) as process:
+    with kvlab(*command, before=gate.holding("worker", "Worker")) as process:
         gate.wait_until_held(process)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=900)
