@@ -2,7 +2,7 @@
 
 from kvlab.reference import methods
 from kvlab.reference.method import Example
-from kvlab.reference.policy import EveryBlock, Full
+from kvlab.reference.policy import Full
 
 EXAMPLES = tuple(example for example in methods.examples() if example.shared)
 
@@ -33,11 +33,6 @@ CODED = (
 )
 """Methods whose entries are coded on arrival."""
 
-HOLDS_BUDGET_ALWAYS = tuple(
-    spec for spec in BUDGETED if methods.get(spec, 12).schedule == EveryBlock()
-)
-"""Those that are due after every block and step."""
-
 
 def has_codes(example: Example) -> bool:
     """Whether a method stores entries in fewer than 16 bits, as its options say."""
@@ -63,5 +58,9 @@ ONE_EACH = tuple({methods.base_name(spec): spec for spec in reversed(ALL)}.value
 OWN_SIZE = (*SELF_SIZED, *QUANTIZING, *(spec for spec in CODED if spec.startswith("full")))
 """Methods that take no budget."""
 
-RANDOM = tuple(spec for spec in ALL if methods.base_name(spec) in ("nacl", "random"))
+RANDOM = tuple(
+    spec
+    for spec in ALL + GRANULAR
+    if methods.base_name(spec) in ("nacl", "random") and "kv_heads" not in spec
+)
 """Methods that draw noise per head, which a permutation of the heads does not permute."""

@@ -9,7 +9,6 @@ from cases import GRANULAR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.reference import invariants as promised
 from kvlab.reference import methods
 from kvlab.reference.cache import State
 from kvlab.reference.granularity import OfPages, OneForAllHeads, Pages, WholePages
@@ -127,18 +126,6 @@ def test_whole_pages_leave_and_heads_that_decide_together_keep_the_same(spec, se
             assert (members == whole).all()
         if result.keep is not None:
             assert positions.shape[1] <= BUDGET
-
-
-@pytest.mark.parametrize("spec", GRANULAR)
-def test_promises_hold_for_pages_and_joined_heads(spec):
-    """But for the budget, which pages round: the test above has it."""
-
-    def make(budget):
-        return methods.get(spec, max(BUDGET, -(-budget // 4) * 4))
-
-    objections = {each.promise: each.objection for each in promised.check_promises(make)}
-    del objections["due steps leave at most the budget"]
-    assert not any(objections.values()), objections
 
 
 def test_a_page_of_one_and_a_head_of_its_own_are_the_method_itself():

@@ -7,111 +7,83 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from build import run, stream
-from cases import BUDGETED, HOLDS_BUDGET_ALWAYS, QUANTIZING, RANDOM, SELF_SIZED
+from cases import ALL, BUDGETED, CODED, GRANULAR, QUANTIZING, RANDOM, SELF_SIZED
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import FLOAT64
 
 from kvlab.reference import invariants as promised
 from kvlab.reference import methods
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Entries, Precision, Score
-from kvlab.reference.streams import Source, Stream, random_stream, run_stream
+from kvlab.reference.streams import Source, random_stream, run_stream
 
-SEEDS = st.integers(0, 2**32 - 1)
-SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 8]))
-QUICK = settings(max_examples=8, deadline=None)
+CODED_AND_BUDGETED = tuple(spec for spec in CODED if methods.takes_budget(spec))
+PLAIN = BUDGETED + SELF_SIZED + GRANULAR
+"""Methods that read what came, uncoded."""
 
-
-def policy_for(spec: str, budget: int = 9):
-    return methods.get(spec, budget if spec in BUDGETED else None)
+HELD = {
+    "output is dense attention without the evicted": PLAIN,
+    "keep sets are ascending and entries keep their positions": ALL + GRANULAR + CODED_AND_BUDGETED,
+    "due steps leave at most the budget": BUDGETED,  # pages round it: see `test_granularity`
+    "whole length changes nothing": BUDGETED + GRANULAR + CODED_AND_BUDGETED,
+    "heads may be reordered": tuple(
+        spec for spec in PLAIN + CODED_AND_BUDGETED if spec not in RANDOM
+    ),
+    "failed steps change nothing": ALL + GRANULAR + CODED_AND_BUDGETED,
+}
+"""Who keeps each promise."""
 
 
 def make(spec: str):
     """How the promises build the policy; methods of their own size take no budget."""
-    return lambda budget: policy_for(spec, budget)
+    if not methods.takes_budget(spec):
+        return lambda budget: methods.get(spec)
+    if spec in GRANULAR + CODED:
+        return lambda budget: methods.get(spec, max(16, -(-budget // 4) * 4))
+    return lambda budget: methods.get(spec, budget)
 
 
-def drawn(seed, shape=(2, 2, 4), prompt=12, generated=16, block=None) -> Stream:
-    G, rho, d = shape
-    return random_stream(Source("invariants", seed), G, rho, d, prompt, generated, block)
+@pytest.mark.parametrize(
+    ("promise", "spec"), [(promise, spec) for promise, specs in HELD.items() for spec in specs]
+)
+@settings(max_examples=8, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.sampled_from([4, 8])),
+    seed=st.integers(0, 2**32 - 1),
+    prompt=st.integers(0, 20),
+    block=st.sampled_from([None, 1, 4, 7]),
+    budget=st.integers(6, 18),
+)
+def test_promises_hold(promise, spec, shape, seed, prompt, block, budget):
+    drawn = random_stream(Source("invariants", seed), *shape, prompt, 16, block)
+    assert not promised.PROMISES[promise](make(spec), budget, drawn)
 
 
 @pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED)
-@QUICK
-@given(
-    shape=SHAPES,
-    seed=SEEDS,
-    prompt=st.integers(0, 14),
-    block=st.sampled_from([None, 1, 4]),
-)
-def test_output_equals_dense_attention_with_evicted_entries_masked(
-    spec, shape, seed, prompt, block
-):
-    given_stream = drawn(seed, shape, prompt, block=block)
-    assert not promised.output_is_dense_attention_without_the_evicted(
-        make(spec), 9, given_stream, FLOAT64
-    )
-
-
-@pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED[1:])
-def test_the_streams_of_these_tests_do_evict(spec):
-    queries, keys, values = stream(np.random.default_rng(0), 2, 2, 4, 30)
-    last = run(policy_for(spec), queries, keys, values, prompt=14)[-1]
-    assert last.seen.positions.shape[1] < 30
-
-
-@pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED + QUANTIZING)
-@QUICK
-@given(shape=SHAPES, seed=SEEDS, prompt=st.integers(0, 14))
-def test_keep_sets_are_ascending_in_range_and_positions_survive(spec, shape, seed, prompt):
-    assert not promised.keep_sets_are_ascending_and_entries_keep_their_positions(
-        make(spec), 9, drawn(seed, shape, prompt, block=5)
-    )
+def test_the_streams_of_these_tests_do_evict_whenever_it_is_due(spec):
+    policy, data = make(spec)(9), stream(np.random.default_rng(0), 2, 2, 4, 30)
+    results = run(policy, *data, prompt=14)
+    assert (results[-1].seen.positions.shape[1] < 30) == (spec != SELF_SIZED[0])
+    for result in results:
+        assert (result.keep is not None) == policy.schedule.due(result.seen.clock)
 
 
 @pytest.mark.parametrize("spec", BUDGETED)
-@QUICK
-@given(seed=SEEDS, prompt=st.integers(0, 20), budget=st.integers(6, 18))
-def test_a_due_step_leaves_at_most_the_budget(spec, seed, prompt, budget):
-    given_stream = drawn(seed, prompt=prompt, generated=20, block=7)
-    assert not promised.due_steps_leave_at_most_the_budget(make(spec), budget, given_stream)
-    if spec in HOLDS_BUDGET_ALWAYS:
-        results = run_stream(policy_for(spec, budget), given_stream)
-        assert all(result.keep is not None for result in results)
-
-
-@pytest.mark.parametrize("spec", BUDGETED)
-@QUICK
-@given(shape=SHAPES, seed=SEEDS, prompt=st.integers(0, 12))
-def test_a_budget_of_the_whole_length_changes_nothing(spec, shape, seed, prompt):
-    given_stream = drawn(seed, shape, prompt, generated=12)
-    assert not promised.whole_length_changes_nothing(make(spec), 9, given_stream)
-    full = run_stream(methods.get("full"), given_stream)
-    same = run_stream(policy_for(spec, given_stream.tokens), given_stream)
+@pytest.mark.parametrize(("prompt", "block"), [(0, None), (12, 5)])
+def test_a_budget_of_the_whole_length_is_the_full_cache(spec, prompt, block):
+    drawn = random_stream(Source("whole", prompt), 3, 2, 4, prompt, 12, block)
+    full, same = (
+        run_stream(methods.get(*each), drawn) for each in (("full",), (spec, prompt + 12))
+    )
     for one, other in zip(full, same, strict=True):
         np.testing.assert_array_equal(one.output, other.output)
         np.testing.assert_array_equal(one.cache.positions, other.cache.positions)
 
 
-@pytest.mark.parametrize("spec", [s for s in BUDGETED + SELF_SIZED if s not in RANDOM])
-@QUICK
-@given(seed=SEEDS)
-def test_reordering_heads_commutes(spec, seed):
-    given_stream = drawn(seed, (3, 2, 4), generated=14, block=4)
-    assert not promised.heads_may_be_reordered(make(spec), 9, given_stream, FLOAT64)
-
-
-@pytest.mark.parametrize("spec", BUDGETED + SELF_SIZED + QUANTIZING)
-def test_a_failing_step_leaves_the_cache_as_it_was(spec):
-    given_stream = drawn(3, prompt=8, generated=13)
-    assert not promised.failed_steps_change_nothing(make(spec), 9, given_stream)
-
-
 @pytest.mark.parametrize("spec", QUANTIZING)
-def test_precision_is_never_raised(spec):
+def test_precision_is_never_raised_and_bytes_shrink(spec):
     queries, keys, values = stream(np.random.default_rng(5), 2, 2, 8, 60)
-    results = run(policy_for(spec), queries, keys, values, prompt=10)
+    results = run(make(spec)(9), queries, keys, values, prompt=10)
     lowest: dict[tuple[int, int], int] = {}
     for result in results:
         bits = result.cache.keys.bits
@@ -120,12 +92,7 @@ def test_precision_is_never_raised(spec):
             assert bits[g, j] <= lowest.get(key, 16)
             lowest[key] = int(bits[g, j])
     assert min(lowest.values()) < 16
-
-
-@pytest.mark.parametrize("spec", QUANTIZING)
-def test_the_bytes_of_quantised_entries_shrink(spec):
-    queries, keys, values = stream(np.random.default_rng(6), 2, 2, 8, 60)
-    cache = run(policy_for(spec), queries, keys, values, prompt=10)[-1].cache
+    cache = results[-1].cache
     assert cache.nbytes < len(cache) * 2 * 2 * 8 * 2
     assert cache.nbytes - cache.payload_bytes > 0
 
