@@ -45,7 +45,7 @@ class OfPages(Around[reference.OfPages]):
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         scores = self.inner.score(state, seen, candidates, room).expand_as(seen.positions)
         how = "amax" if self.spec.join == "max" else "mean"
-        return over_pages(scores, seen, self.spec.page, how)
+        return _over_pages(scores, seen, self.spec.page, how)
 
 
 @twin_of(reference.WholePages)
@@ -66,7 +66,7 @@ class WholePages(Protect[reference.WholePages]):
         inner = self.inner.safe(seen)
         if inner is None:
             return newest
-        held = over_pages((inner & seen.present).float(), seen, page, "amax")
+        held = _over_pages((inner & seen.present).float(), seen, page, "amax")
         return newest | (held > 0)
 
     def count(self, clock: Clock, entries: int) -> int | None:
@@ -94,7 +94,7 @@ class Pages(Budget[reference.Pages]):
         return places - safe
 
 
-def over_pages(x: PerEntry, seen: Observation, page: int, how: str) -> PerEntry:
+def _over_pages(x: PerEntry, seen: Observation, page: int, how: str) -> PerEntry:
     """Return for each entry the maximum or the mean over the entries of its page."""
     beyond = -(-max(row.seen for row in seen.clock.rows) // page)  # for empty slots
     pages = torch.where(seen.present, seen.positions // page, beyond).long()

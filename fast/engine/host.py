@@ -31,7 +31,7 @@ STREAM = "sequences"
 _named: set[type] = set()
 
 
-def say_once(part: object) -> None:
+def _say_once(part: object) -> None:
     """Warn that a part of a policy is slow; once per process and class."""
     if type(part) not in _named:
         _named.add(type(part))
@@ -49,7 +49,7 @@ class HostScore(Score[reference.Score]):
     couples_heads = True  # unknown, and true is the safe answer
 
     def __post_init__(self) -> None:
-        say_once(self.spec)
+        _say_once(self.spec)
 
     @property
     def needs(self) -> Needs:
@@ -96,7 +96,7 @@ class HostProtect(Protect[reference.Protect]):
     on_host = True
 
     def __post_init__(self) -> None:
-        say_once(self.spec)
+        _say_once(self.spec)
 
     def safe(self, seen: Observation) -> Marks:
         marks = torch.zeros(seen.positions.shape, dtype=torch.bool)
@@ -122,7 +122,7 @@ class HostBudget(Budget[reference.Budget]):
     on_host = True
 
     def __post_init__(self) -> None:
-        say_once(self.spec)
+        _say_once(self.spec)
 
     def room(self, clock: Clock, entries: int, safe: int) -> None:
         return

