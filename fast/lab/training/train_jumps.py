@@ -1,5 +1,7 @@
 """Train the jump-program model: ``python -m kvlab.fast.lab.training.train_jumps --out DIR``.
 
+The command goes on where its last checkpoint was written if it was stopped.
+
 What made the model learn:
 
 - A register with its value is one token, whose embedding starts as the sum of name and digit.
@@ -30,7 +32,7 @@ from transformers import LlamaForCausalLM
 from kvlab.fast.lab.training import small_model
 from kvlab.fast.lab.training.small_model import IGNORED, Schedule, learning_rate
 from kvlab.reference.tasks import jumps
-from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Problem, Size
+from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Line, Problem, Size
 
 ROPE_THETA = 1e5
 LOOK_BACK = (1, 3, 4, 5)
@@ -38,6 +40,7 @@ LOOK_BACK = (1, 3, 4, 5)
 POOL = 256
 """Problems of one size that are drawn at once; those of like length share a batch."""
 SHORT, MIDDLE, LONG = Size(fewest=2, most=9), Size(fewest=10, most=25), Size(fewest=26, most=44)
+CHECKPOINT_SECONDS = 120.0
 LOG_EVERY = 50
 
 
@@ -205,6 +208,30 @@ class Curriculum:
             taken.append(pool.pop(min(first, len(pool) - 1)))
         return taken
 
+    def state(self) -> dict[str, Any]:
+        """Return what the curriculum needs, beside the recipe, to go on, as plain values."""
+        pools = [
+            (
+                asdict(size),
+                [(p.registers, [*map(tuple, p.lines)], p.steps[0].line.label) for p in pool],
+            )
+            for size, pool in self.pools.items()
+        ]
+        rng = self.rng.bit_generator.state
+        return {"rng": rng, "stage": self.stage, "running": self.running, "pools": pools}
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` returned."""
+        self.rng.bit_generator.state = state["rng"]
+        self.stage, self.running = state["stage"], state["running"]
+        self.pools = {
+            Size(**size): [
+                jumps.run(registers, [Line(*line) for line in lines], start)
+                for registers, lines, start in pool
+            ]
+            for size, pool in state["pools"]
+        }
+
     def record(self, share_right: float) -> None:
         """Update the running share of right tokens, and go on to the next stage."""
         self.running += (share_right - self.running) / 20
@@ -238,10 +265,11 @@ def kinds_of_tokens() -> dict[str, Tensor]:
 
 
 class Training:
-    """A model in training, and what its log needs."""
+    """A training that can be stopped at any moment and goes on from its last checkpoint."""
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
         self.recipe, self.out = recipe, out
+        self.checkpoint = out / "checkpoint.pt"
         self.model = build_model(recipe.seed)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
@@ -251,9 +279,34 @@ class Training:
         self.step, self.seconds = 0, 0.0
         self.log: list[dict[str, Any]] = []
         self.recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
+        if self.checkpoint.exists():
+            self.resume()
+
+    def resume(self) -> None:
+        """Go back to the state of the last checkpoint."""
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.curriculum.go_on_from(state["curriculum"])
+        self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
+
+    def save(self) -> None:
+        """Write the checkpoint; a stop while it is written leaves the last one whole."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "curriculum": self.curriculum.state(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "log": self.log,
+        }
+        unfinished = self.checkpoint.with_suffix(".unfinished")
+        torch.save(state, unfinished)
+        unfinished.replace(self.checkpoint)
 
     def run(self) -> None:
         """Train to the end, and write the model and its log."""
+        saved = time.monotonic()
         while self.step < self.recipe.steps:
             started = time.process_time()
             self.recent.append(self.learn(self.curriculum.batch()))
@@ -261,6 +314,10 @@ class Training:
             self.seconds += time.process_time() - started
             if self.step % LOG_EVERY == 0:
                 self.report()
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        self.save()
         self.write()
 
     def learn(self, batch: Batch) -> dict[str, float]:

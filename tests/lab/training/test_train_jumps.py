@@ -90,12 +90,29 @@ def test_the_look_ups_stay_while_they_are_held(small, tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_a_training_can_be_repeated(tmp_path, monkeypatch):
+def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(train_jumps, "LOG_EVERY", 1)
-    for name in ("first", "second"):
-        training = Training(Recipe(steps=2), tmp_path / name)
-        training.out.mkdir()
+    at_once, stopped = tmp_path / "at_once", tmp_path / "stopped"
+    for directory in (at_once, stopped):
+        directory.mkdir()
+    Training(Recipe(steps=4), at_once).run()
+
+    monkeypatch.setattr(train_jumps, "CHECKPOINT_SECONDS", -1.0)
+    training, learn = Training(Recipe(steps=4), stopped), Training.learn
+
+    def stop_in_the_third(self, batch):
+        if self.step == 2:
+            raise KeyboardInterrupt
+        return learn(self, batch)
+
+    monkeypatch.setattr(Training, "learn", stop_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
         training.run()
-        assert len(training.log) == 2
-    first, second = (tmp_path / name / "model.safetensors" for name in ("first", "second"))
-    assert first.read_bytes() == second.read_bytes()
+    monkeypatch.setattr(Training, "learn", learn)
+    resumed = Training(Recipe(steps=4), stopped)
+    assert resumed.step == 2
+    resumed.run()
+    assert (stopped / "model.safetensors").read_bytes() == (
+        at_once / "model.safetensors"
+    ).read_bytes()
+    assert len(resumed.log) == 4
