@@ -17,7 +17,7 @@ from cases import ALL, ONE_EACH
 from replay import random_blocks
 from sampling import sampled
 from sharded import PROMPTS, SPECS, TOKENS, run_all, write_found
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from kvlab.fast import compress, methods
 from kvlab.fast.engine.layers import Layers

@@ -18,7 +18,7 @@ from ray.exceptions import RayTaskError, WorkerCrashedError
 from kvlab.fast.lab.sweep import cluster
 from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
 from kvlab.fast.lab.sweep.run import RESULTS, Dataset, read_stored
-from kvlab.fast.lab.sweep.worker import Failure
+from kvlab.fast.lab.sweep.worker import Failure, Worker
 
 pytestmark = pytest.mark.slow
 
@@ -236,7 +236,7 @@ def test_room_is_counted_node_by_node(monkeypatch):
         {"Alive": True, "Resources": {"CPU": 5.0}},
         {"Alive": False, "Resources": {"CPU": 100.0, "GPU": 100.0}},
     ]
-    monkeypatch.setattr(cluster.ray, "nodes", lambda: resources)
+    monkeypatch.setattr("ray.nodes", lambda: resources)
     assert cluster.room(gpus=0) == 8 + 3 + 5
     assert cluster.room(gpus=1) == 2 + 3
     assert cluster.room(gpus=2) == 1 + 2
@@ -245,14 +245,14 @@ def test_room_is_counted_node_by_node(monkeypatch):
 
 
 def test_a_worker_gets_a_gpu_where_there_are_any(monkeypatch):
-    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
     assert cluster.RayEngine().gpus_per_worker() == 1
     assert cluster.RayEngine(gpus=0.25).gpus_per_worker() == 0.25
-    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 4.0})
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0})
     assert cluster.RayEngine().gpus_per_worker() == 0
 
 
 def test_other_versions_are_refused():
     theirs = {**cluster.relevant_versions(), "kvlab": "0.0.1"}
     with pytest.raises(ValueError, match=r"a worker of the cluster has kvlab .*, not 0\.0\.1"):
-        cluster.run_job(None, cluster.Worker, theirs)
+        cluster.run_job(None, Worker, theirs)

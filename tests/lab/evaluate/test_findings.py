@@ -140,8 +140,8 @@ def recorded(monkeypatch):
         found.append((specs, budget))
         return Viewed(TIMELINE, ())
 
-    monkeypatch.setattr(findings.viewing, "text_source", lambda *arguments: arguments)
-    monkeypatch.setattr(findings.viewing, "record_methods", record)
+    monkeypatch.setattr("kvlab.fast.lab.viewing.text_source", lambda *arguments: arguments)
+    monkeypatch.setattr("kvlab.fast.lab.viewing.record_methods", record)
     return found
 
 
