@@ -169,11 +169,6 @@ def test_fast_equals_exact_for_uniform_weights_and_is_bounded_otherwise():
     assert (gap <= h / (1 - h) * reach + FLOAT64).all()
 
 
-def test_all_values_equal_ties_and_the_newest_stay():
-    seen = observation([[0.1, 0.2, 0.3, 0.4]], values=np.ones((4, 2)))
-    assert kept(methods.get("caote:tova", 2), State(), seen) == [2, 3]
-
-
 def test_all_scores_zero_become_uniform():
     np.testing.assert_array_equal(normalize(np.zeros((1, 4))), np.full((1, 4), 0.25))
 

@@ -8,24 +8,24 @@ from kvlab.reference import methods
 ROWS = [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]]
 
 
-def test_three_rows_by_hand():
+def test_three_sums_by_hand():
     """S_0 = 1 + .6 + .2 = 1.8, S_1 = .4 + .3 = .7, S_2 = .5; together 3, one per row."""
-    policy = methods.get("h2o@recent=1", 2)
-    state, seen = observe_rows(policy.score, ROWS)
+    state, _ = observe_rows(methods.get("h2o", 2).score, ROWS)
     np.testing.assert_allclose(state.entries["accumulated"], [[1.8, 0.7, 0.5]], atol=FLOAT64)
-    assert kept(policy, state, seen) == [0, 2]
 
 
-def test_without_protection_the_lightest_goes():
-    policy = methods.get("h2o@recent=0", 2)
-    assert kept(policy, *observe_rows(policy.score, ROWS)) == [0, 1]
-
-
-def test_half_of_the_budget_is_recent_by_default():
-    """B = 2 protects the newest; of S_0 = 1.4 and S_1 = 1.6 the second stays."""
-    policy = methods.get("h2o", 2)
-    rows = [[1.0], [0.3, 0.7], [0.1, 0.9, 0.0]]
-    assert kept(policy, *observe_rows(policy.score, rows)) == [1, 2]
+@pytest.mark.parametrize(
+    ("spec", "rows", "stay"),
+    [
+        ("h2o@recent=1", ROWS, [0, 2]),
+        ("h2o@recent=0", ROWS, [0, 1]),
+        ("h2o", [[1.0], [0.3, 0.7], [0.1, 0.9, 0.0]], [1, 2]),  # the newest, and S_1 = 1.6
+    ],
+)
+def test_two_stay_by_hand(spec, rows, stay):
+    """Half of the budget is recent by default."""
+    policy = methods.get(spec, 2)
+    assert kept(policy, *observe_rows(policy.score, rows)) == stay
 
 
 @pytest.mark.parametrize(("reduce", "expected"), [("mean", 0.5), ("max", 0.8), ("sum", 1.0)])

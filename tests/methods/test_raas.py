@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from build import kept, observe_rows, run, stream
 
 from kvlab.reference import methods
@@ -21,22 +20,6 @@ def test_the_top_half_is_stamped_instead_of_a_threshold():
     policy = methods.get("raas@share=0.5,pin_prompt=false", 3)
     state, _ = observe_rows(policy.score, ROWS)
     np.testing.assert_array_equal(state.entries["stamp"], [[2, 3, 4, 4]])
-
-
-@pytest.mark.parametrize("threshold", [0.0, 2.0])
-def test_stamping_all_or_none_is_first_in_first_out(threshold):
-    queries, keys, values = stream(np.random.default_rng(5), 2, 2, 4, 20)
-    policy = methods.get("raas@pin_prompt=false", 6, threshold=threshold)
-    cache = run(policy, queries, keys, values, prompt=0)[-1].cache
-    np.testing.assert_array_equal(cache.positions, [range(14, 20)] * 2)
-
-
-def test_the_prompt_is_pinned():
-    queries, keys, values = stream(np.random.default_rng(6), 2, 2, 4, 30)
-    cache = run(methods.get("raas", 8), queries, keys, values, prompt=5)[-1].cache
-    np.testing.assert_array_equal(cache.positions[:, :5], [range(5)] * 2)
-    with pytest.raises(ValueError, match="budget = 8 must be at least the 9 entries"):
-        run(methods.get("raas", 8), queries, keys, values, prompt=9)
 
 
 def test_pages_leave_whole_and_the_open_one_stays():

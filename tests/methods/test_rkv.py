@@ -1,5 +1,5 @@
 import numpy as np
-from build import observation, run, stream
+from build import observation
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
@@ -38,14 +38,6 @@ def test_importance_by_hand():
     candidates = np.array([[True, True, True, False]])
     scores = score.score(state, seen, candidates, 2)
     np.testing.assert_allclose(scores[0, :3], 0.5, atol=FLOAT64)
-
-
-def test_it_fires_at_the_end_of_the_prompt_and_every_so_many_tokens():
-    queries, keys, values = stream(np.random.default_rng(9), 1, 1, 4, 40)
-    results = run(methods.get("rkv@every=8,window=3", 12), queries, keys, values, prompt=20)
-    due = [result.seen.clock.seen for result in results if result.keep is not None]
-    assert due == [20, 24, 32, 40]
-    assert max(result.seen.positions.shape[1] for result in results[1:]) <= 12 + 8
 
 
 def test_a_zero_key_is_similar_to_none():

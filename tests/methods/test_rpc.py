@@ -19,18 +19,6 @@ def test_timeline_of_the_paper():
     assert kept_then == [256, 512, 768, 1024]
 
 
-def test_candidates_and_kept_entries_over_time():
-    """P = 8, R = 2, c = 4, prompt 3: candidates 8, 10, 12 shrink to 2, 4, 6; + 3 + 2 stay."""
-    queries, keys, values = stream(np.random.default_rng(11), 2, 2, 4, 3 + 26)
-    results = run(methods.get("rpc@interval=8,selector=2"), queries, keys, values, prompt=3)
-    events = [r for r in results if r.keep is not None]
-    assert [r.seen.clock.generated for r in events] == [10, 18, 26]
-    assert [r.seen.positions.shape[1] - 5 for r in events] == [8, 10, 12]
-    assert [len(r.cache) - 5 for r in events] == [2, 4, 6]
-    for result in results:
-        assert result.cache.positions[0, :3].tolist() == [0, 1, 2]
-
-
 def test_scores_by_hand():
     """One selector query 1, keys ln 1, ln 2, ln 1 and its own: softmax over the candidates alone
     is (1/4, 1/2, 1/4); mean of 3 with zeros: (3/4, 1, 3/4)/3."""
@@ -43,13 +31,6 @@ def test_scores_by_hand():
     scores = policy.score.score(state, seen, candidates, 1)
     np.testing.assert_allclose(scores[0, :3], [0.25, 1 / 3, 0.25], atol=FLOAT64)
     assert kept(policy, state, seen) == [1, 3]
-
-
-def test_with_a_budget_it_keeps_that_many():
-    queries, keys, values = stream(np.random.default_rng(12), 2, 2, 4, 40)
-    policy = methods.get("rpc@interval=8,selector=2", budget=12)
-    due = [r for r in run(policy, queries, keys, values, prompt=5) if r.keep is not None]
-    assert [len(r.cache) for r in due] == [12, 12, 12, 12]
 
 
 def test_all_heads_share_unless_told_otherwise():

@@ -46,12 +46,6 @@ def test_other_poolings_by_hand():
     np.testing.assert_array_equal(max_pool(x, 9), [[6.0, 6.0, 6.0, 6.0]])
 
 
-def test_it_fires_once_and_decoding_grows_the_cache():
-    queries, keys, values = stream(np.random.default_rng(3), 2, 2, 4, 30)
-    results = run(methods.get("snapkv@window=3", 8), queries, keys, values, prompt=20)
-    assert [len(result.cache) for result in results] == list(range(8, 19))
-
-
 def test_the_window_spans_blocks():
     """A last block shorter than the window: the same candidates are scored by the same queries."""
     queries, keys, values = stream(np.random.default_rng(4), 1, 2, 4, 20)

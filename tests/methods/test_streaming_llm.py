@@ -1,28 +1,9 @@
 import numpy as np
-from build import run, stream
 from tolerances import FLOAT32_ANGLES, FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.generate import generate
 from kvlab.reference.transformer import ModelConfig, Transformer
-
-
-def positions(spec: str, budget: int, tokens: int, prompt: int = 0) -> list[int]:
-    data = stream(np.random.default_rng(0), 1, 1, 2, tokens)
-    return run(methods.get(spec, budget), *data, prompt=prompt)[-1].cache.positions[0].tolist()
-
-
-def test_eight_tokens_by_hand():
-    """s = 2, B = 5: the first 2 and the last 5 − 2 = 3 of 0..7."""
-    assert positions("streaming_llm@sinks=2", 5, 8) == [0, 1, 5, 6, 7]
-
-
-def test_a_long_block_leaves_sinks_and_the_last_r():
-    assert positions("streaming_llm@sinks=2", 5, 20, prompt=20) == [0, 1, 17, 18, 19]
-
-
-def test_without_sinks_it_is_a_sliding_window():
-    assert positions("streaming_llm@sinks=0", 3, 8) == [5, 6, 7]
 
 
 def tiny_model() -> Transformer:

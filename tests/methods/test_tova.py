@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from build import kept, observation, run, stream
 from tolerances import FLOAT64
 
@@ -7,11 +8,17 @@ from kvlab.reference.cache import State
 from kvlab.reference.step import select
 
 
-def test_two_heads_by_hand():
-    """Last rows (.5, .3, .2) and (.1, .3, .6): mean (.3, .3, .4). Of the tie the later stays."""
-    policy = methods.get("tova", 2)
-    seen = observation([[[[0.5, 0.3, 0.2]], [[0.1, 0.3, 0.6]]]])
-    assert kept(policy, State(), seen) == [1, 2]
+@pytest.mark.parametrize(
+    ("attention", "stay"),
+    [
+        # two heads, (.5, .3, .2) and (.1, .3, .6): mean (.3, .3, .4); of the tie the later stays
+        ([[[[0.5, 0.3, 0.2]], [[0.1, 0.3, 0.6]]]], [1, 2]),
+        # only the last row counts, and the newest may go
+        ([[0.9, 0.1, 0.0], [0.4, 0.5, 0.1]], [0, 1]),
+    ],
+)
+def test_two_stay_by_hand(attention, stay):
+    assert kept(methods.get("tova", 2), State(), observation(attention)) == stay
 
 
 def test_all_kv_heads_share_one_keep_set():
@@ -23,12 +30,6 @@ def test_all_kv_heads_share_one_keep_set():
     assert own.tolist() == [[0, 1], [1, 2]]
 
 
-def test_only_the_last_row_counts_and_the_newest_may_go():
-    policy = methods.get("tova", 2)
-    seen = observation([[0.9, 0.1, 0.0], [0.4, 0.5, 0.1]])
-    assert kept(policy, State(), seen) == [0, 1]
-
-
 def test_scores_sum_to_one():
     queries, keys, values = stream(np.random.default_rng(2), 2, 2, 4, 15)
     policy = methods.get("tova", 6)
@@ -36,8 +37,3 @@ def test_scores_sum_to_one():
         everything = np.ones(result.seen.positions.shape, dtype=bool)
         scores = policy.score.score(result.cache.state, result.seen, everything, 0)
         np.testing.assert_allclose(scores.sum(axis=-1), 1, atol=FLOAT64)
-
-
-def test_a_budget_of_one_entry_works():
-    queries, keys, values = stream(np.random.default_rng(2), 2, 2, 4, 9)
-    assert len(run(methods.get("tova", 1), queries, keys, values, prompt=4)[-1].cache) == 1

@@ -1,0 +1,53 @@
+"""KNorm and the baseline of value norms: lengths of vectors and nothing else."""
+
+import numpy as np
+import pytest
+from build import kept, observation
+
+from kvlab.reference import methods
+from kvlab.reference.cache import State
+
+ATTENTION = [[0.2, 0.3, 0.5]]
+KEYS = [[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]]
+VALUES = [[0.0, 2.0], [3.0, 4.0], [1.0, 0.0]]
+
+
+def scored(spec, attention=ATTENTION, **vectors):
+    seen = observation(attention, **vectors)
+    return methods.get(spec, 2).score.score(State(), seen, seen.positions >= 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "vectors", "scores", "stay"),
+    [
+        ("knorm", {"keys": KEYS}, [[-5.0, -1.0, -2.0]], [1, 2]),
+        ("value_norm", {"values": VALUES}, [[2.0, 5.0, 1.0]], [0, 1]),
+    ],
+)
+def test_three_lengths_by_hand(spec, vectors, scores, stay):
+    """The longest key goes; the shortest value goes, though it is read most."""
+    assert scored(spec, **vectors).tolist() == scores
+    assert kept(methods.get(spec, 2), State(), observation(ATTENTION, **vectors)) == stay
+
+
+def test_turning_a_key_changes_nothing():
+    angle = 0.7
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    turned = scored("knorm", keys=np.array(KEYS) @ turn.T)
+    np.testing.assert_allclose(turned, scored("knorm", keys=KEYS), rtol=1e-12)
+
+
+def test_keys_and_attention_do_not_change_value_norms():
+    other = scored("value_norm", [[0.9, 0.1, 0.0]], keys=KEYS, values=VALUES)
+    np.testing.assert_array_equal(other, scored("value_norm", values=VALUES))
+
+
+def test_caote_takes_lengths_for_weights():
+    """Values (1, 0), (0, 1), (0, 2) have the lengths 1, 1, 2, so the weights ¼, ¼, ½.
+
+    X = (¼, ¼ + 1) = (¼, 5/4). The errors are ⅓·‖(−¾, 5/4)‖ = ⅓·√34/4, ⅓·‖(¼, ¼)‖ = ⅓·√2/4, and
+    1·‖(¼, −¾)‖ = √10/4.
+    """
+    found = scored("caote:value_norm", values=[[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
+    expected = [[np.sqrt(34) / 12, np.sqrt(2) / 12, np.sqrt(10) / 4]]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)

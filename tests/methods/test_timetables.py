@@ -1,0 +1,65 @@
+"""When methods evict, how many entries stay, and who stays where only age counts; by hand."""
+
+import numpy as np
+import pytest
+from build import run, stream
+
+from kvlab.reference import methods
+
+
+@pytest.mark.parametrize(
+    ("spec", "budget", "prompt", "tokens", "left"),
+    [
+        ("tova", 1, 4, 9, dict.fromkeys(range(4, 10), 1)),
+        ("snapkv@window=3", 8, 20, 30, {20: 8}),
+        ("rkv@every=8,window=3", 12, 20, 40, {20: 12, 24: 12, 32: 12, 40: 12}),
+        ("lazy_eviction@window=4", 8, 14, 34, {18: 8, 22: 8, 26: 8, 30: 8, 34: 8}),
+        ("rpc@interval=8,selector=2", 12, 5, 40, {15: 12, 23: 12, 31: 12, 39: 12}),
+        # prompt 3, P = 8, R = 2, c = 4: candidates 8, 10, 12 shrink to 2, 4, 6; + 3 + 2 stay
+        ("rpc@interval=8,selector=2", None, 3, 29, {13: 7, 21: 9, 29: 11}),
+    ],
+)
+def test_entries_after_every_step(spec, budget, prompt, tokens, left):
+    """After so many tokens so many entries are left; in between the cache grows."""
+    data = stream(np.random.default_rng(3), 2, 2, 4, tokens)
+    entries = 0
+    for result in run(methods.get(spec, budget), *data, prompt):
+        seen = result.seen.clock.seen
+        entries = left.get(seen, entries + result.seen.clock.block)
+        assert len(result.cache) == entries
+        assert (result.keep is not None) == (seen in left)
+
+
+@pytest.mark.parametrize(
+    ("spec", "budget", "prompt", "tokens", "stay"),
+    [
+        # s = 2, B = 5: the first 2 and the last 5 − 2 = 3
+        ("streaming_llm@sinks=2", 5, 0, 8, [0, 1, 5, 6, 7]),
+        ("streaming_llm@sinks=2", 5, 20, 20, [0, 1, 17, 18, 19]),
+        ("streaming_llm@sinks=0", 3, 0, 8, [5, 6, 7]),
+        # where all are active, or none is, the last use says nothing
+        ("raas@pin_prompt=false,threshold=0.0", 6, 0, 20, [*range(14, 20)]),
+        ("raas@pin_prompt=false,threshold=2.0", 6, 0, 20, [*range(14, 20)]),
+        ("lazy_eviction@window=4,threshold=0.0", 8, 0, 24, [*range(16, 24)]),
+        ("lazy_eviction@window=4,threshold=2.0", 8, 0, 24, [*range(16, 24)]),
+        # as many entries are protected as the budget holds
+        ("h2o@recent=6", 6, 5, 15, [*range(9, 15)]),
+    ],
+)
+def test_who_is_left_where_age_decides(spec, budget, prompt, tokens, stay):
+    data = stream(np.random.default_rng(5), 2, 2, 4, tokens)
+    cache = run(methods.get(spec, budget), *data, prompt)[-1].cache
+    assert cache.positions.tolist() == [stay, stay]
+
+
+@pytest.mark.parametrize(("spec", "budget"), [("raas", 8), ("rpc@interval=8,selector=2", None)])
+def test_the_prompt_is_pinned(spec, budget):
+    data = stream(np.random.default_rng(6), 2, 2, 4, 30)
+    for result in run(methods.get(spec, budget), *data, prompt=5):
+        np.testing.assert_array_equal(result.cache.positions[:, :5], [range(5)] * 2)
+
+
+def test_a_pinned_prompt_beyond_the_budget_is_refused():
+    data = stream(np.random.default_rng(6), 2, 2, 4, 9)
+    with pytest.raises(ValueError, match="budget = 8 must be at least the 9 entries"):
+        run(methods.get("raas", 8), *data, prompt=9)
