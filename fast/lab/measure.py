@@ -3,7 +3,7 @@
 Mirrors `kvlab.reference.measure`, for a batch of sequences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,16 +79,10 @@ def teacher_forced(
     """
     if not all(len(tokens) for tokens in (*prompts, *continuations)):
         raise ValueError("prompts and continuations must hold at least one token each")
-    device = next(model.parameters()).device
     shadow, logits, columns = DenseShadow(), [], []
-    ids, real = left_padded(prompts, device)
     with compress(model, policy, watch=shadow.watch) as cache, torch.no_grad():
-        for step in range(max(map(len, continuations))):
-            if step:
-                ids = next_tokens(continuations, step, device)
-                real = torch.cat([real, torch.ones_like(ids, dtype=torch.bool)], dim=1)
-            output = model(ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1)
-            logits.append(output.logits[:, -1].double().cpu().numpy())
+        for step in feed_in_steps(model, cache, prompts, continuations):
+            logits.append(step[:, -1].double().cpu().numpy())
             columns.append(_memory_columns(cache, shadow.mean_error()))
     table, rows = np.array(columns), np.stack(logits, axis=1)
     found = []
@@ -98,6 +92,23 @@ def teacher_forced(
         yardstick = written if full_logits is None else full_logits[row]
         found.append((measurement(table[:steps, :, row], yardstick, written), written))
     return found
+
+
+def feed_in_steps(
+    model: Any,
+    cache: CompressedCache,
+    prompts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+) -> Iterator[Float[Tensor, "N 1 vocab"]]:
+    """Read prompts, then continuations token by token; yield the logits before every token."""
+    device = next(model.parameters()).device
+    ids, real = left_padded(prompts, device)
+    for step in range(max(map(len, continuations))):
+        if step:
+            ids = next_tokens(continuations, step, device)
+            real = torch.cat([real, torch.ones_like(ids, dtype=torch.bool)], dim=1)
+        output = model(ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1)
+        yield output.logits[:, -1:]
 
 
 def left_padded(

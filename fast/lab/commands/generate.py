@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 from kvlab.fast.lab.commands.options import check_seed, read_prompt
 from kvlab.fast.lab.commands.settings import BlockSize, Json, Prompt, TypedModel, command
+from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting
-from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
-from kvlab.reference.selection import budget_entries
 
 if TYPE_CHECKING:
     from kvlab.fast.lab.generation import Written
@@ -34,11 +33,7 @@ def generate(settings: Settings) -> None:
     check_at_least(1, max_new_tokens=settings.max_new_tokens)
     check_at_least(0, temperature=settings.temperature)
     check_seed(settings.seed)
-    methods.parse(settings.method)
-    if settings.budget is not None:
-        budget_entries(settings.budget, 100)
-    elif methods.takes_budget(settings.method):
-        raise ValueError(f"{settings.method} needs --budget: entries, or percent, as in 50%")
+    check_points([settings.method], [] if settings.budget is None else [settings.budget])
     text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
     network, tokenizer = settings.load(settings.dtype)
     from kvlab.fast.lab import generation

@@ -1,6 +1,6 @@
 """``kvlab needle``: how often a model under a method still finds a fact from long ago."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvlab.fast.lab.commands.options import (
@@ -82,7 +82,7 @@ def needle(settings: Settings) -> None:
         return
     searching.heat_map(found).save(settings.heat_map)
     if settings.json:
-        print_json(found.to_json())
+        print_json(asdict(found))
         return
     print_table(searching.table(found), searching.title(found))
     print_line(f"heat map: {settings.heat_map}")

@@ -1,6 +1,6 @@
 """``kvlab perplexity``: how much worse a model predicts a text under a method."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvlab.fast.lab.commands.options import read_book, refuse_without_text
@@ -67,7 +67,7 @@ def perplexity(settings: Settings) -> None:
     if not is_first_process():
         return
     if settings.json:
-        print_json(found.to_json())
+        print_json(asdict(found))
         return
     print_table(measuring.table(found), measuring.title(found))
     print_caption(measuring.caption(found))

@@ -57,8 +57,9 @@ def sweep(settings: SweepSettings) -> None:
     plan = make_plan(wanted)
     plan.check_methods()
     if settings.dry_run:
-        total, missing = running.count_jobs(plan, directory)
-        _say({"jobs": total, "missing": missing, "directory": str(directory)}, settings.json)
+        stored = running.Stored(plan, running.Dataset(directory / running.RESULTS))
+        jobs, missing = len(stored.jobs), len(stored.missing())
+        _say({"jobs": jobs, "missing": missing, "directory": str(directory)}, settings.json)
         return
     try:
         with results_only(), reporting() as told:

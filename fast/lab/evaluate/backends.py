@@ -20,6 +20,9 @@ from kvlab.reference.transformer import Transformer
 Texts = Sequence[Sequence[int]]
 """Token ids of several texts."""
 
+Logits = Sequence[np.ndarray] | None
+"""What a run with the full cache returned for each text; None: this run is the yardstick."""
+
 Measured = tuple[Measurement, np.ndarray]
 """A measurement, and the logits ``[steps, vocab]``."""
 
@@ -109,11 +112,7 @@ class Backend(ABC):
 
     @abstractmethod
     def measure(
-        self,
-        policy: Policy,
-        prompts: Texts,
-        continuations: Texts,
-        full_logits: Sequence[np.ndarray] | None = None,
+        self, policy: Policy, prompts: Texts, continuations: Texts, full_logits: Logits = None
     ) -> list[Measured]:
         """Feed continuations and compare every step with the full cache."""
 
@@ -148,11 +147,7 @@ class ReferenceBackend(Backend):
         ]
 
     def measure(
-        self,
-        policy: Policy,
-        prompts: Texts,
-        continuations: Texts,
-        full_logits: Sequence[np.ndarray] | None = None,
+        self, policy: Policy, prompts: Texts, continuations: Texts, full_logits: Logits = None
     ) -> list[Measured]:
         yardsticks = [None] * len(prompts) if full_logits is None else full_logits
         return [
@@ -215,11 +210,7 @@ class FastBackend(Backend):
         cache.batch_repeat_interleave(rows)
 
     def measure(
-        self,
-        policy: Policy,
-        prompts: Texts,
-        continuations: Texts,
-        full_logits: Sequence[np.ndarray] | None = None,
+        self, policy: Policy, prompts: Texts, continuations: Texts, full_logits: Logits = None
     ) -> list[Measured]:
         from kvlab.fast.lab import measure
 

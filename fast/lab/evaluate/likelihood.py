@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
-from kvlab.fast.lab.measure import cache_bytes, left_padded, next_tokens
+from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
 from kvlab.fast.lab.points import check_points, points
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.observation import Clock
@@ -132,17 +132,11 @@ def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
 def _read_in_steps(
     model: Any, policy: Policy, contexts: Texts, continuations: Texts, block_size: int | None
 ) -> list[Likelihood]:
-    ids, real = left_padded(contexts, model.device)
     steps, memory = [], [(0, 0.0)] * len(contexts)
     with compress(model, policy, block_size=block_size) as cache:
-        for step in range(max(map(len, continuations))):
-            if step:
-                ids = next_tokens(continuations, step, model.device)
-                real = torch.cat([real, torch.ones_like(ids, dtype=torch.bool)], dim=1)
-            output = model(ids, attention_mask=real.long(), past_key_values=cache, logits_to_keep=1)
-            targets = next_tokens(continuations, step + 1, model.device)
-            steps.append(_rate(output.logits[:, -1:], targets))
-            ending = [row for row, tokens in enumerate(continuations) if len(tokens) == step + 1]
+        for fed, logits in enumerate(feed_in_steps(model, cache, contexts, continuations), 1):
+            steps.append(_rate(logits, next_tokens(continuations, fed, model.device)))
+            ending = [row for row, tokens in enumerate(continuations) if len(tokens) == fed]
             held = _held(cache) if ending else []
             for row in ending:
                 memory[row] = held[row]

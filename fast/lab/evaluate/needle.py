@@ -1,7 +1,7 @@
 """Needle in a haystack over depths and lengths, under methods and budgets (CAOTE, Fig. 2)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -81,10 +81,6 @@ class Search:
     hidden: list[list[int]]
     """Needles, by depth and length."""
     rows: tuple[SearchedRow, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
 
 def search_needles(

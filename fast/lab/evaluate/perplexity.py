@@ -1,7 +1,7 @@
 """Perplexity of a text under methods, against the full cache (CAOTE, Table 4)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import exp
 from statistics import fmean
 from typing import Any
@@ -68,10 +68,6 @@ class Perplexities:
     mean_length: float
     """Tokens of a passage."""
     rows: tuple[RatedRow, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
 
 def measure_perplexity(

@@ -6,7 +6,7 @@ A job is a piece of work that can be done anywhere, in any order, any number of 
 import hashlib
 import json
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -19,7 +19,7 @@ from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import takes_budget, with_seed
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.selection import MOST_ENTRIES, budget_entries
+from kvlab.reference.selection import budget_entries
 
 MOST = {"problems": 2**31 - 1, "seed": 2**63 - 1}
 """What the columns of the data set can hold."""
@@ -179,10 +179,7 @@ def make_sweep(written: Mapping[str, Any]) -> Sweep:
     hints = get_type_hints(Sweep) | {"budgets": tuple[int | str, ...]}
     values: dict[str, Any] = {n: _checked(n, value, hints[n]) for n, value in written.items()}
     values["budgets"] = tuple(map(str, values["budgets"]))
-    sweep = Sweep(**values)
-    most = [MOST_ENTRIES if "%" in text else budget_entries(text, 100) for text in sweep.budgets]
-    _check_methods(sweep.methods, most)
-    return sweep
+    return Sweep(**values)
 
 
 KINDS = {int: "a whole number", str: "a text", bool: "true or false"}
@@ -314,32 +311,27 @@ class Plan:
             yield from ((each, entries) for each in self.sweep.methods if budgeted(each))
 
     def check_methods(self) -> None:
-        """Raise ValueError if a method can be built with none of the budgets."""
+        """Raise ValueError if a method can be built with none of the budgets.
+
+        A method that can be built with some of them is run; the report says why the other points
+        have no figures.
+        """
         tasks = [each for model in self.entries.values() for each in model.values()]
-        budgets = {entries for each in tasks for entries in each.values()}
-        _check_methods(self.sweep.methods, sorted(budgets))
+        budgets = sorted({entries for each in tasks for entries in each.values()})
+        for spec in self.sweep.methods:
+            tried = [] if spec == ORACLE else budgets if budgeted(spec) else [None]
+            refusals = []
+            for budget in tried:
+                try:
+                    methods.get(spec, budget)
+                except ValueError as error:
+                    refusals.append(str(error))
+            if refusals and len(refusals) == len(tried):
+                raise ValueError(f"methods: {spec}: {refusals[0]}")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return {**asdict(self), "sweep": to_plain(self.sweep)}
-
-
-def _check_methods(specs: Sequence[str], budgets: Collection[int]) -> None:
-    """Raise ValueError if a method can be built with none of the budgets, in entries.
-
-    A method that can be built with some of them is run; the report says why the other points have
-    no figures.
-    """
-    for spec in specs:
-        tried = [] if spec == ORACLE else budgets if budgeted(spec) else [None]
-        refusals = []
-        for budget in tried:
-            try:
-                methods.get(spec, budget)
-            except ValueError as error:
-                refusals.append(str(error))
-        if refusals and len(refusals) == len(tried):
-            raise ValueError(f"methods: {spec}: {refusals[0]}")
 
 
 def make_plan(sweep: Sweep) -> Plan:

@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ class Stored(Results):
 
     plan: Plan
     data: Dataset
-    run: Mapping[str, Any]
+    run: Mapping[str, Any] = field(default_factory=dict)
     """Command, versions and machine of the last run."""
 
     @cached_property
@@ -183,12 +183,6 @@ class Stored(Results):
     def missing(self) -> list[Job]:
         done = self.data.done()
         return [job for name, job in self.jobs.items() if name not in done]
-
-
-def count_jobs(plan: Plan, directory: Path) -> tuple[int, int]:
-    """Return the jobs of a sweep, and how many of them are missing in its directory."""
-    ids = {job.id for job in plan.jobs()}
-    return len(ids), len(ids - Dataset(directory / RESULTS).done())
 
 
 def choose_engine(name: str, workers: int | None = None, gpus: float | None = None) -> Engine:
@@ -241,10 +235,10 @@ def run_sweep(
         for each in (directory, data.directory):
             clear_unfinished(each)
         write_plan(plan, directory)
-        jobs, done = list(plan.jobs()), data.done()
-        missing = [job for job in jobs if job.id not in done]
-        finished = len(jobs) - len(missing)
-        report(finished, len(jobs), "starting")
+        stored = Stored(plan, data)
+        total, missing = len(stored.jobs), stored.missing()
+        finished = total - len(missing)
+        report(finished, total, "starting")
         if missing:
             with closing(engine.results(missing)) as results:  # type: ignore[type-var]
                 for job, found in results:
@@ -256,10 +250,10 @@ def run_sweep(
                     else:
                         data.write(job, found)
                         finished += 1
-                    report(finished, len(jobs), job.label)
+                    report(finished, total, job.label)
         if compact and not failures:
             data.compact()
-    return Ran(len(missing) - len(failures), len(jobs), tuple(failures))
+    return Ran(len(missing) - len(failures), total, tuple(failures))
 
 
 @contextmanager

@@ -72,7 +72,7 @@ REFUSED = (
     ("generate --device meta", "device = 'meta' cannot be used: it holds no numbers"),
     ("generate --dtype int4", "dtype = 'int4' must be"),
     ("generate --max-new-tokens 0", "max_new_tokens = 0 must be at least 1"),
-    ("generate --method h2o", "h2o needs --budget"),
+    ("generate --method h2o", "h2o needs a budget"),
     ("generate --method h3o", METHOD),
     ("generate --model /nowhere", "--prompt or --prompt-file must be given with --model"),
     ("generate --model /nowhere --prompt a", NOWHERE),
