@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from cases import BUDGETED
+from cases import BUDGETED, ONE_EACH
+from sampling import sampled
 from tolerances import FLOAT64
 
 from kvlab.reference import generate, methods
@@ -26,7 +27,7 @@ def prompt():
     return load_tokenizer(reasoner_directory()).encode(problem.prompt).ids
 
 
-@pytest.mark.parametrize("spec", BUDGETED)
+@pytest.mark.parametrize("spec", sampled(BUDGETED, [s for s in ONE_EACH if s in BUDGETED]))
 def test_a_budget_of_the_whole_length_reproduces_the_tokens(spec, model, prompt):
     full = generate(model, methods.get("full"), prompt, 20)
     same = generate(model, methods.get(spec, len(prompt) + 20), prompt, 20, block_size=40)

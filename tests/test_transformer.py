@@ -1,10 +1,12 @@
 """The NumPy decoder against transformers, on tiny random models and on real ones."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tolerances import FLOAT32_LOGITS, FLOAT64
 
 from kvlab.reference import generate, methods
@@ -64,18 +66,6 @@ def save(directory: Path, case: str, dtype=torch.float32):
     model.to(dtype).save_pretrained(directory)
 
 
-def shard(directory: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    tensors = load_file(directory / "model.safetensors")
-    (directory / "model.safetensors").unlink()
-    files = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(tensors)}
-    for file in set(files.values()):
-        part = {name: tensors[name] for name in tensors if files[name] == file}
-        save_file(part, directory / file)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-
-
 def logits_of(directory: Path, tokens) -> np.ndarray:
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
@@ -98,6 +88,14 @@ def difference(directory: Path, tokens) -> float:
     return float(np.abs(ours - logits_of(directory, tokens)).max())
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A directory that tests may read, and copy to change something."""
+    directory = tmp_path_factory.mktemp("llama")
+    save(directory, "llama-gqa")
+    return directory
+
+
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, 61, size=70)]
 
 
@@ -112,21 +110,25 @@ def test_bfloat16_checkpoints_are_read_exactly(tmp_path):
     assert difference(tmp_path, TOKENS) < FLOAT32_LOGITS
 
 
-def test_sharded_checkpoints_are_put_together(tmp_path):
-    save(tmp_path, "llama-gqa")
-    whole = Transformer.from_directory(tmp_path).weights
-    shard(tmp_path)
+def test_sharded_checkpoints_are_put_together(llama, tmp_path):
+    whole = Transformer.from_directory(llama).weights
+    tensors = load_file(llama / "model.safetensors")
+    files = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        part = {name: tensors[name] for name in tensors if files[name] == file}
+        save_file(part, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    shutil.copy(llama / "config.json", tmp_path)
     sharded = Transformer.from_directory(tmp_path).weights
     assert whole.keys() == sharded.keys()
     assert all((whole[name] == sharded[name]).all() for name in whole)
 
 
-def test_the_comparison_can_fail(tmp_path):
-    save(tmp_path, "llama-gqa")
-    model = Transformer.from_directory(tmp_path)
+def test_the_comparison_can_fail(llama):
+    model = Transformer.from_directory(llama)
     weights = {**model.weights, "model.norm.weight": model.weights["model.norm.weight"] * 1.001}
     ours = reference_logits(Transformer(model.config, weights), TOKENS)
-    assert np.abs(ours - logits_of(tmp_path, TOKENS)).max() > FLOAT32_LOGITS
+    assert np.abs(ours - logits_of(llama, TOKENS)).max() > FLOAT32_LOGITS
 
 
 def test_the_embedded_model_agrees():
@@ -163,9 +165,8 @@ def test_blocks_of_any_size_give_the_same_logits(tmp_path):
     np.testing.assert_allclose(once, split, rtol=0, atol=FLOAT64)
 
 
-def test_turning_back_undoes_turning(tmp_path):
-    save(tmp_path, "llama-gqa")
-    model = Transformer.from_directory(tmp_path)
+def test_turning_back_undoes_turning(llama):
+    model = Transformer.from_directory(llama)
     vectors, positions = np.random.default_rng(2).normal(size=(2, 5, 6)), np.arange(5)
     back = model.rotate(model.rotate(vectors, positions), -positions)
     np.testing.assert_allclose(back, vectors, rtol=0, atol=FLOAT64)
@@ -174,52 +175,51 @@ def test_turning_back_undoes_turning(tmp_path):
 # --- bad input -----------------------------------------------------------------------------------
 
 
-def test_missing_files(tmp_path):
+def test_missing_files(llama, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
         Transformer.from_directory(tmp_path)
-    save(tmp_path, "llama-gqa")
-    (tmp_path / "model.safetensors").unlink()
+    shutil.copy(llama / "config.json", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"model\.safetensors does not exist"):
         Transformer.from_directory(tmp_path)
 
 
-def test_corrupt_files(tmp_path):
-    save(tmp_path, "llama-gqa")
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(ValueError, match="is not a valid safetensors file"):
-        Transformer.from_directory(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="lacks 'weight_map'"):
-        Transformer.from_directory(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ValueError, match="must hold a JSON object"):
-        Transformer.from_directory(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="is not valid JSON"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", lambda old: old[:5000], "is not a valid safetensors file"),
+        ("model.safetensors.index.json", lambda old: b"{}", "lacks 'weight_map'"),
+        ("config.json", lambda old: b"[]", "must hold a JSON object"),
+        ("config.json", lambda old: b"{", "is not valid JSON"),
+    ],
+)
+def test_corrupt_files(name, content, message, llama, tmp_path):
+    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / name
+    path.write_bytes(content(path.read_bytes() if path.exists() else b""))
+    with pytest.raises(ValueError, match=message):
         Transformer.from_directory(tmp_path)
 
 
-def rewrite(directory: Path, change) -> None:
-    from safetensors.numpy import load_file, save_file
+UP = "model.layers.1.mlp.up_proj.weight"
 
-    tensors = load_file(directory / "model.safetensors")
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.update({UP: tensors[UP][:5]}),
+            r"has the shape \(5, 48\), not \(80,",
+        ),
+        (lambda tensors: tensors.pop(UP), "is missing"),
+        (lambda tensors: tensors[UP].fill(np.nan), "holds NaN"),
+    ],
+)
+def test_wrong_tensors(change, message, llama, tmp_path):
+    tensors = load_file(llama / "model.safetensors")
     change(tensors)
-    save_file(tensors, directory / "model.safetensors")
-
-
-def test_wrong_tensors(tmp_path):
-    save(tmp_path, "llama-gqa")
-    name = "model.layers.1.mlp.up_proj.weight"
-    rewrite(tmp_path, lambda tensors: tensors.update({name: tensors[name][:5]}))
-    with pytest.raises(ValueError, match=rf"'{name}' has the shape \(5, 48\), not \(80, 48\)"):
-        Transformer.from_directory(tmp_path)
-    rewrite(tmp_path, lambda tensors: tensors.pop(name))
-    with pytest.raises(ValueError, match=f"'{name}' is missing"):
-        Transformer.from_directory(tmp_path)
-    save(tmp_path, "llama-gqa")
-    rewrite(tmp_path, lambda tensors: tensors[name].fill(np.nan))
-    with pytest.raises(ValueError, match=f"'{name}' holds NaN"):
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(llama / "config.json", tmp_path)
+    with pytest.raises(ValueError, match=f"'{UP}' {message}"):
         Transformer.from_directory(tmp_path)
 
 
@@ -263,8 +263,7 @@ def test_a_window_that_is_switched_off_is_accepted():
 
 
 @pytest.mark.parametrize("tokens", [[61], [-1], []])
-def test_tokens_outside_the_vocabulary(tokens, tmp_path):
-    save(tmp_path, "llama-gqa")
-    model = Transformer.from_directory(tmp_path)
+def test_tokens_outside_the_vocabulary(tokens, llama):
+    model = Transformer.from_directory(llama)
     with pytest.raises(ValueError, match="token ids must be between 0 and 60"):
         model.forward(np.array(tokens, dtype=np.int64), 0, lambda layer, q, k, v: q)
