@@ -120,9 +120,6 @@ def test_a_budget_for_everything_tells_nothing_nor_does_a_single_method():
     assert budget_of_largest_spread(found) is None
     alone = {key: text for key, text in OUTCOMES.items() if key[0] in ("full", "h2o")}
     assert budget_of_largest_spread(comparison(alone)) is None
-
-
-def test_without_budgets_there_is_no_telling_one():
     own = {key: text for key, text in OUTCOMES.items() if key[1] is None}
     assert budget_of_largest_spread(comparison(own)) is None
     assert len(sentences(comparison(own))) == 1

@@ -7,7 +7,6 @@ pytest.importorskip("transformers")
 
 from build import observation
 
-from kvlab.fast import compress
 from kvlab.fast.lab.evaluate.backends import Request, load_backend
 from kvlab.fast.lab.evaluate.oracle import oracle_policy
 from kvlab.fast.lab.evaluate.tasks import TASKS, find_task
@@ -169,13 +168,3 @@ def test_a_task_with_many_right_answers_has_no_first_error(monkeypatch):
     monkeypatch.setitem(TASKS, "free", Free)
     with pytest.raises(ValueError, match="to_first_error needs one right answer each, which free"):
         Sweep(("h2o",), ("50%",), 1, tasks=("free",), to_first_error=True)
-
-
-def test_the_cache_is_smaller_under_the_oracle(backend, problems):
-    prompts, _ = texts(backend, problems[:1])
-    policy = oracle_policy([next_use(problems[0])], 60, jumps.STEP)
-    import torch
-
-    with compress(backend.model, policy) as cache, torch.inference_mode():
-        backend.model(input_ids=torch.tensor(prompts), past_key_values=cache)
-        assert {count for (count,) in cache.kept()} == {60}

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import tomllib
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
 from kvlab.fast.lab.sweep import run as running
-from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, read_sweep, to_toml
+from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, read_sweep
 from kvlab.fast.lab.sweep.run import (
     COMPACTED,
     PLAN,
@@ -122,11 +121,6 @@ def test_only_methods_that_draw_are_given_the_seed():
     assert with_seed("h2o@every=16", 5) == "h2o@every=16"
 
 
-def test_a_sweep_survives_being_written(small):
-    sweep = small[0].sweep
-    assert make_sweep(tomllib.loads(to_toml(sweep))) == sweep
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -141,9 +135,6 @@ def test_a_sweep_survives_being_written(small):
         ("problems = true", "problems = True must be a whole number"),
         ("batch = 0", "batch = 0 must be at least 1"),
         ("measured = 3", "measured = 3 must not exceed problems = 2"),
-        ("budgets = ['1/0%']", "budgets: budget = '1/0%' must be a number of entries or a perc"),
-        ("budgets = [0]", "budgets: budget = '0' must be at least 1 entry"),
-        ("budgets = [99999999999]", "budget = '99999999999' must be at most 2147483647 entries"),
         ("budgets = ['9999999999%']", "budget = '9999999999%' must be at most 2147483647 entries"),
         (
             "problems = 2147483648",
@@ -151,21 +142,18 @@ def test_a_sweep_survives_being_written(small):
         ),
         ("seeds = [-1]", "seed = -1 must be at least 0 and at most 9223372036854775807"),
         ("seeds = [9223372036854775808]", "seed = 9223372036854775808 must be at least 0 and"),
-        ("methods = ['h2o@every=-1']", "methods: h2o@every=-1: every = -1 must be at least 1"),
         (
             "methods = ['h2o@every=true']",
             "methods: h2o@every=true: every = True of h2o must be a whole number",
         ),
         ("methods = ['h2o@recent=90']", "methods: h2o@recent=90: budget = 82 must be at least the"),
         ("methods = ['kivi@group=0']", "methods: kivi@group=0: group = 0 must be at least 1"),
-        ("methods = ['caote:nacl']", "methods: caote:nacl: CAOTE needs retention scores in prop"),
         ("methods = ['caote:rkv']", "those of rkv may be negative"),
         ("methods = ['caote:kivi']", "methods: caote:kivi: CAOTE wraps methods that keep 16 bit"),
         ("seeds = [1, 1]", "seeds names 1 twice"),
         ("backend = 'cuda'", "backend = 'cuda' must be one of 'fast', 'reference'"),
         ("tasks = ['gsm8k']", "unknown task 'gsm8k'; known are reasoning"),
         ("tasks = ['reasoning@variables=99']", "'reasoning@variables=99' cannot be drawn"),
-        ("tasks = ['reasoning@digits=2']", "unknown option 'digits' of task reasoning"),
         ("pairs = [['h2o', 'tova']]", "pairs names 'tova', which is not among the methods"),
         ("pairs = [['h2o']]", "must name two methods"),
         ("curves = ['tova']", "curves names 'tova', which is not among the methods"),
@@ -292,11 +280,12 @@ def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
     assert results(tmp_path).equals(results(directory))
 
 
-def test_the_local_engine_reports_what_goes_wrong(small, monkeypatch):
+def test_the_local_engine_reports_what_goes_wrong(small, common, monkeypatch):
     def fail(self, job):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(Worker, "run", fail)
+    assert CliRunner().invoke(app, common).exit_code == 1
     (_, failure), *_ = LocalEngine().results([next(small[0].jobs())])
     assert failure.reason == "RuntimeError: out of memory"
     assert "in fail" in failure.trace
@@ -391,10 +380,15 @@ def test_a_directory_without_a_sweep_is_refused(tmp_path):
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_runs_and_says_what_it_did(tmp_path):
+@pytest.fixture
+def common(tmp_path):
+    """The command that runs one job."""
     path = tmp_path / "one.toml"
     path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
-    common = ["sweep", str(path), "--out", str(tmp_path / "out"), "--json"]
+    return ["sweep", str(path), "--out", str(tmp_path / "out"), "--json"]
+
+
+def test_the_command_runs_and_says_what_it_did(common, tmp_path):
     planned = CliRunner().invoke(app, [*common, "--dry-run"])
     assert json.loads(planned.stdout) == {
         "jobs": 1,
@@ -408,28 +402,15 @@ def test_the_command_runs_and_says_what_it_did(tmp_path):
     assert json.loads(CliRunner().invoke(app, common).stdout)["done now"] == 0
 
 
-def test_what_libraries_print_does_not_reach_stdout(tmp_path, monkeypatch):
+def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
     def chatter(self, job):
         print("(raylet) A worker died")
         return [row_of(job)]
 
     monkeypatch.setattr(Worker, "run", chatter)
-    path = tmp_path / "one.toml"
-    path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
-    found = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out"), "--json"])
+    found = CliRunner().invoke(app, common)
     assert json.loads(found.stdout)["done now"] == 1
     assert "(raylet) A worker died" in found.stderr
-
-
-def test_a_failure_ends_with_exit_code_1(tmp_path, monkeypatch):
-    def fail(self, job):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(Worker, "run", fail)
-    path = tmp_path / "one.toml"
-    path.write_text('methods = ["full"]\nbudgets = []\nproblems = 1\nbackend = "reference"\n')
-    found = CliRunner().invoke(app, ["sweep", str(path), "--out", str(tmp_path / "out")])
-    assert found.exit_code == 1
 
 
 def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path):
