@@ -208,7 +208,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
     [
         (
             lambda tensors: tensors.update({UP: tensors[UP][:5]}),
-            r"has the shape \(5, 48\), not \(80,",
+            r"has the shape \(5, 48\), not \(80, 48\)",
         ),
         (lambda tensors: tensors.pop(UP), "is missing"),
         (lambda tensors: tensors[UP].fill(np.nan), "holds NaN"),
