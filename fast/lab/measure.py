@@ -150,11 +150,11 @@ def cache_bytes(cache: CompressedCache) -> Float[np.ndarray, "2 N"]:
     `CompressedCache.memory` says what is really allocated.
     """
     caches, sequences = cache.compressed.caches, len(cache.clocks)
-    found = np.array([(payload_bytes(each), overhead_bytes(each)) for each in caches])
+    found = np.array([(_payload_bytes(each), _overhead_bytes(each)) for each in caches])
     return found.reshape(len(caches), 2, -1, sequences).sum(axis=(0, 2))
 
 
-def payload_bytes(cache: LayerCache) -> list[float]:
+def _payload_bytes(cache: LayerCache) -> list[float]:
     """Bytes of keys and values of each sequence, without scales and zero points."""
     if cache.mixed is None:
         return [_elements(cache) * count * FULL_BITS / 8 for count in cache.counts]
@@ -167,7 +167,7 @@ def payload_bytes(cache: LayerCache) -> list[float]:
     return total.tolist()
 
 
-def overhead_bytes(cache: LayerCache) -> list[float]:
+def _overhead_bytes(cache: LayerCache) -> list[float]:
     """Bytes of scales, zero points, norms and balance factors of each sequence."""
     total = np.zeros(len(cache.counts))
     heads = cache.positions.shape[1]

@@ -1,6 +1,6 @@
 """How likely a model finds given continuations under a policy."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,14 @@ def likelihoods(
             found += read(model, policy, contexts[some], continuations[some], block_size)
             report(len(found))
     return found
+
+
+def grouped(budgets: Iterable[int | None]) -> dict[int | None, list[int]]:
+    """Return the numbers of the texts that have each budget in entries: they share batches."""
+    groups: dict[int | None, list[int]] = {}
+    for number, entries in enumerate(budgets):
+        groups.setdefault(entries, []).append(number)
+    return groups
 
 
 def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:

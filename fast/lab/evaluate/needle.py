@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from kvlab.fast import methods
 from kvlab.fast.lab.drawing import Picture, canvas, finish
-from kvlab.fast.lab.evaluate.likelihood import Reading, likelihoods
+from kvlab.fast.lab.evaluate.likelihood import Reading, grouped, likelihoods
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.points import Row, Told, measure_points
@@ -132,11 +132,8 @@ def _find(
 ) -> list[list[bool]]:
     """Say which needles of each haystack are found; haystacks with one budget share a batch."""
     found: dict[int, list[bool]] = {}
-    groups: dict[int | None, list[int]] = {}
-    for number, haystack in enumerate(haystacks):
-        entries = None if budget is None else budget_entries(budget, len(haystack))
-        groups.setdefault(entries, []).append(number)
-    for entries, numbers in groups.items():
+    budgets = (None if budget is None else budget_entries(budget, len(each)) for each in haystacks)
+    for entries, numbers in grouped(budgets).items():
         before = len(found)
         rated = likelihoods(
             model,

@@ -1,7 +1,7 @@
 """A Hugging Face model under a policy, as lm-evaluation-harness asks it."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
-from kvlab.fast.lab.evaluate.likelihood import FEEDS, Likelihood, likelihoods
+from kvlab.fast.lab.evaluate.likelihood import FEEDS, grouped, likelihoods
 from kvlab.fast.models.loading import load
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.selection import budget_entries
@@ -121,8 +121,9 @@ class CompressedLM(Base):
         real = options.pop("attention_mask", torch.ones_like(context))
         written = [torch.empty(0)] * len(context)
         lengths = (real.sum(dim=1) + max_length - context.shape[1]).tolist()
-        for entries, rows in _grouped(map(self.entries_for, lengths)).items():
-            part, mask = _left_trimmed(context[rows], real[rows])
+        for entries, rows in grouped(map(self.entries_for, lengths)).items():
+            longest = int(real[rows].sum(dim=1).max())
+            part, mask = context[rows, -longest:], real[rows, -longest:]
             policy = self.policy_for(entries)
             with compress(self.model, policy, block_size=self.block_size) as cache:
                 result = super()._model_generate(
@@ -152,7 +153,7 @@ class CompressedLM(Base):
         texts = [self._cut(before, after) for _, before, after in requests]
         answers: list[tuple[float, bool]] = [(0.0, False)] * len(texts)
         lengths = [len(before) + len(after) for before, after in texts]
-        budgets = _grouped(map(self.entries_for, lengths))
+        budgets = grouped(map(self.entries_for, lengths))
         with tqdm(total=len(texts), disable=disable_tqdm, desc="loglikelihood") as bar:
             for entries, members in budgets.items():
                 members.sort(key=lambda i: len(texts[i][0]), reverse=True)
@@ -168,7 +169,7 @@ class CompressedLM(Base):
                     lambda done, before=before: bar.update(before + done - bar.n),
                 )
                 for i, likelihood in zip(members, found, strict=True):
-                    answers[i] = _summed_up(likelihood)
+                    answers[i] = float(likelihood.logprobs.sum()), bool(likelihood.greedy.all())
         for (text, _, _), answer in zip(requests, answers, strict=True):
             if text is not None:
                 self.cache_hook.add_partial("loglikelihood", text, answer)
@@ -209,26 +210,6 @@ def _present(device: str | None) -> str | None:
         log.warning("device = %r is not available: the CPU is used", device)
         return "cpu"
     return device
-
-
-def _grouped(keys: Iterable[Any]) -> Mapping[Any, list[int]]:
-    """Return the indices of each key."""
-    groups: dict[Any, list[int]] = {}
-    for index, key in enumerate(keys):
-        groups.setdefault(key, []).append(index)
-    return groups
-
-
-def _left_trimmed(
-    ids: Int[Tensor, "N m"], real: Int[Tensor, "N m"]
-) -> tuple[Int[Tensor, "N _m"], Int[Tensor, "N _m"]]:
-    """Leave out columns that are padding in every row."""
-    longest = int(real.sum(dim=1).max())
-    return ids[:, -longest:], real[:, -longest:]
-
-
-def _summed_up(likelihood: Likelihood) -> tuple[float, bool]:
-    return float(likelihood.logprobs.sum()), bool(likelihood.greedy.all())
 
 
 @contextmanager

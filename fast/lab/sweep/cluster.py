@@ -177,13 +177,12 @@ def room(gpus: float) -> int:
 
 
 def _room_on(resources: dict[str, float], gpus: float) -> int:
-    places = int(resources.get("CPU", 0))
-    return min(places, _devices(resources.get("GPU", 0), gpus)) if gpus else places
-
-
-def _devices(present: float, wanted: float) -> int:
-    """Workers that devices can be shared by; a worker of less than one device stays on one."""
-    return int(present) * int(1 / wanted) if wanted < 1 else int(present / wanted)
+    places, devices = int(resources.get("CPU", 0)), resources.get("GPU", 0)
+    if not gpus:
+        return places
+    if gpus < 1:  # a worker of less than one device stays on one
+        return min(places, int(devices) * int(1 / gpus))
+    return min(places, int(devices / gpus))
 
 
 def relevant_versions() -> dict[str, str | None]:

@@ -17,7 +17,7 @@ from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import check_some_ran
 from kvlab.fast.lab.reports import Block, Drawing, Heading, Page, Text, write_html
-from kvlab.fast.lab.sweep.plan import ORACLE, Job, Plan, Sweep, make_plan
+from kvlab.fast.lab.sweep.plan import ORACLE, Sweep, make_plan
 from kvlab.fast.lab.sweep.report import over_memory
 from kvlab.fast.lab.sweep.summary import (
     CONTROL,
@@ -29,7 +29,7 @@ from kvlab.fast.lab.sweep.summary import (
     point_of,
     summarise,
 )
-from kvlab.fast.lab.sweep.worker import Failure, Found, LocalEngine, ProcessEngine, rows_of
+from kvlab.fast.lab.sweep.worker import Failure, LocalEngine, ProcessEngine, rows_of
 from kvlab.fast.lab.tables import Column, Specification, Table, counted, percent_interval, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.lab.viewer import write_viewer
@@ -64,20 +64,6 @@ COLUMNS = (
     Column("ms", "seconds_per_token", lambda seconds: f"{1000 * seconds:.1f}"),
 )
 """What the tables of a comparison say of a point."""
-
-
-@dataclass(frozen=True)
-class ResultsInMemory(Results):
-    """The results of a sweep that was run at once; `summary.summarise` sums them up."""
-
-    plan: Plan
-    found: Sequence[tuple[Job, Sequence[Found]]]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [row for job, found in self.found for row in rows_of(job, found)]
-
-    def missing(self) -> list[Job]:
-        return []
 
 
 @dataclass(frozen=True)
@@ -144,7 +130,7 @@ def compare(
 
 def run_in_memory(
     sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
-) -> ResultsInMemory:
+) -> Results:
     """Do all jobs of a sweep, and keep what they find.
 
     Args:
@@ -180,7 +166,7 @@ def run_in_memory(
             own += rows_of(job, made)
             if len(own) == wanted:
                 tell(point_of(job.method, job.budget, own, wanted))
-    return ResultsInMemory(plan, found)
+    return Results(plan, found=found)
 
 
 def _plain(point: Point) -> dict[str, Any]:

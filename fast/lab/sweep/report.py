@@ -329,12 +329,9 @@ def _rerun_blocks(stored: "Stored") -> Iterator[Block]:
     yield Code(to_toml(stored.plan.sweep), "toml")
     commands = ("kvlab sweep sweep.toml --out DIR", "kvlab report DIR")
     yield Code("\n".join([*commands, f"# last run: {run['command']}"]))
-    versions = {**run["versions"], "machine": run["machine"], **_fingerprints(stored)}
+    versions = {**run["versions"], "machine": run["machine"]}
+    versions |= {f"model {name}": mark for name, mark in stored.plan.fingerprints.items()}
     yield Table(("what", "was"), [(name, str(value)) for name, value in versions.items()], words=2)
-
-
-def _fingerprints(stored: "Stored") -> dict[str, str]:
-    return {f"model {name}": mark for name, mark in stored.plan.fingerprints.items()}
 
 
 # --- curves --------------------------------------------------------------------------------------

@@ -167,7 +167,6 @@ class Ran:
 class Stored(Results):
     """A sweep as its directory holds it."""
 
-    plan: Plan
     data: Dataset
     run: Mapping[str, Any] = field(default_factory=dict)
     """Command, versions and machine of the last run."""

@@ -1,6 +1,5 @@
 """What a sweep found: shares with intervals, and tests of methods on the same problems."""
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from kvlab.fast.lab.evaluate.statistics import (
 )
 from kvlab.fast.lab.points import Row
 from kvlab.fast.lab.sweep.plan import ORACLE, Job, Plan
+from kvlab.fast.lab.sweep.worker import Found, rows_of
 from kvlab.reference.methods import base_name
 
 LEVEL = 0.95
@@ -143,18 +143,22 @@ class TaskSummary:
         return found
 
 
-class Results(ABC):
+@dataclass(frozen=True)
+class Results:
     """A plan, and what has been found of it so far."""
 
     plan: Plan
+    found: Sequence[tuple[Job, Sequence[Found]]] = field(default=(), kw_only=True)
+    """What is kept in memory; a stored sweep reads its directory instead."""
 
-    @abstractmethod
-    def rows(self) -> Sequence[Mapping[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the jobs that are done, as `worker.rows_of` makes them."""
+        return [row for job, found in self.found for row in rows_of(job, found)]
 
-    @abstractmethod
-    def missing(self) -> Sequence[Job]:
+    def missing(self) -> list[Job]:
         """Return the jobs that have not been done."""
+        done = {job.id for job, _ in self.found}
+        return [job for job in self.plan.jobs() if job.id not in done]
 
 
 def summarise(results: Results) -> list[TaskSummary]:
