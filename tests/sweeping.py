@@ -55,6 +55,14 @@ def kvlab(*arguments: str, before: str = "", **environment: str) -> Iterator[sub
             process.kill()
 
 
+def finished(*arguments: str, **environment: str) -> str:
+    """Run the command to its end, and return what it said on stderr."""
+    with kvlab(*arguments, **environment) as process:
+        _, said = process.communicate(timeout=900)
+    assert process.returncode == 0, said
+    return said
+
+
 class Gate:
     """Holds all jobs of RaaS, in whatever process, until it is opened; others are done."""
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from sweeping import SMALL, Gate, kvlab, results, wait_until
+from sweeping import SMALL, Gate, finished, kvlab, results, wait_until
 
 pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
 
@@ -43,9 +43,7 @@ def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("undisturbed")
     path = directory / "sweep.toml"
     path.write_text(SMALL)
-    with kvlab("sweep", str(path), "--out", str(directory)) as process:
-        _, said = process.communicate(timeout=900)
-    assert process.returncode == 0, said
+    finished("sweep", str(path), "--out", str(directory))
     return path, results(directory)
 
 
@@ -132,9 +130,7 @@ def test_ten_kills_of_workers_and_drivers_change_nothing(nodes, undisturbed, gat
             process.kill()
             process.communicate(timeout=900)
         wait_until(lambda: not workers(nodes))
-    with kvlab(*command, RAY_ADDRESS=nodes.address) as process:
-        _, said = process.communicate(timeout=900)
-    assert process.returncode == 0, said
+    finished(*command, RAY_ADDRESS=nodes.address)
     assert results(out).equals(expected)
 
 
@@ -147,9 +143,7 @@ def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, gate, tmp_
         process.kill()
         process.communicate(timeout=900)
     assert len(read_stored(out).missing()) > 0
-    with kvlab(*command, RAY_ADDRESS="") as process:
-        _, said = process.communicate(timeout=900)
-    assert process.returncode == 0, said
+    finished(*command, RAY_ADDRESS="")
     assert results(out).equals(expected)
 
 

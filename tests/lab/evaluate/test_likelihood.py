@@ -58,30 +58,29 @@ def cut(tokens, size):
     return [tokens[first : first + size] for first in range(0, len(tokens), size)]
 
 
-@pytest.mark.parametrize("spec", ["full", "h2o", "caote:tova", "lazy_eviction@window=8"])
-def test_steps_feed_a_continuation_as_if_it_was_written(model, teacher, spec):
+@pytest.mark.parametrize(
+    ("feed", "spec"),
+    [
+        *(("steps", spec) for spec in ("full", "h2o", "caote:tova", "lazy_eviction@window=8")),
+        *(("blocks", spec) for spec in ("h2o", "caote:tova")),
+    ],
+)
+def test_a_continuation_is_fed_as_if_written_or_as_a_prompt(model, teacher, feed, spec):
     budget = None if spec == "full" else 70
-    policy = methods.get(spec, budget)
-    (found,) = likelihoods(model, policy, PROMPTS[:1], SOLUTIONS[:1], BLOCK)
-    blocks = [*cut(PROMPTS[0], BLOCK), *([token] for token in SOLUTIONS[0][:-1])]
-    logprobs, greedy = by_hand(teacher, spec, budget, len(PROMPTS[0]), blocks, SOLUTIONS[0])
+    policy, prompt, solution = methods.get(spec, budget), PROMPTS[0], SOLUTIONS[0]
+    (found,) = likelihoods(model, policy, [prompt], [solution], BLOCK, feed)
+    fed = [*prompt, *solution[:-1]]
+    as_written = [*cut(prompt, BLOCK), *([token] for token in solution[:-1])]
+    blocks, given = (as_written, prompt) if feed == "steps" else (cut(fed, BLOCK), fed)
+    logprobs, greedy = by_hand(teacher, spec, budget, len(given), blocks, solution)
     np.testing.assert_allclose(found.logprobs, logprobs, rtol=0, atol=FLOAT32_LOGITS)
     np.testing.assert_array_equal(found.greedy, greedy)
-    if spec == "h2o":
+    if spec == "h2o" and feed == "steps":
         assert found.entries == 70
-
-
-@pytest.mark.parametrize("spec", ["h2o", "caote:tova"])
-def test_blocks_feed_it_as_a_prompt(model, teacher, spec):
-    policy = methods.get(spec, 70)
-    (found,) = likelihoods(model, policy, PROMPTS[:1], SOLUTIONS[:1], BLOCK, "blocks")
-    fed = [*PROMPTS[0], *SOLUTIONS[0][:-1]]
-    blocks = cut(fed, BLOCK)
-    logprobs, greedy = by_hand(teacher, spec, 70, len(fed), blocks, SOLUTIONS[0])
-    np.testing.assert_allclose(found.logprobs, logprobs, rtol=0, atol=FLOAT32_LOGITS)
-    np.testing.assert_array_equal(found.greedy, greedy)
-    (steps,) = likelihoods(model, policy, PROMPTS[:1], SOLUTIONS[:1], BLOCK)
-    assert np.abs(steps.logprobs - found.logprobs).max() > 100 * FLOAT32_LOGITS  # another question
+    if feed == "blocks":
+        (steps,) = likelihoods(model, policy, [prompt], [solution], BLOCK)
+        other = np.abs(steps.logprobs - found.logprobs).max()
+        assert other > 100 * FLOAT32_LOGITS, "another question"
 
 
 @pytest.mark.parametrize("feed", ["steps", "blocks"])

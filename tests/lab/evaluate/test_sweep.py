@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from filelock import FileLock
-from sweeping import SMALL, Gate, kvlab, results
+from sweeping import SMALL, Gate, finished, kvlab, results
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
@@ -425,6 +425,5 @@ def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path):
     assert "nothing that was done is lost" in said
     assert "Traceback" not in said
     assert len(Dataset(out / RESULTS).done()) == 2
-    with kvlab(*command) as process:
-        process.communicate(timeout=900)
+    finished(*command)
     assert results(out).equals(results(directory))
