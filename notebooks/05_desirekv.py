@@ -214,7 +214,7 @@ from kvlab.reference import quantize
 
 for bits, group, channels in ((4, 32, 32), (2, 64, 128), (8, 64, 96), (4, 64, 32)):
     held = quantize(np.random.default_rng(0).normal(size=(1, channels)), bits, group)
-    measured = 8 * (held.code_bytes + held.overhead_bytes) / channels
+    measured = 8 * (held.codes.nbytes + held.scale.nbytes + held.zero.nbytes) / channels
     assert abs(stored_bits(bits, group, channels) - measured) < 1e-9
 
 # %% [markdown]

@@ -10,7 +10,7 @@ from math import ceil
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_protected
@@ -89,7 +89,8 @@ class WholePages(Protect):
     def safe(self, seen: Observation) -> Marks:
         pages = seen.positions // self.page
         newest = pages == (seen.clock.seen - 1) // self.page
-        return newest | page_has(self.inner.safe(seen), pages)
+        heads = zip(pages, self.inner.safe(seen), strict=True)
+        return newest | np.stack([np.isin(head, head[safe]) for head, safe in heads])
 
     def count(self, prompt: int) -> int:
         """Return the entries of as many pages as the safe entries can touch.
@@ -101,13 +102,6 @@ class WholePages(Protect):
         first = -(-self.inner.first(prompt) // self.page)
         newest = -(-max(0, self.inner.recent - 1) // self.page) + 1
         return (first + newest) * self.page
-
-
-def page_has(marks: Marks, pages: Int[Array, "G n"]) -> Bool[Array, "G n"]:
-    """Mark every entry of the pages that hold a marked entry."""
-    return np.stack(
-        [np.isin(of_head, of_head[marked]) for of_head, marked in zip(pages, marks, strict=True)]
-    )
 
 
 @dataclass(frozen=True)

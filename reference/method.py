@@ -141,15 +141,10 @@ class CommonOptions(Wrapper):
         if self.kv_heads != "head":
             policy = replace(policy, score=OneForAllHeads(policy.score, self.kv_heads))
         if self.page != 1:
-            policy = self.in_pages(policy)
-        return policy if self.precision == "full" else self.in_codes(policy)
+            policy = self._in_pages(policy)
+        return policy if self.precision == "full" else self._in_codes(policy)
 
-    def in_codes(self, policy: Policy) -> Policy:
-        """Return the policy under which every entry is coded when its block has been attended.
-
-        Raises:
-            ValueError: if the method has a precision of its own.
-        """
+    def _in_codes(self, policy: Policy) -> Policy:
         if not isinstance(policy.precision, Full):
             raise ValueError(
                 f"precision = {self.precision!r} must be 'full' for {self.innermost.name}, which "
@@ -157,12 +152,7 @@ class CommonOptions(Wrapper):
             )
         return replace(policy, precision=precisions()[self.precision])
 
-    def in_pages(self, policy: Policy) -> Policy:
-        """Return the policy under which whole pages leave.
-
-        Raises:
-            ValueError: if the method has no budget of entries, or quantises what it keeps.
-        """
+    def _in_pages(self, policy: Policy) -> Policy:
         if not isinstance(policy.budget, Entries) or not isinstance(policy.precision, Full):
             raise ValueError(
                 f"page = {self.page} must be 1 for {self.base.name}: only methods that evict down "

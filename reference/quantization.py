@@ -54,16 +54,6 @@ class Quantized:
         zero = _per_element(self.zero.astype(np.float64), self.group, self.length)
         return scale * codes + zero  # [KIVI 3]
 
-    @property
-    def code_bytes(self) -> int:
-        """Bytes of the packed codes."""
-        return self.codes.nbytes
-
-    @property
-    def overhead_bytes(self) -> int:
-        """Bytes of scales and zero points."""
-        return self.scale.nbytes + self.zero.nbytes
-
 
 def quantize(x: Float[Array, "... length"], bits: int, group: int) -> Quantized:
     """Quantise each vector of ``x`` along its last axis.

@@ -217,7 +217,7 @@ class Transformer:
 
     def _rotation(self, positions: Int[Array, "..."]) -> Rotation:
         # Models are trained with angles in float32, whatever precision the rest is computed in.
-        angles = positions[..., None].astype(np.float32) * self._inverse_frequencies
+        angles = positions[..., None].astype(np.float32) * self._frequencies
         return np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
 
     def _attention(
@@ -253,8 +253,18 @@ class Transformer:
         return x / scale * self.weights[f"{name}.weight"]
 
     @cached_property
-    def _inverse_frequencies(self) -> Float[Array, " half"]:
-        return _rope_frequencies(self.config.rope, self.config.head_dim).astype(np.float32)
+    def _frequencies(self) -> Float[Array, " half"]:
+        """RoPE's angle per position of each pair of channels."""
+        rope, d = self.config.rope, self.config.head_dim
+        plain = rope["rope_theta"] ** (-np.arange(0, d, 2) / d)
+        if rope["rope_type"] == "linear":
+            plain = plain / rope["factor"]
+        if rope["rope_type"] == "llama3":  # slows the long wavelengths down, blends in between
+            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+            turns = rope["original_max_position_embeddings"] * plain / (2 * np.pi)
+            blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
+            plain = (1 - blend) * plain / rope["factor"] + blend * plain
+        return plain.astype(np.float32)
 
 
 def turn(vectors: Float[Array, "*batch d"], rotation: Rotation) -> Float[Array, "*batch d"]:
@@ -275,27 +285,6 @@ def end_of_text(directory: str | Path) -> int | None:
     found = read_json(Path(directory) / "config.json").get("eos_token_id")
     every = found if isinstance(found, list) else [found]
     return every[0] if every else None
-
-
-def _rope_frequencies(rope: Mapping[str, Any], head_dim: int) -> Float[Array, " half"]:
-    """Return RoPE's angle per position of each pair of channels."""
-    plain = rope["rope_theta"] ** (-np.arange(0, head_dim, 2) / head_dim)
-    if rope["rope_type"] == "linear":
-        return plain / rope["factor"]
-    if rope["rope_type"] == "llama3":
-        return _llama3_frequencies(plain, rope)
-    return plain
-
-
-def _llama3_frequencies(
-    plain: Float[Array, " half"], rope: Mapping[str, Any]
-) -> Float[Array, " half"]:
-    """Slow the long wavelengths down, blend in between (Llama 3.1)."""
-    original = rope["original_max_position_embeddings"]
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = original * plain / (2 * np.pi)
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 - blend) * plain / rope["factor"] + blend * plain
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def test_halves_round_to_even():
 
 def test_bytes_are_those_of_the_arrays():
     stored = quantize(np.zeros((6, 100)), 4, 64)
-    assert stored.code_bytes == 6 * 50
-    assert stored.overhead_bytes == 6 * 2 * (2 + 2)
+    assert stored.codes.nbytes == 6 * 50
+    assert stored.scale.nbytes + stored.zero.nbytes == 6 * 2 * (2 + 2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ to it.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, zip_longest
 
@@ -57,15 +56,9 @@ class Needle:
         return words[0].lower() + words[1:]
 
 
-def secret_number(rng: np.random.Generator) -> Needle:
-    """Draw a city and its number of six digits."""
-    return _six_digits(rng, *KINDS[0])
-
-
-def _six_digits(
-    rng: np.random.Generator, opening: str, question: str, owners: Sequence[str]
-) -> Needle:
-    """Draw whom a needle is about, and its number."""
+def draw(rng: np.random.Generator, kind: int = 0) -> Needle:
+    """Draw whom a needle of one of the `KINDS` is about, and its number of six digits."""
+    opening, question, owners = KINDS[kind]
     owner = owners[int(rng.integers(len(owners)))]
     number = int(rng.integers(100_000, 1_000_000))
     opening = opening.format(owner)
@@ -140,7 +133,6 @@ def readings(count: int, seed: int, words: int, facts: int) -> list[Problem]:
 
 
 def _check(count: int, seed: int, **needles: int) -> None:
-    """Refuse a draw that cannot be made."""
     check_at_least(0, count=count, seed=seed)
     check_between(1, len(KINDS), **needles)
 
@@ -148,10 +140,9 @@ def _check(count: int, seed: int, **needles: int) -> None:
 def _haystack(
     seed: int, words: int, needles: int, number: int
 ) -> tuple[str, list[Needle], list[float]]:
-    """Draw one passage with its needles, and their depths."""
     rng = np.random.default_rng([seed, words, needles, number])
     text = english.passage(rng, words)
-    hidden = [_six_digits(rng, *KINDS[kind]) for kind in rng.permutation(len(KINDS))[:needles]]
+    hidden = [draw(rng, int(kind)) for kind in rng.permutation(len(KINDS))[:needles]]
     depths = [(place + 0.5) / needles for place in range(needles)]
     for needle, depth in zip(hidden, depths, strict=True):
         text = hide(text, needle.sentence, depth)
@@ -181,16 +172,11 @@ def hide(hay: str, sentence: str, depth: float) -> str:
         ValueError: if ``depth`` is not between 0 and 1.
     """
     check_share(depth=depth)
-    borders = sentence_ends(hay)
+    inside = (found.end() for found in re.finditer(r"[.!?](?=\s)", hay))
+    borders = sorted({0, *inside, len(hay)})
     place = min(borders, key=lambda end: abs(end - depth * len(hay)))
     parts = hay[:place].strip(), sentence, hay[place:].strip()
     return " ".join(part for part in parts if part)
-
-
-def sentence_ends(text: str) -> list[int]:
-    """Return where sentences end, and both ends of the text."""
-    inside = (found.end() for found in re.finditer(r"[.!?](?=\s)", text))
-    return sorted({0, *inside, len(text)})
 
 
 def definitions(count: int, variables: int, seed: int = 0) -> list[reasoning.Problem]:
@@ -209,8 +195,3 @@ def steps(problem: reasoning.Problem) -> list[slice]:
     lengths = [len(step.split(" ")) + 1 for step in problem.solution.split(" ; ")[:-1]]
     ends = [0, *accumulate(lengths)]
     return [slice(first, last) for first, last in pairwise(ends)]
-
-
-def nearest(value: float, among: Sequence[float]) -> int:
-    """Return the index of the nearest value; of two equally near values the first."""
-    return int(np.argmin(np.abs(np.asarray(among) - value)))

@@ -12,7 +12,8 @@ HAY = "One is here. Two is there! Three? Four has 3.5 legs."
 
 
 def test_a_needle_lies_between_sentences():
-    assert needle.sentence_ends(HAY) == [0, 12, 26, 33, 52]  # not after "3."
+    places = {needle.hide(HAY, "Look.", depth / 52).index("Look.") for depth in range(53)}
+    assert places == {0, 13, 27, 34, 53}  # not after "3."
     assert needle.hide(HAY, "Look.", 0) == f"Look. {HAY}"
     assert needle.hide(HAY, "Look.", 1) == f"{HAY} Look."
     middle = HAY.replace("Three?", "Look. Three?")
@@ -27,7 +28,7 @@ def test_a_depth_is_a_share(depth):
 
 
 def test_a_question_asks_for_what_was_hidden():
-    hidden = needle.secret_number(np.random.default_rng(0))
+    hidden = needle.draw(np.random.default_rng(0))
     assert hidden.sentence == f"{hidden.opening}{hidden.answer}."
     assert hidden.question[:-1].endswith(hidden.opening[4:-3])
     assert len(hidden.answer) == 7
@@ -52,10 +53,6 @@ def test_needles_of_the_embedded_model_are_held_out_problems():
         needle.definitions(1, 17)
     with pytest.raises(ValueError, match="count = -1"):
         needle.definitions(-1, 18)
-
-
-def test_the_nearest_depth():
-    assert [needle.nearest(x, (0.0, 0.5, 1.0)) for x in (0, 0.2, 0.25, 0.3, 0.8)] == [0, 0, 0, 1, 2]
 
 
 def test_the_novel_is_long_enough_and_whole():

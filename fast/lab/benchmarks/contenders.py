@@ -11,7 +11,7 @@ from typing import Any
 from transformers import DynamicCache
 
 from kvlab.fast import compress
-from kvlab.fast.lab.benchmarks.workload import Footprint, Run, Timing, footprint_of, measure
+from kvlab.fast.lab.benchmarks.workload import Holds, Outcome, Run, held_by, measure
 from kvlab.reference.methods import takes_budget
 
 
@@ -23,18 +23,10 @@ class Contender:
     """Its name in the result."""
     compresses: bool
     """Whether it evicts anything."""
-    measured: Callable[[bool, Run], Any]
-    """Generates once; returns a `Footprint` if the peak is asked for, else a `Timing`."""
+    measured: Callable[[Run, bool], Outcome]
+    """Generates once; told to watch, it says the most that the cache held between two tokens."""
     prompt: int | None = None
     """Tokens of its prompt; None: as many as the others read."""
-
-    def timing(self, run: Run) -> Timing:
-        """Generate once, and say how long it took."""
-        return self.measured(False, run)
-
-    def footprint(self, run: Run) -> Footprint:
-        """Generate once, and say the most that the cache held between two tokens."""
-        return self.measured(True, run)
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class Setting:
     """Whether to measure the CPU time of the process, not the time on the clock."""
 
 
-Opened = tuple[Any, Callable[[], Footprint]]
+Opened = tuple[Any, Callable[[], Holds]]
 """An empty cache, and a function that says what it holds."""
 
 
@@ -58,9 +50,9 @@ def _in_this_process(
     setting: Setting,
     opened: Callable[[], AbstractContextManager[Opened]],
 ) -> Contender:
-    def measured(peak: bool, run: Run) -> Timing | Footprint:
+    def measured(run: Run, watched: bool) -> Outcome:
         with opened() as (cache, read):
-            return measure(peak, setting.model, run, cache, read, setting.cpu_time)
+            return measure(setting.model, run, cache, read, watched, setting.cpu_time)
 
     return Contender(name, compresses, measured)
 
@@ -71,7 +63,7 @@ def stock(setting: Setting) -> Contender:
     @contextmanager
     def opened() -> Iterator[Opened]:
         cache = DynamicCache(config=setting.model.config)
-        yield cache, lambda: footprint_of(cache)
+        yield cache, lambda: held_by(cache)
 
     return _in_this_process("transformers full cache", False, setting, opened)
 
@@ -84,9 +76,9 @@ def kvlab(setting: Setting, method: str, block_size: int | None = None) -> Conte
     def opened() -> Iterator[Opened]:
         with compress(setting.model, method, budget, block_size=block_size) as cache:
 
-            def read() -> Footprint:
+            def read() -> Holds:
                 entries = max((max(counts) for counts in cache.kept() if counts), default=0)
-                return Footprint(entries, cache.memory().total)
+                return entries, cache.memory().total
 
             yield cache, read
 
@@ -150,8 +142,8 @@ def kvpress(
     about = {"press": press, "interval": interval, "entries": setting.entries}
     about |= {"cpu_time": setting.cpu_time}
 
-    def measured(peak: bool, run: Run) -> Timing | Footprint:
-        return (Footprint if peak else Timing)(**worker.ask(peak=peak, run=asdict(run), **about))
+    def measured(run: Run, watched: bool) -> Outcome:
+        return Outcome(**worker.ask(run=asdict(run), watched=watched, **about))
 
     name = f"kvpress {press} every {interval}" if press else "kvpress's transformers full cache"
     return Contender(name, press is not None, measured)

@@ -154,13 +154,14 @@ def measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dic
     outcomes = []
     for contender in several:
         run = part.run(contender)
-        peak = contender.footprint(replace(run, tokens=part.warm_up or run.tokens))
-        about = {"name": contender.name, "run": asdict(run), "peak": asdict(peak)}
+        held = contender.measured(replace(run, tokens=part.warm_up or run.tokens), True)
+        peak = {"entries": held.entries, "bytes": held.bytes}
+        about = {"name": contender.name, "run": asdict(run), "peak": peak}
         outcomes.append({**about, "tokens_per_second": [], "first_seconds": []})
         bar.advance(task)
     for turn in range(part.repeats):
         for contender, outcome in shuffled(zip(several, outcomes, strict=True), turn):
-            timing = contender.timing(part.run(contender))
+            timing = contender.measured(part.run(contender), False)
             outcome["tokens_per_second"].append(timing.speed(part.with_prompt))
             outcome["first_seconds"].append(timing.first)
             bar.advance(task)

@@ -54,8 +54,8 @@ def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Itera
     for tokens in lengths:
         full = 0.0
         for contender in several(model, COMPARED, tokens // 2):
-            contender.timing(Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160)))
-            each = 1 / contender.timing(Run(PROMPT, tokens)).speed(with_prompt=True)
+            contender.measured(Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160)), False)
+            each = 1 / contender.measured(Run(PROMPT, tokens), False).speed(with_prompt=True)
             full = full or each
             budget = tokens // 2 if contender.compresses else None
             about = {"method": shown(contender), "tokens": tokens, "budget": budget}
@@ -71,12 +71,12 @@ def capacities(
     ``tokens_per_second`` are those of all sequences together, ``cache_bytes`` those at the end.
     """
     for contender in several(model, methods, None):
-        contender.timing(Run(PROMPT, min(tokens, WARM_UP)))
+        contender.measured(Run(PROMPT, min(tokens, WARM_UP)), False)
         best: dict[str, Any] = {}
         batch, too_many = 1, most + 1
         while batch < too_many:
             try:
-                timing = contender.timing(Run(PROMPT, tokens, batch))
+                timing = contender.measured(Run(PROMPT, tokens, batch), False)
                 best = {"batch": batch, "tokens_per_second": batch * timing.speed(with_prompt=True)}
                 best["cache_bytes"] = timing.bytes
             except torch.OutOfMemoryError:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from workload import (  # type: ignore[import-not-found]
     Run,
     fetched,
-    footprint_of,
+    held_by,
     measure,
     tiny_llama,
 )
@@ -59,9 +59,9 @@ def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
             target_size=request["entries"],
         )(model)
     cache = DynamicCache(config=model.config)
-    given = model, run, cache, lambda: footprint_of(cache), request["cpu_time"]
+    given = model, run, cache, lambda: held_by(cache), request["watched"], request["cpu_time"]
     with press:
-        return asdict(measure(request["peak"], *given))
+        return asdict(measure(*given))
 
 
 def main() -> None:

@@ -20,26 +20,14 @@ from kvlab.fast.lab.terminal import progress
 SCHEMA = 1
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
-
-
 SETTLED = 2000
 """Tokens after which the memory of a process has to be flat."""
 
 
-def growth(readings: dict[int, int], after: int = SETTLED) -> int:
-    """Bytes by which memory ever exceeded its first reading at ``after`` tokens or later.
-
-    Raises:
-        ValueError: if there is no such reading.
-    """
-    settled = [reading for token, reading in readings.items() if token >= after]
-    if not settled:
-        raise ValueError(f"no reading after {after} tokens")
-    return max(settled) - settled[0]
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def main(
@@ -61,6 +49,10 @@ def main(
 
         generate(model, Run(64, tokens), cache, Watcher(notice))
         held, kept = cache.memory().total, cache.kept()[0][0]
+    after = min(SETTLED, tokens // 2)
+    settled = [resident for token, resident in readings.items() if token >= after]
+    if not settled:
+        raise typer.BadParameter(f"no reading after {after} tokens")
     found = {
         "method": method,
         "entries": ENTRIES,
@@ -68,7 +60,7 @@ def main(
         "kept": kept,
         "cache_bytes": held,
         "resident_bytes": readings,
-        "growth_bytes": growth(readings, min(SETTLED, tokens // 2)),
+        "growth_bytes": max(settled) - settled[0],
     }
     write(result_of(SCHEMA, "cpu", found), out)
 

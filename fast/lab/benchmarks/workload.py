@@ -32,19 +32,13 @@ class Run:
     """Sequences."""
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What a cache holds."""
-
-    entries: int
-    """Entries of the fullest head of the fullest layer."""
-    bytes: int
-    """Allocated, in all layers."""
+Holds = tuple[int, int]
+"""Entries of the fullest head of a cache's fullest layer, and bytes allocated in all layers."""
 
 
 @dataclass(frozen=True)
-class Timing:
-    """How long one generation took."""
+class Outcome:
+    """How long one generation took, and what its cache held."""
 
     first: float
     """Seconds until the first token, in which the prompt is read."""
@@ -52,8 +46,10 @@ class Timing:
     """Seconds from the first token to the last."""
     tokens: int
     """Tokens that were written, of each sequence."""
+    entries: int = 0
+    """Entries of the fullest head in the end, or the most that a watched cache ever held."""
     bytes: int = 0
-    """What the cache holds in the end."""
+    """Bytes of the cache at the same time."""
 
     def speed(self, with_prompt: bool) -> float:
         """Return tokens per second, from the first token on unless the prompt counts, too."""
@@ -116,14 +112,12 @@ def generate(model: Any, run: Run, cache: Any, streamer: Any) -> None:
     )
 
 
-def footprint_of(cache: DynamicCache) -> Footprint:
+def held_by(cache: DynamicCache) -> Holds:
     """Return what a cache of transformers holds."""
     every: Any = cache.layers
     layers = [layer for layer in every if layer.is_initialized]
-    return Footprint(
-        entries=max((layer.keys.shape[-2] for layer in layers), default=0),
-        bytes=sum(layer.keys.nbytes + layer.values.nbytes for layer in layers),
-    )
+    entries = max((layer.keys.shape[-2] for layer in layers), default=0)
+    return entries, sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
 
 
 class Watcher:
@@ -141,31 +135,30 @@ class Watcher:
 
 
 def measure(
-    peak: bool, model: Any, run: Run, cache: Any, read: Callable[[], Footprint], cpu_time: bool
-) -> Timing | Footprint:
-    """Generate once; say how long it took, or what the cache held at its ``peak``.
+    model: Any, run: Run, cache: Any, read: Callable[[], Holds], watched: bool, cpu_time: bool
+) -> Outcome:
+    """Generate once; say how long it took, and what the cache held.
 
     Args:
-        peak: read the cache between any two tokens, which takes time; else only at the end.
         model: the model that writes.
         run: how much to read and write.
         cache: an empty cache for it.
         read: says what the cache holds.
+        watched: read the cache between any two tokens, which takes time; else only at the end.
         cpu_time: measure CPU time, not time on the clock: other processes may use the machine.
     """
     clock = time.process_time if cpu_time else time.perf_counter
     times: list[float] = []
-    found: list[Footprint] = []
+    found: list[Holds] = []
 
     def notice() -> None:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         times.append(clock())
-        if peak:
+        if watched:
             found.append(read())
 
     generate(model, run, cache, Watcher(notice))
     found.append(read())
-    if peak:
-        return Footprint(max(each.entries for each in found), max(each.bytes for each in found))
-    return Timing(times[1] - times[0], times[-1] - times[1], len(times) - 1, found[-1].bytes)
+    entries, held = (max(each) for each in zip(*found, strict=True))
+    return Outcome(times[1] - times[0], times[-1] - times[1], len(times) - 1, entries, held)

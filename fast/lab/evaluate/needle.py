@@ -172,7 +172,8 @@ def problem_haystacks(tokenizer: Any, depths: Sequence[float], trials: int, seed
         for problem in task.definitions(trials, variables, seed):
             places = task.steps(problem)
             last = len(places) - 1
-            needles = [(task.nearest(k / last, depths), place) for k, place in enumerate(places)]
+            nearest = [int(np.abs(np.array(depths) - k / last).argmin()) for k in range(last + 1)]
+            needles = list(zip(nearest, places, strict=True))
             prompt, solution = (token_ids(tokenizer, x) for x in (problem.prompt, problem.solution))
             haystacks.append(Haystack(prompt, solution, needles, number))
         lengths.append(len(haystacks[-1]))
@@ -214,7 +215,7 @@ def text_haystacks(
         for depth in range(len(depths)):
             for trial in range(trials):
                 rng = np.random.default_rng([seed, number, depth, trial])
-                hidden = task.secret_number(rng)
+                hidden = task.draw(rng)
                 start = int(rng.integers(len(straw) - length + 1))
                 cut = tokenizer.decode(straw[start : start + length], skip_special_tokens=True)
                 prompt = _prompt_of(tokenizer, cut, hidden, depths[depth], length, chat)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer import BadParameter
 
 from kvlab.fast.lab.benchmarks import contenders, decode, memory
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
@@ -39,7 +40,7 @@ def test_decoding_speed_is_written_with_machine_and_versions(tmp_path):
 def test_all_keep_as_many_entries_as_they_should():
     setting, part = Setting(tiny_llama(), 256), decode.constant(stretch=40, repeats=1)
     several = (stock(setting), *(kvlab(setting, name) for name in ("full", decode.LAGGED)))
-    kept = [each.footprint(part.run(each)).entries for each in several]
+    kept = [each.measured(part.run(each), True).entries for each in several]
     assert kept == [256 + 20 - 1, 256 + 20 - 1, 256 + 31]
 
 
@@ -79,7 +80,7 @@ def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
     worker = contenders.KvpressWorker(Path(sys.executable), "cpu", 1)
     press = contenders.kvpress(worker, Setting(None, entries=5), "tova", 1)
     assert worker.versions == {"kvpress": "0"}
-    timing = press.timing(Run(3, 7))
+    timing = press.measured(Run(3, 7), False)
     assert timing.speed(with_prompt=True) == 7 / (5 + 2)
     assert timing.speed(with_prompt=False) == (7 - 1) / 2
     worker.process.wait()
@@ -88,15 +89,18 @@ def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
     worker.close()
 
 
-def test_memory_is_read_along_the_way(tmp_path):
+def test_memory_is_read_along_the_way(tmp_path, monkeypatch):
     out = tmp_path / "memory.json"
     memory.main(method="h2o", tokens=300, every=50, out=out)
     found = json.loads(out.read_text())
     assert list(map(int, found["resident_bytes"])) == [50, 100, 150, 200, 250, 300]
     assert found["kept"] == found["entries"] == 256
-    assert memory.growth({100: 9, 200: 5, 300: 8, 400: 6}, after=200) == 3
-    with pytest.raises(ValueError, match="no reading after 400"):
-        memory.growth({300: 1}, after=400)
+    read = iter([9, 7, 5, 8, 6, 7])
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(read))
+    memory.main(method="h2o", tokens=12, every=2, out=out)
+    assert json.loads(out.read_text())["growth_bytes"] == 8 - 5
+    with pytest.raises(BadParameter, match="no reading after 3 tokens"):
+        memory.main(method="h2o", tokens=7, every=9, out=out)
 
 
 def test_models_are_the_same_every_time():
