@@ -1,10 +1,13 @@
 """lm-evaluation-harness, really run, on local data in the format of the real tasks."""
 
 import json
+import re
 import runpy
+import tomllib
 from functools import partial
 from importlib.metadata import entry_points
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +28,8 @@ from kvlab.fast.lab.harness.run import evaluate_tasks  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
+
+REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(autouse=True)
@@ -289,25 +294,12 @@ def test_kvlab_eval_prints_tables_and_json(tasks, monkeypatch):
     assert found["settings"]["limit"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tasks", "gsm8k", "--methods", "h3o"], "unknown method 'h3o'"),
-        (["--tasks", "gsm8k", "--methods", "h2o"], "h2o needs a budget"),
-        (["--tasks", "gsm8k", "--budgets", "0"], "budget = '0' must be at least 1 entry"),
-        (["--tasks", "gsm8k", "--batch-size", "0"], "batch_size = 0 must be at least 1"),
-        (["--tasks", "gsm8k", "--fewshot", "-1"], "fewshot = -1 must not be negative"),
-        (["--tasks", "gsm8k", "--feed", "x"], "feed = 'x' must be one of 'steps', 'blocks'"),
-        (["--tasks", "gsm8k", "--include-path", "/nowhere"], "must be a folder"),
-        (["--tasks", " , "], "tasks must name at least one"),
-        (["--tasks", "reasoner_local", "--model", "/nowhere"], "does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), REFUSED["eval"].items())
 def test_bad_input_ends_with_one_line_and_exit_code_2(
     arguments, message, tasks, monkeypatch, capfd
 ):
     own = ["--include-path", str(tasks)]  # the last one counts
-    monkeypatch.setattr("sys.argv", ["kvlab", "eval", *own, *arguments])
+    monkeypatch.setattr("sys.argv", ["kvlab", "eval", *own, *arguments.split(" ")])
     with pytest.raises(SystemExit) as stop:
         main()
     assert stop.value.code == 2
@@ -364,18 +356,7 @@ def test_no_option_of_a_method_has_the_name_of_a_model_argument():
         assert not own & set(entry["options"]), name
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"method": "h3o"}, "unknown method 'h3o'"),
-        ({"method": "h2o"}, "h2o needs a budget"),
-        ({"budget": "x"}, "budget = 'x' must be a number of entries or a percentage"),
-        ({"batch_size": "auto"}, "batch_size = 'auto' must be a whole number"),
-        ({"trust_remote_code": True}, "unknown option 'trust_remote_code' of full"),
-        ({"feed": "all"}, "feed = 'all' must be one of"),
-        ({"parallel": "rows"}, "parallel = 'rows' must be one of"),
-    ],
-)
-def test_model_arguments_are_checked(model, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        CompressedLM(model, **arguments)
+@pytest.mark.parametrize(("argument", "message"), REFUSED["model"].items())
+def test_model_arguments_are_checked(model, argument, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        CompressedLM(model, **tomllib.loads(argument))

@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import signal
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -29,6 +31,7 @@ from kvlab.fast.lab.sweep.worker import Engine, Failure, Found, LocalEngine, Wor
 from kvlab.reference.methods import with_seed
 from kvlab.reference.models import reasoner_directory
 
+REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 FOUND = {}
 """What the local engine found for the jobs of `small`."""
 
@@ -121,47 +124,7 @@ def test_only_methods_that_draw_are_given_the_seed():
     assert with_seed("h2o@every=16", 5) == "h2o@every=16"
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("methods = []", "methods must name at least one"),
-        ("methods = ['h3o']", "unknown method 'h3o'"),
-        ("methods = ['h2o', 'h2o']", "methods names 'h2o' twice"),
-        ("methods = 'h2o'", "methods = 'h2o' must be a list"),
-        ("budgets = []", "budgets must name at least one: h2o takes a budget"),
-        ("budgets = ['many']", "budget = 'many' must be a number of entries or a percentage"),
-        ("budgets = [0.5]", "an entry of budgets = 0.5 must be a whole number or a text"),
-        ("problems = 0", "problems = 0 must be at least 1"),
-        ("problems = true", "problems = True must be a whole number"),
-        ("batch = 0", "batch = 0 must be at least 1"),
-        ("measured = 3", "measured = 3 must not exceed problems = 2"),
-        ("budgets = ['9999999999%']", "budget = '9999999999%' must be at most 2147483647 entries"),
-        (
-            "problems = 2147483648",
-            "problems = 2147483648 must be at least 0 and at most 2147483647",
-        ),
-        ("seeds = [-1]", "seed = -1 must be at least 0 and at most 9223372036854775807"),
-        ("seeds = [9223372036854775808]", "seed = 9223372036854775808 must be at least 0 and"),
-        (
-            "methods = ['h2o@every=true']",
-            "methods: h2o@every=true: every = True of h2o must be a whole number",
-        ),
-        ("methods = ['h2o@recent=90']", "methods: h2o@recent=90: budget = 82 must be at least the"),
-        ("methods = ['kivi@group=0']", "methods: kivi@group=0: group = 0 must be at least 1"),
-        ("methods = ['caote:rkv']", "those of rkv may be negative"),
-        ("methods = ['caote:kivi']", "methods: caote:kivi: CAOTE wraps methods that keep 16 bit"),
-        ("seeds = [1, 1]", "seeds names 1 twice"),
-        ("backend = 'cuda'", "backend = 'cuda' must be one of 'fast', 'reference'"),
-        ("tasks = ['gsm8k']", "unknown task 'gsm8k'; known are reasoning"),
-        ("tasks = ['reasoning@variables=99']", "'reasoning@variables=99' cannot be drawn"),
-        ("pairs = [['h2o', 'tova']]", "pairs names 'tova', which is not among the methods"),
-        ("pairs = [['h2o']]", "must name two methods"),
-        ("curves = ['tova']", "curves names 'tova', which is not among the methods"),
-        ("models = ['/nowhere/at/all']", "/nowhere/at/all"),
-        ("model = ['reasoner']", "unknown key 'model' in a sweep"),
-        ("methods = [", "is not valid TOML"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), REFUSED["sweep"].items())
 def test_a_wrong_sweep_is_refused_in_one_line(line, message, tmp_path, monkeypatch, capfd):
     name = line.partition(" ")[0]
     kept = [each for each in SMALL.splitlines() if each.partition(" ")[0] not in (name, "pairs")]
