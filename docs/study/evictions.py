@@ -11,7 +11,7 @@ from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.caote import printed_float32, relative_error, stable_float32
 from kvlab.reference.proofs.definitions import output_without
-from kvlab.reference.simulator.observed import Head, choices
+from kvlab.reference.simulator.observed import Head, choice
 
 
 def recomputed_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Float[Array, " n"]:
@@ -62,7 +62,7 @@ def losses(heads: Sequence[Head], shares: Sequence[float], first: int = 40) -> T
     """
     rows = []
     for share in shares:
-        found = choices(heads, share, first)
+        found = [choice(head, share, first) for head in heads]
         attention, error, common = (
             np.concatenate([getattr(each, name) for each in found])
             for name in ("by_attention", "by_error", "common")

@@ -15,7 +15,7 @@ from kvlab.fast.lab.drawing import (
     finish,
     mark_end_of_prompt,
 )
-from kvlab.fast.lab.points import Row, check_some_ran, points
+from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
@@ -108,27 +108,21 @@ def simulate(
     if trace.prompt == tokens:
         raise ValueError(f"the trace holds a prompt of {tokens} tokens and nothing generated")
     entries = sorted({budget_entries(text, tokens) for text in budgets})
-    asked = [_ask(trace, spec, budget) for spec, budget in points(specs, entries)]
-    check_some_ran([row for row, _ in asked])
-    policies = [policy for _, policy in asked if policy is not None]
-    layers = []
+    policies, layers = [], []
+
+    def ask(spec: str, budget: int | None, told: Told) -> SimulatedRow:
+        policy = methods.get(spec, budget)
+        _check_fits(policy, trace)
+        policies.append(policy)
+        return SimulatedRow(method=spec, budget=budget)
+
+    asked = measure_points(points(specs, entries), 1, ask, SimulatedRow)
     for judged in judge(trace, policies, block_size, workers, threshold, gap, exact):
         layers.append(judged)
         report(len(layers), L, "layers")
     judgements = iter(zip(*layers, strict=True))
-    rows = [
-        row if policy is None else _sum_up(trace, row, next(judgements)) for row, policy in asked
-    ]
-    return Simulation(trace, tuple(rows), layers, tokens <= EXACT if exact is None else exact)
-
-
-def _ask(trace: Trace, spec: str, budget: int | None) -> tuple[SimulatedRow, Policy | None]:
-    try:
-        policy = methods.get(spec, budget)
-        _check_fits(policy, trace)
-    except ValueError as error:
-        return SimulatedRow(method=spec, budget=budget, refusal=str(error)), None
-    return SimulatedRow(method=spec, budget=budget), policy
+    rows = tuple(row if row.refusal else _sum_up(trace, row, next(judgements)) for row in asked)
+    return Simulation(trace, rows, layers, tokens <= EXACT if exact is None else exact)
 
 
 def _check_fits(policy: Policy, trace: Trace) -> None:

@@ -271,8 +271,6 @@ def intervals(
 class Choice:
     """Changes of one head's output, one per step, relative to the output's size."""
 
-    layer: int
-    kv_head: int
     by_attention: Float[Array, " steps"]
     """Change when the entries with the least attention leave."""
     by_error: Float[Array, " steps"]
@@ -281,11 +279,11 @@ class Choice:
     """Share of the leaving entries that both choices have in common."""
 
 
-def choices(heads: Sequence[Head], share: float = 0.0, first: int = 40) -> list[Choice]:
+def choice(head: Head, share: float = 0.0, first: int = 40) -> Choice:
     """Let every query from the token ``first`` on drop entries that it sees, its own excluded.
 
     Args:
-        heads: heads of `observe_heads`.
+        head: head of `observe_heads`.
         share: share of the entries that leave together; at least one does.
         first: index of the first query, at least 2.
 
@@ -295,11 +293,6 @@ def choices(heads: Sequence[Head], share: float = 0.0, first: int = 40) -> list[
     check_at_least(2, first=first)
     if not 0 <= share < 1:
         raise ValueError(f"share = {share} must be at least 0 and below 1")
-    return [choice(head, share, first) for head in heads]
-
-
-def choice(head: Head, share: float, first: int) -> Choice:
-    """Return what both choices cost in one head; see `choices`."""
     rows, steps = head.attention(), []
     for query in range(first, len(rows)):
         h, values = rows[query, : query + 1], head.values[: query + 1]
@@ -314,8 +307,7 @@ def choice(head: Head, share: float, first: int) -> Choice:
                 (unseen & unmissed).sum() / leaving,
             )
         )
-    by_attention, by_error, common = np.array(steps, dtype=float).T
-    return Choice(head.layer, head.kv_head, by_attention, by_error, common)
+    return Choice(*np.array(steps, dtype=float).T)
 
 
 def least(score: Float[Array, " n"], count: int) -> Array:

@@ -5,7 +5,6 @@ or values. The number of kept entries does not depend on which entries are kept.
 DesireKV's doubtful tokens depends on data: here no token is doubtful.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +16,13 @@ from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.streams import block_lengths
 
 
 @dataclass(frozen=True)
 class Occupancy:
     """Entries of one KV head over a generation; all heads and layers hold equally many."""
 
-    prompt: int
     attended: Int[Array, " t"]
     """Entries that each token's query found, its own included."""
     entries: Int[Array, " t"]
@@ -73,7 +72,6 @@ def occupancy(
     policy.check(prompt)
     t = prompt + generated
     found = Occupancy(
-        prompt,
         attended=np.zeros(t, dtype=np.int64),
         entries=np.zeros(t, dtype=np.int64),
         ranked=np.zeros(t, dtype=bool),
@@ -83,8 +81,10 @@ def occupancy(
     )
     held, count, held_bits = StoredBits.nothing(), 0, 0.0
     new_bits = policy.precision.bits_on_arrival(head_dim)
-    for first, last in _blocks(prompt, t, block_size):
-        clock = Clock(last, last - first, prompt)
+    last = 0
+    for length in block_lengths(prompt, generated, block_size):
+        first, last = last, last + length
+        clock = Clock(last, length, prompt)
         count += clock.block
         found.attended[first:last] = count
         if policy.schedule.due(clock):
@@ -99,12 +99,6 @@ def occupancy(
         if count:
             found.bits[first:last] = (held_bits + sum(new_bits) / 2 * (count - len(held))) / count
     return found
-
-
-def _blocks(prompt: int, t: int, block_size: int | None) -> Iterator[tuple[int, int]]:
-    size = block_size or max(1, prompt)
-    yield from ((first, min(first + size, prompt)) for first in range(0, prompt, size))
-    yield from ((token, token + 1) for token in range(prompt, t))
 
 
 def _lowered(before: StoredBits, after: StoredBits) -> int:

@@ -229,7 +229,7 @@ class _Recorder:
 
     def thin_out(self) -> None:
         """Drop every other snapshot while they hold more than ``most_values`` entries."""
-        while sum(each.size for each in self.snapshots) > self.most_values and (
+        while sum(each.attention.size for each in self.snapshots) > self.most_values and (
             self.every < len(self.steps)
         ):
             self.every *= 2

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.transformer import read_json
 
 WIDE = 2
@@ -196,6 +196,5 @@ def find_hardware(name: str) -> Hardware:
     Raises:
         ValueError: if there is none of that name.
     """
-    if name.lower() not in HARDWARE:
-        raise ValueError(f"gpu = {name!r} must be one of {', '.join(HARDWARE)}")
+    check_choice(HARDWARE, gpu=name.lower())
     return HARDWARE[name.lower()]

@@ -47,7 +47,6 @@ half of a float32, rounded), ``data`` its bytes, little-endian, in base64.
 import base64
 import json
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -114,11 +113,6 @@ class Snapshot:
     interval: Int[Array, "G n"]
     """Longest interval between two activations (MRI), in generated tokens; 0 if there is none."""
 
-    @property
-    def size(self) -> int:
-        """Entries of all KV heads."""
-        return self.attention.size
-
 
 @dataclass(frozen=True)
 class Run:
@@ -153,15 +147,6 @@ class Run:
     def read(self) -> int:
         """Tokens that the model read: t."""
         return int(self.steps[-1])
-
-    @cached_property
-    def last_step(self) -> Int[Array, "L G t"]:
-        """Index of the step that evicted each entry; the number of steps where none did."""
-        found = np.full((len(self.layers), self.kv_heads, self.read), len(self.steps))
-        gone = self.events.state == GONE
-        place = tuple(getattr(self.events, name)[gone] for name in ("layer", "head", "position"))
-        found[place] = self.events.step[gone]
-        return found
 
     def stored(self, step: int) -> Int[Array, "L G t"]:
         """Index into `states` of every entry after a step; `GONE` also where it is not read yet.

@@ -109,7 +109,7 @@ class Trace:
     metadata: Metadata
 
     def __post_init__(self) -> None:
-        _check_arrays(vars(self))
+        _check_arrays(self)
         _check_values(self)
 
     @property
@@ -255,7 +255,6 @@ def load_trace(path: str | Path) -> Trace:
             for name in MEMBERS[:-1]:
                 members[name] = _member(archive, name)
         members["prompt"] = _scalar(members["prompt"], "prompt", "iu", "a whole number")
-        _check_arrays(members)
         return Trace(**members)
     except BROKEN as error:
         raise ValueError(f"{path} is no trace: {error}") from None
@@ -300,9 +299,9 @@ def _parse_metadata(member: Array) -> Metadata:
     return Metadata(**{**facts, "layers": tuple(facts["layers"])})
 
 
-def _check_arrays(members: Mapping[str, Any]) -> None:
+def _check_arrays(trace: Trace) -> None:
     """Raise ValueError unless types and shapes fit together."""
-    queries: Array = members["queries"]
+    queries = trace.queries
     if queries.ndim != 5 or 0 in queries.shape:
         raise ValueError(f"queries of shape {queries.shape} must be [L, G, rho, t, d], none 0")
     if queries.dtype not in DTYPES:
@@ -316,7 +315,7 @@ def _check_arrays(members: Mapping[str, Any]) -> None:
         "confidence": ((t,), "f", "floating point"),
     }
     for name, (shape, kinds, what) in expected.items():
-        array: Array = members[name]
+        array: Array = getattr(trace, name)
         if array.shape != shape:
             raise ValueError(
                 f"{name} of shape {array.shape} must have the shape {shape}, since queries have "

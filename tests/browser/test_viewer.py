@@ -202,7 +202,7 @@ def test_choosing_a_token_tells_its_state(page, tmp_path):
     page.select_option("#head", "1")
     last = len(run.steps) - 1
     gone = int((run.stored(last)[0, 1] == GONE).nonzero()[0][0])
-    step = int(run.last_step[0, 1, gone])
+    step = next(n for n in range(last + 1) if run.steps[n] > gone and not run.stored(n)[0, 1, gone])
     page.locator(f"#panes [role=option][data-position='{gone}']").first.click()
     assert f"evicted at step {step}" in page.locator("#panes").inner_text()
 

@@ -16,7 +16,6 @@ from kvlab.reference.simulator.observed import (
     Recurring,
     activations,
     choice,
-    choices,
     intervals,
     least,
     most_recurring,
@@ -109,7 +108,7 @@ def test_the_last_entry_never_leaves():
 
 def test_on_the_reasoner_one_victim_of_least_error_is_the_best_there_is():
     heads, query = observe_heads(reasoner_directory()), 160
-    found = choices(heads, first=query)
+    found = [choice(head, first=query) for head in heads]
     assert all((one.by_error <= one.by_attention + FLOAT64).all() for one in found)
     h, values = heads[5].attention()[query, : query + 1], heads[5].values[: query + 1]
     recomputed = [
@@ -121,9 +120,9 @@ def test_on_the_reasoner_one_victim_of_least_error_is_the_best_there_is():
 
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="first = 1 must be at least 2"):
-        choices([], first=1)
+        choice(head([1], [1]), first=1)
     with pytest.raises(ValueError, match="share = 1 must be at least 0 and below 1"):
-        choices([], share=1)
+        choice(head([1], [1]), share=1)
 
 
 # --- importance and sensitivity -------------------------------------------------------------------

@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
-from typer.models import ParameterInfo
 
 from kvlab.fast.lab.commands.options import read_methods, words
 from kvlab.fast.lab.terminal import working
@@ -74,7 +73,8 @@ def _parameters(settings: type) -> list[inspect.Parameter]:
             kind, *given = get_args(hint) if get_origin(hint) is Annotated else (hint,)
             known = given or get_args(found[name].annotation)[1:] if name in found else given
             default = inspect.Parameter.empty if defaults[name] is MISSING else defaults[name]
-            option = copy(known[0]) if known else _option(name, kind, default)
+            names = (f"--{name.replace('_', '-')}",) if kind is bool and default is False else ()
+            option = copy(known[0]) if known else typer.Option(*names)
             if not given or option.help is None:
                 option.help = _meanings(group.__module__)[group.__name__].get(name, option.help)
             own[name] = inspect.Parameter(
@@ -85,11 +85,6 @@ def _parameters(settings: type) -> list[inspect.Parameter]:
             )
         found = own | {name: each for name, each in found.items() if name not in own}
     return list(found.values())
-
-
-def _option(name: str, kind: Any, default: Any) -> ParameterInfo:
-    switch = kind is bool and default is False
-    return typer.Option(f"--{name.replace('_', '-')}") if switch else typer.Option()
 
 
 @cache
