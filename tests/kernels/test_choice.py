@@ -17,23 +17,21 @@ def test_float64_takes_pytorch():
     assert not uses_triton(torch.zeros(1, dtype=torch.float64, device=DEVICE))
 
 
-def test_by_default_the_device_decides(monkeypatch):
-    monkeypatch.delenv(VARIABLE)
-    assert kernels_for(CPU) is Kernels.TORCH
-    assert kernels_for(CUDA) is Kernels.TRITON
-
-
 @pytest.mark.parametrize(
     ("asked", "device", "chosen"),
     [
+        (None, CPU, Kernels.TORCH),
+        (None, CUDA, Kernels.TRITON),
         ("torch", CPU, Kernels.TORCH),
         ("torch", CUDA, Kernels.TORCH),
         ("triton", CUDA, Kernels.TRITON),
         ("interpret", CPU, Kernels.INTERPRET),
     ],
 )
-def test_the_environment_chooses(monkeypatch, asked, device, chosen):
-    monkeypatch.setenv(VARIABLE, asked)
+def test_the_environment_chooses_and_by_default_the_device(monkeypatch, asked, device, chosen):
+    monkeypatch.delenv(VARIABLE)
+    if asked:
+        monkeypatch.setenv(VARIABLE, asked)
     assert kernels_for(device) is chosen
 
 

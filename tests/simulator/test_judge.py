@@ -81,7 +81,7 @@ class Chance(Score):
 
 
 def test_chance_is_the_mean_of_many_random_runs():
-    trace, runs = noise(layers=1, t=24, prompt=8), 400
+    trace, runs = noise(layers=1, t=24, prompt=8), 100
     layer = Layer.of(trace, 0)
     policies = [
         Policy(f"{seed}", Chance(seed), EveryBlock(), Edges(), Entries(5), Full())

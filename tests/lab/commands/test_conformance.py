@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app, main
+from kvlab.fast.lab.cli import app
 from kvlab.reference import methods
 from kvlab.reference.conformance import vectors
 from kvlab.reference.conformance.checker import published
@@ -32,16 +32,6 @@ def file(tmp_path):
 
 def invoke(*arguments):
     return CliRunner().invoke(app, ["conformance", *arguments])
-
-
-def refused(monkeypatch, capsys, *arguments):
-    monkeypatch.setattr("sys.argv", ["kvlab", "conformance", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("kvlab: ") and "\n" not in said
-    return said
 
 
 def test_run_prints_a_row_per_group(file):
@@ -104,22 +94,9 @@ def test_fuzz(file):
         (RIGHT, ["--junit", "/proc/no/report.xml"], "junit = /proc/no/report.xml cannot be"),
     ],
 )
-def test_bad_input(file, monkeypatch, capsys, text, arguments, said):
-    assert said in refused(monkeypatch, capsys, "run", file(text), *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["run"], "must be given"),
-        (["run", "no.py"], "does not exist"),
-        (["run", "--exec", "no-such-program"], "must be a program that can be run"),
-        (["run", "--exec", "true", "--device", "cpu"], "are for Python files"),
-        (["show", "full.store"], "there are no vectors"),
-    ],
-)
-def test_bad_usage(monkeypatch, capsys, arguments, said):
-    assert said in refused(monkeypatch, capsys, *arguments)
+def test_bad_input(file, refusal, text, arguments, said):
+    """Other refusals stand in ``refused.toml``."""
+    assert said in refusal("conformance", "run", file(text), *arguments)
 
 
 def test_list_and_show():

@@ -71,15 +71,21 @@ def test_reports_and_progress_bars_come_back():
     assert transformers.utils.logging.get_verbosity() == level
 
 
+NO_SAFETENSORS = "holds no safetensors file, the only kind that is read"
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "renamed", "message"),
     [
-        ("config.json", "config.json does not exist"),
-        ("model.safetensors", "holds no safetensors file, the only kind that is read"),
+        ("config.json", "other.json", "config.json does not exist"),
+        ("model.safetensors", "other", NO_SAFETENSORS),
+        ("model.safetensors", "pytorch_model.bin", NO_SAFETENSORS),
     ],
 )
-def test_a_missing_file_is_named(directory, name, message):
-    (directory / name).unlink()
+def test_a_missing_file_is_named_and_pickled_weights_are_never_read(
+    directory, name, renamed, message
+):
+    (directory / name).rename(directory / renamed)
     with pytest.raises(FileNotFoundError, match=message):
         loading.load(directory)
 
@@ -99,12 +105,6 @@ def test_no_weight_is_made_up(directory):
         loading.load(directory)
     configure(directory, num_hidden_layers=4, hidden_size=64)
     with pytest.raises(ValueError, match=r"has the shape \(304, 128\), not \(304, 64\)"):
-        loading.load(directory)
-
-
-def test_pickled_weights_are_never_read(directory):
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match="holds no safetensors file"):
         loading.load(directory)
 
 
