@@ -24,7 +24,6 @@ from kvlab.fast.kernels.caote import (
 )
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.reference.methods import caote as reference
-from kvlab.reference.methods.caote import Heads
 
 
 def normalize(
@@ -37,29 +36,6 @@ def normalize(
         entries = present.sum(dim=-1, keepdim=True).clamp(min=1)
         uniform = (present / entries)[:, :, None].to(retention.dtype)
     return torch.where(total == 0, uniform, retention / total)
-
-
-def group_errors(
-    retention: Float[Tensor, "N G k n"],
-    values: Vectors,
-    present: Candidates,
-    fast: bool,
-    norm: float,
-    heads: Heads,
-) -> Scores:
-    """Error of each entry over the query group; L2 is the exact change of all its outputs."""
-    h = normalize(retention, present)
-    if fast:
-        per_head = fast_eviction_error(h, values, present, norm)
-    else:
-        per_head = eviction_error(h, values, norm)
-    if heads == "layer":
-        return torch.linalg.vector_norm(per_head, dim=(1, 2))[:, None]
-    if heads == "max":
-        return per_head.amax(dim=2)
-    if heads == "mean":
-        return per_head.mean(dim=2)
-    return joined_by_norm(per_head)
 
 
 def joint_errors(h: Float[Tensor, "N G k n"], values: Vectors, evicted: Marks) -> PerEntry:
@@ -109,7 +85,7 @@ class EvictionError(Around[reference.EvictionError]):
         if options.several != "independent":
             h = normalize(retention, present)
             return self.elimination_orders(h, seen, candidates, room)
-        error = self.errors(retention, seen, present, output)
+        error = self.group_error(normalize(retention, present), seen, present, output)
         kernel = options.pool
         if kernel is None:
             return error
@@ -117,25 +93,34 @@ class EvictionError(Around[reference.EvictionError]):
             error, candidates, seen, lambda x, present: mean_pool(x, kernel, "zero", present)
         )
 
-    def errors(
+    def group_error(
         self,
-        retention: Float[Tensor, "N G k n"],
+        h: Float[Tensor, "N G k n"],
         seen: Observation,
         present: Candidates,
         output: Float[Tensor, "N G k d"] | None = None,
     ) -> Scores:
-        """Error of each entry, for this score's norm, heads and reading of the output.
+        """Error of each entry over the query group; L2 is the exact change of all its outputs.
 
-        ``output`` is Σ h·value for the normalised retention h, where attention has it already.
+        ``output`` is Σ h·value, where attention has it already.
         """
         options = self.spec.options
         fast, norm, heads = options.fast, options.norm, options.heads
-        joins_by_norm = heads == "l2" or (retention.shape[2] == 1 and heads != "layer")
+        joins_by_norm = heads == "l2" or (h.shape[2] == 1 and heads != "layer")
         plain = norm == 2 and joins_by_norm and not (fast and present is not None)
         if plain and uses_triton(seen.queries):
-            h = normalize(retention, present)
             return eviction_errors(h, seen.view.stored_values, fast, output)
-        return group_errors(retention, seen.values, present, fast, norm, heads)
+        if fast:
+            per_head = fast_eviction_error(h, seen.values, present, norm)
+        else:
+            per_head = eviction_error(h, seen.values, norm)
+        if heads == "layer":
+            return torch.linalg.vector_norm(per_head, dim=(1, 2))[:, None]
+        if heads == "max":
+            return per_head.amax(dim=2)
+        if heads == "mean":
+            return per_head.mean(dim=2)
+        return joined_by_norm(per_head)
 
     def elimination_orders(
         self,
@@ -157,8 +142,8 @@ class EvictionError(Around[reference.EvictionError]):
             if self.spec.options.several == "joint_greedy":
                 errors = joint_errors(h, seen.values, evicted)
             else:
-                left = h.masked_fill(evicted[:, :, None], 0.0)
-                errors = self.errors(left, seen, seen.present)
+                left = normalize(h.masked_fill(evicted[:, :, None], 0.0), seen.present)
+                errors = self.group_error(left, seen, seen.present)
             slot, _ = first_to_go(errors, ~candidates | evicted, seen.positions)
             goes = turn < leaving
             order.scatter_(-1, slot, torch.where(goes, turn, order.gather(-1, slot)))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from kvlab.fast.engine.cache import State
-from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Positions, Room, Scores
+from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import CounterColumns, Needs, Observation
 from kvlab.fast.engine.policy import Elapsed, Score
 from kvlab.fast.engine.twins import twin_of
@@ -57,7 +57,8 @@ class Recurrence(Score[reference.Recurrence]):
         if tokens > 1:
             if self.spec.options.threshold == 0:
                 active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
-            elapsed.sub_(_tokens_before_birth(seen))
+            before_birth = (seen.positions - _first_position(seen)).clamp(min=0)
+            elapsed.sub_(before_birth + _padded(seen))
         if self.spec.options.stamp_start == "birth":
             newborn = seen.positions >= _first_position(seen)
             elapsed.sub_(newborn.to(elapsed.dtype))
@@ -100,12 +101,6 @@ class Recurrence(Score[reference.Recurrence]):
         if self.spec.options.h2_reading == "acl":
             return form(interval + 1.0)
         return torch.where(interval > 1, form(1 / (interval - 1.0).clamp(min=1.0)), 0.0)
-
-
-def _tokens_before_birth(seen: Observation) -> Positions:
-    """Count, for each entry, the tokens of the block that came before it, padding included."""
-    padding = _padded(seen)
-    return (seen.positions - _first_position(seen)).clamp(min=0) + padding
 
 
 def _first_position(seen: Observation) -> Tensor:

@@ -1,8 +1,6 @@
 """R-KV: importance minus redundancy (arXiv 2505.24133)."""
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from kvlab.fast.engine.attention import softmax
 from kvlab.fast.engine.cache import State
@@ -55,12 +53,9 @@ class ImportanceMinusRedundancy(Score[reference.ImportanceMinusRedundancy]):
         newest = torch.where(similar, seen.positions[:, :, None], -1)
         spared = similar & (newest == newest.amax(dim=-1, keepdim=True))
         if self.spec.options.first_column_quirk:
-            spared = spared | (self.first(seen) & ~similar.any(dim=-1, keepdim=True))
+            earliest = torch.where(seen.present, seen.positions, torch.iinfo(torch.int32).max)
+            first = seen.positions == earliest.amin(dim=-1, keepdim=True)
+            spared = spared | (first[:, :, None] & ~similar.any(dim=-1, keepdim=True))
         cosine = cosine.masked_fill(spared, 0.0)
         entries = seen.present.sum(dim=-1, keepdim=True).clamp(min=1)
         return softmax(cosine.sum(dim=-2) / entries, seen.present)
-
-    def first(self, seen: Observation) -> Bool[Tensor, "N G 1 n"]:
-        """Mark the entry of lowest position in each head."""
-        earliest = torch.where(seen.present, seen.positions, torch.iinfo(torch.int32).max)
-        return (seen.positions == earliest.amin(dim=-1, keepdim=True))[:, :, None]
