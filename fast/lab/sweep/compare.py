@@ -23,6 +23,7 @@ from kvlab.fast.lab.sweep.summary import (
     CONTROL,
     FULL,
     LEVEL,
+    MEASURED,
     Point,
     Results,
     TaskSummary,
@@ -172,7 +173,6 @@ def run_in_memory(
 def _plain(point: Point) -> dict[str, Any]:
     """Return what was found at one point as plain data; the figures are means."""
     share, seconds, nbytes = point.interval, point.seconds_per_token, point.mean("nbytes")
-    names = ("output_error", "kl", "agreement", "entries", "average_bits", "payload_bits")
     return {
         "spec": point.method,
         "budget": point.budget,
@@ -181,7 +181,7 @@ def _plain(point: Point) -> dict[str, Any]:
         "accuracy": point.solved,
         "accuracy_low": None if share is None else share.low,
         "accuracy_high": None if share is None else share.high,
-        **{name: point.mean(name) for name in names},
+        **{name: point.mean(name) for name in MEASURED if name != "nbytes"},
         "kilobytes": None if nbytes is None else nbytes / 1024,
         "milliseconds_per_token": None if seconds is None else 1000 * seconds,
     }

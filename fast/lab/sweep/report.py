@@ -115,7 +115,6 @@ def _state(stored: "Stored") -> str:
 
 
 def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator[Block]:
-    """Yield what one model did on one task."""
     stated = ", ".join(f"{text} = {entries}" for text, entries in each.budgets.items())
     seeds = ", ".join(map(str, each.seeds))
     yield Text(
@@ -265,7 +264,6 @@ def _p(p: float) -> str:
 
 
 def _spread_over_seeds(each: TaskSummary) -> str:
-    """Say how far the seeds are apart at most."""
     spreads = {
         (point.method, point.budget): max(point.by_seed.values()) - min(point.by_seed.values())
         for point in each.points
@@ -322,7 +320,6 @@ def _curves_over(
 
 
 def _rerun_blocks(stored: "Stored") -> Iterator[Block]:
-    """Yield everything needed to run the sweep again."""
     run = stored.run
     yield Heading("Run it again")
     yield Text("With this file as sweep.toml; what is already there is not done again.")

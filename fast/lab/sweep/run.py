@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep
-from kvlab.fast.lab.sweep.summary import Results
+from kvlab.fast.lab.sweep.summary import MEASURED, Results
 from kvlab.fast.lab.sweep.worker import Engine, Failure, Found, LocalEngine, rows_of
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least, check_choice
@@ -53,13 +53,7 @@ SCHEMA = pa.schema(
         ("solved", pa.bool_()),
         ("answer_correct", pa.bool_()),
         ("tokens", pa.int32()),
-        ("output_error", pa.float32()),
-        ("kl", pa.float32()),
-        ("agreement", pa.float32()),
-        ("entries", pa.float32()),
-        ("nbytes", pa.float64()),
-        ("average_bits", pa.float32()),
-        ("payload_bits", pa.float32()),
+        *((name, pa.float64() if name == "nbytes" else pa.float32()) for name in MEASURED),
         ("seconds_per_token", pa.float32()),
     ]
 )

@@ -237,7 +237,6 @@ def _refusal(job: Job, question: Question) -> str | None:
 
 
 def _policy(job: Job, questions: Sequence[Question]) -> Policy:
-    """Return the policy of a job, for a batch of questions."""
     if job.method != ORACLE:
         return methods.get(job.seeded, job.budget)
     from kvlab.fast.lab.evaluate.oracle import oracle_policy

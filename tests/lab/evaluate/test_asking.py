@@ -83,26 +83,15 @@ class Halved:
     """A problem of the reasoner, cut into a text and what follows it."""
 
     whole: tasks.Problem
+    context: str
+    question: str
+    prompt: str
+    solution: str
 
-    @property
-    def _cut(self) -> int:
-        return self.whole.prompt.rindex(" ; ")
 
-    @property
-    def context(self) -> str:
-        return self.whole.prompt[: self._cut]
-
-    @property
-    def question(self) -> str:
-        return self.whole.prompt[self._cut :]
-
-    @property
-    def prompt(self) -> str:
-        return self.whole.prompt
-
-    @property
-    def solution(self) -> str:
-        return self.whole.solution
+def halved(whole):
+    cut = whole.prompt.rindex(" ; ")
+    return Halved(whole, whole.prompt[:cut], whole.prompt[cut:], whole.prompt, whole.solution)
 
 
 @dataclass(frozen=True)
@@ -112,7 +101,7 @@ class HalvedReasoning(tasks.Reasoning):
         return True
 
     def problems(self, count, seed) -> Any:
-        return [Halved(problem) for problem in super().problems(count, seed)]
+        return [halved(problem) for problem in super().problems(count, seed)]
 
     def grade(self, problem, text):
         return super().grade(problem.whole, text)
