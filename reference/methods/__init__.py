@@ -146,11 +146,6 @@ def discover() -> None:
 
 
 def _import_named(named: str) -> ModuleType:
-    """Import a module by its name, or a Python file.
-
-    Raises:
-        ValueError: if it cannot be imported.
-    """
     try:
         if named.endswith(".py"):
             return import_file(Path(named), f"kvlab_methods_{Path(named).stem}")
@@ -160,12 +155,7 @@ def _import_named(named: str) -> ModuleType:
 
 
 def _register_all(module: ModuleType) -> None:
-    """Register the methods that a module defines; methods that it imports are left out.
-
-    Raises:
-        TypeError: if one is no dataclass.
-        ValueError: see `register`.
-    """
+    """Register the methods that a module defines; methods that it imports are left out."""
     for value in vars(module).values():
         defined = inspect.isclass(value) and value.__module__ == module.__name__
         if defined and issubclass(value, Method) and not inspect.isabstract(value):
@@ -314,7 +304,10 @@ def parse(spec: str, **options: Any) -> Method:
     if name in WRAPPERS and (not base or base in WRAPPERS):
         raise ValueError(f"{name} wraps another method, as in '{_with_defaults(name)}'")
     parts = [lookup(name), *([lookup(base)] if base else [])]
-    taken = [_take(options, part) for part in (*parts, CommonOptions)]
+    taken = [
+        {option: options.pop(option) for option in _options(part) & options.keys()}
+        for part in (*parts, CommonOptions)
+    ]
     if options:
         allowed = sorted({option for part in parts for option in _options(part)})
         raise ValueError(
@@ -357,21 +350,13 @@ def lookup(name: str) -> type[Method]:
     return found
 
 
-def _take(options: dict[str, Any], part: type[Method]) -> dict[str, Any]:
-    """Take the options of a method or wrapper out of those that were written."""
-    return {option: options.pop(option) for option in _options(part) if option in options}
-
-
-def _build(part: type[Method], options: Mapping[str, Any], **base: Method) -> Method:
-    meant = {option: _meant(part, option, value) for option, value in options.items()}
-    check_options(part, part.name, meant)
-    return part(**meant, **base)
-
-
-def _meant(part: type[Method], option: str, value: Any) -> Any:
-    """Return None for ``none``, where an option may be None."""
-    may_be_none = type(None) in get_args(type_hints(part)[option])
-    return None if may_be_none and str(value).lower() == "none" else value
+def _build(part: type[Method], options: dict[str, Any], **base: Method) -> Method:
+    for option, value in options.items():
+        may_be_none = type(None) in get_args(type_hints(part)[option])
+        if may_be_none and str(value).lower() == "none":
+            options[option] = None
+    check_options(part, part.name, options)
+    return part(**options, **base)
 
 
 def _options(method: type[Method]) -> set[str]:
