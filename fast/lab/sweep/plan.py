@@ -329,10 +329,6 @@ class Plan:
             if refusals and len(refusals) == len(tried):
                 raise ValueError(f"methods: {spec}: {refusals[0]}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {**asdict(self), "sweep": to_plain(self.sweep)}
-
 
 def make_plan(sweep: Sweep) -> Plan:
     """Look up models and lengths.

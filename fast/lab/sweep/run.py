@@ -13,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from kvlab.fast.lab.benchmarks.machine import versions
 from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
-from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep
+from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep, to_plain
 from kvlab.fast.lab.sweep.summary import MEASURED, Results
 from kvlab.fast.lab.sweep.worker import Engine, Failure, Found, LocalEngine, rows_of
 from kvlab.fast.lab.terminal import Report
@@ -262,7 +262,7 @@ def _alone_in(directory: Path) -> Iterator[None]:
 def write_plan(plan: Plan, directory: Path) -> None:
     """Write the plan and the circumstances of this run."""
     content = {
-        "plan": plan.to_json(),
+        "plan": {**asdict(plan), "sweep": to_plain(plan.sweep)},
         "run": {
             "command": shlex.join(["kvlab", *sys.argv[1:]]),
             "versions": versions(*PACKAGES),
