@@ -18,7 +18,7 @@ import { Clock, Observation } from "./observation.mjs";
 import { FULL_BITS, dequantize, pack, quantize } from "./quantization.mjs";
 import { readSafetensors, writeSafetensors } from "./safetensors.mjs";
 import { keepSet, take } from "./selection.mjs";
-import { emptyCache, select, step } from "./layer_step.mjs";
+import { emptyCache, select, step } from "./step.mjs";
 import { StoredVectors } from "./stored_vectors.mjs";
 import { maxPool, meanPool, reduceRows } from "./windows.mjs";
 

@@ -2,7 +2,7 @@
 
 import { groupHeads } from "./attention.mjs";
 import { Clock } from "./observation.mjs";
-import { emptyCache, step } from "./layer_step.mjs";
+import { emptyCache, step } from "./step.mjs";
 
 /** Return an empty session for a prompt of so many tokens; throw if the policy cannot hold what it protects. */
 export function start(model, policy, prompt) {
