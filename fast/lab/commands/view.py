@@ -17,13 +17,11 @@ from kvlab.fast.lab.commands.settings import (
     Threshold,
     command,
 )
+from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
 from kvlab.fast.lab.viewer import write_viewer
 from kvlab.fast.models import model_location
-from kvlab.reference import methods as registry
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.recorder import MOST_VALUES
 
 
@@ -53,10 +51,7 @@ class Settings(Methods, ReferenceModel, Prompt, BlockSize, Threshold, Json):
 def view(settings: Settings) -> None:
     """Show token by token what methods keep, in one page that needs no network."""
     output = settings.output
-    check_at_least(0, threshold=settings.threshold)
-    for spec in settings.specs:
-        registry.parse(spec)
-    budget_entries(settings.budget, 100)
+    check_points(settings.specs, [settings.budget])
     prepare_output("output", output)
     with working("loading"):
         source = _find_source(settings)
