@@ -11,10 +11,9 @@ from kvlab.fast.engine.batch import KeepSet, to_device
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.notation import Marks
 from kvlab.fast.engine.observation import Observation
-from kvlab.fast.engine.policy import Budget, Precision, Protect
+from kvlab.fast.engine.policy import Entries, Precision, Protect
 from kvlab.fast.engine.storage import EMPTY, Storage
 from kvlab.fast.engine.twins import twin_of
-from kvlab.reference.checks import check_protected
 from kvlab.reference.methods import ddks as reference
 from kvlab.reference.observation import Clock
 from kvlab.reference.quantization import FULL_BITS
@@ -37,12 +36,8 @@ class AlsoDemoted(Protect[reference.AlsoDemoted]):
 
 
 @twin_of(reference.FullPrecisionEntries)
-class FullPrecisionEntries(Budget[reference.FullPrecisionEntries]):
+class FullPrecisionEntries(Entries):
     """At most ``budget`` entries at full precision."""
-
-    def room(self, clock: Clock, entries: int, safe: int) -> int:
-        check_protected(self.spec.budget, safe)
-        return self.spec.budget - safe
 
 
 @twin_of(reference.Demote)

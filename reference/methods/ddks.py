@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from kvlab.reference.accounting import StoredBits, bits_per_token
 from kvlab.reference.cache import LayerCache
-from kvlab.reference.checks import check_at_least, check_choice, check_protected
+from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.methods.h2o import H2O, AccumulatedAttention
 from kvlab.reference.methods.rpc import RPC
@@ -23,6 +23,7 @@ from kvlab.reference.observation import Observation
 from kvlab.reference.policy import (
     Budget,
     Edges,
+    Entries,
     EveryBlock,
     Policy,
     Precision,
@@ -47,18 +48,11 @@ class AlsoDemoted(Protect):
 
 
 @dataclass(frozen=True)
-class FullPrecisionEntries(Budget):
+class FullPrecisionEntries(Entries):
     """At most ``budget`` entries at full precision."""
 
-    budget: int
-
     def room(self, seen: Observation, safe: Marks) -> int:
-        protected = int((safe & (seen.bits == FULL_BITS)).sum(axis=-1).max())
-        check_protected(self.budget, protected)
-        return self.budget - protected
-
-    def check(self, protect: Protect, prompt: int) -> None:
-        check_protected(self.budget, protect.count(prompt))
+        return super().room(seen, safe & (seen.bits == FULL_BITS))
 
 
 @dataclass(frozen=True)
