@@ -57,6 +57,14 @@ def observe_rows(score: Score, rows, prompt: int = 0, **given) -> tuple[State, O
     return cache.state, seen
 
 
+def asked_once(policy: Policy, weights, keys=None, **given) -> tuple[State, Observation]:
+    """A last query of 1, to which keys ln w give the attention w, after a score has observed it."""
+    n = len(weights)
+    keys = np.log(weights if keys is None else keys)
+    seen = observation([weights], keys=keys, queries=[1.0], values=np.zeros(n), **given)
+    return policy.score.observe(State(), seen), seen
+
+
 def kept(policy: Policy, state: State, seen: Observation) -> list[int]:
     """Indices that stay in the first head."""
     return select(policy, state, seen).keep[0].tolist()

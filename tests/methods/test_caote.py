@@ -115,38 +115,23 @@ def test_joint_greedy_grows_its_set_by_the_exact_error(seed):
     assert kept(policy, State(), seen) == sorted(set(range(7)) - evicted)
 
 
-@given(st.integers(0, 10**6))
-def test_l2_over_the_group_is_the_change_of_all_its_outputs(seed):
+@pytest.mark.parametrize("heads", ["l2", "layer"])
+@given(seed=st.integers(0, 10**6))
+def test_l2_over_query_heads_is_the_change_of_all_their_outputs(heads, seed):
+    """Those of a KV head; or of the layer, which decides together, as TOVA's does."""
     rng = np.random.default_rng(seed)
-    attention, values = rng.dirichlet(np.ones(6), size=(1, 3, 1)), rng.normal(size=(6, 2))
-    seen = observation(attention, values=values)
-    policy = methods.get("caote:tova", 5)
-    everything = np.ones((1, 6), dtype=bool)
-    score = policy.score.score(State(), seen, everything, 5)[0]
-    for j in range(6):
-        change = [
-            output(attention[0, r, 0], values) - output(attention[0, r, 0], values, {j})
-            for r in range(3)
-        ]
-        assert score[j] == pytest.approx(np.linalg.norm(np.concatenate(change)), abs=FLOAT64)
-
-
-def test_a_layer_may_decide_together_as_tova_does():
-    """L2 over all query heads of all KV heads; every KV head keeps the same entries."""
-    rng = np.random.default_rng(1)
-    attention, values = rng.dirichlet(np.ones(5), size=(2, 2, 1)), rng.normal(size=(2, 5, 3))
-    seen = observation(attention, values=values)
+    attention, values = rng.dirichlet(np.ones(5), size=(2, 3, 1)), rng.normal(size=(2, 5, 3))
+    policy = methods.get(f"caote:tova@heads={heads}", 4)
     everything = np.ones((2, 5), dtype=bool)
-    score = methods.get("caote:tova@heads=layer", 4).score.score(State(), seen, everything, 4)
-    for j in range(5):
+    score = policy.score.score(State(), observation(attention, values=values), everything, 4)
+    for g, j in np.ndindex(2, 5):
         change = [
-            output(attention[g, r, 0], values[g]) - output(attention[g, r, 0], values[g], {j})
-            for g in range(2)
-            for r in range(2)
+            output(attention[other, r, 0], values[other])
+            - output(attention[other, r, 0], values[other], {j})
+            for other, r in np.ndindex(2, 3)
+            if heads == "layer" or other == g
         ]
-        np.testing.assert_allclose(score[:, j], np.linalg.norm(np.concatenate(change)))
-    with pytest.raises(ValueError, match="heads = 'layer' needs several = 'independent'"):
-        methods.get("caote:tova@heads=layer,several=sequential", 4)
+        assert score[g, j] == pytest.approx(np.linalg.norm(np.concatenate(change)), abs=FLOAT64)
 
 
 def test_h2o_sums_are_normalised():

@@ -1,26 +1,21 @@
 from itertools import permutations
 
 import numpy as np
-from build import observation, run, stream
+from build import asked_once, kept, run, stream
 from tolerances import MONTE_CARLO
 
 from kvlab.reference import methods
-from kvlab.reference.cache import State
-from kvlab.reference.step import select
 
 
-def one_proxy(weights, spec, budget):
-    """The last query is the only proxy: q = 1 and k = ln w give F = w."""
-    n = len(weights)
-    seen = observation([weights], keys=np.log(weights), queries=[1.0], values=np.zeros(n), prompt=n)
+def keep_set(weights, spec, budget):
+    """Who stays when the last query is the only proxy, and F its attention."""
     policy = methods.get(spec, budget)
-    return policy, policy.score.observe(State(), seen), seen
+    return kept(policy, *asked_once(policy, weights, prompt=len(weights)))
 
 
 def test_proxy_part_by_hand():
     """No random part, one sink: of F = .1 .3 .2 .4 the sink and the two largest stay."""
-    policy, state, seen = one_proxy([0.1, 0.3, 0.2, 0.4], "nacl@sinks=1,random_part=0.0", 3)
-    assert select(policy, state, seen).keep.tolist() == [[0, 1, 3]]
+    assert keep_set([0.1, 0.3, 0.2, 0.4], "nacl@sinks=1,random_part=0.0", 3) == [0, 1, 3]
 
 
 def test_the_proxy_part_is_never_left_to_chance():
@@ -28,7 +23,7 @@ def test_the_proxy_part_is_never_left_to_chance():
     weights = [0.3, 0.05, 0.1, 0.05, 0.35, 0.15]
     for seed in range(20):
         spec = f"nacl@sinks=0,random_part=0.5,seed={seed}"
-        keep = select(*one_proxy(weights, spec, 4)).keep[0].tolist()
+        keep = keep_set(weights, spec, 4)
         assert {0, 4} <= set(keep) and len(keep) == 4
 
 
@@ -44,7 +39,7 @@ def test_the_draw_is_sampling_without_replacement():
     counts = dict.fromkeys(expected, 0)
     for seed in range(trials):
         spec = f"nacl@sinks=0,random_part=1.0,seed={seed}"
-        counts[tuple(select(*one_proxy(weights, spec, 2)).keep[0].tolist())] += 1
+        counts[tuple(keep_set(weights, spec, 2))] += 1
     for pair, share in expected.items():
         error = np.sqrt(share * (1 - share) / trials)
         assert abs(counts[pair] / trials - share) < MONTE_CARLO * error

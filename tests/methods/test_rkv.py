@@ -1,9 +1,8 @@
 import numpy as np
-from build import observation
+from build import asked_once
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.cache import State
 
 
 def test_redundancy_of_duplicates_by_hand():
@@ -32,11 +31,9 @@ def test_the_quirk_of_the_code_protects_the_first_token():
 def test_importance_by_hand():
     """One query 1, keys ln 1, ln 2, ln 1 and its own: softmax over the candidates alone is
     (1/4, 1/2, 1/4), whose maximum over 7 neighbours is 1/2 everywhere."""
-    seen = observation([[0.25] * 4], keys=np.log([1, 2, 1, 5]), queries=[1.0], values=np.zeros(4))
-    score = methods.get("rkv@window=1,mix=1.0", 3).score
-    state = score.observe(State(), seen)
+    policy = methods.get("rkv@window=1,mix=1.0", 3)
     candidates = np.array([[True, True, True, False]])
-    scores = score.score(state, seen, candidates, 2)
+    scores = policy.score.score(*asked_once(policy, [0.25] * 4, [1, 2, 1, 5]), candidates, 2)
     np.testing.assert_allclose(scores[0, :3], 0.5, atol=FLOAT64)
 
 

@@ -1,9 +1,8 @@
 import numpy as np
-from build import kept, observation, run, stream
+from build import asked_once, kept, observation, run, stream
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.cache import State
 from kvlab.reference.observation import Clock
 
 
@@ -22,11 +21,8 @@ def test_timeline_of_the_paper():
 def test_scores_by_hand():
     """One selector query 1, keys ln 1, ln 2, ln 1 and its own: softmax over the candidates alone
     is (1/4, 1/2, 1/4); mean of 3 with zeros: (3/4, 1, 3/4)/3."""
-    seen = observation(
-        [[0.2] * 4], keys=np.log([1, 2, 1, 9]), queries=[1.0], values=np.zeros(4), prompt=0
-    )
     policy = methods.get("rpc@interval=3,selector=1,compression=3,kernel=3")
-    state = policy.score.observe(State(), seen)
+    state, seen = asked_once(policy, [0.2] * 4, [1, 2, 1, 9])
     candidates = np.array([[True, True, True, False]])
     scores = policy.score.score(state, seen, candidates, 1)
     np.testing.assert_allclose(scores[0, :3], [0.25, 1 / 3, 0.25], atol=FLOAT64)

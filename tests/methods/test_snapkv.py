@@ -1,27 +1,17 @@
 import numpy as np
-from build import kept, observation, run, stream
+from build import asked_once, kept, run, stream
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.cache import State
 from kvlab.reference.windows import max_pool, mean_pool
-
-
-def window_of_one(weights):
-    """q = 1 and k = ln w give attention w of the last query."""
-    n = len(weights)
-    seen = observation(
-        np.tile(weights, (1, 1)), keys=np.log(weights), queries=[1.0], values=np.zeros(n)
-    )
-    policy = methods.get("snapkv@window=1,kernel=3", 3)
-    return policy, policy.score.observe(State(), seen), seen
 
 
 def test_five_entries_by_hand():
     """u = .4 .1 .2 .1 | .2 in the window. Mean over 3 with zeros beyond the border:
     (0+.4+.1)/3 = .1667, (.4+.1+.2)/3 = .2333, (.1+.2+.1)/3 = .1333, (.2+.1+0)/3 = .1.
     B = 3 keeps the window and the two best: 1 and 0."""
-    policy, state, seen = window_of_one([0.4, 0.1, 0.2, 0.1, 0.2])
+    policy = methods.get("snapkv@window=1,kernel=3", 3)
+    state, seen = asked_once(policy, [0.4, 0.1, 0.2, 0.1, 0.2])
     candidates = np.array([[True, True, True, True, False]])
     scores = policy.score.score(state, seen, candidates, 2)
     np.testing.assert_allclose(scores[0, :4], np.array([0.5, 0.7, 0.4, 0.3]) / 3, atol=FLOAT64)
