@@ -132,38 +132,31 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
     full, plans = serving.plan("full", None), []
 
     def measure(spec: str, budget: int | None, told: Told) -> PlannedRow:
-        plan, row = _plan_method(serving, spec, budget, full)
+        plan = serving.plan(spec, budget)
+        servers = fleet(plan, serving.users, serving.speed, serving.batch)
+        plan = plan.with_batch(servers.batch)
         plans.append((spec, plan))
-        return row
+        return PlannedRow(
+            method=spec,
+            budget=budget,
+            entries=plan.held.peak,
+            bits=float(plan.held.bits[-1]),
+            sequence_gb=plan.sequence_bytes / GB,
+            largest_batch=plan.largest_batch,
+            batch=plan.batch,
+            memory_gb=plan.memory.total / GB,
+            first_token_seconds=plan.prefill_seconds,
+            step_milliseconds=1e3 * plan.decode_seconds / plan.generated,
+            tokens_per_second=plan.tokens_per_second,
+            policy_share=plan.eviction_share,
+            devices=servers.devices,
+            users_per_device=servers.batch,
+            limit=servers.limit,
+            pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
+        )
 
     rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow)
     return Planned(serving, rows, tuple(plans))
-
-
-def _plan_method(
-    serving: Serving, spec: str, budget: int | None, full: Plan
-) -> tuple[Plan, PlannedRow]:
-    plan = serving.plan(spec, budget)
-    servers = fleet(plan, serving.users, serving.speed, serving.batch)
-    plan = plan.with_batch(servers.batch)
-    return plan, PlannedRow(
-        method=spec,
-        budget=budget,
-        entries=plan.held.peak,
-        bits=float(plan.held.bits[-1]),
-        sequence_gb=plan.sequence_bytes / GB,
-        largest_batch=plan.largest_batch,
-        batch=plan.batch,
-        memory_gb=plan.memory.total / GB,
-        first_token_seconds=plan.prefill_seconds,
-        step_milliseconds=1e3 * plan.decode_seconds / plan.generated,
-        tokens_per_second=plan.tokens_per_second,
-        policy_share=plan.eviction_share,
-        devices=servers.devices,
-        users_per_device=servers.batch,
-        limit=servers.limit,
-        pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
-    )
 
 
 def pays_from(plan: Plan, full: Plan) -> int | None:

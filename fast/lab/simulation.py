@@ -70,10 +70,6 @@ class Simulation:
     exact: bool
     """Whether the best keep sets were found, or bounded."""
 
-    def ran(self) -> list[SimulatedRow]:
-        """Return the rows without refusal."""
-        return [row for row in self.rows if row.refusal is None]
-
 
 def simulate(
     trace: Trace,
@@ -197,7 +193,8 @@ def caption(found: Simulation) -> str:
 
 def write_report(found: Simulation, path: Path) -> None:
     """Write a table, curves, and who was kept when, as one HTML file that needs no network."""
-    rows, layers, heads = found.ran(), found.layers, found.trace.shape[1]
+    rows = [row for row in found.rows if row.refusal is None]
+    layers, heads = found.layers, found.trace.shape[1]
     about = (
         f"{title(found.trace)}. The vertical line in the last picture is the end of the prompt; a "
         "line ends where its entry left."

@@ -1,6 +1,6 @@
 "use strict";
 
-// ---- the timeline: see kvlab/reference/simulator/timeline.py for its schema -----------------------
+// ---- the timeline: see kvlab/reference/simulator/timeline.py for its schema ---------------------
 
 const GONE = 0, WIDE = 1;
 const timeline = JSON.parse(document.getElementById("timeline").textContent);
