@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise, zip_longest
 
 import numpy as np
 
-from kvlab.reference.checks import check_at_least, check_between, check_choice, check_share
+from kvlab.reference.checks import check_at_least, check_between, check_share
 from kvlab.reference.tasks import english, reasoning
 
 CITIES = ("Oslo", "Lima", "Accra", "Hanoi", "Quito", "Turin", "Perth", "Kyoto", "Dakar", "Minsk")
@@ -177,17 +177,6 @@ def hide(hay: str, sentence: str, depth: float) -> str:
     place = min(borders, key=lambda end: abs(end - depth * len(hay)))
     parts = hay[:place].strip(), sentence, hay[place:].strip()
     return " ".join(part for part in parts if part)
-
-
-def definitions(count: int, variables: int, seed: int = 0) -> list[reasoning.Problem]:
-    """Return held-out problems of one length, whose definitions are the needles.
-
-    Raises:
-        ValueError: if ``variables`` is no length of a held-out problem, or ``count`` or ``seed`` is
-            negative.
-    """
-    check_choice(reasoning.HELD_OUT_VARIABLES, variables=variables)
-    return reasoning.held_out(count, seed, variables)
 
 
 def steps(problem: reasoning.Problem) -> list[slice]:

@@ -35,7 +35,7 @@ def test_a_question_asks_for_what_was_hidden():
 
 
 def test_every_definition_is_worked_out_in_its_step():
-    (problem,) = needle.definitions(1, 16)
+    (problem,) = reasoning.held_out(1, variables=16)
     tokens = problem.solution.split(" ")
     places = needle.steps(problem)
     assert len(places) == 16 - reasoning.FACTS
@@ -43,16 +43,6 @@ def test_every_definition_is_worked_out_in_its_step():
         [*step.split(" "), ";"] for step in problem.solution.split(" ; ")[:-1]
     ]
     assert tokens[places[-1].stop] == "#"
-
-
-def test_needles_of_the_embedded_model_are_held_out_problems():
-    assert [p.variables for p in needle.definitions(3, 18)] == [18] * 3
-    assert needle.definitions(2, 18) == needle.definitions(3, 18)[:2]
-    assert needle.definitions(1, 18) != needle.definitions(1, 18, seed=1)
-    with pytest.raises(ValueError, match="variables = 17 must be one of 16, 18, 20"):
-        needle.definitions(1, 17)
-    with pytest.raises(ValueError, match="count = -1"):
-        needle.definitions(-1, 18)
 
 
 def test_the_novel_is_long_enough_and_whole():

@@ -12,6 +12,7 @@ largest batch that fits under a memory cap, and notes what it writes.
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -58,7 +59,7 @@ def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Itera
             each = 1 / contender.measured(Run(PROMPT, tokens), False).speed(with_prompt=True)
             full = full or each
             budget = tokens // 2 if contender.compresses else None
-            about = {"method": shown(contender), "tokens": tokens, "budget": budget}
+            about = {"method": contender.name, "tokens": tokens, "budget": budget}
             yield {**about, "ms_per_token": 1e3 * each, "over_full": each / full - 1}
             step()
 
@@ -84,7 +85,7 @@ def capacities(
                 too_many = batch
             batch = next_batch(best.get("batch", 0), too_many, most)
         if best:
-            yield {"method": shown(contender), "tokens": tokens, **best}
+            yield {"method": contender.name, "tokens": tokens, **best}
 
 
 def several(model: Any, methods: Sequence[str], budget: int | None) -> Iterator[Contender]:
@@ -92,13 +93,8 @@ def several(model: Any, methods: Sequence[str], budget: int | None) -> Iterator[
     setting = Setting(model, budget)
     yield stock(setting)
     for method in methods:
-        yield kvlab(setting, method)
-
-
-def shown(contender: Contender) -> str:
-    """Return the name of a contender in the result: of a method the name alone."""
-    name = contender.name.removeprefix("kvlab ")
-    return contender.name if name == "full" else name
+        name = "kvlab full" if method == "full" else method
+        yield replace(kvlab(setting, method), name=name)
 
 
 def next_batch(fits: int, too_many: int, most: int) -> int:

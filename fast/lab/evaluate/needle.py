@@ -169,7 +169,7 @@ def problem_haystacks(tokenizer: Any, depths: Sequence[float], trials: int, seed
     check_grid(depths, trials)
     lengths, haystacks = [], []
     for number, variables in enumerate(reasoning.HELD_OUT_VARIABLES):
-        for problem in task.definitions(trials, variables, seed):
+        for problem in reasoning.held_out(trials, seed, variables):
             places = task.steps(problem)
             last = len(places) - 1
             nearest = [int(np.abs(np.array(depths) - k / last).argmin()) for k in range(last + 1)]
