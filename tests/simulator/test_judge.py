@@ -175,18 +175,13 @@ def test_hits_and_premature_evictions_counted_by_hand():
     assert (some_gone.evicted.item(), some_gone.premature.item()) == (4, 3)
 
 
-def test_a_longer_gap_asks_for_less():
-    found = [recall(scripted(), [], 0.15, gap) for gap in (0, 3, 5)]
-    assert found == [[], [], []]
-    counts = [
-        recall(scripted(), [fate([8] * 8)], 0.15, gap)[0].regained.item() for gap in (0, 3, 5)
-    ]
-    assert counts == [4, 3, 1]
-
-
-def test_nothing_is_asked_of_the_prompt():
-    (found,) = recall(scripted(prompt=6), [fate([8] * 8)], 0.15, 3)
-    assert found.regained.item() == 2  # by token 6 and token 7
+@pytest.mark.parametrize(
+    ("prompt", "gap", "regained"), [(2, 0, 4), (2, 3, 3), (2, 5, 1), (6, 3, 2)]
+)
+def test_a_longer_gap_asks_for_less_and_nothing_is_asked_of_the_prompt(prompt, gap, regained):
+    (found,) = recall(scripted(prompt), [fate([8] * 8)], 0.15, gap)
+    assert found.regained.item() == regained
+    assert recall(scripted(prompt), [], 0.15, gap) == []
 
 
 @pytest.mark.parametrize(
