@@ -2,9 +2,9 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,50 +40,32 @@ class Setting:
     """Whether to measure the CPU time of the process, not the time on the clock."""
 
 
-Opened = tuple[Any, Callable[[], Holds]]
-"""An empty cache, and a function that says what it holds."""
-
-
-def _in_this_process(
-    name: str,
-    compresses: bool,
-    setting: Setting,
-    opened: Callable[[], AbstractContextManager[Opened]],
-) -> Contender:
-    def measured(run: Run, watched: bool) -> Outcome:
-        with opened() as (cache, read):
-            return measure(setting.model, run, cache, read, watched, setting.cpu_time)
-
-    return Contender(name, compresses, measured)
-
-
 def stock(setting: Setting) -> Contender:
     """Return the full cache of transformers."""
 
-    @contextmanager
-    def opened() -> Iterator[Opened]:
+    def measured(run: Run, watched: bool) -> Outcome:
         cache = DynamicCache(config=setting.model.config)
-        yield cache, lambda: held_by(cache)
+        read = partial(held_by, cache)
+        return measure(setting.model, run, cache, read, watched, setting.cpu_time)
 
-    return _in_this_process("transformers full cache", False, setting, opened)
+    return Contender("transformers full cache", False, measured)
 
 
 def kvlab(setting: Setting, method: str, block_size: int | None = None) -> Contender:
     """Return a method of this repository, which may read the prompt in blocks."""
     budget = setting.entries if takes_budget(method) else None
 
-    @contextmanager
-    def opened() -> Iterator[Opened]:
+    def measured(run: Run, watched: bool) -> Outcome:
         with compress(setting.model, method, budget, block_size=block_size) as cache:
 
             def read() -> Holds:
                 entries = max((max(counts) for counts in cache.kept() if counts), default=0)
                 return entries, cache.memory().total
 
-            yield cache, read
+            return measure(setting.model, run, cache, read, watched, setting.cpu_time)
 
     blocks = f" in blocks of {block_size}" if block_size else ""
-    return _in_this_process(f"kvlab {method}{blocks}", method != "full", setting, opened)
+    return Contender(f"kvlab {method}{blocks}", method != "full", measured)
 
 
 class KvpressWorker:
