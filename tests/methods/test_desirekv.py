@@ -77,20 +77,21 @@ def test_the_token_after_a_doubt_is_marked():
     assert not doubtful(DesireKV(protection="none"), seen, window).any()
 
 
-def test_the_window_holds_the_p_tokens_before_the_selector():
-    """Prompt 3, P = 8, R = 4: at 20 generated tokens the second window is [3 + 8, 3 + 16)."""
-    seen = observation([[0.1] * 23], prompt=3)
-    window = decision_window(DesireKV(interval=8, selector=4), seen)
-    assert np.flatnonzero(window[0]).tolist() == list(range(11, 19))
-    everything = decision_window(DesireKV(interval=8, selector=4, scope="all"), seen)
-    assert np.flatnonzero(everything[0]).tolist() == list(range(3, 19))
-
-
-def test_a_block_that_passes_several_events_decides_about_all():
-    """Prompt 3, P = 8, R = 4: a block from 5 to 22 generated tokens passes 12 and 20."""
-    seen = observation(np.full((17, 25), 1 / 25), prompt=3)
-    window = decision_window(DesireKV(interval=8, selector=4), seen)
-    assert np.flatnonzero(window[0]).tolist() == list(range(3, 19))
+@pytest.mark.parametrize(
+    ("block", "seen", "scope", "first"),
+    [
+        # at 20 generated tokens the second window is [3 + 8, 3 + 16), or all candidates
+        (1, 23, "window", 11),
+        (1, 23, "all", 3),
+        # a block from 5 to 22 generated tokens passes 12 and 20, and decides about both windows
+        (17, 25, "window", 3),
+    ],
+)
+def test_the_window_holds_the_p_tokens_before_the_selector(block, seen, scope, first):
+    """Prompt 3, P = 8, R = 4."""
+    looked = observation(np.full((block, seen), 1 / seen), prompt=3)
+    window = decision_window(DesireKV(interval=8, selector=4, scope=scope), looked)
+    assert np.flatnonzero(window[0]).tolist() == list(range(first, 19))
 
 
 def first_event(**options):
