@@ -72,10 +72,19 @@ def write_markdown(blocks: Sequence[Block], path: Path) -> None:
     Raises:
         OSError: if that fails.
     """
+    write_drawings(blocks, path.parent)
+    write_text(path, "\n\n".join(map(markdown, blocks)) + "\n")
+
+
+def write_drawings(blocks: Sequence[Block], directory: Path) -> None:
+    """Write the drawings of a report as SVG files.
+
+    Raises:
+        OSError: if that fails.
+    """
     for block in blocks:
         if isinstance(block, Drawing):
-            write_text(path.parent / f"{block.name}.svg", block.svg)
-    write_text(path, "\n\n".join(map(markdown, blocks)) + "\n")
+            write_text(directory / f"{block.name}.svg", block.svg)
 
 
 def html(block: Block) -> Markup:

@@ -14,9 +14,16 @@ from kvlab.fast.lab import viewing
 from kvlab.fast.lab.drawing import Picture, canvas, curve_style, finish
 from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import check_some_ran
-from kvlab.fast.lab.reports import Block, Drawing, Heading, Page, Text, write_html
+from kvlab.fast.lab.reports import (
+    Block,
+    Drawing,
+    Heading,
+    Page,
+    Text,
+    write_drawings,
+    write_html,
+)
 from kvlab.fast.lab.sweep.plan import ORACLE, Sweep, make_plan
 from kvlab.fast.lab.sweep.report import over_memory
 from kvlab.fast.lab.sweep.summary import (
@@ -384,9 +391,7 @@ def write_report(
         write_viewer(example, page, "What the methods kept of one problem")
     blocks = list(_blocks(comparison, path.stem, page))
     write_html(blocks, path)
-    for block in blocks:
-        if isinstance(block, Drawing):
-            write_text(path.with_name(f"{block.name}.svg"), block.svg)
+    write_drawings(blocks, path.parent)
     return page
 
 
