@@ -33,11 +33,6 @@ class Code(Twin[Spec], ABC):
     """A way to store a vector in few bits per element."""
 
     @property
-    def couples_heads(self) -> bool:
-        """Whether the code of an entry depends on other KV heads of its layer."""
-        return False
-
-    @property
     def bits(self) -> int:
         """Bits per element, without scales and norms."""
         return self.spec.bits

@@ -20,10 +20,6 @@ from kvlab.reference.observation import Clock
 class OneForAllHeads(Around[reference.OneForAllHeads]):
     """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
 
-    @property
-    def couples_heads(self) -> bool:
-        return True
-
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         scores = self.inner.score(state, seen, candidates, room)
         if self.spec.join == "layer":

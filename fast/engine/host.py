@@ -46,8 +46,6 @@ def _say_once(part: object) -> None:
 class HostScore(Score[reference.Score]):
     """A score of the reference."""
 
-    couples_heads = True  # unknown, and true is the safe answer
-
     def __post_init__(self) -> None:
         _say_once(self.spec)
 

@@ -246,8 +246,6 @@ class Observation:
     cache: LayerCache
     view: LayerView
     confidence: Float[Tensor, "_ t"]
-    first_head: int = 0
-    """Number of the first of these KV heads in the model's layer."""
     attended: Attended = field(default_factory=Attended)
     """Attention that the queries pay to every entry, for a score that reads it."""
     newest_output: Float[Tensor, "N G rho d"] | None = None

@@ -48,9 +48,6 @@ class Score(Twin[ScoreSpec], ABC):
     reference; a twin here overrides `needs` and `columns` only where it works in another way.
     """
 
-    couples_heads = False
-    """Whether the score of an entry depends on other KV heads of its layer."""
-
     @property
     def needs(self) -> Needs:
         """What the score reads of attention."""
@@ -60,11 +57,6 @@ class Score(Twin[ScoreSpec], ABC):
     def columns(self) -> Mapping[str, Column]:
         """What the score remembers of every entry, by name."""
         return self.spec.columns
-
-    @property
-    def retention_couples_heads(self) -> bool:
-        """Whether the retention of an entry depends on other KV heads of its layer."""
-        return self.couples_heads
 
     def observe(self, state: State, seen: Observation) -> None:
         """Update the state in place; called on every block, in parts if it is long."""
@@ -92,10 +84,6 @@ class Around(Score[ScoreSpec]):
     """A score made of another: it observes and remembers what the inner score does."""
 
     inner: Score
-
-    @property
-    def couples_heads(self) -> bool:
-        return self.inner.couples_heads
 
     @property
     def needs(self) -> Needs:
@@ -154,11 +142,6 @@ class Precision(Twin[Part], ABC):
     uses_confidence = False
     """Whether the confidence of the model at each token has to be recorded."""
 
-    @property
-    def couples_heads(self) -> bool:
-        """Whether the precision of an entry depends on other KV heads of its layer."""
-        return False
-
     def encode(self, cache: LayerCache, clock: BatchClock) -> None:
         """Code new entries; called when a block has been attended, due or not, before any leave."""
         return
@@ -203,11 +186,6 @@ class Policy:
     def uses_confidence(self) -> bool:
         """Whether the confidence of the model at each token has to be recorded."""
         return self.precision.uses_confidence or self.on_host
-
-    @property
-    def couples_heads(self) -> bool:
-        """Whether the KV heads of a layer cannot decide apart from each other."""
-        return self.score.couples_heads or self.precision.couples_heads
 
     def empty_cache(self) -> LayerCache:
         """Return the empty cache of one layer."""

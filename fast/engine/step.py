@@ -40,8 +40,6 @@ class Block:
     """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
-    first_head: int = 0
-    """Number of the first of these KV heads in the model's layer."""
 
 
 @dataclass(eq=False)
@@ -122,7 +120,6 @@ def _observation_of(policy: Policy, cache: LayerCache, block: Block) -> Observat
         cache=cache,
         view=view_of(cache, queries, block.softcap, alone),
         confidence=block.confidence,
-        first_head=block.first_head,
     )
     if policy.specification.reposition:
         reposition(seen, block)

@@ -30,6 +30,12 @@ def check_model(model: Any) -> None:
             f"{name} has no head that gives logits: give compress() the whole model, as "
             "AutoModelForCausalLM loads it"
         )
+    if (getattr(model, "_tp_size", None) or 1) > 1:
+        raise ValueError(
+            f"the KV heads of {name} are in several processes (tensor parallelism), where no "
+            "method can compare them: load the model in one process, or its layers on several "
+            'devices (device_map="auto")'
+        )
     if config._attn_implementation == IMPLEMENTATION:
         raise ValueError("the model is compressed already: leave the other compress() first")
     if model.training and model.is_gradient_checkpointing:

@@ -79,7 +79,6 @@ def attention(
         owner.clock.confidence_so_far.to(query.device),
         owner.rotate,
         softcap,
-        owner.shard.first_head(G),
     )
     layer.waiting = None
     output = owner.compressed.attend(layer.place, block)

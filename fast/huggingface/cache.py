@@ -16,7 +16,6 @@ from kvlab.fast.engine.layers import Layers, Watch
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.rotary import rotation_of
-from kvlab.fast.huggingface.sharding import shard_of
 from kvlab.reference.observation import Clock
 
 TICKET = "_kvlab_ticket"
@@ -116,7 +115,6 @@ class CompressedCache(Cache):
         self.policy = policy
         self.watch = watch
         self.rotate = rotation_of(model) if policy.specification.reposition else None
-        self.shard = shard_of(model)
         layers = DynamicCache(config=model.config).layers
         replaced = [
             CompressedLayer(self, number) if type(layer) is DynamicLayer else layer

@@ -10,7 +10,6 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface.agreement import check_agreement
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import CompressedCache
-from kvlab.fast.huggingface.sharding import check_heads, shard_of
 from kvlab.reference import policy as reference
 
 
@@ -55,7 +54,6 @@ def compress(
         raise TypeError(f"watch = {watch!r} must be a function, or None")
     policy = _policy_of(policy, budget, options)
     check_model(model)
-    check_heads(policy, shard_of(model))
     cache = CompressedCache(model, policy, watch)
     if block_size is not None and not cache.reads_in_pieces:
         raise ValueError(

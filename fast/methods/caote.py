@@ -62,10 +62,6 @@ class EvictionError(Around[reference.EvictionError]):
             raise ValueError("CAOTE needs retention scores that are at least 0")
 
     @property
-    def couples_heads(self) -> bool:
-        return self.spec.options.heads == "layer" or self.inner.retention_couples_heads
-
-    @property
     def needs(self) -> Needs:
         return Needs(**asdict(self.spec.needs), on_host=self.inner.needs.on_host)
 

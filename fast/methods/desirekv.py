@@ -88,10 +88,6 @@ class OutsideWindow(Protect[reference.OutsideWindow]):
 class Importance(Score[reference.Importance]):
     """Pooled attention of the selector window, one value per token and layer."""
 
-    @property
-    def couples_heads(self) -> bool:
-        return self.spec.options.importance != "random"
-
     def observe(self, state: State, seen: Observation) -> None:
         remember_queries(state, seen, self.spec.options.selector)
 
@@ -151,10 +147,6 @@ class BitsBySensitivity(Precision[reference.BitsBySensitivity]):
     """Sensitive or doubtful entries at ``high_bits``, other important ones at ``low_bits``."""
 
     uses_confidence = True
-
-    @property
-    def couples_heads(self) -> bool:
-        return self.spec.options.sensitivity != "random"
 
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> KeepSet:
         """Spare doubtful tokens from eviction, then quantise what the event decided about.

@@ -46,8 +46,7 @@ class ProxyAndSample(Score[reference.ProxyAndSample]):
         noise = np.zeros((N, G, n))
         for number, count in enumerate(seen.cache.counts):
             rng = np.random.default_rng([self.spec.options.seed, seen.layer])
-            drawn = rng.gumbel(size=(seen.first_head + G, count))
-            noise[number, :, n - count :] = drawn[seen.first_head :]
+            noise[number, :, n - count :] = rng.gumbel(size=(G, count))
         return torch.from_numpy(noise).to(seen.queries)
 
     def proxy_attention(self, state: State, seen: Observation) -> PerEntry:

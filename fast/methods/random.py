@@ -17,14 +17,13 @@ class Draw(Score[reference.Draw]):
 
     def observe(self, state: State, seen: Observation) -> None:
         if "layer" not in state.stream:
-            shape = (len(seen.positions), 1, 1)
-            place = torch.tensor([seen.layer, seen.first_head], device=seen.positions.device)
-            state.stream["layer"], state.stream["head"] = (x.expand(shape) for x in place)
+            layer = torch.tensor(seen.layer, device=seen.positions.device)
+            state.stream["layer"] = layer.expand(len(seen.positions), 1, 1)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         self.observe(state, seen)
-        positions, stream = seen.positions, state.stream
-        heads = torch.arange(positions.shape[1], device=positions.device)[:, None] + stream["head"]
+        positions, layer = seen.positions, state.stream["layer"]
+        heads = torch.arange(positions.shape[1], device=positions.device)[:, None]
         time = seen.clock.seen.long() if self.spec.options.draw == "each" else 0
-        noise = draws(self.spec.options.seed, stream["layer"], heads, positions.long(), time)
+        noise = draws(self.spec.options.seed, layer, heads, positions.long(), time)
         return noise.to(seen.queries.dtype)

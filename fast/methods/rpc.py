@@ -14,10 +14,6 @@ from kvlab.reference.observation import Clock
 class SelectorAttention(Score[reference.SelectorAttention]):
     """Pooled attention of the selector window over the candidates."""
 
-    @property
-    def couples_heads(self) -> bool:
-        return self.spec.options.heads == "all"
-
     def observe(self, state: State, seen: Observation) -> None:
         remember_queries(state, seen, self.spec.options.selector)
 

@@ -12,17 +12,9 @@ from kvlab.reference.methods import tova as reference
 class LastRowAttention(Score[reference.LastRowAttention]):
     """Attention that the newest token pays."""
 
-    @property
-    def couples_heads(self) -> bool:
-        return not self.spec.options.per_head
-
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         last_row = seen.received("mean")[:, :, -1]
         return last_row if self.spec.options.per_head else last_row.mean(dim=1, keepdim=True)
-
-    @property
-    def retention_couples_heads(self) -> bool:
-        return False
 
     def retention(self, state: State, seen: Observation, candidates: Candidates) -> Retention:
         return Retention(seen.attention[:, :, :, -1], seen.newest_output)

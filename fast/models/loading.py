@@ -1,11 +1,9 @@
 """Loads a model and its tokenizer from a directory or from the Hugging Face hub."""
 
 import logging
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,21 +11,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from kvlab.fast.huggingface.sharding import check_divisible, kv_heads
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_choice
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 """``auto`` is what the checkpoint is stored in."""
 
-PARALLEL = (None, "layers", "tensor")
-"""How a model is spread: not at all; whole layers over all devices, and over main memory and disk
-where those are full (``device_map="auto"``); or its KV heads over the processes of ``torchrun``
-(``tp_plan="auto"``)."""
+PARALLEL = (None, "layers")
+"""How a model is spread: not at all, or whole layers over all devices, and over main memory and
+disk where those are full (``device_map="auto"``)."""
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
@@ -58,12 +54,13 @@ def load(
     check_choice(PARALLEL, parallel=parallel)
     if parallel is not None and device is not None:
         raise ValueError(f"device = {device!r} cannot be chosen with parallel = {parallel!r}")
+    if parallel == "layers" and find_spec("accelerate") is None:
+        raise ValueError("parallel = 'layers' needs accelerate: pip install 'kvlab[eval]'")
     place = _device(device) if parallel is None else None
     model = model_location(model)
     local = _is_directory(model)
     with _quietly(local):
-        spread = _spread(str(model), local, parallel)
-        network = _load_network(str(model), dtype, local, spread)
+        network = _load_network(str(model), dtype, local, parallel)
         tokenizer = _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
     network.eval()
     return network if place is None else network.to(place), tokenizer
@@ -90,30 +87,6 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer.eos_token = end  # transformers takes the token that begins a message
     tokenizer.clean_up_tokenization_spaces = False
     return network, tokenizer
-
-
-def _spread(model: str, local: bool, parallel: str | None) -> dict[str, Any]:
-    """Return the arguments of ``from_pretrained`` that spread a model, and check them."""
-    if parallel is None:
-        return {}
-    if parallel == "layers":
-        if find_spec("accelerate") is None:
-            raise ValueError("parallel = 'layers' needs accelerate: pip install 'kvlab[eval]'")
-        return {"device_map": "auto"}
-    if "WORLD_SIZE" not in os.environ:
-        raise ValueError("parallel = 'tensor' needs the processes of torchrun")
-    config = _attempt(model, local, AutoConfig, trust_remote_code=False)
-    check_divisible(kv_heads(config), int(os.environ["WORLD_SIZE"]))
-    return _tensor_parallel()
-
-
-def _tensor_parallel() -> dict[str, Any]:
-    """Ask for tensor parallelism in the words of the installed transformers."""
-    from transformers.distributed.configuration_utils import DistributedConfig
-
-    if "tp_plan" in {field.name for field in fields(DistributedConfig)}:
-        return {"distributed_config": DistributedConfig(tp_plan="auto")}
-    return {"tp_plan": "auto"}
 
 
 def load_tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
@@ -160,7 +133,7 @@ def _is_directory(model: str | Path) -> bool:
     return True
 
 
-def _load_network(model: str, dtype: str, local: bool, spread: dict[str, Any]) -> Any:
+def _load_network(model: str, dtype: str, local: bool, parallel: str | None) -> Any:
     """Load the weights; missing or unfitting ones are errors, while transformers draws new ones."""
     network, report = _attempt(
         model,
@@ -171,7 +144,7 @@ def _load_network(model: str, dtype: str, local: bool, spread: dict[str, Any]) -
         trust_remote_code=False,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
-        **spread,
+        **({} if parallel is None else {"device_map": "auto"}),
     )
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"tensor {missing[0]!r} is missing in {model}")

@@ -19,10 +19,6 @@ class OnArrival(Precision[reference.OnArrival]):
     keys: Code
     values: Code
 
-    @property
-    def couples_heads(self) -> bool:
-        return self.keys.couples_heads or self.values.couples_heads
-
     def encode(self, cache: LayerCache, clock: BatchClock) -> None:
         assert cache.mixed is not None
         first = [row.seen == row.block > 0 for row in clock.rows]

@@ -13,10 +13,6 @@ from kvlab.reference.precisions import fp8 as reference
 class FP8(Code[reference.FP8]):
     """One byte per element."""
 
-    @property
-    def couples_heads(self) -> bool:
-        return not self.spec.per_head
-
     def scale(self, vectors: Float[Tensor, "N G n d"]) -> Scale:
         return scale_to(reference.FORMATS[self.spec.format].largest, vectors, self.spec.per_head)
 

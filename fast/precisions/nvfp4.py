@@ -16,10 +16,6 @@ from kvlab.reference.precisions.nvfp4 import BLOCK
 class NVFP4(Code[reference.NVFP4]):
     """Half a byte per element, and a byte per block of channels."""
 
-    @property
-    def couples_heads(self) -> bool:
-        return True
-
     def scale(self, vectors: Float[Tensor, "N G n d"]) -> Scale:
         return scale_to(E4M3.largest * E2M1.largest, vectors)
 

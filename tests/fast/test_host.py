@@ -343,9 +343,3 @@ def test_a_twin_of_an_outside_package_is_found():
             comparison.feed(block)
     finally:
         del TWINS[ShortKeys]
-
-
-def test_tensor_parallelism_is_refused():
-    """Whether heads of such a score decide together, nobody says."""
-    assert port.port(POLICIES["own state"]).couples_heads
-    assert port.port(POLICIES["CAOTE"]).couples_heads

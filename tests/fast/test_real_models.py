@@ -1,6 +1,8 @@
 """Trained models, running freely: the same text and the same keep sets, token by token."""
 
+import copy
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -67,34 +69,31 @@ def reference_run(directory, policy, prompt, tokens):
     return list(generate(model, policy, prompt, tokens, watch=watch).tokens), kept
 
 
-def fast_run(directory, policy, prompt, tokens):
+def fast_run(model, policy, prompt, tokens):
     kept: list[tuple[int, np.ndarray]] = []
 
     def watch(block, result):
-        kept.append((block.layer, result.cache.positions[0].sort(dim=-1).values.numpy()))
+        kept.append((block.layer, result.cache.positions[0].sort(dim=-1).values.cpu().numpy()))
 
-    model = fast_model(directory)
+    ids = torch.tensor([prompt])
     with compress(model, policy, watch=watch) as cache:
-        ids = torch.tensor([prompt])
-        result = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
-            max_new_tokens=tokens,
-            do_sample=False,
-            pad_token_id=0,
+        found, _ = written(
+            model, cache, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, tokens
         )
-    return result[0, len(prompt) :].tolist(), kept
+    return found[0].tolist(), kept
+
+
+def assert_same(found, expected):
+    assert found[0] == expected[0]
+    for (layer, ours), (same, theirs) in zip(found[1], expected[1], strict=True):
+        assert layer == same
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def assert_alike(directory, policy, prompt, tokens):
-    expected, reference = reference_run(directory, policy, prompt, tokens)
-    found, fast = fast_run(directory, policy, prompt, tokens)
-    assert found == expected
-    assert len(fast) == len(reference) > tokens
-    for (layer, ours), (same, theirs) in zip(fast, reference, strict=True):
-        assert layer == same
-        np.testing.assert_array_equal(ours, theirs)
+    expected = reference_run(directory, policy, prompt, tokens)
+    assert len(expected[1]) > tokens
+    assert_same(fast_run(fast_model(directory), policy, prompt, tokens), expected)
 
 
 @pytest.mark.parametrize("spec", sampled(SPECS, list(SPECS)[2::4]))
@@ -158,3 +157,50 @@ def test_a_padded_batch_of_a_model_that_speaks_writes_what_each_text_alone_does(
                 for head in range(its.shape[1]):
                     mine = ours[number, head]
                     assert mine[mine >= 0].tolist() == its[0, head].tolist(), (layer, head)
+
+
+# --- layers on several devices -------------------------------------------------------------------
+
+needs_accelerate = pytest.mark.skipif(not find_spec("accelerate"), reason="needs accelerate")
+
+
+@cache
+def problem() -> list[int]:
+    return load_tokenizer(reasoner_directory()).encode(reasoning.held_out(1)[0].prompt).ids
+
+
+@needs_accelerate
+@pytest.mark.parametrize("spec", ["caote:h2o", "kivi@residual=32,group=8"])
+def test_layers_that_are_fetched_from_the_disk_change_nothing(spec, tmp_path):
+    """What ``device_map="auto"`` does where memory is full; all that a CPU alone can try."""
+    from accelerate import dispatch_model
+
+    policy = methods.get(spec, SPECS[spec])
+    expected = fast_run(fast_model(reasoner_directory()), policy, problem(), 5)
+    model = copy.deepcopy(fast_model(reasoner_directory()))
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    places |= {f"model.layers.{n}": ("cpu", "disk")[n % 2] for n in range(4)} | {"lm_head": "cpu"}
+    dispatch_model(model, places, main_device="cpu", offload_dir=tmp_path)  # type: ignore[arg-type]
+    assert next(model.model.layers[1].parameters()).is_meta
+    assert_same(fast_run(model, policy, problem(), 5), expected)
+
+
+@needs_accelerate
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("spec", SPECS)
+def test_caches_are_where_their_layers_are(spec):
+    """Half of the layers on a GPU, half really on the CPU."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    policy = methods.get(spec, SPECS[spec])
+    model = copy.deepcopy(fast_model(reasoner_directory()))
+    for layer in model.model.layers[:2]:
+        layer.to("cuda")
+        hook = AlignDevicesHook(execution_device="cuda", io_same_device=True)
+        add_hook_to_module(layer, hook)
+    expected = fast_run(fast_model(reasoner_directory()), policy, problem(), 5)
+    assert_same(fast_run(model, policy, problem(), 5), expected)
+    with compress(model, "full") as cache:
+        written(model, cache, {"input_ids": torch.tensor([problem()])}, 5)
+        devices = [each.positions.device.type for each in cache.compressed.caches]
+    assert devices == ["cuda", "cuda", "cpu", "cpu"]

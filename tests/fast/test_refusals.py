@@ -25,6 +25,12 @@ def sliding():
     return type(tiny("mistral"))(config)
 
 
+def split():
+    model = copy.deepcopy(tiny("llama"))
+    model._tp_size = 2  # as transformers notes tensor parallelism
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")
 @pytest.mark.parametrize(
     ("made", "message"),
@@ -33,6 +39,7 @@ def sliding():
         (lambda: torch.compile(tiny("llama")), "the model that torch.compile\\(\\) was given"),
         (checkpointing, "gradient checkpointing.*call model.eval\\(\\)"),
         (sliding, "no full-attention layer"),
+        (split, "LlamaForCausalLM are in several processes.*device_map"),
         (object, "transformers model"),
     ],
 )

@@ -213,7 +213,7 @@ class ShardedModel(TypedModel):
     """A model for PyTorch that may be spread over several devices."""
 
     parallel: str | None = None
-    """layers: over all devices; tensor: over the processes of torchrun."""
+    """layers: over all devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
