@@ -1,55 +1,131 @@
-"""What the trainings of both embedded models share: tokenizer, untrained model, learning rate."""
+"""What the trainings of both embedded models share: tokenizer, untrained model, batches, loop."""
 
 import argparse
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 IGNORED = -100
 """Target that the loss leaves out."""
+CHECKPOINT_SECONDS = 120.0
+LOG_EVERY = 50
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """What decides the learning rate."""
+class Recipe:
+    """Everything that decides the result."""
 
     steps: int
     """Steps of the whole training."""
-    learning_rate: float
-    """The highest learning rate."""
     warmup: int
-    """Steps until the highest rate is reached."""
+    """Steps until the highest learning rate is reached."""
     decay: float
     """Share of the steps, at the end, over which the rate falls to zero."""
+    stages: tuple[Any, ...]
+    """What the batches of each stage hold."""
+    promotion: tuple[float, ...]
+    """Running share of what is right that ends each stage but the last."""
+    learning_rate: float = 2e-3
+    """The highest learning rate."""
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate: warm up, hold, then fall along a cosine to zero."""
+        start = self.steps * (1 - self.decay)
+        progress = max(0.0, (step - start) / (self.steps - start))
+        cosine = (1 + math.cos(math.pi * progress)) / 2
+        return self.learning_rate * min(1, (step + 1) / self.warmup) * cosine
 
 
-def token_ids(vocabulary: Sequence[str]) -> dict[str, int]:
-    """Return the id of every token."""
-    return {token: i for i, token in enumerate(vocabulary)}
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens and what is asked of the model."""
+
+    inputs: Tensor
+    """Token ids, ``[rows, length]``."""
+    targets: Tensor
+    """The token that follows each, `IGNORED` where nothing is asked."""
+    problems: Sequence[Any]
+    """The problems of the first rows."""
 
 
-def write_tokenizer(directory: Path, vocabulary: Sequence[str], end: str) -> None:
-    """Write a tokenizer that splits text at single blanks into the tokens of a task."""
-    tokenizer = Tokenizer(WordLevel(token_ids(vocabulary), unk_token=end))
-    tokenizer.pre_tokenizer = Split(" ", "removed")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=end,
-        eos_token=end,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(directory)
+class Curriculum(ABC):
+    """Draws batches of a task, and goes on to the next stage as soon as one is mastered."""
+
+    vocabulary: ClassVar[Sequence[str]]
+    end: ClassVar[str]
+    """Token that begins and ends a problem."""
+
+    def __init__(self, recipe: Any, rng: np.random.Generator) -> None:
+        self.recipe, self.rng = recipe, rng
+        self.stage, self.running = 0, 0.0
+
+    @classmethod
+    @abstractmethod
+    def model(cls, seed: int) -> LlamaForCausalLM:
+        """Return the untrained model."""
+
+    @abstractmethod
+    def batch(self) -> Batch:
+        """Draw a batch of the present stage."""
+
+    @abstractmethod
+    def judge(self, batch: Batch, right: Tensor) -> dict[str, float]:
+        """Return shares of what is right, and `promote`.
+
+        ``right`` says of every token whether it was written rightly, or not asked for.
+        """
+
+    def held(self, model: LlamaForCausalLM) -> Iterable[Tensor]:
+        """Return weights that stay as they are in the present stage."""
+        return ()
+
+    def promote(self) -> None:
+        """Go on to the next stage if the running share allows it."""
+        ends = self.recipe.promotion
+        if self.stage < len(ends) and self.running > ends[self.stage]:
+            self.stage, self.running = self.stage + 1, 0.0
+
+    @classmethod
+    def ids(cls) -> dict[str, int]:
+        """Return the id of every token."""
+        return {token: i for i, token in enumerate(cls.vocabulary)}
+
+    def batch_of(
+        self, rows: list[list[str]], asked: list[Sequence[int]], problems: Sequence[Any]
+    ) -> Batch:
+        """Return a batch of rows of tokens; ``asked`` are the places to be written."""
+        ids, length = self.ids(), max(map(len, rows))
+        inputs = torch.zeros(len(rows), length, dtype=torch.long)
+        targets = torch.full((len(rows), length), IGNORED)
+        for i, row in enumerate(rows):
+            inputs[i, : len(row)] = torch.tensor([ids[token] for token in row])
+            places = torch.tensor(asked[i])
+            targets[i, places - 1] = inputs[i, places]
+        return Batch(inputs[:, :-1], targets[:, :-1], problems)
+
+    def ids_where(self, wanted: Iterable[bool]) -> Tensor:
+        """Return the ids of the tokens of which something is true."""
+        return torch.tensor(list(wanted)).nonzero()[:, 0]
 
 
 def build_model(
-    seed: int, vocabulary: Sequence[str], end: str, names: Sequence[str], **options: Any
+    curriculum: type[Curriculum], seed: int, names: Sequence[str], **options: Any
 ) -> LlamaForCausalLM:
     """Return the untrained model; the embedding of ``x3`` is the sum of those of ``x`` and ``3``.
 
@@ -57,7 +133,7 @@ def build_model(
     configuration (``max_position_embeddings``, ``rope_parameters``).
     """
     torch.manual_seed(seed)
-    ids = token_ids(vocabulary)
+    ids = curriculum.ids()
     config = LlamaConfig(
         vocab_size=len(ids),
         hidden_size=128,
@@ -66,8 +142,8 @@ def build_model(
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=True,
-        bos_token_id=ids[end],
-        eos_token_id=ids[end],
+        bos_token_id=ids[curriculum.end],
+        eos_token_id=ids[curriculum.end],
         pad_token_id=None,
         **options,
     )
@@ -83,24 +159,116 @@ def build_model(
     return model
 
 
-def learning_rate(step: int, recipe: Schedule) -> float:
-    """Warm up, hold, then fall along a cosine to zero."""
-    start = recipe.steps * (1 - recipe.decay)
-    progress = max(0.0, (step - start) / (recipe.steps - start))
-    return (
-        recipe.learning_rate
-        * min(1, (step + 1) / recipe.warmup)
-        * (1 + math.cos(math.pi * progress))
-        / 2
-    )
+def write_tokenizer(directory: Path, curriculum: Curriculum) -> None:
+    """Write a tokenizer that splits text at single blanks into the tokens of a task."""
+    tokenizer = Tokenizer(WordLevel(curriculum.ids(), unk_token=curriculum.end))
+    tokenizer.pre_tokenizer = Split(" ", "removed")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=curriculum.end,
+        eos_token=curriculum.end,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(directory)
 
 
-def parse_arguments(description: str | None, seed: int, steps: int) -> argparse.Namespace:
-    """Read ``--out``, ``--seed`` and ``--steps`` from the command line, and make the directory."""
+class Training:
+    """A training that can be stopped at any moment: its checkpoint is the object itself."""
+
+    def __init__(self, curriculum: Curriculum, out: Path) -> None:
+        self.curriculum, self.out = curriculum, out
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model: Any = curriculum.model(curriculum.recipe.seed)
+        self.model.to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), betas=(0.9, 0.98), weight_decay=0.01
+        )
+        self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+        self.log: list[dict[str, Any]] = []
+        self.recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
+
+    def run(self) -> None:
+        """Train to the end, and write the model and its log."""
+        saved = time.monotonic()
+        while self.step < self.curriculum.recipe.steps:
+            started, worked = time.monotonic(), time.process_time()
+            self.recent.append(self.learn(self.curriculum.batch()))
+            self.step += 1
+            self.seconds += time.monotonic() - started
+            self.cpu_seconds += time.process_time() - worked
+            if self.step % LOG_EVERY == 0:
+                self.report()
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        self.write()
+
+    def learn(self, batch: Batch) -> dict[str, float]:
+        """Take one step; return the loss and the shares of what is right."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.curriculum.recipe.rate(self.step)
+        asked = batch.targets != IGNORED
+        targets = batch.targets[asked].to(self.device)
+        hidden = self.model.model(batch.inputs.to(self.device), use_cache=False).last_hidden_state
+        logits = self.model.lm_head(hidden[asked.to(self.device)])
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for weight in self.curriculum.held(self.model):
+            weight.grad = None
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        right = torch.ones_like(asked)
+        right[asked] = (logits.argmax(-1) == targets).cpu()
+        return {"loss": loss.item(), **self.curriculum.judge(batch, right)}
+
+    def report(self) -> None:
+        """Log means over the last steps."""
+        kinds = sorted({kind for shares in self.recent for kind in shares})
+        means = {
+            kind: float(np.mean([shares[kind] for shares in self.recent if kind in shares]))
+            for kind in kinds
+        }
+        state = {"stage": self.curriculum.stage, "running": self.curriculum.running}
+        self.log.append({"step": self.step, **state, "seconds": self.seconds, **means})
+        print(json.dumps(self.log[-1]), flush=True)
+
+    def save(self) -> None:
+        """Write the checkpoint; a stop while it is written leaves the last one whole."""
+        unfinished = self.out / "checkpoint.unfinished"
+        torch.save(self, unfinished)
+        unfinished.replace(self.out / "checkpoint.pt")
+
+    def write(self) -> None:
+        """Write the model, its tokenizer, the recipe and the log."""
+        self.model.save_pretrained(self.out)
+        write_tokenizer(self.out, self.curriculum)
+        record = {
+            "recipe": asdict(self.curriculum.recipe),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "device": self.device,
+            "cpu_seconds": self.cpu_seconds,
+            "log": self.log,
+        }
+        (self.out / "training_log.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def begun_or_new(curriculum: Curriculum, out: Path) -> Training:
+    """Return the training of the last checkpoint in a directory, or a new one."""
+    checkpoint = out / "checkpoint.pt"
+    if checkpoint.exists():
+        return torch.load(checkpoint, weights_only=False)
+    return Training(curriculum, out)
+
+
+def main(description: str | None, recipe: Any, curriculum: Any, threads: int) -> None:
+    """Read ``--out``, ``--seed`` and ``--steps`` from the command line, and train."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=seed)
-    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--seed", type=int, default=recipe.seed)
+    parser.add_argument("--steps", type=int, default=recipe.steps)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    return arguments
+    torch.set_num_threads(threads)
+    asked = recipe(seed=arguments.seed, steps=arguments.steps)
+    begun_or_new(curriculum(asked), arguments.out).run()

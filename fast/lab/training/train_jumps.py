@@ -13,26 +13,21 @@ What made the model learn:
 - Runs grow in stages. Very short ones stay in the mixture: most of their lines run only once.
 """
 
-import json
 import math
-import time
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from kvlab.fast.lab.training import small_model
-from kvlab.fast.lab.training.small_model import IGNORED, Schedule, learning_rate
+from kvlab.fast.lab.training.small_model import Batch
 from kvlab.reference.tasks import jumps
-from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Line, Problem, Size
+from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Problem, Size
 
 ROPE_THETA = 1e5
 LOOK_BACK = (1, 3, 4, 5)
@@ -40,8 +35,6 @@ LOOK_BACK = (1, 3, 4, 5)
 POOL = 256
 """Problems of one size that are drawn at once; those of like length share a batch."""
 SHORT, MIDDLE, LONG = Size(fewest=2, most=9), Size(fewest=10, most=25), Size(fewest=26, most=44)
-CHECKPOINT_SECONDS = 120.0
-LOG_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -64,44 +57,20 @@ STAGES = (
 
 
 @dataclass(frozen=True)
-class Recipe(Schedule):
+class Recipe(small_model.Recipe):
     """Everything that decides the result."""
 
     steps: int = 2100
-    learning_rate: float = 2e-3
     warmup: int = 20
     decay: float = 0.58
-    seed: int = 0
+    stages: tuple[Stage, ...] = STAGES
     promotion: tuple[float, ...] = (0.96, 0.985)
     """Running share of right tokens, in the worst kind of token, that ends each stage."""
     held: int = 1
     """Stages during which the built-in look-ups stay as they are."""
 
 
-def tokens() -> dict[str, int]:
-    """Return the id of every token."""
-    return small_model.token_ids(jumps.vocabulary())
-
-
 # --- the untrained model -------------------------------------------------------------------------
-
-
-def build_model(seed: int) -> LlamaForCausalLM:
-    """Return the untrained model with composed embeddings and built-in look-ups."""
-    model = small_model.build_model(
-        seed,
-        jumps.vocabulary(),
-        jumps.END,
-        jumps.REGISTERS,
-        max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-    )
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(("q_proj.weight", "k_proj.weight")):
-                weight.mul_(2)
-        start_with_look_ups(model)
-    return model
 
 
 def start_with_look_ups(model: LlamaForCausalLM) -> None:
@@ -146,11 +115,10 @@ def start_with_look_ups(model: LlamaForCausalLM) -> None:
     compare.k_proj.weight[head + slow] = likeness * four_ago
 
 
-def look_ups(model: LlamaForCausalLM) -> Iterator[Tensor]:
-    """Yield the weights that `start_with_look_ups` has set, besides the embedding."""
+def look_ups(model: LlamaForCausalLM) -> list[Tensor]:
+    """Return the weights that `start_with_look_ups` has set, besides the embedding."""
     back, compare = _first_attentions(model)
-    yield from back.parameters()
-    yield from (compare.q_proj.weight, compare.k_proj.weight)
+    return [*back.parameters(), compare.q_proj.weight, compare.k_proj.weight]
 
 
 def _first_attentions(model: LlamaForCausalLM) -> list[Any]:
@@ -162,40 +130,49 @@ def _first_attentions(model: LlamaForCausalLM) -> list[Any]:
 # --- batches -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Rows of tokens and what is asked of the model."""
+class Curriculum(small_model.Curriculum):
+    """Draws problems of one size at a time, and drills."""
 
-    inputs: Tensor
-    """Token ids, ``[rows, length]``."""
-    targets: Tensor
-    """The token that follows each, `IGNORED` where nothing is asked."""
-    problems: int
-    """Rows that are problems; they come first, drills after them."""
+    vocabulary, end = jumps.vocabulary(), jumps.END
 
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe, np.random.default_rng(recipe.seed))
+        self.pools: dict[Size, list[Problem]] = {}
+        tokens = self.vocabulary
+        self.kinds = {
+            "names": self.ids_where(each in jumps.REGISTERS for each in tokens),
+            "sums": self.ids_where(each.isdigit() for each in tokens),
+            "values": self.ids_where(
+                each[0] in jumps.REGISTERS and len(each) == 2 for each in tokens
+            ),
+        }
 
-@dataclass
-class Curriculum:
-    """Draws batches, and goes on to the next stage as soon as one is mastered."""
-
-    recipe: Recipe
-    rng: np.random.Generator
-    stage: int = 0
-    running: float = 0.0
-    pools: dict[Size, list[Problem]] = field(default_factory=dict)
+    @classmethod
+    def model(cls, seed: int) -> LlamaForCausalLM:
+        """Return the untrained model with composed embeddings and built-in look-ups."""
+        rope = {"rope_type": "default", "rope_theta": ROPE_THETA}
+        model = small_model.build_model(
+            cls, seed, jumps.REGISTERS, max_position_embeddings=4096, rope_parameters=rope
+        )
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name.endswith(("q_proj.weight", "k_proj.weight")):
+                    weight.mul_(2)
+            start_with_look_ups(model)
+        return model
 
     def batch(self) -> Batch:
         """Draw problems of one size, and drills of the same length."""
-        stage, rows, asked = STAGES[self.stage], [], []
+        stage = self.recipe.stages[self.stage]
         size = stage.sizes[int(self.rng.integers(len(stage.sizes)))]
-        for problem in self.take(size, int(stage.tokens * (1 - stage.drills))):
-            rows.append(problem.text.split(" "))
-            asked.append(range(len(problem.prompt.split(" ")), problem.tokens))
-        problems, length = len(rows), max(map(len, rows))
+        problems = self.take(size, int(stage.tokens * (1 - stage.drills)))
+        rows = [problem.text.split(" ") for problem in problems]
+        asked: list[Any] = [range(len(p.prompt.split(" ")), p.tokens) for p in problems]
+        length = max(map(len, rows))
         while sum(map(len, rows)) < stage.tokens:
             rows.append(jumps.drill(self.rng, length // STEP))
             asked.append([i for i in range(len(rows[-1])) if i % STEP >= SUM])
-        return _batch(rows, asked, problems)
+        return self.batch_of(rows, asked, problems)
 
     def take(self, size: Size, wanted: int) -> list[Problem]:
         """Take problems of like length, together at least so many tokens, out of a pool."""
@@ -208,180 +185,21 @@ class Curriculum:
             taken.append(pool.pop(min(first, len(pool) - 1)))
         return taken
 
-    def state(self) -> dict[str, Any]:
-        """Return what the curriculum needs, beside the recipe, to go on, as plain values."""
-        pools = [
-            (
-                asdict(size),
-                [(p.registers, [*map(tuple, p.lines)], p.steps[0].line.label) for p in pool],
-            )
-            for size, pool in self.pools.items()
-        ]
-        rng = self.rng.bit_generator.state
-        return {"rng": rng, "stage": self.stage, "running": self.running, "pools": pools}
-
-    def go_on_from(self, state: dict[str, Any]) -> None:
-        """Go back to what `state` returned."""
-        self.rng.bit_generator.state = state["rng"]
-        self.stage, self.running = state["stage"], state["running"]
-        self.pools = {
-            Size(**size): [
-                jumps.run(registers, [Line(*line) for line in lines], start)
-                for registers, lines, start in pool
-            ]
-            for size, pool in state["pools"]
+    def judge(self, batch: Batch, right: Tensor) -> dict[str, float]:
+        """Return the shares of right tokens of each kind, and of right runs."""
+        found = {kind: torch.isin(batch.targets, ids) for kind, ids in self.kinds.items()}
+        shares = {
+            kind: right[own].float().mean().item() for kind, own in found.items() if own.any()
         }
+        self.running += (min(shares.values()) - self.running) / 20
+        self.promote()
+        whole = right[: len(batch.problems)].all(dim=1)
+        return {**shares, "runs": whole.float().mean().item()}
 
-    def record(self, share_right: float) -> None:
-        """Update the running share of right tokens, and go on to the next stage."""
-        self.running += (share_right - self.running) / 20
-        if self.stage + 1 < len(STAGES) and self.running > self.recipe.promotion[self.stage]:
-            self.stage, self.running = self.stage + 1, 0.0
-
-
-def _batch(rows: list[list[str]], asked: list[Any], problems: int) -> Batch:
-    ids, length = tokens(), max(map(len, rows))
-    inputs = torch.zeros(len(rows), length, dtype=torch.long)
-    targets = torch.full((len(rows), length), IGNORED)
-    for i, row in enumerate(rows):
-        inputs[i, : len(row)] = torch.tensor([ids[token] for token in row])
-        places = torch.tensor(asked[i])
-        targets[i, places - 1] = inputs[i, places]
-    return Batch(inputs[:, :-1], targets[:, :-1], problems)
-
-
-def kinds_of_tokens() -> dict[str, Tensor]:
-    """Return the ids of each kind of token; training watches the share of right tokens by kind."""
-    vocabulary = jumps.vocabulary()
-    kinds = {
-        "names": [token in jumps.REGISTERS for token in vocabulary],
-        "sums": [token.isdigit() for token in vocabulary],
-        "values": [token[0] in jumps.REGISTERS and len(token) == 2 for token in vocabulary],
-    }
-    return {kind: torch.tensor(members) for kind, members in kinds.items()}
-
-
-# --- training ------------------------------------------------------------------------------------
-
-
-class Training:
-    """A training that can be stopped at any moment and goes on from its last checkpoint."""
-
-    def __init__(self, recipe: Recipe, out: Path) -> None:
-        self.recipe, self.out = recipe, out
-        self.checkpoint = out / "checkpoint.pt"
-        self.model = build_model(recipe.seed)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
-        )
-        self.curriculum = Curriculum(recipe, np.random.default_rng(recipe.seed))
-        self.kinds = kinds_of_tokens()
-        self.step, self.seconds = 0, 0.0
-        self.log: list[dict[str, Any]] = []
-        self.recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
-        if self.checkpoint.exists():
-            self.resume()
-
-    def resume(self) -> None:
-        """Go back to the state of the last checkpoint."""
-        state = torch.load(self.checkpoint, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.curriculum.go_on_from(state["curriculum"])
-        self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
-
-    def save(self) -> None:
-        """Write the checkpoint; a stop while it is written leaves the last one whole."""
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "curriculum": self.curriculum.state(),
-            "step": self.step,
-            "seconds": self.seconds,
-            "log": self.log,
-        }
-        unfinished = self.checkpoint.with_suffix(".unfinished")
-        torch.save(state, unfinished)
-        unfinished.replace(self.checkpoint)
-
-    def run(self) -> None:
-        """Train to the end, and write the model and its log."""
-        saved = time.monotonic()
-        while self.step < self.recipe.steps:
-            started = time.process_time()
-            self.recent.append(self.learn(self.curriculum.batch()))
-            self.step += 1
-            self.seconds += time.process_time() - started
-            if self.step % LOG_EVERY == 0:
-                self.report()
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                self.save()
-                saved = time.monotonic()
-        self.save()
-        self.write()
-
-    def learn(self, batch: Batch) -> dict[str, float]:
-        """Take one step; return the loss and the shares of right tokens by kind."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.recipe)
-        asked = batch.targets != IGNORED
-        targets = batch.targets[asked]
-        hidden = self.model.model(batch.inputs, use_cache=False).last_hidden_state
-        logits = self.model.lm_head(hidden[asked])
-        loss = torch.nn.functional.cross_entropy(logits, targets)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.curriculum.stage < self.recipe.held:
-            for weight in look_ups(self.model):
-                weight.grad = None
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        return self.judge(batch, asked, logits.argmax(-1) == targets, loss.item())
-
-    def judge(self, batch: Batch, asked: Tensor, right: Tensor, loss: float) -> dict[str, float]:
-        """Return the shares of right tokens and of right runs, and tell the curriculum."""
-        shares, targets = {"loss": loss}, batch.targets[asked]
-        for kind, members in self.kinds.items():
-            if (chosen := members[targets]).any():
-                shares[kind] = right[chosen].float().mean().item()
-        self.curriculum.record(min(shares[kind] for kind in self.kinds if kind in shares))
-        wrong = torch.zeros_like(asked)
-        wrong[asked] = ~right
-        shares["runs"] = (~wrong[: batch.problems].any(dim=1)).float().mean().item()
-        return shares
-
-    def report(self) -> None:
-        """Log means over the last steps."""
-        kinds = sorted({kind for shares in self.recent for kind in shares})
-        means = {
-            kind: float(np.mean([shares[kind] for shares in self.recent if kind in shares]))
-            for kind in kinds
-        }
-        entry = {"step": self.step, "stage": self.curriculum.stage, "seconds": self.seconds}
-        self.log.append(entry | means)
-        print(json.dumps(self.log[-1]), flush=True)
-
-    def write(self) -> None:
-        """Write the model, its tokenizer, the recipe and the log."""
-        self.model.save_pretrained(self.out)
-        small_model.write_tokenizer(self.out, jumps.vocabulary(), jumps.END)
-        record = {
-            "recipe": asdict(self.recipe),
-            "stages": [asdict(stage) for stage in STAGES],
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "cpu_seconds": self.seconds,
-            "log": self.log,
-        }
-        (self.out / "training_log.json").write_text(json.dumps(record, indent=1) + "\n")
-
-
-def main() -> None:
-    """Parse the command line and train."""
-    arguments = small_model.parse_arguments(__doc__, Recipe.seed, Recipe.steps)
-    torch.set_num_threads(1)
-    Training(Recipe(seed=arguments.seed, steps=arguments.steps), arguments.out).run()
+    def held(self, model: LlamaForCausalLM) -> Iterable[Tensor]:
+        """Return the built-in look-ups, at first."""
+        return look_ups(model) if self.stage < self.recipe.held else ()
 
 
 if __name__ == "__main__":
-    main()
+    small_model.main(__doc__, Recipe, Curriculum, threads=1)

@@ -1,29 +1,27 @@
+"""Both trainings: what the untrained model starts with, what is asked, and stopping midway."""
+
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from kvlab.fast.lab.training import train_jumps
-from kvlab.fast.lab.training.small_model import IGNORED
-from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe, Training
+from kvlab.fast.lab.training import small_model, train_jumps, train_reasoner
+from kvlab.fast.lab.training.small_model import IGNORED, Training, begun_or_new
+from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import STEP, Size, Y
 
-
-@pytest.fixture
-def small(monkeypatch):
-    """Batches that take a moment."""
-    stages = [replace(stage, tokens=300) for stage in train_jumps.STAGES]
-    monkeypatch.setattr(train_jumps, "STAGES", stages)
+SMALL = tuple(replace(stage, tokens=300) for stage in train_jumps.STAGES)
+"""Batches that take a moment."""
 
 
 @torch.no_grad()
 def attention(text: str) -> list[torch.Tensor]:
     """Return the probabilities ``[heads, queries, keys]`` of each layer of the untrained model."""
-    model = train_jumps.build_model(seed=0)
+    model = Curriculum.model(seed=0)
     model.set_attn_implementation("eager")
-    ids = torch.tensor([[train_jumps.tokens()[token] for token in text.split(" ")]])
+    ids = torch.tensor([[Curriculum.ids()[token] for token in text.split(" ")]])
     return [layer[0] for layer in model(ids, output_attentions=True).attentions]
 
 
@@ -46,14 +44,14 @@ def test_the_second_layer_starts_by_finding_the_operands_of_the_same_label():
 
 
 def test_batches_ask_for_solutions_and_for_sums_of_drills():
-    batch = Curriculum(Recipe(), np.random.default_rng(0)).batch()
+    batch = Curriculum(Recipe()).batch()
     vocabulary = np.array(jumps.vocabulary())
-    assert 0 < batch.problems < len(batch.inputs)
+    assert 0 < len(batch.problems) < len(batch.inputs)
     for row, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
         asked = targets != IGNORED
         text = [str(token) for token in vocabulary[inputs]]
         answers = [str(token) for token in vocabulary[targets[asked]]]
-        if row < batch.problems:
+        if row < len(batch.problems):
             prompt = int(asked.nonzero()[0]) + 1
             assert text[prompt - 2] == jumps.END and text[prompt - 1] in jumps.LABELS
             assert answers[-1] == jumps.END and len(answers) % STEP == 1
@@ -64,41 +62,42 @@ def test_batches_ask_for_solutions_and_for_sums_of_drills():
 
 
 def test_the_curriculum_goes_on_when_a_stage_is_mastered():
-    curriculum = Curriculum(Recipe(), np.random.default_rng(0))
-    for _ in range(200):
-        curriculum.record(0.95)
-    assert curriculum.stage == 0
-    for _ in range(50):
-        curriculum.record(1.0)
-    assert curriculum.stage == 1
-    for _ in range(200):
-        curriculum.record(1.0)
-    assert curriculum.stage == len(train_jumps.STAGES) - 1
+    curriculum = Curriculum(Recipe())
+    for running, stage in ((0.95, 0), (0.97, 1), (0.97, 1), (0.99, 2), (1.0, 2)):
+        curriculum.running = running
+        curriculum.promote()
+        assert curriculum.stage == stage
 
 
-def test_the_look_ups_stay_while_they_are_held(small, tmp_path):
-    training = Training(Recipe(held=1), tmp_path)
+def test_the_look_ups_stay_while_they_are_held(tmp_path):
+    training = Training(Curriculum(Recipe(held=1, stages=SMALL)), tmp_path)
     before = [weight.clone() for weight in train_jumps.look_ups(training.model)]
-    training.learn(training.curriculum.batch())
-    training.learn(training.curriculum.batch())
-    pairs = list(zip(before, train_jumps.look_ups(training.model), strict=True))
-    assert len(pairs) == 6
-    assert all(torch.equal(old, new) for old, new in pairs)
-    training.curriculum.stage = 1
-    training.learn(training.curriculum.batch())
-    assert not any(torch.equal(old, new) for old, new in pairs)
+    for stage in (0, 1):
+        training.curriculum.stage = stage
+        training.learn(training.curriculum.batch())
+        after = train_jumps.look_ups(training.model)
+        same = [torch.equal(old, new) for old, new in zip(before, after, strict=True)]
+        assert same == [stage == 0] * 6
 
 
-@pytest.mark.usefixtures("small")
-def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_jumps, "LOG_EVERY", 1)
+@pytest.mark.parametrize(
+    "curriculum",
+    [
+        lambda: Curriculum(Recipe(steps=4, stages=SMALL)),
+        lambda: train_reasoner.Curriculum(train_reasoner.Recipe(steps=4, tokens_per_step=300)),
+    ],
+    ids=["jumps", "reasoner"],
+)
+def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(
+    curriculum, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(small_model, "LOG_EVERY", 1)
+    monkeypatch.setattr(small_model, "CHECKPOINT_SECONDS", -1.0)
     at_once, stopped = tmp_path / "at_once", tmp_path / "stopped"
     for directory in (at_once, stopped):
         directory.mkdir()
-    Training(Recipe(steps=4), at_once).run()
-
-    monkeypatch.setattr(train_jumps, "CHECKPOINT_SECONDS", -1.0)
-    training, learn = Training(Recipe(steps=4), stopped), Training.learn
+    Training(curriculum(), at_once).run()
+    training, learn = Training(curriculum(), stopped), Training.learn
 
     def stop_in_the_third(self, batch):
         if self.step == 2:
@@ -109,10 +108,9 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         training.run()
     monkeypatch.setattr(Training, "learn", learn)
-    resumed = Training(Recipe(steps=4), stopped)
+    resumed = begun_or_new(curriculum(), stopped)
     assert resumed.step == 2
     resumed.run()
-    assert (stopped / "model.safetensors").read_bytes() == (
-        at_once / "model.safetensors"
-    ).read_bytes()
     assert len(resumed.log) == 4
+    both = [(each / "model.safetensors").read_bytes() for each in (at_once, stopped)]
+    assert both[0] == both[1]

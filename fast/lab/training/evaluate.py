@@ -1,0 +1,132 @@
+"""Measure an embedded model on held-out problems, and write its card.
+
+``python -m kvlab.fast.lab.training.evaluate jumps DIR``, or ``reasoner``, writes
+``evaluation.json``, ``loss_curve.svg`` and ``README.md`` beside the weights.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from matplotlib.figure import Figure
+
+from kvlab.fast.lab.sweep.compare import run_in_memory
+from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.summary import TaskSummary, summarise
+from kvlab.reference.simulator.observed import recurrence
+from kvlab.reference.tasks import jumps, reasoning
+from kvlab.reference.tasks.jumps import Size
+from kvlab.reference.tasks.jumps_oracle import least_memory
+
+RUNS = ((45, 65), (2, 9), (10, 25), (26, 44), (66, 80), (81, 100))
+"""Fewest and most steps of the sizes that are measured; training has none above 65."""
+SHARE_OF_OTHERS = 3
+"""The first size gets all problems, each other size one in so many."""
+BUDGET = "30%"
+RECURRENCE_PROBLEMS, RECURRENCE_THRESHOLD = 40, 0.01
+
+
+def evaluate_jumps(directory: Path, problems: int, seed: int) -> list[dict[str, Any]]:
+    """Return for every size the share solved with its interval, and the memory that is needed."""
+    rows = []
+    for fewest, most in RUNS:
+        count = problems if (fewest, most) == RUNS[0] else -(-problems // SHARE_OF_OTHERS)
+        task = f"jumps@fewest={fewest},most={most}"
+        drawn = jumps.held_out(count, seed, Size(fewest=fewest, most=most))
+        about = {"task": task, "problems": count, "seed": seed, "tokens": lengths(drawn)}
+        memory = float(np.mean([least_memory(problem) for problem in drawn]))
+        solved = solved_by_method(run(directory, task, ("full",), count, seed, batch=100))
+        rows.append({**about, "least_memory": memory, **solved["full"]})
+    return rows
+
+
+def evaluate_reasoner(directory: Path, problems: int, seed: int) -> dict[str, Any]:
+    """Return shares solved with intervals, lengths in tokens and the distribution of recurrence."""
+    summary = run(directory, "reasoning", ("full", "streaming_llm"), problems, seed, batch=32)
+    recurring = recurrence(directory, RECURRENCE_PROBLEMS, seed, RECURRENCE_THRESHOLD)
+    return {
+        "problems": problems,
+        "seed": seed,
+        "tokens": lengths(reasoning.held_out(problems, seed)),
+        "budget": summary.budgets[BUDGET],
+        **solved_by_method(summary),
+        "recurrence": asdict(recurring),
+    }
+
+
+def lengths(problems: Sequence[Any]) -> dict[str, float]:
+    """Return the fewest, mean and most tokens of problems."""
+    tokens = [problem.tokens for problem in problems]
+    return {"min": min(tokens), "mean": float(np.mean(tokens)), "max": max(tokens)}
+
+
+def run(
+    directory: Path, task: str, methods: tuple[str, ...], problems: int, seed: int, batch: int
+) -> TaskSummary:
+    """Let a model solve problems under methods; an answer ends at its first wrong token."""
+    budgets = (BUDGET,) if len(methods) > 1 else ()
+    asked = (methods, budgets, problems, (str(directory),), (task,), (seed,))
+    (summary,) = summarise(run_in_memory(Sweep(*asked, batch=batch, to_first_error=True)))
+    return summary
+
+
+def solved_by_method(summary: TaskSummary) -> dict[str, dict[str, float | None]]:
+    """Return the share solved by every method, and its interval."""
+    return {
+        point.method: {
+            "solved": point.solved,
+            "low": point.interval.low if point.interval else None,
+            "high": point.interval.high if point.interval else None,
+        }
+        for point in summary.points
+    }
+
+
+def draw_loss_curve(log: Sequence[dict[str, Any]], share: str, label: str, path: Path) -> None:
+    """Draw the loss and the share that the log calls ``share`` over the steps."""
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.add_subplot()
+    steps = [entry["step"] for entry in log]
+    axes.plot(steps, [entry["loss"] for entry in log], color="tab:blue")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", yscale="log")
+    right = axes.twinx()
+    right.plot(steps, [entry[share] for entry in log], color="tab:orange")
+    right.set_ylabel(label, color="tab:orange")
+    figure.savefig(path, metadata={"Date": None})
+
+
+MODELS = {
+    "jumps": (evaluate_jumps, 300, "runs", "whole runs right"),
+    "reasoner": (evaluate_reasoner, 200, "running", "solutions with all look-ups right"),
+}
+"""How each model is measured, on how many problems, and which share its training log tells."""
+
+
+def main() -> None:
+    """Evaluate the model in a directory, and write its card there from a packaged template."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--problems", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    evaluate, problems, share, label = MODELS[given.model]
+    log = json.loads((given.directory / "training_log.json").read_text())
+    evaluation = evaluate(given.directory, given.problems or problems, given.seed)
+    (given.directory / "evaluation.json").write_text(json.dumps(evaluation, indent=1) + "\n")
+    draw_loss_curve(log["log"], share, label, given.directory / "loss_curve.svg")
+    template = files("kvlab.fast.models") / f"{given.model}_card.md.jinja"
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    card = environment.from_string(template.read_text(encoding="utf-8"))
+    text = card.render(log=log, evaluation=evaluation)
+    (given.directory / "README.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
