@@ -5,16 +5,13 @@ probabilities is handed them by the attention kernel, numbers of a score are flo
 values 16 bits.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from kvlab.reference.cache import LayerCache
-from kvlab.reference.notation import Array, KeepSet
-from kvlab.reference.observation import Observation
+from kvlab.reference.notation import Array
 from kvlab.reference.quantization import FULL_BITS
 
 NUMBER = 4
@@ -69,8 +66,6 @@ class StoredBits:
     keys: Float[Array, " n"]
     """Bits per element of each key, scales and zero points included."""
     values: Float[Array, " n"]
-    drawn: LayerCache | None = None
-    """Random vectors stored in the same way, for precisions whose bits are found by storing."""
 
     @classmethod
     def nothing(cls) -> "StoredBits":
@@ -89,7 +84,6 @@ class StoredBits:
             np.concatenate([self.positions, positions]),
             np.concatenate([self.keys, np.full(m, float(keys))]),
             np.concatenate([self.values, np.full(m, float(values))]),
-            self.drawn,
         )
 
     def lower(self, keys: Float[Array, " n"], values: Float[Array, " n"]) -> "StoredBits":
@@ -108,29 +102,3 @@ def bits_per_token(bits: int, group: int, head_dim: int) -> float:
     if bits == FULL_BITS:
         return bits
     return bits + SCALE_AND_ZERO * ceil(head_dim / group) / head_dim
-
-
-def bits_by_storing(
-    store: Callable[[LayerCache, Observation, KeepSet], tuple[LayerCache, KeepSet]],
-    held: StoredBits,
-    seen: Observation,
-    keep: KeepSet,
-) -> StoredBits:
-    """Return the bits that a precision leaves of random vectors, which ``held`` keeps."""
-    draw = np.random.default_rng(seen.clock.seen).normal
-    cache = held.drawn or LayerCache.empty(1, seen.keys.shape[-1], {})
-    positions = held.positions[len(cache) :]
-    keys, values = draw(size=(2, 1, len(positions), seen.keys.shape[-1]))
-    cache = cache.append(keys, values, positions, {})
-    seen = replace(
-        seen,
-        queries=draw(size=seen.queries.shape),
-        attention=np.full(seen.attention.shape, 1 / len(cache)),
-        keys=cache.keys.vectors,
-        values=cache.values.vectors,
-        bits=cache.keys.bits,
-    )
-    cache, stays = store(cache, seen, keep)
-    cache = cache.compact(stays)
-    keys, values = cache.keys.bits_with_scales[0], cache.values.bits_with_scales[0]
-    return StoredBits(cache.positions[0], keys, values, cache)

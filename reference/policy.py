@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from kvlab.reference.accounting import NUMBER, Sizes, StoredBits, Work, bits_by_storing
+from kvlab.reference.accounting import NUMBER, Sizes, StoredBits, Work
 from kvlab.reference.cache import Column, LayerCache, State
 from kvlab.reference.checks import check_at_least, check_protected
 from kvlab.reference.notation import Array, KeepSet, Marks, Scores
@@ -178,8 +178,8 @@ Stored = tuple[LayerCache, Int[Array, "G stays"]]
 """A cache at lower precision, and the indices of its entries that stay."""
 
 
-class Precision(ABC):
-    """How precisely is it kept?"""
+class Precision:
+    """How precisely is it kept? The defaults leave everything as it is."""
 
     def encode(self, cache: LayerCache) -> LayerCache:
         """Code new entries; called after every block, due or not, before entries are evicted."""
@@ -189,16 +189,13 @@ class Precision(ABC):
         """Return the bits per element that `encode` leaves of a key and of a value."""
         return FULL_BITS, FULL_BITS
 
-    @abstractmethod
     def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
         """Quantise entries; return the keep set, to which it may add entries."""
+        return cache, keep
 
     def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
-        """Return the bits that `store` leaves; in ``seen`` only positions and bits are real.
-
-        The default stores random vectors.
-        """
-        return bits_by_storing(self.store, held, seen, keep)
+        """Return the bits that `store` leaves; in ``seen`` only positions and bits are real."""
+        return held.take(keep[0])
 
 
 # --- schedules -----------------------------------------------------------------------------------
@@ -382,12 +379,6 @@ class Entries(Budget):
 @dataclass(frozen=True)
 class Full(Precision):
     """Everything that is kept stays at 16 bits."""
-
-    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
-        return cache, keep
-
-    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
-        return held.take(keep[0])
 
 
 # --- policy and step -----------------------------------------------------------------------------

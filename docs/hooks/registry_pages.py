@@ -68,7 +68,7 @@ def table_of_methods() -> str:
     lines = [("method", *COLUMNS, "reads of attention"), ("---",) * (2 + len(COLUMNS))]
     for path in method_pages():
         meta = front_matter(path)
-        wrapping = ":…" if meta["method"] in methods.WRAPPERS else ""
+        wrapping = ":…" if meta["method"] in methods.wrappers() else ""
         names = ", ".join(f"{name}{wrapping}" for name in (meta["method"], *meta.get("also", ())))
         answers = (meta["row"][column] for column in COLUMNS)
         read = evidence(example_policy(meta["method"]).score.needs)

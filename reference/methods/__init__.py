@@ -15,10 +15,9 @@ import inspect
 import os
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, get_args
@@ -37,11 +36,6 @@ from kvlab.reference.policy import Policy
 OUTSIDE = "KVLAB_METHODS"
 """Environment variable that names modules and files with further methods."""
 
-OF_EVERY_METHOD = {
-    field.name: field.default for field in fields(CommonOptions) if field.name != "base"
-}
-"""Options of every method, with their defaults."""
-
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 
 _registered: dict[str, type[Method]] = {}
@@ -50,45 +44,19 @@ _registered: dict[str, type[Method]] = {}
 # --- discovery -----------------------------------------------------------------------------------
 
 
-class Methods(Mapping[str, type[Method]]):
-    """Methods by name, in the order in which they were published; found when first asked for."""
+def known() -> dict[str, type[Method]]:
+    """Return every method by name: in the order of publication, those that wrap another last.
 
-    def __init__(self, kind: type[Method], other_than: tuple[type[Method], ...] = ()) -> None:
-        self.kind, self.other_than = kind, other_than
-
-    def found(self) -> dict[str, type[Method]]:
-        """Return the methods of this kind."""
-        discover()
-        return _in_order(self.kind, self.other_than, tuple(_registered.values()))
-
-    def __getitem__(self, name: str) -> type[Method]:
-        return self.found()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.found())
-
-    def __len__(self) -> int:
-        return len(self.found())
-
-
-@lru_cache(maxsize=2)
-def _in_order(
-    kind: type[Method], other_than: tuple[type[Method], ...], registered: tuple[type[Method], ...]
-) -> dict[str, type[Method]]:
-    suitable = (
-        method
-        for method in registered
-        if issubclass(method, kind) and not issubclass(method, other_than)
+    Raises:
+        ValueError: if a module or file that `OUTSIDE` names cannot be imported or defines no
+            method, or a name is defined twice.
+    """
+    discover()
+    in_order = sorted(
+        _registered.values(),
+        key=lambda method: (issubclass(method, Wrapper), method.published, method.name),
     )
-    ordered = sorted(suitable, key=lambda method: (method.published, method.name))
-    return {method.name: method for method in ordered}
-
-
-METHODS = Methods(Method, other_than=(Wrapper,))
-"""Methods that stand alone."""
-
-WRAPPERS = Methods(Wrapper)
-"""Methods that wrap the score of another: ``caote:h2o``."""
+    return {method.name: method for method in in_order}
 
 
 def register(method: MethodClass) -> MethodClass:
@@ -129,20 +97,23 @@ def _source_of(method: type[Method]) -> str:
 def discover() -> None:
     """Import the modules of this package and the ones that `OUTSIDE` names; register their methods.
 
-    Raises:
-        ValueError: if a module or file that `OUTSIDE` names cannot be imported or defines no
-            method, or a name is defined twice.
+    Errors are those of `known`.
     """
     for module in pkgutil.iter_modules(__path__):
         _register_all(importlib.import_module(f"{__name__}.{module.name}"))
     for named in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
-        known = len(_registered)
         module = _import_named(named)
         _register_all(module)
-        if len(_registered) == known and not _holds_method(module):
+        if not any(map(_is_from_outside, vars(module).values())):
             raise ValueError(
                 f"{OUTSIDE}: {named} defines no method, a class that derives from Method"
             )
+
+
+def _is_from_outside(value: Any) -> bool:
+    """Say whether a value of a module is a method that the module defines or imports."""
+    known_class = inspect.isclass(value) and value in _registered.values()
+    return known_class and not value.__module__.startswith(f"{__name__}.")
 
 
 def _import_named(named: str) -> ModuleType:
@@ -164,28 +135,22 @@ def _register_all(module: ModuleType) -> None:
             register(value)
 
 
-def _holds_method(module: ModuleType) -> bool:
-    """Whether a module defines or imports a registered method from outside this package.
-
-    Such a method was registered before if the module had been imported already.
-    """
-    held = {value for value in vars(module).values() if inspect.isclass(value)}
-    return any(
-        not each.__module__.startswith(f"{__name__}.") for each in held & {*_registered.values()}
-    )
-
-
 # --- what methods say of themselves --------------------------------------------------------------
 
 
 def names() -> tuple[str, ...]:
     """Return every method's name; wrappers need a base, as in ``caote:h2o``."""
-    return (*METHODS, *WRAPPERS)
+    return tuple(known())
+
+
+def wrappers() -> tuple[str, ...]:
+    """Return the names of the methods that wrap another."""
+    return tuple(name for name, method in known().items() if issubclass(method, Wrapper))
 
 
 def variants() -> dict[str, str]:
     """Return the named ablations and variants of the papers, and their registry syntax."""
-    found = METHODS.found().values()
+    found = known().values()
     return {name: spec for method in found for name, spec in method.variants.items()}
 
 
@@ -195,13 +160,9 @@ def describe() -> dict[str, dict[str, Any]]:
         name: {
             "source": method.source,
             "equations": list(method.equations),
-            "options": {
-                field.name: field.default
-                for field in fields(method)  # type: ignore[arg-type]
-                if field.name in _options(method)
-            },
+            "options": _options(method),
         }
-        for name, method in (*METHODS.items(), *WRAPPERS.items())
+        for name, method in known().items()
     }
 
 
@@ -263,7 +224,7 @@ def base_name(spec: str) -> str:
 
 
 def _with_defaults(name: str) -> str:
-    return f"{name}:h2o" if name in WRAPPERS else name
+    return f"{name}:h2o" if name in wrappers() else name
 
 
 # --- syntax --------------------------------------------------------------------------------------
@@ -299,26 +260,29 @@ def parse(spec: str, **options: Any) -> Method:
     composition, _, written = spec.partition("@")
     options = {**read_options(spec, written), **options}
     name, _, base = composition.partition(":")
-    if name not in WRAPPERS and base:
-        raise ValueError(f"method {name!r} wraps nothing; wrappers are {', '.join(WRAPPERS)}")
-    if name in WRAPPERS and (not base or base in WRAPPERS):
+    wrapping = wrappers()
+    if name not in wrapping and base:
+        raise ValueError(f"method {name!r} wraps nothing; wrappers are {', '.join(wrapping)}")
+    if name in wrapping and (not base or base in wrapping):
         raise ValueError(f"{name} wraps another method, as in '{_with_defaults(name)}'")
     parts = [lookup(name), *([lookup(base)] if base else [])]
-    taken = [
-        {option: options.pop(option) for option in _options(part) & options.keys()}
-        for part in (*parts, CommonOptions)
-    ]
+    taken = [_take(part, options) for part in parts]
+    of_every_method = _take(CommonOptions, options)
     if options:
         allowed = sorted({option for part in parts for option in _options(part)})
         raise ValueError(
             f"unknown option {min(options)!r} of {composition}; allowed are "
             f"{', '.join(allowed) or 'none'}, and of every method {', '.join(OF_EVERY_METHOD)}"
         )
-    safe = taken.pop()
-    method = _build(parts.pop(), taken.pop())
-    for wrapper, own in zip(parts, taken, strict=True):
-        method = _build(wrapper, own, base=method)
-    return _build(CommonOptions, safe, base=method) if safe else method
+    method = _build(parts[-1], taken[-1])
+    if base:
+        method = _build(parts[0], taken[0], base=method)
+    return _build(CommonOptions, of_every_method, base=method) if of_every_method else method
+
+
+def _take(part: type[Method], options: dict[str, Any]) -> dict[str, Any]:
+    """Remove from options those that a part of a composition has, and return them."""
+    return {option: options.pop(option) for option in _options(part).keys() & options.keys()}
 
 
 def with_seed(spec: str, seed: int) -> str:
@@ -342,12 +306,12 @@ def lookup(name: str) -> type[Method]:
     Raises:
         ValueError: if the method is unknown.
     """
-    found = METHODS.get(name) or WRAPPERS.get(name)
-    if found is None:
-        close = get_close_matches(name.lower(), names(), n=1)
+    found = known()
+    if name not in found:
+        close = get_close_matches(name.lower(), found, n=1)
         meant = f", did you mean {close[0]}?" if close else ""
-        raise ValueError(f"unknown method {name!r}{meant}; known are {', '.join(names())}")
-    return found
+        raise ValueError(f"unknown method {name!r}{meant}; known are {', '.join(found)}")
+    return found[name]
 
 
 def _build(part: type[Method], options: dict[str, Any], **base: Method) -> Method:
@@ -359,9 +323,13 @@ def _build(part: type[Method], options: dict[str, Any], **base: Method) -> Metho
     return part(**options, **base)
 
 
-def _options(method: type[Method]) -> set[str]:
+def _options(method: type[Method]) -> dict[str, Any]:
     own = (field for field in fields(method) if field.init)  # type: ignore[arg-type]
-    return {field.name for field in own} - {"base"}
+    return {field.name: field.default for field in own if field.name != "base"}
+
+
+OF_EVERY_METHOD = _options(CommonOptions)
+"""Options of every method, with their defaults."""
 
 
 def read_options(spec: str, written: str) -> dict[str, Any]:

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from kvlab.reference.accounting import StoredBits
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.codes import Code
-from kvlab.reference.notation import KeepSet
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Full, Precision, Stored
+from kvlab.reference.policy import Full, Precision
 
 
 @dataclass(frozen=True)
@@ -30,12 +27,6 @@ class OnArrival(Precision):
         return replace(
             cache, keys=cache.keys.encode(self.keys), values=cache.values.encode(self.values)
         )
-
-    def store(self, cache: LayerCache, seen: Observation, keep: KeepSet) -> Stored:
-        return cache, keep
-
-    def account(self, held: StoredBits, seen: Observation, keep: KeepSet) -> StoredBits:
-        return held.take(keep[0])
 
     def bits_on_arrival(self, head_dim: int) -> tuple[float, float]:
         return self.keys.bits_with_scales(head_dim), self.values.bits_with_scales(head_dim)

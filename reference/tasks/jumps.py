@@ -18,7 +18,6 @@ Registers come in groups of eight letters, and each group has ten labels of its 
 ``q`` to ``x`` to ``N0`` to ``N9``. Only ``L0`` halts; every other label has a line.
 """
 
-import re
 import string
 import zlib
 from collections.abc import Iterator, Sequence
@@ -179,34 +178,6 @@ def grade(problem: Problem, text: str) -> Grade:
         solution_correct=written == expected,
         correct_steps=correct,
     )
-
-
-def readable(text: str) -> str:
-    """Turn a problem, and as much of its run as is written, into lines for people.
-
-    Args:
-        text: tokens as in `Problem.text`. Every step is shown as it is written, right or wrong; a
-            step that has another form than a step must have is shown as its tokens.
-    """
-    _, program, written = f" {text} ".split(f" {END} ", 2)
-    stated, *lines = re.split(r" (?=[LMN]\d )", program)
-    shown = ["sums modulo 10", ", ".join(f"{fact[0]} = {fact[1]}" for fact in stated.split(" "))]
-    for line in lines:
-        label, x, _, _, y, *_ = line.split(" ")
-        shown.append(f"{label}  {x} = {x} + {y}, then go to {label[0]}<{x}>")
-    tokens = written.replace(END, "").split()
-    shown.append(f"start at {tokens[0]}")
-    steps = [tokens[first : first + STEP] for first in range(0, len(tokens), STEP)]
-    return "\n".join([*shown, *map(_readable_step, steps)])
-
-
-def _readable_step(tokens: Sequence[str]) -> str:
-    match tokens:
-        case [label, x, a, "+", y, b, "=", result, _]:
-            return f"{label}  {x} = {x} + {y} = {a[1:]} + {b[1:]} = {result}"
-        case ["L0"]:
-            return "L0  halt"
-    return " ".join(tokens)
 
 
 # --- drawing -------------------------------------------------------------------------------------

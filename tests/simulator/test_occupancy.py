@@ -1,14 +1,11 @@
 """Entries and bits by a policy's rules alone are those of a replay."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 import pytest
 from noise import noise
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.policy import Precision
 from kvlab.reference.simulator.occupancy import occupancy
 from kvlab.reference.simulator.replay import replay
 
@@ -36,33 +33,15 @@ SPECS = [
 ]
 
 
-@dataclass(frozen=True)
-class Unheard(Precision):
-    """A precision of which only `store` is known."""
-
-    known: Precision
-
-    def store(self, cache, seen, keep):
-        return self.known.store(cache, seen, keep)
-
-
-def with_and_without_account(policy, *sizes):
-    """What a precision says that it stores, and what it is seen to store of drawn vectors."""
-    silent = replace(policy, precision=Unheard(policy.precision))
-    return [occupancy(each, 20, 50, *sizes) for each in (policy, silent)]
-
-
 @pytest.mark.parametrize(("block_size", "head_dim"), [(None, 8), (6, 12)])
 @pytest.mark.parametrize(("spec", "budget"), SPECS)
 def test_counts_and_bits_are_those_of_a_replay(spec, budget, block_size, head_dim):
     policy = methods.get(spec, budget)
-    told, found = with_and_without_account(policy, block_size, head_dim)
+    found = occupancy(policy, 20, 50, block_size, head_dim)
     (fate,) = next(replay(noise(layers=1, d=head_dim), [policy], block_size))
-    for each in (told, found):
-        np.testing.assert_array_equal(each.entries, fate.entries)
-        np.testing.assert_allclose(each.elements(head_dim), fate.bits, rtol=FLOAT64)
-        assert each.peak == each.attended.max() >= each.entries.max()
-    np.testing.assert_array_equal(told.quantised, found.quantised)
+    np.testing.assert_array_equal(found.entries, fate.entries)
+    np.testing.assert_allclose(found.elements(head_dim), fate.bits, rtol=FLOAT64)
+    assert found.peak == found.attended.max() >= found.entries.max()
     assert (found.bits.min() < 16) == spec.startswith(("kivi", "ddks"))
 
 
@@ -72,12 +51,11 @@ def test_desirekv_without_doubt(options):
     time: low and high are four bits apart, and the means less than half of that."""
     spec = f"desirekv@interval=6,selector=3,group=4,protection=none{options}"
     policy = methods.get(spec)
-    told, found = with_and_without_account(policy, None, 8)
+    found = occupancy(policy, 20, 50, head_dim=8)
     (fate,) = next(replay(noise(layers=1), [policy]))
-    decided = (told.entries - 20).clip(1)
-    for entries, bits in ((fate.entries, fate.bits), (found.entries, found.elements(8))):
-        np.testing.assert_array_equal(told.entries, entries)
-        assert (np.abs(told.elements(8) - bits) / (decided * 2 * 8)).max() < 2
+    decided = (found.entries - 20).clip(1)
+    np.testing.assert_array_equal(found.entries, fate.entries)
+    assert (np.abs(found.elements(8) - fate.bits) / (decided * 2 * 8)).max() < 2
     assert found.bits.min() < 16
 
 

@@ -57,23 +57,6 @@ def test_a_program_worked_out_by_hand():
     )
 
 
-def test_a_run_can_be_read_by_people():
-    lines = [jumps.Line(3, 0, 1), jumps.Line(5, 1, 0)]
-    problem = jumps.run([(0, 0), (1, 5)], lines, start=3)
-    program = [
-        "sums modulo 10",
-        "a = 0, b = 5",
-        "L3  a = a + b, then go to L<a>",
-        "L5  b = b + a, then go to L<b>",
-        "start at L3",
-    ]
-    steps = ["L3  a = a + b = 0 + 5 = 5", "L5  b = b + a = 5 + 5 = 0"]
-    assert jumps.readable(problem.text).split("\n") == [*program, *steps, "L0  halt"]
-    assert jumps.readable(problem.prompt).split("\n") == [*program, "L3"]
-    wrong = f"{problem.prompt} a a2 = b b3 = 7 a7 L7 b"
-    assert jumps.readable(wrong).split("\n") == [*program, "L3 a a2 = b b3 = 7 a7", "L7 b"]
-
-
 def test_training_never_draws_a_held_out_problem():
     assert all(map(jumps.is_held_out, jumps.held_out(50, size=SHORT)))
     drawn = islice(jumps.training(np.random.default_rng(0), SHORT), 300)
