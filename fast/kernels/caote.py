@@ -11,6 +11,8 @@ FastCAOTE, values and weights are read once more before, n·d·e + 4·k·n. Oper
 # pyright: reportArgumentType=false, reportPrivateImportUsage=false
 # Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
+from typing import no_type_check
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -119,6 +121,7 @@ SAFE_MASS_OF_ROUNDED = 0.5
     key=["magnitude", "ROWS", "D", "PARTS"],
 )
 @triton.jit
+@no_type_check
 def weighted_sums(
     weights, values, sums,
     n, magnitude, w_head, w_row, v_head, v_row,
@@ -138,14 +141,14 @@ def weighted_sums(
         there = entry < n
         at = head * w_head + row[:, None] * w_row + entry[None, :]
         w = tl.load(weights + at, mask=(row < ROWS)[:, None] & there[None, :], other=0.0)
-        at = head * v_head + entry[:, None].to(tl.int64) * v_row + column
-        v = tl.load(values + at, mask=there[:, None] & (column < D)[None, :], other=0.0)
-        total += tl.dot(w, v.to(tl.float32), input_precision="ieee")
+        v = common.read_vectors(values, head, entry, there, v_head, v_row, D, BLOCK_D, True)
+        total += tl.dot(w, v, input_precision="ieee")
     to = sums + ((head * PARTS + part) * ROWS + row[:, None]) * D + column
     tl.store(to, total, mask=(row < ROWS)[:, None] & (column < D)[None, :])
 
 
 @triton.jit
+@no_type_check
 def find_heaviest(
     retention, values, output, others, heaviest, mass,
     n, v_head, v_row, safe_mass,
@@ -183,9 +186,8 @@ def find_heaviest(
             entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
             h = tl.load(retention + line * n + entry, mask=entry < n, other=0.0)
             h = tl.where(entry == where, 0.0, h)
-            at = head * v_head + entry[:, None].to(tl.int64) * v_row + column
-            v = tl.load(values + at, mask=(entry < n)[:, None] & real[None, :], other=0.0)
-            rest += tl.sum(h[:, None] * v.to(tl.float32), axis=0)
+            v = common.read_vectors(values, head, entry, entry < n, v_head, v_row, D, BLOCK_D, True)
+            rest += tl.sum(h[:, None] * v, axis=0)
     tl.store(others + line * D + column, rest, mask=real)
     tl.store(heaviest + line, where)
     tl.store(mass + line, left)
@@ -199,6 +201,7 @@ def find_heaviest(
     key=["magnitude", "ROWS", "D", "FAST"],
 )
 @triton.jit
+@no_type_check
 def errors_of_entries(
     retention, values, points, others, heaviest, mass, errors,
     n, magnitude, v_head, v_row, most,
@@ -213,8 +216,7 @@ def errors_of_entries(
     head, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     entry, column = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     there, real = entry < n, column < D
-    at = head * v_head + entry[:, None].to(tl.int64) * v_row + column
-    v = tl.load(values + at, mask=there[:, None] & real[None, :], other=0.0).to(tl.float32)
+    v = common.read_vectors(values, head, entry, there, v_head, v_row, D, BLOCK_D, True)
     total = tl.zeros([BLOCK_N], tl.float32)
     for row in tl.static_range(ROWS):
         line = head * ROWS + row

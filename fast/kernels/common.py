@@ -154,3 +154,41 @@ def out_of_reach(product, TYPE: tl.constexpr):
     if TYPE.is_fp16():
         product = product * (1 / 32768)
     return product
+
+
+@triton.jit
+@no_type_check
+def read_vectors(
+    vectors, head, row, there, head_stride, row_stride,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Return vectors ``[rows, BLOCK_D]`` of a head, zeros where none is; as float32 with WIDE."""
+    column = tl.arange(0, BLOCK_D)
+    at = head * head_stride + row[:, None].to(tl.int64) * row_stride + column
+    read = tl.load(vectors + at, mask=there[:, None] & (column < D)[None, :], other=0.0)
+    if WIDE:
+        read = read.to(tl.float32)
+    return read
+
+
+@triton.jit
+@no_type_check
+def soften(logits, best, mass):
+    """Take a block of logits ``[rows, entries]`` into a softmax that is computed block by block.
+
+    Returns exp(logits − the largest so far), the factor of earlier sums, and the new largest logits
+    and masses. `log_mass` ends it.
+    """
+    now = tl.maximum(best, tl.max(logits, axis=1))
+    anchor = tl.where(now == float("-inf"), 0.0, now)
+    weights = tl.exp(logits - anchor[:, None])
+    shrink = tl.exp(best - anchor)
+    return weights, shrink, now, mass * shrink + tl.sum(weights, axis=1)
+
+
+@triton.jit
+@no_type_check
+def log_mass(best, mass):
+    """Return log-sum-exps, −inf for rows that read nothing, and what to divide outputs by."""
+    whole = tl.where(mass == 0, 1.0, mass)
+    return tl.where(mass == 0, float("-inf"), best + tl.log(whole)), whole

@@ -11,7 +11,7 @@ once, 2·n·d·e; raw logits written and read again as float32, 8·ρ·n, and wh
 # Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -109,7 +109,98 @@ def handed_out(weights: Float[Tensor, "N G rho 1 n"], reduce: Reduction) -> Tens
 # --- in Triton ------------------------------------------------------------------------------------
 
 
-@common.tuned(
+SCANNED = tl.constexpr(1024)
+"""Positions that are looked at together, to see where a loop begins or ends."""
+
+
+@triton.jit
+@no_type_check
+def end_of_readable(entries_at, n, newest):
+    """Return the slot after the last entry at or before position ``newest``."""
+    last = tl.full([], 0, tl.int32)
+    for block in range(0, tl.cdiv(n, SCANNED)):
+        entry = block * SCANNED + tl.arange(0, SCANNED)
+        at = tl.load(entries_at + entry, mask=entry < n, other=-1)
+        reads = (at >= 0) & (at <= newest)
+        last = tl.maximum(last, tl.max(tl.where(reads, entry + 1, 0), axis=0))
+    return last
+
+
+@triton.jit
+@no_type_check
+def logits_of_block(q, k, gain, scale, softcap, SOFTCAP: tl.constexpr, GAIN: tl.constexpr):
+    """Return logits ``[rows, entries]``, also of entries that a row may not read."""
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SOFTCAP:
+        logits = common.squeezed(logits, softcap)
+    if GAIN:
+        logits = logits * gain[:, None]
+    return logits
+
+
+@triton.jit
+@no_type_check
+def attend_rows(
+    queries, keys, values, rows_at, entries_at, gains, raw, lse, output,
+    m, n, rows, tall, magnitude, parts, scale, softcap,
+    q_head, q_row, k_head, k_row, v_head, v_row, e_head, heads_of_one,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, SOFTCAP: tl.constexpr, GAIN: tl.constexpr,
+    WIDE: tl.constexpr, SCORES: tl.constexpr, WITH_VALUES: tl.constexpr,
+):  # fmt: skip
+    """Attention of a head's rows to one part of its entries.
+
+    Writes each row's log-sum-exp, −inf where it reads nothing; WITH_VALUES the output; with SCORES
+    the logits. With CAUSAL, a row reads entries at or before its own position; with RAGGED, slots
+    may be empty. With WIDE, products are formed in float32, else in the stored number format; sums
+    are always float32. Grid: (heads, blocks of rows, parts); a program walks some blocks.
+    """
+    head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    sequence = head // heads_of_one
+    row, column = block_m * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    inside, end = row < rows, n
+    q = common.read_vectors(queries, head, row, inside, q_head, q_row, D, BLOCK_D, WIDE)
+    gain = tl.full([BLOCK_M], 1.0, tl.float32)
+    if GAIN:
+        gain = tl.load(gains + sequence * m + row % m, mask=inside, other=1.0)
+    if CAUSAL:
+        row_at = tl.load(rows_at + sequence * m + row % m, mask=inside, other=-1)
+        end = end_of_readable(entries_at + head * e_head, n, tl.max(row_at, axis=0))
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    rounds = tl.cdiv(tl.cdiv(end, BLOCK_N), parts)
+    for block in range(part * rounds, (part + 1) * rounds):
+        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = entry < n
+        held = there
+        if RAGGED:
+            entry_at = tl.load(entries_at + head * e_head + entry, mask=there, other=-1)
+            held = entry_at >= 0
+        k = common.read_vectors(keys, head, entry, held, k_head, k_row, D, BLOCK_D, WIDE)
+        logits = logits_of_block(q, k, gain, scale, softcap, SOFTCAP, GAIN)
+        reads = held[None, :]
+        if CAUSAL:
+            reads = reads & (entry_at[None, :] <= row_at[:, None])
+        logits = tl.where(reads, logits, float("-inf"))
+        if SCORES:
+            to = raw + (head * rows + row[:, None]) * n + entry
+            tl.store(to, logits, mask=inside[:, None] & there[None, :])
+        weights, shrink, best, mass = common.soften(logits, best, mass)
+        if WITH_VALUES:
+            v = common.read_vectors(values, head, entry, held, v_head, v_row, D, BLOCK_D, WIDE)
+            product = tl.dot(common.in_reach(weights, v.dtype), v, input_precision="ieee")
+            found = found * shrink[:, None] + common.out_of_reach(product, v.dtype)
+    logged, whole = common.log_mass(best, mass)
+    place = (head * parts + part) * rows + row
+    tl.store(lse + place, logged, mask=inside)
+    if WITH_VALUES:
+        to = output + place[:, None] * D + column
+        found = (found / whole[:, None]).to(output.dtype.element_ty)
+        tl.store(to, found, mask=inside[:, None] & (column < D)[None, :])
+
+
+attend_to_parts = common.tuned(
     common.blocks(4, 3, BLOCK_N=32),
     common.blocks(4, 2, BLOCK_N=64),
     common.blocks(4, 3, BLOCK_N=64),
@@ -117,73 +208,14 @@ def handed_out(weights: Float[Tensor, "N G rho 1 n"], reduce: Reduction) -> Tens
     common.blocks(4, 2, BLOCK_N=128),
     common.blocks(8, 2, BLOCK_N=128),
     common.blocks(8, 3, BLOCK_N=128),
-    key=["magnitude", "RHO", "D", "PARTS", "WIDE", "SCORES"],
-)
-@triton.jit
-@no_type_check
-def attend_to_a_part(
-    queries, keys, values, positions, raw, largest, total, part_output,
-    n, magnitude, scale, softcap,
-    q_head, q_row, k_head, k_row, v_head, v_row, p_head,
-    RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
-    SOFTCAP: tl.constexpr, RAGGED: tl.constexpr, WIDE: tl.constexpr, SCORES: tl.constexpr,
-):  # fmt: skip
-    """Attention of a head's queries to one part of its entries.
-
-    With WIDE, products are formed in float32; without WIDE, in the stored number format. Sums are
-    always float32. Writes the raw logits (with SCORES) and, of this part, the largest logit, the
-    sum of exp(logit − largest) and the unnormalised output. Grid: (heads, PARTS); a program walks
-    some blocks.
-    """
-    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, column = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_D)
-    real = (row < RHO)[:, None] & (column < D)[None, :]
-    q = tl.load(queries + head * q_head + row[:, None] * q_row + column, mask=real, other=0.0)
-    q = q.to(tl.float32) if WIDE else q.to(keys.dtype.element_ty)
-    best = tl.full([BLOCK_RHO], float("-inf"), tl.float32)
-    mass = tl.zeros([BLOCK_RHO], tl.float32)
-    output = tl.zeros([BLOCK_RHO, BLOCK_D], tl.float32)
-    rounds = tl.cdiv(tl.cdiv(n, BLOCK_N), PARTS)
-    for turn in range(0, rounds):
-        entry = (part * rounds + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = entry < n
-        held = there
-        if RAGGED:
-            held = held & (tl.load(positions + head * p_head + entry, mask=there, other=-1) >= 0)
-        block = held[:, None] & (column < D)[None, :]
-        at = head * k_head + entry[:, None] * k_row + column
-        k = tl.load(keys + at, mask=block, other=0.0)
-        if WIDE:
-            k = k.to(tl.float32)
-        logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if SOFTCAP:
-            logits = common.squeezed(logits, softcap)
-        logits = tl.where(held[None, :], logits, float("-inf"))
-        if SCORES:
-            to = raw + (head * RHO + row[:, None]) * n + entry
-            tl.store(to, logits, mask=(row < RHO)[:, None] & there[None, :])
-        now = tl.maximum(best, tl.max(logits, axis=1))
-        anchor = tl.where(now == float("-inf"), 0.0, now)
-        weights = tl.exp(logits - anchor[:, None])
-        shrink = tl.exp(best - anchor)
-        mass = mass * shrink + tl.sum(weights, axis=1)
-        at = head * v_head + entry[:, None] * v_row + column
-        v = tl.load(values + at, mask=block, other=0.0)
-        if WIDE:
-            v = v.to(tl.float32)
-        product = tl.dot(common.in_reach(weights, v.dtype), v, input_precision="ieee")
-        output = output * shrink[:, None] + common.out_of_reach(product, v.dtype)
-        best = now
-    place = (head * PARTS + part) * RHO + row
-    tl.store(largest + place, best, mask=row < RHO)
-    tl.store(total + place, mass, mask=row < RHO)
-    tl.store(part_output + place[:, None] * D + column, output, mask=real)
+    key=["magnitude", "rows", "D", "parts", "WIDE", "SCORES"],
+)(attend_rows)
+"""The rows are the query heads of one token."""
 
 
 @triton.jit
 def combine(
-    raw, largest, total, part_output, output, received, elapsed, interval,
+    raw, lse, part_output, output, received, elapsed, interval,
     n, threshold, s_head,
     RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_RHO: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -200,13 +232,11 @@ def combine(
     row, part = tl.arange(0, BLOCK_RHO), tl.arange(0, BLOCK_PARTS)
     known = (part < PARTS)[:, None] & (row < RHO)[None, :]
     place = (head * PARTS + part[:, None]) * RHO + row
-    bests = tl.load(largest + place, mask=known, other=float("-inf"))
-    masses = tl.load(total + place, mask=known, other=0.0)
-    best = tl.max(bests, axis=0)
+    logged = tl.load(lse + place, mask=known, other=float("-inf"))
+    best = tl.max(logged, axis=0)
     anchor = tl.where(best == float("-inf"), 0.0, best)
-    shares = tl.exp(bests - anchor[None, :])
-    mass = tl.sum(masses * shares, axis=0)
-    inverse = tl.where(mass == 0, 0.0, 1.0 / tl.where(mass == 0, 1.0, mass))
+    mass = tl.sum(tl.exp(logged - anchor[None, :]), axis=0)
+    inverse = 1.0 / tl.where(mass == 0, 1.0, mass)
 
     if REDUCE != "skip":
         entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -241,7 +271,7 @@ def combine(
         joined = tl.zeros([BLOCK_RHO, BLOCK_D], tl.float32)
         for number in tl.static_range(PARTS):
             line = (head * PARTS + number) * RHO + row
-            share = tl.exp(tl.load(largest + line, mask=row < RHO, other=float("-inf")) - anchor)
+            share = tl.exp(tl.load(lse + line, mask=row < RHO, other=float("-inf")) - anchor)
             real = (row < RHO)[:, None] & (column < D)[None, :]
             piece = tl.load(part_output + line[:, None] * D + column, mask=real, other=0.0)
             joined += piece * (share * inverse)[:, None]
@@ -260,24 +290,15 @@ class Parts:
 
     raw: Float[Tensor, "heads rho n"] | Float[Tensor, "0"]
     """Logits; empty if no probabilities are asked for."""
-    largest: Float[Tensor, "heads parts rho"]
-    total: Float[Tensor, "heads parts rho"]
+    lse: Float[Tensor, "heads parts rho"]
     output: Float[Tensor, "heads parts rho d"]
 
     @classmethod
     def of(cls, queries: Float[Tensor, "N G rho 1 d"], n: int, parts: int, scores: bool) -> "Parts":
         """Allocate what so many parts of n entries leave; with ``scores`` the logits, too."""
         N, G, rho, _, d = queries.shape
-        shapes = ((N * G, rho, n) if scores else (0,), (N * G, parts, rho), (N * G, parts, rho))
-        return cls(
-            *(queries.new_empty(s, dtype=torch.float32) for s in (*shapes, (N * G, parts, rho, d)))
-        )
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Constants of all kernels."""
-        _, parts, rho, d = self.output.shape
-        return {"RHO": rho, "D": d, "PARTS": parts, "BLOCK_D": common.columns(d)}
+        shapes = ((N * G, rho, n) if scores else (0,), (N * G, parts, rho), (N * G, parts, rho, d))
+        return cls(*(queries.new_empty(shape, dtype=torch.float32) for shape in shapes))
 
     def combined(
         self,
@@ -291,31 +312,27 @@ class Parts:
         Raises:
             ValueError: if the columns of the counters lie differently in memory.
         """
-        N, G, rho = queries.shape[:3]
+        N, G, rho, _, d = queries.shape
         output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         reduced = reduce not in ("none", "skip")
-        received = self.raw.new_empty((N * G, n)) if reduced else self.raw
+        received = self.raw.new_empty((N, G, n) if reduced else 0)
         elapsed = interval = received
         if counters is not None:
-            elapsed, interval = (
-                common.per_head(counters.elapsed),
-                common.per_head(counters.interval),
-            )
+            elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
             if elapsed.stride() != interval.stride():
                 raise ValueError(
                     f"counters must have equal strides, got {elapsed.stride()} for elapsed and "
                     f"{interval.stride()} for interval"
                 )
+        parts = self.lse.shape[1]
         combine[(N * G, 1 if reduce == "skip" else triton.cdiv(n, TOGETHER))](
-            self.raw, self.largest, self.total, self.output, output, received, elapsed, interval,
+            self.raw, self.lse, self.output, output, received, elapsed, interval,
             n, counters.threshold if counters else 0.0, elapsed.stride(0),
-            BLOCK_RHO=common.columns(rho), BLOCK_N=TOGETHER,
-            BLOCK_PARTS=common.magnitude(self.sizes["PARTS"]),
-            REDUCE=reduce, COUNT=counters is not None, **self.sizes,
+            RHO=rho, D=d, PARTS=parts, BLOCK_RHO=common.columns(rho), BLOCK_D=common.columns(d),
+            BLOCK_N=TOGETHER, BLOCK_PARTS=common.magnitude(parts),
+            REDUCE=reduce, COUNT=counters is not None,
         )  # fmt: skip
-        if reduce == "skip":
-            return output, received
-        return output, received.view((N, G, n) if reduced else (N, G, rho, 1, n))
+        return output, self.raw.view(N, G, rho, 1, n) if reduce == "none" else received
 
 
 def nothing_read(
@@ -324,6 +341,50 @@ def nothing_read(
     """Return zeros, in the form of `Parts.combined`: no entry is there."""
     weights = queries.new_zeros((*queries.shape[:4], n), dtype=torch.float32)
     return torch.zeros_like(queries), handed_out(weights, reduce)
+
+
+def arguments_of(
+    queries: Float[Tensor, "N G rho m d"],
+    keys: Float[Tensor, "N G n d"],
+    rows_at: Int[Tensor, "N m"] | None,
+    positions: Int[Tensor, "N G n"] | None,
+    gains: Float[Tensor, "N m"] | None,
+    softcap: float | None,
+) -> dict[str, Any]:
+    """Return rows, the entries that they read, numbers and constants, as kernels take them.
+
+    Rows of all query heads of a KV head follow one another: row r belongs to query head r // m and
+    to the token r % m.
+    """
+    N, G, rho, m, d = queries.shape
+    flat = queries.to(keys.dtype).reshape(N * G, rho * m, d).contiguous()
+    flat_keys = common.per_head(keys)
+    entries_at = None if positions is None else common.per_head(positions)
+    return {
+        "queries": flat,
+        "keys": flat_keys,
+        "rows_at": None if rows_at is None else rows_at.contiguous(),
+        "entries_at": entries_at,
+        "gains": None if gains is None else gains.to(torch.float32).contiguous(),
+        "m": m,
+        "n": keys.shape[2],
+        "rows": rho * m,
+        "tall": common.magnitude(rho * m),
+        "magnitude": common.magnitude(keys.shape[2]),
+        "scale": d**-0.5,
+        "softcap": softcap or 0.0,
+        "q_head": flat.stride(0),
+        "q_row": flat.stride(1),
+        "k_head": flat_keys.stride(0),
+        "k_row": flat_keys.stride(1),
+        "e_head": 0 if entries_at is None else entries_at.stride(0),
+        "heads_of_one": G,
+        "D": d,
+        "BLOCK_D": common.columns(d),
+        "SOFTCAP": softcap is not None,
+        "GAIN": gains is not None,
+        "WIDE": common.multiplied_in_float32(keys),
+    }
 
 
 @common.on_its_device
@@ -336,28 +397,16 @@ def _attend_in_triton(
     reduce: Reduction,
     counters: RecurrenceCounters | None,
 ) -> tuple[Tensor, Tensor]:
-    N, G, rho, m, d = queries.shape
-    n = keys.shape[2]
-    if m != 1:
-        raise ValueError(f"queries of {m} tokens must be of 1 token")
-    if attention.compute_dtype(keys.dtype) != torch.float32:
-        raise ValueError(f"keys of {keys.dtype}: Triton kernels compute in float32")
+    N, G, rho = queries.shape[:3]
+    n, scores = keys.shape[2], reduce != "skip"
     if not n:
         return nothing_read(queries, 0, reduce)
-    heads, scores = N * G, reduce != "skip"
-    flat = queries.reshape(heads, rho, d).contiguous()
-    keys, values = common.per_head(keys), common.per_head(values)
-    places = None if positions is None else common.per_head(positions)
-    parts = Parts.of(
-        queries, n, common.split(n, common.ENTRIES_OF_A_PART, heads, queries.device), scores
-    )
-    attend_to_a_part[(heads, parts.sizes["PARTS"])](
-        flat, keys, values, places, parts.raw, parts.largest, parts.total, parts.output,
-        n, common.magnitude(n), d**-0.5, softcap or 0.0,
-        flat.stride(0), flat.stride(1),
-        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-        0 if places is None else places.stride(0),
-        BLOCK_RHO=common.columns(rho), SOFTCAP=softcap is not None, RAGGED=places is not None,
-        WIDE=common.multiplied_in_float32(keys), SCORES=scores, **parts.sizes,
+    count = common.split(n, common.ENTRIES_OF_A_PART, N * G, queries.device)
+    parts, values = Parts.of(queries, n, count, scores), common.per_head(values)
+    attend_to_parts[(N * G, 1, count)](
+        values=values, raw=parts.raw, lse=parts.lse, output=parts.output, parts=count,
+        v_head=values.stride(0), v_row=values.stride(1), BLOCK_M=common.columns(rho),
+        CAUSAL=False, RAGGED=positions is not None, SCORES=scores, WITH_VALUES=True,
+        **arguments_of(queries, keys, None, positions, None, softcap),
     )  # fmt: skip
     return parts.combined(queries, n, reduce, counters)

@@ -224,7 +224,7 @@ def with_values(
 @no_type_check
 def attend_to_a_part_of_tables(
     queries, keys, key_scales, key_zeros, slots, partners, values, value_scales, value_zeros,
-    raw, largest, total, part_output,
+    raw, lse, part_output,
     key_rows, value_rows, firsts, n, magnitude, scale, softcap,
     RHO: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
     KEY_BITS: tl.constexpr, KEY_OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
@@ -237,7 +237,7 @@ def attend_to_a_part_of_tables(
 
     ``keys``, ``values`` and what belongs to them are tuples, an item per table; ``firsts`` are the
     tables' first parts; like numbers of rows they went through `as_odd`. Writes what
-    `decode.attend_to_a_part` writes. Values of the first table are expected in every block; the
+    `decode.attend_rows` writes. Values of the first table are expected in every block; the
     others are looked for. Grid: (heads, PARTS).
     """
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -274,15 +274,10 @@ def attend_to_a_part_of_tables(
                     slot = tl.load(slots[number] + head * rows + line, mask=held, other=0)
                     to = raw + (head * RHO + row[:, None]) * n + slot[None, :]
                     tl.store(to, logits, mask=(row < RHO)[:, None] & held[None, :])
-                now = tl.maximum(best, tl.max(logits, axis=1))
-                anchor = tl.where(now == float("-inf"), 0.0, now)
-                weights = tl.exp(logits - anchor[:, None])
-                shrink = tl.exp(best - anchor)
-                mass = mass * shrink + tl.sum(weights, axis=1)
+                weights, shrink, best, mass = common.soften(logits, best, mass)
                 spread = tl.broadcast_to(shrink[:, None], [BLOCK_RHO, BLOCK_GROUPS])
                 output = output * tl.reshape(spread, [BLOCK_RHO * BLOCK_GROUPS])[None, :]
                 offset = offset * spread
-                best = now
                 for table in tl.static_range(len(VALUES)):
                     mine = (partner >> SHIFT) == VALUES[table]
                     if table == 0 or tl.max(mine.to(tl.int32), axis=0) > 0:
@@ -297,9 +292,10 @@ def attend_to_a_part_of_tables(
             whole += offset[:, :, None]
             its_group = (column // GROUP)[None, None, :] == group[None, :, None]
             joined = tl.sum(tl.where(its_group, whole, 0.0), axis=1)
+            logged, divisor = common.log_mass(best, mass)
+            joined = joined / divisor[:, None]
             to = (head * PARTS + part) * RHO + row
-            tl.store(largest + to, best, mask=row < RHO)
-            tl.store(total + to, mass, mask=row < RHO)
+            tl.store(lse + to, logged, mask=row < RHO)
             real = (row < RHO)[:, None] & (column < D)[None, :]
             tl.store(part_output + to[:, None] * D + column, joined, mask=real)
 
@@ -345,7 +341,7 @@ def _attend_in_triton(
         tuple(table.slots.contiguous() for table, _ in asked),
         tuple(found.contiguous() for _, found in asked),
         value_vectors, value_scales, value_zeros,
-        parts.raw, parts.largest, parts.total, parts.output,
+        parts.raw, parts.lse, parts.output,
         as_odd(rows), as_odd([x.rows for _, x in given]), as_odd(first_parts(rows, count)),
         entries, common.magnitude(sum(rows)), d**-0.5, softcap or 0.0,
         KEY_BITS=tuple(table.bits for table, _ in asked), KEY_OWN=key_own,
@@ -354,7 +350,7 @@ def _attend_in_triton(
         VALUE_BITS=tuple(table.bits for _, table in given), VALUE_OWN=value_own,
         GROUP=group, BLOCK_GROUPS=groups, BLOCK_RHO=max(common.magnitude(rho), 8 // groups),
         SOFTCAP=softcap is not None, SCORES=scores, TYPE=_product_type(queries, tables),
-        **parts.sizes,
+        RHO=rho, D=d, PARTS=count, BLOCK_D=common.columns(d),
     )  # fmt: skip
     return parts.combined(queries, entries, reduce)
 

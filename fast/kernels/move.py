@@ -113,29 +113,17 @@ WORDS_OF_A_SLICE = 32
 
 @on_its_device
 def _move_in_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
+    """Launch once for buffers of which `move_as_words` is true."""
     _, N, G, capacity = buffers[0].shape[:4]
-    kinds: dict[str, Tensor] = {}
-    for buffer in buffers:
-        if not buffer.is_contiguous():
-            raise ValueError(f"buffer of strides {buffer.stride()} must be contiguous")
-        kind = "wide" if buffer.dim() > 4 else str(buffer.dtype)
-        if kind in kinds:
-            raise ValueError(f"two buffers hold {kind}: there must be at most one")
-        kinds[kind] = buffer.view(torch.int32)
-    wide = kinds.get("wide")
-    narrow, other = kinds.get("torch.int32"), kinds.get("torch.float32")
-    if len(kinds) > sum(x is not None for x in (wide, narrow, other)):
-        raise ValueError(f"buffers of {', '.join(kinds)} cannot be moved as 32-bit words")
+    kinds = {"wide" if x.dim() > 4 else str(x.dtype): x.view(torch.int32) for x in buffers}
+    wide, *state = (kinds.get(kind) for kind in ("wide", "torch.int32", "torch.float32"))
     words = 1 if wide is None else wide.shape[-1]
     slice_words = min(WORDS_OF_A_SLICE, magnitude(words))
     wide_slices = 0 if wide is None else wide.shape[0] * -(-words // slice_words)
-    columns = [0 if x is None else x.shape[0] for x in (narrow, other)]
-    some = buffers[0].view(torch.int32)
+    columns = [0 if x is None else x.shape[0] for x in state]
+    given = (buffers[0].view(torch.int32) if x is None else x for x in (wide, *state))
     move_columns[(N * G, wide_slices + sum(columns))](
-        some if wide is None else wide,
-        some if narrow is None else narrow,
-        some if other is None else other,
-        slots.contiguous(), N * G, capacity, slots.shape[2],
+        *given, slots.contiguous(), N * G, capacity, slots.shape[2],
         WIDE_SLICES=wide_slices, NARROW=columns[0], WORDS=words,
         BLOCK_N=128, BLOCK_W=slice_words,
     )  # fmt: skip

@@ -7,9 +7,6 @@ entries, keys once, and writes 4·n; without the log-sum-exps, it reads keys onc
 block of rows. Operations: 4·ρ·m·n·d for attention, 2·ρ·m·n·d for what was received, as much again
 for log-sum-exps; half of it where rows and entries are the same tokens, since blocks that no row
 may read are passed over. Nothing of size m·n is ever stored.
-
-In Triton rows of all query heads of a KV head follow one another: row r belongs to query head
-r // m and to the block's token r % m.
 """
 
 # pyright: reportArgumentType=false, reportPrivateImportUsage=false
@@ -25,6 +22,7 @@ from kvlab.fast.engine import attention
 from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import tl, triton
+from kvlab.fast.kernels.decode import SCANNED, arguments_of, attend_rows, logits_of_block
 
 
 def attend_block(
@@ -115,23 +113,6 @@ def received_attention(
 # --- in Triton ------------------------------------------------------------------------------------
 
 
-SCANNED = tl.constexpr(1024)
-"""Positions that are looked at together, to see where a loop begins or ends."""
-
-
-@triton.jit
-@no_type_check
-def end_of_readable(entries_at, n, newest):
-    """Return the slot after the last entry at or before position ``newest``."""
-    last = tl.full([], 0, tl.int32)
-    for block in range(0, tl.cdiv(n, SCANNED)):
-        entry = block * SCANNED + tl.arange(0, SCANNED)
-        at = tl.load(entries_at + entry, mask=entry < n, other=-1)
-        reads = (at >= 0) & (at <= newest)
-        last = tl.maximum(last, tl.max(tl.where(reads, entry + 1, 0), axis=0))
-    return last
-
-
 @triton.jit
 @no_type_check
 def first_reader(rows_at, m, oldest):
@@ -144,21 +125,6 @@ def first_reader(rows_at, m, oldest):
     return first
 
 
-@triton.jit
-@no_type_check
-def logits_of_block(
-    q, k, row_at, entry_at, gain, scale, softcap, SOFTCAP: tl.constexpr, GAIN: tl.constexpr
-):
-    """Return logits ``[rows, entries]``, −inf where a row may not read."""
-    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    if SOFTCAP:
-        logits = common.squeezed(logits, softcap)
-    if GAIN:
-        logits = logits * gain[:, None]
-    reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
-    return tl.where(reads, logits, float("-inf"))
-
-
 BLOCKS = (
     common.blocks(4, 3, BLOCK_M=32, BLOCK_N=32),
     common.blocks(4, 3, BLOCK_M=64, BLOCK_N=64),
@@ -167,67 +133,9 @@ BLOCKS = (
 )
 
 
-@common.tuned(*BLOCKS, key=["magnitude", "tall", "D", "WIDE", "SOFTCAP", "WITH_VALUES"])
-@triton.jit
-@no_type_check
-def attend_rows(
-    queries, keys, values, rows_at, entries_at, gains, lse, output,
-    m, n, rows, tall, magnitude, parts, scale, softcap,
-    q_head, q_row, k_head, k_row, v_head, v_row, e_head, heads_of_one,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    SOFTCAP: tl.constexpr, GAIN: tl.constexpr, WIDE: tl.constexpr, WITH_VALUES: tl.constexpr,
-):  # fmt: skip
-    """Write each row's log-sum-exp over one part of the entries and, WITH_VALUES, the output.
-
-    The log-sum-exp of a row that reads nothing is −inf. Grid: (heads, blocks of rows, parts);
-    outputs need one part.
-    """
-    head, block_m, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    sequence = head // heads_of_one
-    row, column = block_m * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    inside, real = row < rows, column < D
-    place = head * q_head + row[:, None].to(tl.int64) * q_row + column
-    q = tl.load(queries + place, mask=inside[:, None] & real[None, :], other=0.0)
-    if WIDE:
-        q = q.to(tl.float32)
-    row_at = tl.load(rows_at + sequence * m + row % m, mask=inside, other=-1)
-    gain = tl.full([BLOCK_M], 1.0, tl.float32)
-    if GAIN:
-        gain = tl.load(gains + sequence * m + row % m, mask=inside, other=1.0)
-    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    mass = tl.zeros([BLOCK_M], tl.float32)
-    found = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    end = end_of_readable(entries_at + head * e_head, n, tl.max(row_at, axis=0))
-    rounds = tl.cdiv(tl.cdiv(end, BLOCK_N), parts)
-    for block in range(part * rounds, (part + 1) * rounds):
-        entry = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = (entry < n)[:, None] & real[None, :]
-        entry_at = tl.load(entries_at + head * e_head + entry, mask=entry < n, other=-1)
-        at = head * k_head + entry[:, None].to(tl.int64) * k_row + column
-        k = tl.load(keys + at, mask=there, other=0.0)
-        if WIDE:
-            k = k.to(tl.float32)
-        logits = logits_of_block(q, k, row_at, entry_at, gain, scale, softcap, SOFTCAP, GAIN)
-        now = tl.maximum(best, tl.max(logits, axis=1))
-        anchor = tl.where(now == float("-inf"), 0.0, now)
-        weights = tl.exp(logits - anchor[:, None])
-        shrink = tl.exp(best - anchor)
-        mass = mass * shrink + tl.sum(weights, axis=1)
-        if WITH_VALUES:
-            at = head * v_head + entry[:, None].to(tl.int64) * v_row + column
-            v = tl.load(values + at, mask=there, other=0.0)
-            if WIDE:
-                v = v.to(tl.float32)
-            product = tl.dot(common.in_reach(weights, v.dtype), v, input_precision="ieee")
-            found = found * shrink[:, None] + common.out_of_reach(product, v.dtype)
-        best = now
-    whole = tl.where(mass > 0, mass, 1.0)
-    logged = tl.where(mass > 0, best + tl.log(whole), float("-inf"))
-    tl.store(lse + (head * parts + part) * rows + row, logged, mask=inside)
-    if WITH_VALUES:
-        to = output + (head * rows + row[:, None]) * D + column
-        found = (found / whole[:, None]).to(output.dtype.element_ty)
-        tl.store(to, found, mask=inside[:, None] & real[None, :])
+attend_block_of_rows = common.tuned(
+    *BLOCKS, key=["magnitude", "tall", "D", "WIDE", "SOFTCAP", "WITH_VALUES"]
+)(attend_rows)
 
 
 @common.tuned(*BLOCKS, key=["magnitude", "tall", "D", "WIDE", "SOFTCAP"])
@@ -246,14 +154,10 @@ def column_sums(
     Each sum is made by one program, in one order. Grid: (heads, blocks of entries).
     """
     head, block_n = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    sequence = head // heads_of_one
-    entry, column = block_n * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    there, real = entry < n, column < D
+    sequence, entry = head // heads_of_one, block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = entry < n
     entry_at = tl.load(entries_at + head * e_head + entry, mask=there, other=-1)
-    place = head * k_head + entry[:, None].to(tl.int64) * k_row + column
-    k = tl.load(keys + place, mask=there[:, None] & real[None, :], other=0.0)
-    if WIDE:
-        k = k.to(tl.float32)
+    k = common.read_vectors(keys, head, entry, there, k_head, k_row, D, BLOCK_D, WIDE)
     total = tl.zeros([BLOCK_N], tl.float32)
     oldest = tl.min(tl.where(entry_at >= 0, entry_at, 2147483647), axis=0)
     begin = first_reader(rows_at + sequence * m, m, oldest)
@@ -261,18 +165,17 @@ def column_sums(
         for block in range(begin // BLOCK_M, tl.cdiv(m, BLOCK_M)):
             token = block * BLOCK_M + tl.arange(0, BLOCK_M)
             inside, row = token < m, group * m + token
-            at = head * q_head + row[:, None].to(tl.int64) * q_row + column
-            q = tl.load(queries + at, mask=inside[:, None] & real[None, :], other=0.0)
-            if WIDE:
-                q = q.to(tl.float32)
+            q = common.read_vectors(queries, head, row, inside, q_head, q_row, D, BLOCK_D, WIDE)
             row_at = tl.load(rows_at + sequence * m + token, mask=inside, other=-1)
             log_sum = tl.load(lse + head * rows + row, mask=inside, other=0.0)
             log_sum = tl.where(log_sum == float("-inf"), 0.0, log_sum)
             gain = tl.full([BLOCK_M], 1.0, tl.float32)
             if GAIN:
                 gain = tl.load(gains + sequence * m + token, mask=inside, other=1.0)
-            logits = logits_of_block(q, k, row_at, entry_at, gain, scale, softcap, SOFTCAP, GAIN)
-            total += tl.sum(tl.exp(logits - log_sum[:, None]), axis=0)
+            logits = logits_of_block(q, k, gain, scale, softcap, SOFTCAP, GAIN)
+            reads = (entry_at >= 0)[None, :] & (entry_at[None, :] <= row_at[:, None])
+            weights = tl.exp(logits - log_sum[:, None])
+            total += tl.sum(tl.where(reads, weights, 0.0), axis=0)
     tl.store(sums + head * n + entry, total, mask=there)
 
 
@@ -282,56 +185,16 @@ ROWS = 64
 """Rows of a program that the choice of the number of parts assumes."""
 
 
-def _arguments(
-    queries: Tensor,
-    keys: Tensor,
-    query_positions: Tensor,
-    positions: Tensor,
-    gains: Tensor | None,
-    softcap: float | None,
-) -> dict[str, Any]:
-    """Return a block, the entries that it reads, numbers and constants, as kernels take them."""
-    N, G, rho, m, d = queries.shape
-    rows = rho * m
-    flat_queries = queries.to(keys.dtype).reshape(N * G, rows, d).contiguous()
-    flat_keys, entries_at = common.per_head(keys), common.per_head(positions)
-    rows_at = query_positions.contiguous()
-    return {
-        "queries": flat_queries,
-        "keys": flat_keys,
-        "rows_at": rows_at,
-        "entries_at": entries_at,
-        "gains": rows_at if gains is None else gains.to(torch.float32).contiguous(),
-        "m": m,
-        "n": keys.shape[2],
-        "rows": rows,
-        "tall": common.magnitude(rows),
-        "magnitude": common.magnitude(keys.shape[2]),
-        "scale": d**-0.5,
-        "softcap": softcap or 0.0,
-        "q_head": flat_queries.stride(0),
-        "q_row": flat_queries.stride(1),
-        "k_head": flat_keys.stride(0),
-        "k_row": flat_keys.stride(1),
-        "e_head": entries_at.stride(0),
-        "heads_of_one": G,
-        "D": d,
-        "BLOCK_D": common.columns(d),
-        "SOFTCAP": softcap is not None,
-        "GAIN": gains is not None,
-        "WIDE": common.multiplied_in_float32(keys),
-    }
-
-
 def _rows_attended(
     given: dict[str, Any], values: Tensor, output: Tensor | None, parts: int
 ) -> Tensor:
     """Launch `attend_rows`; return log-sum-exps ``[heads, parts, rows]``."""
-    (heads, rows), with_values = given["queries"].shape[:2], output is not None
+    heads, rows = given["queries"].shape[:2]
     lse = values.new_empty((heads, parts, rows), dtype=torch.float32)
-    attend_rows[lambda sizes: (heads, triton.cdiv(rows, sizes["BLOCK_M"]), parts)](
-        values=values, lse=lse, output=output if with_values else lse, parts=parts,
-        v_head=values.stride(0), v_row=values.stride(1), WITH_VALUES=with_values, **given,
+    attend_block_of_rows[lambda sizes: (heads, triton.cdiv(rows, sizes["BLOCK_M"]), parts)](
+        values=values, raw=None, lse=lse, output=output, parts=parts,
+        v_head=values.stride(0), v_row=values.stride(1),
+        CAUSAL=True, RAGGED=True, SCORES=False, WITH_VALUES=output is not None, **given,
     )  # fmt: skip
     return lse
 
@@ -345,7 +208,7 @@ def _attend_in_triton(
     positions: Tensor,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    given = _arguments(queries, keys, query_positions, positions, None, softcap)
+    given = arguments_of(queries, keys, query_positions, positions, None, softcap)
     output = torch.empty(queries.shape, dtype=keys.dtype, device=keys.device)
     lse = _rows_attended(given, common.per_head(values), output, parts=1)
     return output, lse.view(queries.shape[:4])
@@ -362,7 +225,7 @@ def _received_in_triton(
     lse: Tensor | None,
 ) -> Tensor:
     (N, G, rho, m), n = queries.shape[:4], keys.shape[2]
-    given = _arguments(queries, keys, query_positions, positions, gains, softcap)
+    given = arguments_of(queries, keys, query_positions, positions, gains, softcap)
     if lse is None:  # entries are shared out over parts
         parts = common.split(n, ENTRIES, N * G * triton.cdiv(rho * m, ROWS), keys.device)
         lse = torch.logsumexp(_rows_attended(given, given["keys"], None, parts), dim=1)

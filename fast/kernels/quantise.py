@@ -66,62 +66,6 @@ def one_group(
 # --- in Triton ------------------------------------------------------------------------------------
 
 
-@triton.jit
-@no_type_check
-def codes_in_double(x, zero, step, LARGEST: tl.constexpr):
-    """Return (x − zero) / step to the nearest code, halves to even, as the reference does."""
-    wide = step.to(tl.float64)
-    there = (step > 0)[:, None]
-    steps = (x.to(tl.float64) - zero.to(tl.float64)[:, None]) / tl.where(there, wide[:, None], 1.0)
-    steps = tl.minimum(tl.maximum(tl.where(there, steps, 0.0), 0.0), LARGEST)
-    return ((steps + 6755399441055744.0) - 6755399441055744.0).to(tl.int32)
-
-
-@triton.jit
-@no_type_check
-def codes_near_halves(x, zero, step, code):
-    """Correct codes that may be one off; also mark codes that only float64 can decide.
-
-    ``high + low`` is x − zero without rounding, and (code ± 0.5)·step fits into float32. So the
-    comparison of both is exact. The reference rounds x − zero to 53 digits before it divides; codes
-    for which this might make a difference are marked.
-    """
-    base = -zero[:, None]
-    high = x + base
-    moved = high - x
-    low = (x - (high - moved)) + (base - moved)
-    above = (code + 0.5) * step[:, None]
-    below = (code - 0.5) * step[:, None]
-    over, under = (high - above) + low, (high - below) + low
-    odd = (code.to(tl.int32) & 1) == 1
-    code += tl.where((over > 0) | ((over == 0) & odd), 1.0, 0.0)
-    code -= tl.where((under < 0) | ((under == 0) & odd), 1.0, 0.0)
-    return code, ((high == above) | (high == below)) & (low != 0)
-
-
-@triton.jit
-@no_type_check
-def codes_in_single(x, zero, step, LARGEST: tl.constexpr):
-    """Return what `codes_in_double` does for numbers of at most 32 bits, mostly in float32.
-
-    Three roundings change a quotient by at most 2^-22 of its size. If a quotient is so near to a
-    half that the rounding may have crossed it, the block's codes are corrected.
-    """
-    zero, step = zero.to(tl.float32), step.to(tl.float32)
-    there = step > 0
-    inverse = tl.where(there, 1.0 / tl.where(there, step, 1.0), 0.0)
-    steps = (x - zero[:, None]) * inverse[:, None]
-    steps = tl.minimum(tl.maximum(tl.where(there[:, None], steps, 0.0), -1.0), LARGEST + 1.0)
-    code = (steps + 12582912.0) - 12582912.0
-    near = tl.abs(steps - code) > 0.5 - (LARGEST + 1) * 2.0**-21
-    if tl.max(tl.max(near.to(tl.int32), axis=1), axis=0) > 0:
-        code, open_still = codes_near_halves(x, zero, step, code)
-        if tl.max(tl.max(open_still.to(tl.int32), axis=1), axis=0) > 0:
-            code = codes_in_double(x, zero, step, LARGEST).to(tl.float32)
-    code = tl.where(there[:, None], code, 0.0)
-    return tl.minimum(tl.maximum(code, 0.0), LARGEST).to(tl.int32)
-
-
 @tuned(
     blocks(4, 3, BLOCK=32),
     blocks(4, 3, BLOCK=16),
@@ -136,10 +80,9 @@ def quantise_groups(
     LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Quantise one group of channels of some vectors, bit for bit as the reference does.
+    """Quantise one group of channels of some vectors in float64, bit for bit as the reference does.
 
-    Scales are computed in float64, codes of at most 32-bit numbers in float32 if that decides them.
-    Grid: (blocks of rows, GROUPS).
+    Codes are (x − zero) / scale to the nearest, halves to even. Grid: (blocks of rows, GROUPS).
     """
     PER: tl.constexpr = 8 // BITS
     LARGEST: tl.constexpr = 2**BITS - 1
@@ -147,20 +90,17 @@ def quantise_groups(
     channel = tl.arange(0, GROUP)
     inside = (row < rows)[:, None] & (channel >= 0)[None, :]
     at = row[:, None] * LENGTH + group * GROUP + channel
-    x = tl.load(vectors + at, mask=inside, other=0.0)
-    if not x.dtype.is_fp64():
-        x = x.to(tl.float32)
+    x = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float64)
     poison = tl.sum(tl.where(x != x, x, 0.0), axis=1)
     x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
-    low, high = tl.min(x, axis=1) + poison, tl.max(x, axis=1) + poison
-    spread = high.to(tl.float64) - low.to(tl.float64)
-    scale = tl.minimum(spread / LARGEST, 65504.0) + poison.to(tl.float64)
-    scale = scale.to(tl.float16)
-    zero = low.to(tl.float16)
-    if x.dtype.is_fp64():
-        code = codes_in_double(x, zero, scale, LARGEST)
-    else:
-        code = codes_in_single(x, zero, scale, LARGEST)
+    low, high = tl.min(x, axis=1), tl.max(x, axis=1)
+    scale = (tl.minimum((high - low) / LARGEST, 65504.0) + poison).to(tl.float16)
+    zero = (low + poison).to(tl.float16)
+    there = (scale > 0)[:, None]
+    step = tl.where(there, scale.to(tl.float64)[:, None], 1.0)
+    steps = tl.where(there, (x - zero.to(tl.float64)[:, None]) / step, 0.0)
+    steps = tl.minimum(tl.maximum(steps, 0.0), LARGEST)
+    code = ((steps + 6755399441055744.0) - 6755399441055744.0).to(tl.int32)
     code = tl.reshape(code, [BLOCK, GROUP // PER, PER])
     shift = tl.arange(0, PER) * BITS
     packed = tl.sum(code << shift[None, None, :], axis=2).to(tl.uint8)

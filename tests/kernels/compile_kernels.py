@@ -27,7 +27,7 @@ POINTERS = {
     "positions": "*i32", "safe": "*u8", "kept": "*i64", "keep": "*i64", "wide": "*i32",
     "narrow": "*i32", "other": "*i32", "rows_at": "*i32", "entries_at": "*i32",
     "heaviest": "*i32", "elapsed": "*i32", "interval": "*i32",
-    **dict.fromkeys(["raw", "largest", "total", "part_output", "received", "retention", "points",
+    **dict.fromkeys(["raw", "part_output", "received", "retention", "points",
                      "others", "mass", "errors", "output", "scores", "gains", "lse", "sums"],
                     "*fp32"),
 }  # fmt: skip
@@ -40,16 +40,20 @@ def kernels(stored):
     """Yield kernels, their constants, and what they are compiled for."""
     vectors = dict.fromkeys(["queries", "keys", "values"], f"*{stored}")
     wide = {"WIDE": stored == "fp32"}
-    for ragged in (False, True):
-        yield (
-            decode.attend_to_a_part,
-            {**SIZES, "PARTS": 64, "BLOCK_RHO": 16, "SOFTCAP": ragged,
-             "RAGGED": ragged, "SCORES": ragged, **wide},
-            {**vectors, "queries": "*fp32"} if ragged else vectors,
-        )  # fmt: skip
-    large = {"RHO": 2, "D": 256, "BLOCK_D": 256, "PARTS": 64, "BLOCK_RHO": 16,
-             "SOFTCAP": True, "RAGGED": True, "SCORES": True, **wide}  # fmt: skip
-    yield decode.attend_to_a_part, large, vectors
+    for wide_head in (False, True):
+        sizes = {"D": 256, "BLOCK_D": 256} if wide_head else {"D": 128, "BLOCK_D": 128}
+        rows = {**sizes, "SOFTCAP": wide_head, "GAIN": False, **wide}
+        one = {"BLOCK_M": 16, "CAUSAL": False, "RAGGED": wide_head, "SCORES": wide_head}
+        absent = {"rows_at": None, "gains": None, **({} if wide_head else {"entries_at": None})}
+        yield decode.attend_to_parts, {**rows, **one, **absent, "WITH_VALUES": True}, vectors
+        many = {"CAUSAL": True, "RAGGED": True, "SCORES": False, "raw": None}
+        kinds = {**vectors, "output": f"*{stored}"}
+        attend = prefill.attend_block_of_rows
+        yield attend, {**rows, **many, "gains": None, "WITH_VALUES": True}, kinds
+        gained = {**rows, **many, "GAIN": True, "output": None, "WITH_VALUES": False}
+        yield attend, gained, kinds
+        sums = {**rows, "RHO": 2 if wide_head else 4, "GAIN": wide_head}
+        yield prefill.column_sums, sums if wide_head else {**sums, "gains": None}, kinds
     for reduce, count in (("none", False), ("max", True), ("mean", False), ("skip", False)):
         yield (
             decode.combine,
@@ -67,13 +71,6 @@ def kernels(stored):
     for fast in (False, True):
         constants = {"ROWS": 4, "D": 128, "BLOCK_D": 128, "FAST": fast}
         yield caote.errors_of_entries, constants, vectors
-    for gemma in (False, True):
-        wide_head = {"D": 256, "BLOCK_D": 256} if gemma else {"D": 128, "BLOCK_D": 128}
-        rows = {**wide_head, "SOFTCAP": gemma, "GAIN": False, **wide}
-        kinds = {**vectors, "output": f"*{stored}"}
-        yield prefill.attend_rows, {**rows, "WITH_VALUES": True}, kinds
-        yield prefill.attend_rows, {**rows, "GAIN": True, "WITH_VALUES": False}, kinds
-        yield prefill.column_sums, {**rows, "RHO": 2 if gemma else 4, "GAIN": gemma}, kinds
     yield tables_of(stored, (4,), (False,), (4,))
     if stored != "fp16":
         yield tables_of(stored, (2, 16), (True, False), (2, 16))

@@ -25,7 +25,9 @@ def is_the_reference(x, bits, group):
 SIZES = ((64, 64), (128, 32), (128, 64), (80, 32), (96, 4))
 
 
-@pytest.mark.parametrize(("size", "bits", "dtype"), diagonal(SIZES, (2, 3, 4, 8), DTYPES))
+@pytest.mark.parametrize(
+    ("size", "bits", "dtype"), diagonal(SIZES, (2, 3, 4, 8), (*DTYPES, torch.float64))
+)
 def test_codes_scales_and_zero_points(size, bits, dtype):
     length, group = size
     is_the_reference(drawn((37, length), dtype=dtype), bits, group)
@@ -49,31 +51,11 @@ def test_any_numbers(numbers, bits):
     st.lists(st.sampled_from([0.0, 1e-30, -1e-30, 3e-7, -3e-7]), min_size=30, max_size=30),
 )
 def test_numbers_between_two_codes(halves, bits, step, zero, off):
-    """Quarters and halves of a step, and what float32 and float64 cannot tell from them."""
+    """Quarters and halves of a step, and what float64 cannot tell from them."""
     largest = 2**bits - 1
     inner = [min(h / 2, float(largest)) * step + zero + o for h, o in zip(halves, off, strict=True)]
     x = torch.tensor([zero, largest * step + zero, *inner], dtype=torch.float32, device=DEVICE)
     is_the_reference(x.view(1, 32), bits, 32)
-
-
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_a_tie_that_only_float64_sees(bits):
-    """zero = −1, step = 2: 1e-30 lies 10^-30 above a half, which float64 rounds to the half."""
-    largest = 2**bits - 1
-    x = torch.full((1, 32), 1e-30, device=DEVICE)
-    x[0, 0], x[0, 1] = -1.0, 2.0 * largest - 1
-    is_the_reference(x, bits, 32)
-    assert (quantise(x, 8, 32).codes[0, 2:] == 0).all() or bits < 8
-
-
-@pytest.mark.parametrize(("bits", "dtype"), diagonal((2, 4, 8), (*DTYPES, torch.float64)))
-def test_many_numbers(bits, dtype):
-    """64 thousand numbers, a hundred of which lie within 10^-3 steps of a half, or more."""
-    x = drawn((1000, 64), bits, torch.float32, 3.0).to(dtype)
-    is_the_reference(x, bits, 64)
-    found = quantise(x, bits, 64)
-    steps = (x.double() - found.zero.double()) / found.scale.double()
-    assert ((steps - steps.floor() - 0.5).abs() < 1e-3).sum() >= 100
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
