@@ -121,9 +121,10 @@ def _move_in_triton(buffers: Sequence[Tensor], slots: Tensor) -> None:
     slice_words = min(WORDS_OF_A_SLICE, magnitude(words))
     wide_slices = 0 if wide is None else wide.shape[0] * -(-words // slice_words)
     columns = [0 if x is None else x.shape[0] for x in state]
-    given = (buffers[0].view(torch.int32) if x is None else x for x in (wide, *state))
+    some = buffers[0].view(torch.int32)
+    wide, narrow, other = (some if x is None else x for x in (wide, *state))
     move_columns[(N * G, wide_slices + sum(columns))](
-        *given, slots.contiguous(), N * G, capacity, slots.shape[2],
+        wide, narrow, other, slots.contiguous(), N * G, capacity, slots.shape[2],
         WIDE_SLICES=wide_slices, NARROW=columns[0], WORDS=words,
         BLOCK_N=128, BLOCK_W=slice_words,
     )  # fmt: skip
