@@ -68,6 +68,8 @@ class StepResult:
     seen: Observation
     keep: KeepSet | None = None
     """Indices that stayed, into the entries of ``seen``; None if the step was not due."""
+    decision: Decision | None = None
+    """The policy's own decision, if the step was due."""
 
 
 def empty_cache(policy: Policy, kv_heads: int, head_dim: int) -> LayerCache:
@@ -117,7 +119,7 @@ def apply(policy: Policy, looked: Look, keep: KeepSet) -> StepResult:
     cache, keep = policy.precision.store(looked.cache, seen, keep)
     if policy.evict_before_attend:
         output = attend_survivors(seen, keep)
-    return StepResult(output, cache.compact(keep), seen, keep)
+    return StepResult(output, cache.compact(keep), seen, keep, looked.decision)
 
 
 def _observe_attention(

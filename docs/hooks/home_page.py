@@ -13,8 +13,14 @@ from mkdocs.utils.meta import get_data
 
 from kvlab.fast.lab.sweep.plan import ORACLE
 from kvlab.fast.lab.tables import escape_markdown
-from kvlab.fast.lab.viewer import write_viewer
-from kvlab.fast.lab.viewing import Source, ViewedRow, needle_source, problem_source, record_methods
+from kvlab.fast.lab.viewing import (
+    Source,
+    ViewedRow,
+    needle_source,
+    problem_source,
+    record_methods,
+    write_viewer,
+)
 from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import methods
 from study import equal_bytes, overview

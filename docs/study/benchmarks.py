@@ -263,40 +263,10 @@ def end_to_end(result: Result) -> Iterator[Block]:
             yield tabulate(result[name], columns)
 
 
-# --- viewer ---------------------------------------------------------------------------------------
-
-TIMES = (
-    Column("what", lambda row: row[0]),
-    Column("ms", lambda row: row[1]["median"], ".0f"),
-    Column("lowest to highest", lambda row: low_to_high(row[1])),
-)
-MOVEMENTS = (
-    Column("movement", lambda row: row[0]),
-    Column("frames/s", lambda row: row[1]["frames_per_second"]["median"], ".0f"),
-    Column("lowest to highest", lambda row: low_to_high(row[1]["frames_per_second"])),
-    Column("ms per frame", lambda row: row[1]["interval_ms"]["median"], ".1f"),
-    Column("within, ms", lambda row: row[1]["interval_ms"]["percentile_95"], ".1f"),
-)
-
-
-def viewer(result: Result) -> Iterator[Block]:
-    """Yield how fast the page of `kvlab view` appears, moves and changes."""
-    asked = result["parameters"]
-    yield Text(
-        f"{asked['tokens']:,} tokens × {asked['layers']} layers × {asked['kv_heads']} KV heads "
-        f"under {asked['methods']} methods, {result['page_bytes'] / 2**20:.1f} MiB; "
-        f"{asked['rounds']} rounds, movements of {asked['seconds']:g} seconds."
-    )
-    changes = {f"change of {name}": each for name, each in result["change_ms"].items()}
-    yield tabulate({**result["paint_ms"], **changes}.items(), TIMES)
-    yield tabulate(result["frames"].items(), MOVEMENTS)
-
-
 LAYOUTS: Mapping[str, Layout] = {
     "parts": Layout("Decoding speed", decoding),
     "resident_bytes": Layout("Memory of a long generation", resident),
     "copy_bytes_per_second": Layout("Kernels", kernels),
-    "paint_ms": Layout("The viewer", viewer),
     "capacity": Layout("A whole model", end_to_end),
 }
 """Layouts, by the key of a result that only this benchmark writes."""

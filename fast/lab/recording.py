@@ -9,7 +9,7 @@ import torch
 from kvlab.fast import compress
 from kvlab.fast.engine.step import Block, StepResult
 from kvlab.reference.checks import check_choice
-from kvlab.reference.simulator.trace import DTYPES, Recorder, Trace
+from kvlab.reference.simulator.trace import DTYPES, Trace, Vectors, join_blocks
 
 
 def record_trace(
@@ -40,7 +40,8 @@ def record_trace(
     check_choice(DTYPES, dtype=dtype)
     if (batch := len(inputs["input_ids"])) != 1:
         raise ValueError(f"input_ids of {batch} sequences must hold one")
-    recorder, kind, seen = Recorder(), getattr(torch, dtype), {}
+    blocks: dict[int, list[Vectors]] = {}
+    kind, seen = getattr(torch, dtype), {}
 
     def watch(block: Block, result: StepResult) -> None:
         if block.layer not in wanted:
@@ -51,7 +52,7 @@ def record_trace(
             vectors[0, ..., -clock.block :, :].to("cpu", kind, copy=True).numpy()
             for vectors in (block.queries, block.keys, block.values)
         )
-        recorder.note(block.layer, clock.positions, queries, keys, values)
+        blocks.setdefault(block.layer, []).append((queries, keys, values))
 
     with compress(model, "full", watch=watch) as cache:
         wanted = _chosen(layers, [layer.number for layer in cache.compressed_layers])
@@ -61,7 +62,8 @@ def record_trace(
         confidence = cache.confidence[0].float().cpu().numpy()
     padding = inputs["input_ids"].shape[1] - seen["prompt"]
     tokens = written[0, padding:].tolist()
-    return recorder.trace(tokens, seen["prompt"], confidence, name or _name(model), seen["softcap"])
+    name = name or _name(model)
+    return join_blocks(blocks, tokens, seen["prompt"], confidence, name, seen["softcap"])
 
 
 def _chosen(layers: Iterable[int] | None, available: list[int]) -> list[int]:

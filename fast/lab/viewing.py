@@ -1,4 +1,4 @@
-"""Methods recorded step by step on one text, for the page that plays what they keep."""
+"""Methods recorded step by step on one text, and the page that plays what they keep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from kvlab.fast.lab.points import Row, Told, measure_points, points
+from kvlab.fast.lab.reports import write_page
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -20,7 +23,7 @@ from kvlab.reference.simulator.recorder import (
     record_replay,
     token_texts,
 )
-from kvlab.reference.simulator.timeline import Run, Timeline
+from kvlab.reference.simulator.timeline import Run, Timeline, write
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import jumps, needle
 from kvlab.reference.tasks.jumps import SIZES
@@ -56,7 +59,7 @@ class ViewedRow(Row):
 
 @dataclass(frozen=True)
 class Viewed:
-    """What `record_methods` found: `kvlab.fast.lab.viewer.write_viewer` writes the page."""
+    """What `record_methods` found."""
 
     timeline: Timeline
     rows: tuple[ViewedRow, ...]
@@ -197,6 +200,12 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
             raise ValueError(f"{directory} knows {known} tokens, {path} holds token {max(ids)}")
         texts = token_texts(tokenizer, ids)
     return Source(name, partial(record_replay, recorded, texts), lambda: len(ids))
+
+
+def write_viewer(timeline: Timeline, path: Path) -> None:
+    """Write a page that plays a timeline and needs no other file; an old one is replaced."""
+    stored = write(timeline).replace("<", "\\u003c")  # it must not end the script
+    write_page(path, "viewer.html.jinja", timeline=Markup(stored))
 
 
 def table(rows: Sequence[ViewedRow]) -> Table:

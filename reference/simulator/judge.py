@@ -15,14 +15,7 @@ from jaxtyping import Float, Int
 from kvlab.reference.checks import check_at_least, check_share
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
-from kvlab.reference.simulator.replay import (
-    Fate,
-    Layer,
-    check_replay,
-    over_layers,
-    replay_layer,
-    stretches,
-)
+from kvlab.reference.simulator.replay import Fate, Layer, check_replay, over_layers, replay_layer
 from kvlab.reference.simulator.trace import Trace
 
 # --- the best, chance, and a bound ----------------------------------------------------------------
@@ -99,7 +92,7 @@ def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     check_at_least(1, budget=min(budgets))
     G, t, _ = layer.keys.shape
     masses = np.ones((len(budgets), G, t))
-    for first, last in stretches(0, t, None):
+    for first, last in layer.stretches():
         attention = layer.full_attention(first, last).attention.mean(axis=1)
         for row, budget in enumerate(budgets):
             present = survival(first, last, layer.prompt, budget)
@@ -131,7 +124,7 @@ def bound_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"
     check_at_least(1, budget=min(budgets))
     t = layer.keys.shape[1]
     bounds = np.ones((len(budgets), len(layer.keys), t))
-    for first, last in stretches(0, t, None):
+    for first, last in layer.stretches():
         attention = layer.full_attention(first, last).attention.mean(axis=1)
         own = np.arange(first, last)
         itself = attention[:, own - first, own].copy()
@@ -187,7 +180,7 @@ def recall(
     """Latest token that activated each entry."""
     regained = np.zeros(G, dtype=np.int64)
     hits = np.zeros((len(fates), G), dtype=np.int64)
-    for first, last in stretches(layer.prompt, t, None):
+    for first, last in layer.stretches():
         attention = layer.full_attention(first, last).attention.mean(axis=1)
         for token in range(first, last):
             now = attention[:, token - first, :token] >= threshold
@@ -254,21 +247,16 @@ def judge(
         ValueError: if a policy does not fit the trace, or an argument is not allowed.
     """
     check_replay(trace, policies, block_size)
-    exact = trace.shape[3] <= EXACT if exact is None else exact
-    options = threshold, gap, exact
-    task = partial(_judge_layer, policies=policies, block_size=block_size, options=options)
-    yield from over_layers(trace, task, workers)
+    options = {"threshold": threshold, "gap": gap, "exact": exact}
+    task = partial(_judge_layer, policies=policies, **options)
+    yield from over_layers(trace, task, block_size, workers)
 
 
 def _judge_layer(
-    layer: Layer,
-    policies: Sequence[Policy],
-    block_size: int | None,
-    options: tuple[float, int, bool],
+    layer: Layer, policies: Sequence[Policy], threshold: float, gap: int, exact: bool | None
 ) -> list[Judgement]:
-    threshold, gap, exact = options
-    fates = replay_layer(layer, policies, block_size)
-    generated = slice(layer.prompt, None)
+    exact = layer.tokens <= EXACT if exact is None else exact
+    fates, generated = replay_layer(layer, policies), slice(layer.prompt, None)
     sizes = [int(fate.entries[generated].max()) for fate in fates]
     unique = sorted(set(sizes))
     chance = random_of(layer, unique)[..., generated].mean(axis=(1, 2))

@@ -1,10 +1,9 @@
 """Records what a method does: watches it while a model writes, or asks it about a trace."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool, Float
 from tokenizers import Tokenizer
 
 from kvlab.reference.cache import LayerCache, State
@@ -12,13 +11,12 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.generate import generate
 from kvlab.reference.methods.lazy_eviction import LazyEviction
 from kvlab.reference.notation import Array
-from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Around, Policy
-from kvlab.reference.simulator.replay import check_replay
-from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, WIDE, Events, Run, Snapshot
+from kvlab.reference.policy import Policy
+from kvlab.reference.simulator.replay import Layer, check_replay
+from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, WIDE, Run, Snapshot
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.step import Block, StepResult
-from kvlab.reference.streams import Stream, block_lengths, run_stream
+from kvlab.reference.streams import run_stream
 from kvlab.reference.transformer import Transformer
 
 MOST_VALUES = 2**20
@@ -38,7 +36,7 @@ def record_generation(
     threshold: float = 0.01,
     most_values: int = MOST_VALUES,
     solved: Callable[[str], bool] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Run:
     """Let a model write under a method, and record what happens to every token.
 
@@ -64,17 +62,10 @@ def record_generation(
 
     def watch(block: Block, result: StepResult) -> None:
         recorder.note(result)
-        if progress is not None:
-            progress(block.clock.seen, len(ids) + max_new_tokens - 1)
+        progress(block.clock.seen, len(ids) + max_new_tokens - 1)
 
     written = generate(
-        model,
-        recorder.with_reported_scores(policy),
-        ids,
-        max_new_tokens,
-        stop=stop,
-        block_size=block_size,
-        watch=watch,
+        model, policy, ids, max_new_tokens, stop=stop, block_size=block_size, watch=watch
     )
     answer = tokenizer.decode(list(written.tokens), skip_special_tokens=False)
     texts = token_texts(tokenizer, [*ids, *written.tokens])
@@ -90,7 +81,7 @@ def record_replay(
     block_size: int | None = None,
     threshold: float = 0.01,
     most_values: int = MOST_VALUES,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Run:
     """Ask a method what it would have done with the tokens of a trace.
 
@@ -98,52 +89,26 @@ def record_replay(
         trace: a recorded generation of any model.
         texts: text of each of its tokens.
         policy: the method.
-        budget: budget of the policy, in entries, to be shown.
-        block_size: tokens per block of the prompt; None for the whole prompt at once.
-        threshold: attention from which on an entry counts as activated.
-        most_values: entries that all snapshots may hold; steps between them are left out.
+        budget: as in `record_generation`, and so are all that follow.
+        block_size: tokens per block of the prompt.
+        threshold: attention of an activation.
+        most_values: entries of all snapshots.
         progress: called with tokens done and tokens in all.
 
     Raises:
         ValueError: if the policy does not fit the trace, or the texts do not.
     """
     check_replay(trace, [policy], block_size)
-    t, prompt = trace.shape[3], trace.prompt
+    t = trace.shape[3]
     if len(texts) != t:
         raise ValueError(f"texts of {len(texts)} tokens must be of the {t} tokens of the trace")
     recorder = _Recorder(t, threshold, most_values)
-    layers = [
-        Stream(
-            *trace.vectors(index),
-            trace.confidence,
-            prompt,
-            block_lengths(prompt, t - prompt, block_size),
-            softcap=trace.metadata.softcap,
-            layer=number,
-        )
-        for index, number in enumerate(trace.metadata.layers)
-    ]
-    asked = recorder.with_reported_scores(policy)
-    for results in zip(*(run_stream(asked, layer) for layer in layers), strict=True):
+    layers = (Layer.of(trace, number, block_size) for number in range(trace.shape[0]))
+    for results in zip(*(run_stream(policy, layer) for layer in layers), strict=True):
         for result in results:
             recorder.note(result)
-        if progress is not None:
-            progress(results[0].seen.clock.seen, t)
-    return recorder.run(policy, budget, prompt, texts, None)
-
-
-@dataclass(frozen=True)
-class _ReportedScore(Around):
-    """A score that also reports its ratings to a listener."""
-
-    report: Callable[[Observation, Bool[Array, "G n"], Float[Array, "G n"]], None]
-
-    def score(
-        self, state: State, seen: Observation, candidates: Bool[Array, "G n"], room: int
-    ) -> Float[Array, "G n"]:
-        scores = self.inner.score(state, seen, candidates, room)
-        self.report(seen, candidates, scores)
-        return scores
+        progress(results[0].seen.clock.seen, t)
+    return recorder.run(policy, budget, trace.prompt, texts, None)
 
 
 _UNREAD = {"state": WIDE, "score": np.nan, "stamp": 0, "interval": 0, "activated": 0}
@@ -152,7 +117,7 @@ _UNREAD = {"state": WIDE, "score": np.nan, "stamp": 0, "interval": 0, "activated
 
 @dataclass
 class _Recorder:
-    """Collects a run from the steps of a policy, in the form that `with_reported_scores` gives."""
+    """Collects a run from the steps of a policy."""
 
     tokens: int
     """Most tokens that are read."""
@@ -162,7 +127,7 @@ class _Recorder:
     steps: list[int] = field(default_factory=list)
     decisions: list[bool] = field(default_factory=list)
     states: list[tuple[int, int]] = field(default_factory=lambda: list(FIRST_STATES))
-    events: list[Events] = field(default_factory=list)
+    events: list[Array] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     every: int = 1
     """Steps between two snapshots."""
@@ -171,35 +136,22 @@ class _Recorder:
         check_at_least(1, most_values=self.most_values)
         self.recurrence = LazyEviction(threshold=self.threshold).policy(budget=10**9).score
 
-    def with_reported_scores(self, policy: Policy) -> Policy:
-        """Return the same policy, whose score reports its ratings to the recorder."""
-        return replace(policy, score=_ReportedScore(policy.score, self.note_scores))
-
-    def note_scores(
-        self, seen: Observation, candidates: Bool[Array, "G n"], scores: Float[Array, "G n"]
-    ) -> None:
-        """Write the ratings of a decision down."""
-        rated = np.where(candidates, scores, -np.inf)
-        np.put_along_axis(self.known(seen)["score"], seen.positions, rated, axis=1)
-
-    def known(self, seen: Observation) -> dict[str, Array]:
-        """Return what is known of the tokens of a layer."""
-        if seen.layer not in self.layers:
-            shape = len(seen.positions), self.tokens
-            self.layers[seen.layer] = {
-                name: np.full(shape, unread) for name, unread in _UNREAD.items()
-            }
-        return self.layers[seen.layer]
-
     def note(self, result: StepResult) -> None:
         """Write one step of one layer down."""
-        seen, known = result.seen, self.known(result.seen)
+        seen, decision, at = result.seen, result.decision, result.seen.positions
+        if seen.layer not in self.layers:
+            shape = len(at), self.tokens
+            self.layers[seen.layer] = {name: np.full(shape, x) for name, x in _UNREAD.items()}
         if not self.steps or self.steps[-1] != seen.clock.seen:
             self.thin_out()
             self.steps.append(seen.clock.seen)
             self.decisions.append(False)
         self.decisions[-1] |= result.keep is not None
-        at, layer, step = seen.positions, list(self.layers).index(seen.layer), len(self.steps) - 1
+        known, step = self.layers[seen.layer], len(self.steps) - 1
+        layer = list(self.layers).index(seen.layer)
+        if decision is not None and decision.scores is not None:
+            rated = np.where(decision.candidates, decision.scores, -np.inf)
+            np.put_along_axis(known["score"], at, rated, axis=1)
         present = {name: np.take_along_axis(known[name], at, axis=1) for name in known}
         track = {name: present[name] for name in self.recurrence.columns}
         present |= self.recurrence.observe(State(track), seen).entries  # whatever the method is
@@ -213,8 +165,8 @@ class _Recorder:
         now = np.full_like(before, GONE)
         np.put_along_axis(now, result.cache.positions, self.codes(result.cache), axis=1)
         head, position = np.nonzero(now != before)
-        same = np.ones_like(head)
-        self.events.append(Events(layer * same, head, position, step * same, now[head, position]))
+        columns = np.broadcast_arrays(layer, head, position, step, now[head, position])
+        self.events.append(np.stack(columns, axis=1))
         before[:] = now
 
     def codes(self, cache: LayerCache) -> Array:
@@ -256,7 +208,7 @@ class _Recorder:
             np.array(self.steps),
             np.array(self.decisions),
             tuple(self.states),
-            Events.joined(self.events),
+            np.unique(np.concatenate(self.events), axis=0),
             tuple(sorted(self.snapshots, key=lambda each: (each.layer, each.step))),
         )
 

@@ -11,18 +11,19 @@ Entries never come back, so one number per entry is enough: `Fate.left`.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.attention import logits, softmax, weighted_values
+from kvlab.reference.attention import attend, visible
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.trace import Trace
-from kvlab.reference.step import StepResult
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 
 Result = TypeVar("Result")
@@ -77,14 +78,12 @@ def replay(
         ValueError: if a policy does not fit the trace, or ``block_size`` is below 1.
     """
     check_replay(trace, policies, block_size)
-    task = partial(replay_layer, policies=policies, block_size=block_size)
-    yield from over_layers(trace, task, workers)
+    yield from over_layers(trace, partial(replay_layer, policies=policies), block_size, workers)
 
 
 def check_replay(trace: Trace, policies: Sequence[Policy], block_size: int | None) -> None:
     """Raise ValueError if a policy does not fit a trace, or ``block_size`` is below 1."""
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size = {block_size} must be at least 1")
+    check_at_least(1, block_size=1 if block_size is None else block_size)
     if (trace.positions != np.arange(trace.shape[3])).any():
         raise ValueError("positions must be 0, 1, 2, … to be replayed")
     for policy in policies:
@@ -93,9 +92,11 @@ def check_replay(trace: Trace, policies: Sequence[Policy], block_size: int | Non
             raise ValueError(f"{policy.name}: reposition needs a model's rotary embedding")
 
 
-def over_layers(trace: Trace, task: Callable[["Layer"], Result], workers: int) -> Iterator[Result]:
+def over_layers(
+    trace: Trace, task: Callable[["Layer"], Result], block_size: int | None, workers: int
+) -> Iterator[Result]:
     """Yield the result of a task for each layer; a few layers are in memory at a time."""
-    layers = (Layer.of(trace, number) for number in range(trace.shape[0]))
+    layers = (Layer.of(trace, number, block_size) for number in range(trace.shape[0]))
     if workers == 1:
         yield from map(task, layers)
         return
@@ -108,23 +109,14 @@ def over_layers(trace: Trace, task: Callable[["Layer"], Result], workers: int) -
         yield from (future.result() for future in waiting)
 
 
-def replay_layer(
-    layer: "Layer", policies: Sequence[Policy], block_size: int | None = None
-) -> list[Fate]:
+def replay_layer(layer: "Layer", policies: Sequence[Policy]) -> list[Fate]:
     """Replay one layer under every policy; see `replay`."""
-    runs = [_Run(policy, layer, block_size) for policy in policies]
-    for first, last in stretches(layer.prompt, layer.tokens, block_size):
+    runs = [_Run(policy, layer) for policy in policies]
+    for first, last in layer.stretches():
         yardstick = layer.full_attention(first, last)
         for each in runs:
             each.advance(first, last, yardstick)
     return [each.fate for each in runs]
-
-
-def stretches(prompt: int, t: int, block_size: int | None) -> Iterator[tuple[int, int]]:
-    """Yield the borders of the prompt's blocks, then of stretches of generated tokens."""
-    size = block_size or max(1, prompt)
-    yield from ((first, min(first + size, prompt)) for first in range(0, prompt, size))
-    yield from ((first, min(first + STRETCH, t)) for first in range(prompt, t, STRETCH))
 
 
 @dataclass(frozen=True)
@@ -139,36 +131,40 @@ class Layer(Stream):
     """One layer of a trace, in float64."""
 
     @classmethod
-    def of(cls, trace: Trace, index: int) -> "Layer":
+    def of(cls, trace: Trace, index: int, block_size: int | None = None) -> "Layer":
         """Take a layer out of a trace by its index among the recorded ones."""
-        queries, keys, values = (x.astype(np.float64) for x in trace.vectors(index))
         t, prompt = trace.shape[3], trace.prompt
         return cls(
-            queries,
-            keys,
-            values,
+            *(vectors.astype(np.float64) for vectors in trace.vectors(index)),
             trace.confidence.astype(np.float64),
             prompt,
-            block_lengths(prompt, t - prompt),
+            block_lengths(prompt, t - prompt, block_size),
             softcap=trace.metadata.softcap,
             layer=trace.metadata.layers[index],
         )
 
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """Yield the borders of the prompt's blocks, then of `STRETCH` generated tokens each."""
+        blocks = [end for end in accumulate(self.blocks) if end < self.prompt]
+        yield from pairwise(
+            sorted({0, *blocks, *range(self.prompt, self.tokens, STRETCH), self.tokens})
+        )
+
     def full_attention(self, first: int, last: int) -> FullAttention:
         """Attend from the tokens first … last − 1 to everything before and at them."""
-        raw = logits(self.queries[:, :, first:last], self.keys[:, :last], self.softcap)
-        seen = np.arange(last) <= np.arange(first, last)[:, None]
-        attention = softmax(raw, np.broadcast_to(seen, raw.shape))
-        return FullAttention(attention, weighted_values(attention, self.values[:, :last]))
+        keys, values = self.keys[:, :last], self.values[:, :last]
+        mask = visible(np.arange(first, last), np.tile(np.arange(last), (len(keys), 1)))
+        queries = self.queries[:, :, first:last]
+        output, attention = attend(queries, keys, values, mask, self.softcap)
+        return FullAttention(attention, output)
 
 
 class _Run:
     """The state of one policy in one layer, and the fates of the entries so far."""
 
-    def __init__(self, policy: Policy, layer: Layer, block_size: int | None) -> None:
+    def __init__(self, policy: Policy, layer: Layer) -> None:
         G, t, _ = layer.keys.shape
-        blocks = block_lengths(layer.prompt, t - layer.prompt, block_size)
-        self.steps = run_stream(policy, replace(layer, blocks=blocks))
+        self.steps = run_stream(policy, layer)
         self.evicts_first = policy.evict_before_attend
         self.fate = Fate(
             policy.name,
@@ -182,43 +178,25 @@ class _Run:
 
     def advance(self, first: int, last: int, full: FullAttention) -> None:
         """Take the steps of a stretch, and compare their outputs with the full cache's."""
-        present = np.zeros((len(self.fate.left), last - first, last), dtype=bool)
-        outputs, begin = [], first
-        while begin < last:
-            result = next(self.steps)
-            end = result.seen.clock.seen
+        fate, outputs, end = self.fate, [], first
+        earliest = np.zeros((last - first, 1), dtype=np.int64)
+        while end < last:
+            result, begin = next(self.steps), end
+            seen, end = result.seen, result.seen.clock.seen
             outputs.append(result.output)
-            self.note_evictions(result)
-            self.fate.entries[begin:end] = len(result.cache)
-            self.fate.bits[begin:end] = 8 * result.cache.nbytes / len(self.fate.left)
-            there = np.zeros((len(present), last), dtype=bool)
-            np.put_along_axis(there, self.attended(result), True, axis=1)
-            present[:, begin - first : end - first] = there[:, None]
-            rows = np.arange(begin, end)
-            present[:, rows - first, rows] = True  # itself, also if it left before it attended
-            begin = end
+            fate.entries[begin:end] = len(result.cache)
+            fate.bits[begin:end] = 8 * result.cache.nbytes / len(fate.left)
+            earliest[begin - first : end - first] = end if self.evicts_first else begin
+            if result.keep is not None:
+                gone = np.ones(seen.positions.shape, dtype=bool)
+                np.put_along_axis(gone, result.keep, False, axis=1)
+                fate.left[np.nonzero(gone)[0], seen.positions[gone]] = end - 1
+        own = np.arange(first, last)[:, None] == np.arange(last)
+        present = own | (fate.left[:, None, :last] >= earliest)
         mass = (full.attention * present[:, None]).sum(axis=-1)
-        self.fate.mass[:, first:last] = mass.mean(axis=1)
-        output = np.concatenate(outputs, axis=2)
-        distance = np.linalg.norm(output - full.output, axis=(1, 3))
+        fate.mass[:, first:last] = mass.mean(axis=1)
+        distance = np.linalg.norm(np.concatenate(outputs, axis=2) - full.output, axis=(1, 3))
         size = np.linalg.norm(full.output, axis=(1, 3))
-        self.fate.error[:, first:last] = np.divide(
+        fate.error[:, first:last] = np.divide(
             distance, size, out=np.zeros_like(distance), where=size > 0
         )
-
-    def attended(self, result: StepResult) -> Int[Array, "G n"]:
-        """Return the positions to which the queries of a step attended."""
-        positions = result.seen.positions
-        if result.keep is None or not self.evicts_first:
-            return positions
-        return np.take_along_axis(positions, result.keep, axis=1)
-
-    def note_evictions(self, result: StepResult) -> None:
-        """Note the entries that left after a step."""
-        if result.keep is None:
-            return
-        positions = result.seen.positions
-        gone = np.ones(positions.shape, dtype=bool)
-        np.put_along_axis(gone, result.keep, False, axis=1)
-        head, slot = np.nonzero(gone)
-        self.fate.left[head, positions[head, slot]] = result.seen.clock.seen - 1

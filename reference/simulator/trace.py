@@ -32,7 +32,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -49,19 +49,21 @@ from kvlab.reference.transformer import Transformer
 VERSION = 1
 """Version of the schema that this module writes, and the only one that it reads."""
 
-VECTORS = ("queries", "keys", "values")
-MEMBERS = (*VECTORS, "positions", "tokens", "prompt", "confidence", "metadata")
 DTYPES = ("float16", "float32", "float64")
 """Number formats of stored queries, keys and values."""
 
-METADATA: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "version": ((int,), f"the whole number {VERSION}"),
-    "model": ((str,), "a string"),
-    "layers": ((list,), "a list of layer numbers"),
-    "softcap": ((int, float, type(None)), "a number or null"),
-    "kvlab": ((str,), "a string"),
+VECTORS = ("queries", "keys", "values")
+ARRAYS: Mapping[str, tuple[str, str]] = {
+    "queries": ("LGrtd", "f"),
+    "keys": ("LGtd", "f"),
+    "values": ("LGtd", "f"),
+    "positions": ("t", "iu"),
+    "tokens": ("t", "iu"),
+    "prompt": ("", "iu"),
+    "confidence": ("t", "f"),
 }
-"""Entries of the metadata, and what each may be; the version decides about the rest."""
+"""Axes of each member, r for rho, and the kinds of its numbers as NumPy abbreviates them."""
+MEMBERS = (*ARRAYS, "metadata")
 
 BROKEN = (ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 """Exceptions that NumPy raises on files that are cut, damaged or of another kind."""
@@ -83,12 +85,19 @@ class Metadata:
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        if self.version != VERSION:
-            raise ValueError(f"version = {self.version} must be {VERSION}")
-        if list(self.layers) != sorted(set(self.layers)) or min(self.layers, default=0) < 0:
-            raise ValueError(f"layers = {list(self.layers)} must be ascending layer numbers")
-        if self.softcap is not None and not 0 < self.softcap < float("inf"):
-            raise ValueError(f"softcap = {self.softcap} must be above 0 and finite")
+        cap, layers = self.softcap, list(self.layers)
+        whole = all(type(layer) is int and layer >= 0 for layer in layers)
+        bound = isinstance(cap, int | float) and 0 < cap < float("inf")
+        allowed = {
+            "version": (type(self.version) is int and self.version == VERSION, str(VERSION)),
+            "model": (isinstance(self.model, str), "a string"),
+            "layers": (whole and layers == sorted(set(layers)), "ascending layer numbers"),
+            "softcap": (cap is None or bound, "null, or a number above 0 and finite"),
+            "kvlab": (isinstance(self.kvlab, str), "a string"),
+        }
+        for name, (is_allowed, expected) in allowed.items():
+            if not is_allowed:
+                raise ValueError(f"{name} = {getattr(self, name)!r} must be {expected}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,66 +133,47 @@ class Trace:
         return self.queries[index], self.keys[index], self.values[index]
 
 
-class Recorder:
-    """Collects what the layers of one sequence are handed, block by block."""
+Vectors = tuple[Float[Array, "G rho _ d"], Float[Array, "G _ d"], Float[Array, "G _ d"]]
+"""Queries, keys and values of one block of tokens."""
 
-    def __init__(self) -> None:
-        self.pieces: dict[int, list[tuple[Array, ...]]] = {}
 
-    def note(
-        self,
-        layer: int,
-        positions: Integer[Array, " m"],
-        queries: Float[Array, "G rho m d"],
-        keys: Float[Array, "G m d"],
-        values: Float[Array, "G m d"],
-    ) -> None:
-        """Keep one block of one layer; the arrays must not change afterwards."""
-        self.pieces.setdefault(layer, []).append((positions, queries, keys, values))
+def join_blocks(
+    blocks: Mapping[int, Sequence[Vectors]],
+    tokens: Sequence[int],
+    prompt: int,
+    confidence: Float[Array, " t"],
+    model: str,
+    softcap: float | None = None,
+) -> Trace:
+    """Return the trace of a generation whose layers were handed these blocks, from token 0 on.
 
-    def trace(
-        self,
-        tokens: Sequence[int],
-        prompt: int,
-        confidence: Float[Array, " t"],
-        model: str,
-        softcap: float | None = None,
-    ) -> Trace:
-        """Return the collected blocks as a trace, and forget them.
+    Args:
+        blocks: by the number of the layer; all layers read the same tokens.
+        tokens: ids of prompt and answer; a token that the model never read is left out.
+        prompt: how many of them are the prompt.
+        confidence: confidence of the tokens that the model read.
+        model: name of the model.
+        softcap: bound of the model's logits.
 
-        Args:
-            tokens: ids of prompt and answer; a token that the model never read is left out.
-            prompt: how many of them are the prompt.
-            confidence: confidence of the tokens that the model read.
-            model: name of the model.
-            softcap: bound of the model's logits.
-
-        Raises:
-            ValueError: if the layers read different tokens, or a vector is not finite.
-        """
-        layers = tuple(sorted(self.pieces))
-        positions = [np.concatenate([each[0] for each in self.pieces[n]]) for n in layers]
-        if any(not np.array_equal(positions[0], others) for others in positions[1:]):
-            raise ValueError(f"layers {list(layers)} did not read the same tokens")
-        t = len(positions[0])
-        return Trace(
-            **self._join(layers, t),
-            positions=positions[0],
-            tokens=np.array(tokens[:t]),
-            prompt=prompt,
-            confidence=confidence[:t],
-            metadata=Metadata(model, layers, softcap),
-        )
-
-    def _join(self, layers: Sequence[int], t: int) -> dict[str, Array]:
-        """Join the pieces layer by layer, so that memory holds only one layer twice."""
-        first = self.pieces[layers[0]][0][1:]
-        joined = [np.empty((len(layers), *x.shape[:-2], t, x.shape[-1]), x.dtype) for x in first]
-        for number, layer in enumerate(layers):
-            _, *parts = zip(*self.pieces.pop(layer), strict=True)
-            for array, pieces in zip(joined, parts, strict=True):
-                np.concatenate(pieces, axis=-2, out=array[number])
-        return dict(zip(VECTORS, joined, strict=True))
+    Raises:
+        ValueError: if a vector is not finite.
+    """
+    layers = tuple(sorted(blocks))
+    queries, keys, values = (
+        np.stack([np.concatenate([each[kind] for each in blocks[n]], axis=-2) for n in layers])
+        for kind in range(len(VECTORS))
+    )
+    t = queries.shape[-2]
+    return Trace(
+        queries,
+        keys,
+        values,
+        np.arange(t),
+        np.array(tokens[:t]),
+        prompt,
+        confidence[:t],
+        Metadata(model, layers, softcap),
+    )
 
 
 def record_trace(
@@ -205,14 +195,17 @@ def record_trace(
     Raises:
         ValueError: as `kvlab.reference.generate.generate`.
     """
-    recorder = Recorder()
+    blocks: dict[int, list[Vectors]] = {}
 
     def watch(block: Block, result: StepResult) -> None:
-        recorder.note(block.layer, block.clock.positions, block.queries, block.keys, block.values)
+        blocks.setdefault(block.layer, []).append((block.queries, block.keys, block.values))
 
     written = generate(model, FullCache().policy(), prompt, max_new_tokens, stop, watch=watch)
     tokens = [*prompt, *written.tokens]
-    return recorder.trace(tokens, len(prompt), written.session.confidence, name)
+    return join_blocks(blocks, tokens, len(prompt), written.session.confidence, name)
+
+
+# --- files ---------------------------------------------------------------------------------------
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
@@ -224,7 +217,7 @@ def save_trace(trace: Trace, path: str | Path) -> None:
     """
     path = Path(path).resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
-    members: dict[str, Any] = {name: getattr(trace, name) for name in MEMBERS}
+    members: dict[str, Any] = {name: getattr(trace, name) for name in ARRAYS}
     members["metadata"] = json.dumps(asdict(trace.metadata))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
@@ -251,52 +244,39 @@ def load_trace(path: str | Path) -> Trace:
         if not zipfile.is_zipfile(path):  # NumPy takes it for objects to be loaded unsafely
             raise ValueError("it is no complete archive of arrays (.npz)")
         with np.load(path, allow_pickle=False) as archive:
-            members: dict[str, Any] = {"metadata": _parse_metadata(_member(archive, "metadata"))}
-            for name in MEMBERS[:-1]:
-                members[name] = _member(archive, name)
-        members["prompt"] = _scalar(members["prompt"], "prompt", "iu", "a whole number")
+            members: dict[str, Any] = {name: _member(archive, name) for name in MEMBERS}
+        members["metadata"] = _parse_metadata(str(members["metadata"]))
+        members["prompt"] = members["prompt"].item()
         return Trace(**members)
     except BROKEN as error:
         raise ValueError(f"{path} is no trace: {error}") from None
 
 
 def _member(archive: np.lib.npyio.NpzFile, name: str) -> Array:
-    if name not in archive.files:
-        raise ValueError(f"{name!r} is missing; a trace holds {', '.join(MEMBERS)}")
     try:
         return archive[name]
+    except KeyError:
+        held = ", ".join(MEMBERS)
+        raise ValueError(f"{name!r} is missing; a trace holds {held}") from None
     except BROKEN as error:
         raise ValueError(f"{name!r} cannot be read: {error}") from None
 
 
-def _scalar(member: Array, name: str, kinds: str, expected: str) -> Any:
-    if member.shape != () or member.dtype.kind not in kinds:
-        raise ValueError(
-            f"{name} of type {member.dtype} and shape {member.shape} must be {expected}"
-        )
-    return member.item()
-
-
-def _parse_metadata(member: Array) -> Metadata:
-    text = _scalar(member, "metadata", "U", "a string")
+def _parse_metadata(text: str) -> Metadata:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"metadata is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"metadata = {found!r} must be a JSON object")
-    facts = {}
-    for name, (kinds, expected) in METADATA.items():
-        if name not in found:
-            raise ValueError(f"metadata lacks {name!r}; it holds {', '.join(METADATA)}")
-        value = facts[name] = found[name]
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise ValueError(f"{name} = {value!r} must be {expected}")
-        if name == "version" and value != VERSION:  # which may lack the entries that follow
-            raise ValueError(f"version = {value} must be {VERSION}")
-    if not all(type(layer) is int for layer in facts["layers"]):
-        raise ValueError(f"layers = {facts['layers']} must be ascending layer numbers")
-    return Metadata(**{**facts, "layers": tuple(facts["layers"])})
+    names = [each.name for each in fields(Metadata)]
+    if not isinstance(found, dict) or not found.keys() >= set(names):
+        raise ValueError(f"metadata must be a JSON object with {', '.join(names)}")
+    if not isinstance(found["layers"], list):
+        raise ValueError(f"layers = {found['layers']!r} must be a list of layer numbers")
+    facts = {name: found[name] for name in names}
+    return Metadata(**{**facts, "layers": tuple(found["layers"])})
+
+
+# --- checks --------------------------------------------------------------------------------------
 
 
 def _check_arrays(trace: Trace) -> None:
@@ -306,23 +286,17 @@ def _check_arrays(trace: Trace) -> None:
         raise ValueError(f"queries of shape {queries.shape} must be [L, G, rho, t, d], none 0")
     if queries.dtype not in DTYPES:
         raise ValueError(f"queries of type {queries.dtype} must be {' or '.join(DTYPES)}")
-    L, G, _, t, d = queries.shape
-    expected: dict[str, tuple[tuple[int, ...], str, str]] = {
-        "keys": ((L, G, t, d), "f", "floating point"),
-        "values": ((L, G, t, d), "f", "floating point"),
-        "positions": ((t,), "iu", "whole numbers"),
-        "tokens": ((t,), "iu", "whole numbers"),
-        "confidence": ((t,), "f", "floating point"),
-    }
-    for name, (shape, kinds, what) in expected.items():
-        array: Array = getattr(trace, name)
+    sizes = dict(zip("LGrtd", queries.shape, strict=True))
+    for name, (axes, kinds) in ARRAYS.items():
+        array, shape = np.asarray(getattr(trace, name)), tuple(sizes[axis] for axis in axes)
         if array.shape != shape:
             raise ValueError(
                 f"{name} of shape {array.shape} must have the shape {shape}, since queries have "
                 f"the shape {queries.shape}"
             )
         if array.dtype.kind not in kinds:
-            raise ValueError(f"{name} of type {array.dtype} must be {what}")
+            expected = "floating point" if kinds == "f" else "whole numbers"
+            raise ValueError(f"{name} of type {array.dtype} must be {expected}")
         if name in VECTORS and array.dtype != queries.dtype:
             raise ValueError(f"{name} of type {array.dtype} must be {queries.dtype}, as queries")
 
@@ -330,20 +304,17 @@ def _check_arrays(trace: Trace) -> None:
 def _check_values(trace: Trace) -> None:
     """Raise ValueError if a value is not allowed."""
     L, _, _, t, _ = trace.shape
-    layers = trace.metadata.layers
+    layers, confidence = trace.metadata.layers, trace.confidence
     if len(layers) != L:
         raise ValueError(f"layers = {list(layers)} must name the {L} layers of queries")
-    for name in ("positions", "tokens"):
-        if (lowest := getattr(trace, name).min()) < 0:
-            raise ValueError(f"{name} must be at least 0, the lowest is {lowest}")
+    if min(trace.positions[0], trace.tokens.min()) < 0:
+        raise ValueError("positions and tokens must be at least 0")
     if (trace.positions[1:] <= trace.positions[:-1]).any():
         raise ValueError("positions must be strictly ascending")
     if not 0 <= trace.prompt <= t:
         raise ValueError(f"prompt = {trace.prompt} must be between 0 and the {t} tokens")
-    known = trace.confidence[~np.isnan(trace.confidence)]
-    outside = known[(known < 0) | (known > 1)]
-    if outside.size:
-        raise ValueError(f"confidence must be NaN or between 0 and 1, one is {outside[0]}")
+    if ((confidence < 0) | (confidence > 1)).any():
+        raise ValueError("confidence must be NaN or between 0 and 1")
     for name in VECTORS:
         for layer, vectors in zip(layers, getattr(trace, name), strict=True):
             if not np.isfinite(vectors).all():

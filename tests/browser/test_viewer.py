@@ -6,10 +6,12 @@ import re
 import shutil
 
 import pytest
+from noise import noise
 
-from kvlab.fast.lab.viewer import write_viewer
-from kvlab.reference.simulator.synthetic import synthetic
-from kvlab.reference.simulator.timeline import GONE
+from kvlab.fast.lab.viewing import write_viewer
+from kvlab.reference import methods
+from kvlab.reference.simulator.recorder import record_replay
+from kvlab.reference.simulator.timeline import GONE, Timeline
 
 pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -18,7 +20,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
+WORDS = ("the", " cache", " of", " keys", ",", " and", "\n", " values", ".", " 8", "")
 EVIL = '<img src=x onerror="document.title=1">&amp;'
+
+
+def recorded(tokens=41, budget=16, texts=None, layers=2):
+    """Two methods asked about noise, a quarter of which is the prompt."""
+    trace = noise(layers=layers, t=tokens, d=4, prompt=tokens // 4)
+    texts = texts or [WORDS[n % len(WORDS)] for n in range(tokens)]
+    runs = [record_replay(trace, texts, methods.get(spec, budget)) for spec in ("h2o", "tova")]
+    return Timeline("noise", 0.01, tuple(runs))
 
 
 @pytest.fixture
@@ -65,7 +76,7 @@ def shows(page, run, pane, step, kept):
 
 @pytest.mark.parametrize("step", [0, 5, 17, 30])
 def test_slider_and_selectors_show_what_the_timeline_says(page, tmp_path, step):
-    found = synthetic()
+    found = recorded()
     opened(page, found, tmp_path)
     for pane, run in enumerate(found.runs):
         kept = run.stored(step) != GONE
@@ -79,17 +90,17 @@ def test_slider_and_selectors_show_what_the_timeline_says(page, tmp_path, step):
 
 
 def test_another_step_looks_different(page, tmp_path):
-    run = synthetic().runs[0]
-    opened(page, synthetic(), tmp_path)
+    run = recorded().runs[0]
+    opened(page, recorded(), tmp_path)
     with pytest.raises(AssertionError):
         shows(page, run, 0, 25, (run.stored(12) != GONE).mean(axis=(0, 1)))
 
 
 def test_a_long_text_shows_what_the_timeline_says_in_view_and_when_it_rests(page, tmp_path):
-    found = synthetic(tokens=1600, prompt=400, layers=8, kv_heads=4, budget=480, every=128)
+    found = recorded(1600, 480)
     opened(page, found, tmp_path)
     for pane, run in enumerate(found.runs):
-        for step, layer, head in ((1000, "all", "all"), (360, "7", "3"), (1199, "0", "0")):
+        for step, layer, head in ((1000, "all", "all"), (360, "1", "1"), (1199, "0", "0")):
             page.select_option("#layer", layer)
             page.select_option("#head", head)
             kept = run.stored(step) != GONE
@@ -140,7 +151,7 @@ RESTED = """([pane, expected]) => {
 
 
 def test_a_scrolled_text_is_right_before_the_steps_rest(page, tmp_path):
-    found = synthetic(tokens=2000, prompt=500, budget=600)
+    found = recorded(2000, 600, layers=1)
     run, step = found.runs[0], 1000
     opened(page, found, tmp_path)
     expected = levels(run, step, (run.stored(step) != GONE).mean(axis=(0, 1)))
@@ -163,7 +174,7 @@ def test_a_scrolled_text_is_right_before_the_steps_rest(page, tmp_path):
 
 def test_a_token_of_markup_is_shown_as_text(page, tmp_path):
     texts = tuple(EVIL if position % 2 else "</script><b>" for position in range(41))
-    opened(page, synthetic(texts=texts), tmp_path)
+    opened(page, recorded(texts=texts), tmp_path)
     spans = page.locator("#panes [role=option]")
     assert spans.nth(1).inner_text().strip() == EVIL
     assert page.locator("#panes img, #panes b, #panes script").count() == 0
@@ -172,7 +183,7 @@ def test_a_token_of_markup_is_shown_as_text(page, tmp_path):
 
 
 def test_keys_move_and_play(page, tmp_path):
-    found = synthetic(tokens=2000)  # played in minutes: the end does not come first
+    found = recorded(2000, layers=1)  # played in minutes: the end does not come first
     opened(page, found, tmp_path)
     page.locator("body").press("Home")
     assert page.input_value("#step") == "0"
@@ -195,7 +206,7 @@ def test_keys_move_and_play(page, tmp_path):
 
 
 def test_choosing_a_token_tells_its_state(page, tmp_path):
-    found = synthetic()
+    found = recorded()
     run = found.runs[0]
     opened(page, found, tmp_path)
     page.select_option("#layer", "0")

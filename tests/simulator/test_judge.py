@@ -156,7 +156,7 @@ SCRIPT[7, 1] = 0.3  # regained, 6 tokens after its birth
 
 def scripted(prompt=2):
     vectors = np.zeros((1, 8, 1))
-    return Scripted(vectors[:, None], vectors, vectors, np.full(8, np.nan), prompt, ())
+    return Scripted(vectors[:, None], vectors, vectors, np.full(8, np.nan), prompt, (prompt,))
 
 
 def fate(left):

@@ -11,7 +11,7 @@ from tolerances import FLOAT64
 from kvlab.reference import methods
 from kvlab.reference.generate import advance, start
 from kvlab.reference.simulator.replay import Layer, replay
-from kvlab.reference.simulator.trace import Recorder
+from kvlab.reference.simulator.trace import join_blocks
 from kvlab.reference.tasks import reasoning
 
 
@@ -80,17 +80,17 @@ def live_run(reasoner, policy):
     problem = reasoning.held_out(1)[0]
     prompt = tokenizer.encode(problem.prompt).ids
     answer = tokenizer.encode(problem.solution).ids[:60]
-    recorder, kept = Recorder(), {}
+    blocks, kept = {}, {}
 
     def watch(block, result):
-        recorder.note(block.layer, block.clock.positions, block.queries, block.keys, block.values)
+        blocks.setdefault(block.layer, []).append((block.queries, block.keys, block.values))
         kept.setdefault(block.layer, {})[block.clock.seen - 1] = result.cache.positions
 
     session = start(model, policy, len(prompt))
     _, session = advance(session, prompt, watch=watch)
     for token in answer[:-1]:
         _, session = advance(session, [token], 0.9, watch)
-    trace = recorder.trace([*prompt, *answer], len(prompt), session.confidence, "reasoner")
+    trace = join_blocks(blocks, [*prompt, *answer], len(prompt), session.confidence, "reasoner")
     return trace, kept
 
 

@@ -1,15 +1,16 @@
-"""What a timeline says is what the reference kept; timelines drawn at random are timelines."""
+"""What a timeline says is what the reference kept, and its JSON says what the timeline does."""
 
-import dataclasses
+import base64
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from noise import noise
 
 from kvlab.reference import generate, methods
-from kvlab.reference.simulator.recorder import record_generation
-from kvlab.reference.simulator.synthetic import synthetic
-from kvlab.reference.simulator.timeline import GONE, read, write
+from kvlab.reference.simulator.recorder import record_generation, record_replay
+from kvlab.reference.simulator.timeline import GONE, Timeline, write
 from kvlab.reference.tasks import reasoning
 
 BUDGET = 100
@@ -38,60 +39,35 @@ def test_entries_that_are_left_are_those_of_the_generation(reasoner, spec):
                 np.testing.assert_array_equal(np.flatnonzero(stored[layer, head]), entries)
 
 
-def test_a_timeline_is_read_as_it_was_written():
-    written = synthetic()
-    found = read(write(written))
-    assert found.model == written.model
-    for ours, theirs in zip(found.runs, written.runs, strict=True):
-        assert ours.texts == theirs.texts
-        for name, column in dataclasses.asdict(theirs.events).items():
-            np.testing.assert_array_equal(getattr(ours.events, name), column)
+def unpacked(array):
+    raw, dtype = base64.b64decode(array["data"]), array["dtype"]
+    if dtype == "bfloat16":
+        return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).astype(int)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda x: x.update(version=2), "version = 2 must be 1"),
-        (lambda x: x.update(format="cat"), "no timeline"),
-        (lambda x: x.pop("runs"), "lacks 'runs'"),
-        (lambda x: x["runs"][0]["steps"].update(dtype="float64"), "must be uint8"),
-    ],
-)
-def test_damage_is_named(damage, message):
-    stored = json.loads(write(synthetic()))
-    damage(stored)
-    with pytest.raises(ValueError, match=message):
-        read(json.dumps(stored))
+def test_the_json_holds_every_state_and_snapshot():
+    texts = [f"{n} " for n in range(70)]
+    spec = "ddks@interval=8,selector=3,group=4"
+    run = record_replay(noise(), texts, methods.get(spec), most_values=2**11)
+    found = json.loads(write(Timeline("noise", 0.01, (run,))))
+    assert (found["format"], found["version"], found["model"]) == ("kvlab timeline", 1, "noise")
+    (stored,) = found["runs"]
+    assert (stored["method"], stored["prompt"], stored["texts"]) == (run.method, 20, texts)
+    np.testing.assert_array_equal(unpacked(stored["steps"]), run.steps)
+    assert len(stored["states"]) == len(run.states) > 2
+    snapshots = unpacked(stored["snapshots"])
+    assert 2 < len(snapshots) < len(run.steps)
+    last = np.stack([final_states(head) for head in stored["heads"]]).reshape(2, 2, 70)
+    np.testing.assert_array_equal(last, run.stored(len(run.steps) - 1))
+    own = [each for each in run.snapshots if each.layer == 1]
+    np.testing.assert_array_equal(snapshots, [each.step for each in own])
+    for name in ("attention", "score", "stamp", "interval"):
+        expected = np.concatenate([getattr(each, name)[0] for each in own])
+        np.testing.assert_allclose(unpacked(stored["heads"][2][name]), expected, rtol=2**-8)
 
 
-# --- drawn at random ------------------------------------------------------------------------------
-
-
-def test_every_head_keeps_as_many_entries_as_the_budget_lets_it():
-    found = synthetic(3, 50, 20, 2, 3, 30, 7)
-    assert len(found.runs) == 3
-    for run in found.runs:
-        assert (len(run.layers), run.kv_heads, run.read) == (2, 3, 50)
-        np.testing.assert_allclose(run.entries(), np.minimum(run.steps, 30))
-    assert len(read(write(found)).runs) == 3
-
-
-def test_the_seed_decides():
-    one, same, other = (synthetic(seed=seed).runs[0] for seed in (1, 1, 2))
-    last = len(one.steps) - 1
-    np.testing.assert_array_equal(one.stored(last), same.stored(last))
-    assert (one.stored(last) != other.stored(last)).any()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"layers": 0}, "layers = 0 must be at least 1"),
-        ({"budget": -1}, "budget = -1 must be at least 1"),
-        ({"tokens": 5, "prompt": 6}, "prompt = 6 must be at most tokens = 5"),
-        ({"tokens": 5, "prompt": 2, "texts": ("a",)}, "there are 1, there must be tokens . 1 = 6"),
-    ],
-)
-def test_impossible_sizes_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        synthetic(**wrong)
+def final_states(head):
+    """The state of every token in the end: 1 at first, then that of its last event."""
+    borders, states = unpacked(head["events"]), unpacked(head["event_states"])
+    return np.array([states[last - 1] if last > first else 1 for first, last in pairwise(borders)])

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, Events, Run
+from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, Run
 from study.kept import kept_bits, kept_over_steps
 
 
 def run(budget=3):
     """Three tokens of a prompt and two more; 2 layers, 2 KV heads; position 0 is stored at 4 and 8
     bits from step 1 on, and head 0 of layer 1 loses position 1 at step 2."""
-    lowered = np.array([(layer, head, 0, 1, 2) for layer in (0, 1) for head in (0, 1)])
-    events = np.vstack([lowered, [(1, 0, 1, 2, GONE)]]).T
+    lowered = [(layer, head, 0, 1, 2) for layer in (0, 1) for head in (0, 1)]
+    events = np.vstack([lowered, [(1, 0, 1, 2, GONE)]])
     return Run(
         "a method",
         budget,
@@ -23,7 +23,7 @@ def run(budget=3):
         np.array([3, 4, 5]),
         np.array([False, True, True]),
         (*FIRST_STATES, (4, 8)),
-        Events(*events),
+        events,
         (),
     )
 

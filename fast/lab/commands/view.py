@@ -19,7 +19,6 @@ from kvlab.fast.lab.commands.settings import (
 )
 from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
-from kvlab.fast.lab.viewer import write_viewer
 from kvlab.fast.models import model_location
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.simulator.recorder import MOST_VALUES
@@ -65,7 +64,7 @@ def view(settings: Settings) -> None:
             most_values=settings.most_values,
             report=report,
         )
-    write_viewer(found.timeline, output)
+    viewing.write_viewer(found.timeline, output)
     if settings.json:
         facts = {"file": str(output), "file_bytes": output.stat().st_size, "model": source.name}
         print_json({**facts, "methods": [asdict(row) for row in found.rows]})

@@ -40,7 +40,6 @@ from kvlab.fast.lab.sweep.summary import (
 from kvlab.fast.lab.sweep.worker import Failure, LocalEngine, ProcessEngine, rows_of
 from kvlab.fast.lab.tables import Column, Specification, Table, counted, percent_interval, tabulate
 from kvlab.fast.lab.terminal import Report
-from kvlab.fast.lab.viewer import write_viewer
 from kvlab.fast.models import model_location
 from kvlab.reference.methods import base_name
 from kvlab.reference.models import EMBEDDED, embedded_directory
@@ -388,7 +387,7 @@ def write_report(
     page = None
     if example is not None:
         page = path.with_name(f"{path.stem}-viewer.html")
-        write_viewer(example, page, "What the methods kept of one problem")
+        viewing.write_viewer(example, page)
     blocks = list(_blocks(comparison, path.stem, page))
     write_html(blocks, path)
     write_drawings(blocks, path.parent)
