@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvlab.fast.lab.sweep.run import RESULTS, Dataset, plain_text
+from kvlab.fast.lab.sweep.run import read_rows
 
 SMALL = """
 methods = ["full", "h2o", "raas", "nacl"]
@@ -26,9 +26,9 @@ pairs = [["h2o", "raas"], ["full", "h2o"]]
 
 
 def results(directory: Path):
-    """Return all rows but for the times."""
-    table = Dataset(directory / RESULTS).read()
-    return plain_text(table).drop_columns(["seconds_per_token"]).combine_chunks()
+    """Return all rows in one order, but for the times."""
+    rows = [{**row, "seconds_per_token": None} for row in read_rows(directory)]
+    return sorted(rows, key=lambda row: (row["job"], row["problem"]))
 
 
 COMMAND = """
@@ -70,23 +70,24 @@ class Gate:
         self.folder = folder
         folder.mkdir()
 
-    def holding(self, module: str, worker: str) -> str:
-        """Return lines that put the gate into a class of workers, before the command runs."""
+    def holding(self, module: str) -> str:
+        """Return lines that put the gate before the jobs of a module, before the command runs."""
         return f"""
 import os, time
 from pathlib import Path
-from kvlab.fast.lab.sweep import {module}
+from kvlab.fast.lab.sweep import {module}, jobs
 
-class {worker}({module}.{worker}):
-    def run(self, job):
-        gate = Path({str(self.folder)!r})
-        if job.method == "raas":
-            (gate / str(os.getpid())).touch()
-            while not (gate / "open").exists():
-                time.sleep(0.02)
-        return super().run(job)
+attempt_at_once = jobs.attempt
 
-{module}.{worker} = {worker}
+def attempt(job):
+    gate = Path({str(self.folder)!r})
+    if job.method == "raas":
+        (gate / str(os.getpid())).touch()
+        while not (gate / "open").exists():
+            time.sleep(0.02)
+    return attempt_at_once(job)
+
+{module}.attempt = attempt
 """
 
     def wait_until_held(self, process: subprocess.Popen, workers: int = 1) -> None:

@@ -17,7 +17,7 @@ from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.sweep.worker import LocalEngine
+from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.reference import methods
 
 ROOT = Path(__file__).parents[1]
@@ -385,7 +385,9 @@ def test_every_reading_is_listed_with_its_option():
     ],
 )
 def test_the_command_runs(page, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvlab.fast.lab.sweep.compare.ProcessEngine", lambda workers: LocalEngine())
+    monkeypatch.setattr(
+        "kvlab.fast.lab.sweep.compare.in_processes", lambda jobs, workers: in_this_process(jobs)
+    )
     text = method_sections.usage(parsed(page)[1])
     program, *arguments = shlex.split(re.findall(r"^kvlab .+$", text, re.MULTILINE)[0])
     assert program == "kvlab"

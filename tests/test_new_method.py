@@ -8,7 +8,7 @@ from shapes import shapes_checked
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.sweep.worker import LocalEngine
+from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.reference.conformance import vectors
 from kvlab.reference.tasks import reasoning
 
@@ -126,7 +126,7 @@ def test_its_vectors_are_made_and_test_a_kernel(tmp_path):
 def test_it_is_compared(backend, tmp_path, monkeypatch):
     if backend == "fast":  # that processes know the method is seen with the reference, sooner
         monkeypatch.setattr(
-            "kvlab.fast.lab.sweep.compare.ProcessEngine", lambda workers: LocalEngine()
+            "kvlab.fast.lab.sweep.compare.in_processes", lambda jobs, workers: in_this_process(jobs)
         )
     (row,) = rows(
         *("compare", "--model", "jumps", "--task", SHORT, "--methods", SPEC, "--budget", 60),

@@ -48,6 +48,7 @@ def sweep(settings: SweepSettings) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
     from kvlab.fast.lab.sweep import run as running  # needs pyarrow
     from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
+    from kvlab.fast.lab.sweep.summary import Results
 
     wanted = read_sweep(settings.configuration)
     engine = running.choose_engine(settings.engine, settings.workers, settings.gpus)
@@ -57,8 +58,8 @@ def sweep(settings: SweepSettings) -> None:
     plan = make_plan(wanted)
     plan.check_methods()
     if settings.dry_run:
-        stored = running.Stored(plan, running.Dataset(directory / running.RESULTS))
-        jobs, missing = len(stored.jobs), len(stored.missing())
+        missing = len(Results(plan, running.read_rows(directory)).missing())
+        jobs = sum(1 for _ in plan.jobs())
         _say({"jobs": jobs, "missing": missing, "directory": str(directory)}, settings.json)
         return
     try:

@@ -24,20 +24,19 @@ from kvlab.fast.lab.reports import (
     write_drawings,
     write_html,
 )
+from kvlab.fast.lab.sweep.jobs import MEASURED, Failure, Found, in_processes, in_this_process
 from kvlab.fast.lab.sweep.plan import ORACLE, Sweep, make_plan
 from kvlab.fast.lab.sweep.report import over_memory
 from kvlab.fast.lab.sweep.summary import (
     CONTROL,
     FULL,
     LEVEL,
-    MEASURED,
     Point,
     Results,
     TaskSummary,
     point_of,
     summarise,
 )
-from kvlab.fast.lab.sweep.worker import Failure, LocalEngine, ProcessEngine, rows_of
 from kvlab.fast.lab.tables import Column, Specification, Table, counted, percent_interval, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import model_location
@@ -128,9 +127,9 @@ def compare(
     (summary,) = summarise(results)
     check_some_ran(summary.points)
     memory = {
-        label(job.method, job.budget): [nbytes / 1024 for nbytes in found[0].nbytes_over_tokens]
-        for job, found in results.found
-        if job.first == 0 and job.seed == sweep.seeds[0] and found[0].nbytes_over_tokens
+        label(row["method"], row["budget"]): [each / 1024 for each in row["nbytes_over_tokens"]]
+        for row in results.rows
+        if (row["problem"], row["seed"]) == (0, sweep.seeds[0]) and "nbytes_over_tokens" in row
     }
     return Comparison(sweep, summary, memory, workers, time.perf_counter() - started)
 
@@ -155,25 +154,26 @@ def run_in_memory(
     plan = make_plan(sweep)
     for model in sweep.models:  # so that errors come before processes are started
         load_backend(sweep.backend, model_location(model))
-    engine = ProcessEngine(workers) if workers else LocalEngine()
-    jobs, found = list(plan.jobs()), []
+    engine = partial(in_processes, workers=workers) if workers else in_this_process
+    jobs = list(plan.jobs())
     if tell is not None:
         order = list(plan.points(sweep.models[0], sweep.tasks[0]))
         jobs.sort(key=lambda job: (job.budget is None, order.index((job.method, job.budget))))
-    rows: dict[tuple[str, int | None], list[dict[str, Any]]] = defaultdict(list)
+    rows: list[Found] = []
+    of_point: dict[tuple[str, int | None], list[Found]] = defaultdict(list)
     wanted = sweep.problems * len(sweep.seeds)
-    for job, made in engine.results(jobs):
+    for done, (job, made) in enumerate(engine(jobs), start=1):
         if isinstance(made, Failure):
             raise RuntimeError(f"{job.label} failed\n\n{made.trace}")
-        found.append((job, made))
+        rows += made
         if report is not None:
-            report(len(found), len(jobs), job.label)
+            report(done, len(jobs), job.label)
         if tell is not None:
-            own = rows[job.method, job.budget]
-            own += rows_of(job, made)
+            own = of_point[job.method, job.budget]
+            own += made
             if len(own) == wanted:
                 tell(point_of(job.method, job.budget, own, wanted))
-    return Results(plan, found=found)
+    return Results(plan, rows)
 
 
 def _plain(point: Point) -> dict[str, Any]:

@@ -21,9 +21,6 @@ from kvlab.reference.methods import takes_budget, with_seed
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 
-MOST = {"problems": 2**31 - 1, "seed": 2**63 - 1}
-"""What the columns of the data set can hold."""
-
 ORACLE = "oracle"
 """Name, among a sweep's methods, of the policy that knows what the rest of a run will need."""
 
@@ -77,23 +74,14 @@ class Sweep:
     """Methods that the report draws; it draws all if none is named."""
 
     def __post_init__(self) -> None:
+        self._check_lists()
         check_at_least(1, problems=self.problems, batch=self.batch)
-        check_at_least(0, measured=self.measured)
-        for name, numbers in (("problems", (self.problems,)), ("seed", self.seeds)):
-            for number in numbers:
-                if not 0 <= number <= MOST[name]:
-                    most = f"at least 0 and at most {MOST[name]}"
-                    raise ValueError(f"{name} = {number} must be {most}")
-        if self.measured > self.problems:
-            raise ValueError(
-                f"measured = {self.measured} must not exceed problems = {self.problems}"
-            )
+        check_at_least(0, measured=self.measured, seed=min(self.seeds))
         check_choice(backends.NAMES, backend=self.backend)
         if self.block_size is not None:
             check_at_least(1, block_size=self.block_size)
             if self.measured:
                 raise ValueError("measured must be 0 with block_size: prompts are measured at once")
-        self._check_lists()
         for spec in self.tasks:
             self._check_task(spec)
         self._check_methods()

@@ -53,11 +53,11 @@ def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     """Write ``report.html``, ``report.md`` with its drawings, and ``report.json``.
 
     Raises:
-        ValueError: if a file of results is damaged, or nothing has been run yet.
+        ValueError: if nothing has been run yet.
     """
     summaries = summarise(stored)
     if not any(point.problems for each in summaries for point in each.points):
-        raise ValueError(f"{stored.data.directory} holds no results of this sweep yet")
+        raise ValueError(f"{stored.directory} holds no results of this sweep yet")
     directory.mkdir(parents=True, exist_ok=True)
     report = list(blocks(stored, summaries))
     write_html(report, directory / f"{NAME}.html")

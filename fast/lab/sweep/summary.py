@@ -19,14 +19,12 @@ from kvlab.fast.lab.evaluate.statistics import (
     wilson,
 )
 from kvlab.fast.lab.points import Row
+from kvlab.fast.lab.sweep.jobs import MEASURED, Found
 from kvlab.fast.lab.sweep.plan import ORACLE, Job, Plan
-from kvlab.fast.lab.sweep.worker import Found, rows_of
 from kvlab.reference.methods import base_name
 
 LEVEL = 0.95
 """Level of every interval; tests are called significant below 1 − LEVEL."""
-
-MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits", "payload_bits")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,16 +146,12 @@ class Results:
     """A plan, and what has been found of it so far."""
 
     plan: Plan
-    found: Sequence[tuple[Job, Sequence[Found]]] = field(default=(), kw_only=True)
-    """What is kept in memory; a stored sweep reads its directory instead."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the jobs that are done, as `worker.rows_of` makes them."""
-        return [row for job, found in self.found for row in rows_of(job, found)]
+    rows: Sequence[Found] = field(repr=False)
+    """One row per method, budget and problem."""
 
     def missing(self) -> list[Job]:
         """Return the jobs that have not been done."""
-        done = {job.id for job, _ in self.found}
+        done = {row["job"] for row in self.rows}
         return [job for job in self.plan.jobs() if job.id not in done]
 
 
@@ -166,9 +160,6 @@ def summarise(results: Results) -> list[TaskSummary]:
 
     A seed counts once all its jobs on the model and task are done, so that all methods answer for
     the same problems. Where no seed is complete, incomplete points have no figures.
-
-    Raises:
-        ValueError: if a file of results is damaged.
     """
     plan = results.plan
     rows = _rows_by_point(results)
@@ -207,7 +198,7 @@ def _rows_by_point(results: Results) -> dict[tuple[Any, ...], list[Mapping[str, 
     """Group the rows by point; the name of a point comes from the plan, not from the row."""
     jobs = {job.id: job for job in results.plan.jobs()}
     grouped = defaultdict(list)
-    for row in results.rows():
+    for row in results.rows:
         job = jobs[row["job"]]
         grouped[job.model, job.task, job.method, job.budget].append(row)
     return grouped

@@ -14,7 +14,7 @@ import typer
 from sampling import slow
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.sweep import worker
+from kvlab.fast.lab.sweep import jobs
 
 for needed in ("torch", "transformers"):
     pytest.importorskip(needed)
@@ -272,8 +272,7 @@ def test_an_interrupt_prints_no_traceback(module, tmp_path):
 def test_processes_leave_interrupts_to_the_one_that_started_them(monkeypatch):
     handlers = []
     monkeypatch.setattr(signal, "signal", lambda *given: handlers.append(given))
-    monkeypatch.setattr(worker, "_workers", [])
-    worker._start()
+    jobs._ignore_interrupts()
     assert handlers == [(signal.SIGINT, signal.SIG_IGN)]
 
 

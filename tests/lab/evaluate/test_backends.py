@@ -11,7 +11,7 @@ from kvlab.fast.lab.evaluate.backends import (
     Request,
     load_backend,
 )
-from kvlab.fast.lab.sweep.worker import Question
+from kvlab.fast.lab.sweep.jobs import Question
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning

@@ -16,9 +16,9 @@ pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from kvlab.fast.lab.sweep import cluster
+from kvlab.fast.lab.sweep.jobs import Failure, attempt
 from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
-from kvlab.fast.lab.sweep.run import RESULTS, Dataset, read_stored
-from kvlab.fast.lab.sweep.worker import Failure, Worker
+from kvlab.fast.lab.sweep.run import RESULTS, read_stored
 
 pytestmark = pytest.mark.slow
 
@@ -66,23 +66,18 @@ def workers(made) -> list[int]:
     return found
 
 
-def files(directory: Path) -> int:
-    return len(Dataset(directory / RESULTS).files())
-
-
 @pytest.fixture
-def gate(tmp_path):
-    return Gate(tmp_path / "gate")
+def held(tmp_path):
+    """A gate before the jobs of the cluster, and the lines that put it there."""
+    gate = Gate(tmp_path / "gate")
+    return gate, gate.holding("cluster")
 
 
-HELD = ("cluster", "Worker")
-
-
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, gate, tmp_path):
-    path, expected = undisturbed
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, held, tmp_path):
+    (path, expected), (gate, lines) = undisturbed, held
     out = tmp_path / "out"
     command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--json")
-    with kvlab(*command, before=gate.holding(*HELD), RAY_ADDRESS=nodes.address) as process:
+    with kvlab(*command, before=lines, RAY_ADDRESS=nodes.address) as process:
         gate.wait_until_held(process, workers=2)
         victims = workers(nodes)
         assert len(victims) == 2
@@ -93,14 +88,14 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(nodes, undisturbed, gat
     assert process.returncode == 0, said
     assert "16/16" in said
     assert json.loads(printed)["jobs"] == 16  # what Ray says of the dead worker is not among it
-    assert results(out).equals(expected)
+    assert results(out) == expected
 
 
-def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, gate, tmp_path):
-    path, expected = undisturbed
+def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, held, tmp_path):
+    (path, _), (gate, lines) = undisturbed, held
     out = tmp_path / "out"
     command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--workers", "1")
-    with kvlab(*command, before=gate.holding(*HELD), RAY_ADDRESS=nodes.address) as process:
+    with kvlab(*command, before=lines, RAY_ADDRESS=nodes.address) as process:
         gate.wait_until_held(process)
         assert len(workers(nodes)) == 1
         process.send_signal(signal.SIGINT)
@@ -108,20 +103,19 @@ def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, gate,
     assert process.returncode == 130
     assert "Traceback" not in said
     wait_until(lambda: not workers(nodes))
-    assert files(out) == 2
-    assert not results(out).equals(expected)
+    assert len(results(out)) == 2
 
 
-def test_ten_kills_of_workers_and_drivers_change_nothing(nodes, undisturbed, gate, tmp_path):
+def test_ten_kills_of_workers_and_drivers_change_nothing(nodes, undisturbed, held, tmp_path):
     """Kills at any moment: the gate is closed, so that no sweep ends before its turn comes."""
-    path, expected = undisturbed
+    (path, expected), (_, lines) = undisturbed, held
     drawn, out = random.Random(9), tmp_path / "out"
     command = ("sweep", str(path), "--out", str(out), "--engine", "ray")
     for _ in range(KILLS // 2):
-        done = Dataset(out / RESULTS).files()
+        done = sorted((out / RESULTS).glob("*.parquet"))
         for some in drawn.sample(done, len(done) // 2):
             some.unlink()  # so that there is something to be killed at
-        with kvlab(*command, before=gate.holding(*HELD), RAY_ADDRESS=nodes.address) as process:
+        with kvlab(*command, before=lines, RAY_ADDRESS=nodes.address) as process:
             wait_until(lambda: process.poll() is not None or workers(nodes))
             time.sleep(drawn.uniform(0, 4))
             os.kill(drawn.choice(workers(nodes)), signal.SIGKILL)
@@ -131,20 +125,20 @@ def test_ten_kills_of_workers_and_drivers_change_nothing(nodes, undisturbed, gat
             process.communicate(timeout=900)
         wait_until(lambda: not workers(nodes))
     finished(*command, RAY_ADDRESS=nodes.address)
-    assert results(out).equals(expected)
+    assert results(out) == expected
 
 
-def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, gate, tmp_path):
-    path, expected = undisturbed
+def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, held, tmp_path):
+    (path, expected), (gate, lines) = undisturbed, held
     out = tmp_path / "out"
     command = ("sweep", str(path), "--out", str(out), "--engine", "ray", "--workers", "2")
-    with kvlab(*command, before=gate.holding(*HELD), RAY_ADDRESS="") as process:
+    with kvlab(*command, before=lines, RAY_ADDRESS="") as process:
         gate.wait_until_held(process, workers=2)
         process.kill()
         process.communicate(timeout=900)
     assert len(read_stored(out).missing()) > 0
     finished(*command, RAY_ADDRESS="")
-    assert results(out).equals(expected)
+    assert results(out) == expected
 
 
 # --- without a cluster ---------------------------------------------------------------------------
@@ -177,9 +171,9 @@ def run_on(monkeypatch, undisturbed):
     def run(answer):
         made = Cluster(answer)
         monkeypatch.setattr(cluster, "ray", made)
-        monkeypatch.setattr(cluster, "room", lambda gpus: 1)
+        monkeypatch.setattr(cluster, "gpus_per_worker", lambda gpus: 0)
         monkeypatch.setattr(cluster, "connected", nullcontext)
-        return jobs, made, list(cluster.RayEngine(gpus=0).results(jobs))
+        return jobs, made, list(cluster.on_cluster(jobs, workers=1))
 
     return run
 
@@ -223,30 +217,21 @@ def test_a_cluster_that_is_not_there_is_refused_at_once(monkeypatch):
         pass
 
 
-def test_room_is_counted_node_by_node(monkeypatch):
+def test_a_worker_gets_a_gpu_where_there_are_any(monkeypatch):
     resources = [
         {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}},
-        {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 4.0}},
         {"Alive": True, "Resources": {"CPU": 5.0}},
         {"Alive": False, "Resources": {"CPU": 100.0, "GPU": 100.0}},
     ]
     monkeypatch.setattr("ray.nodes", lambda: resources)
-    assert cluster.room(gpus=0) == 8 + 3 + 5
-    assert cluster.room(gpus=1) == 2 + 3
-    assert cluster.room(gpus=2) == 1 + 2
-    assert cluster.room(gpus=0.4) == 4 + 3  # two workers on a device, a fifth of it left over
-    assert cluster.room(gpus=8) == 0
-
-
-def test_a_worker_gets_a_gpu_where_there_are_any(monkeypatch):
-    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
-    assert cluster.RayEngine().gpus_per_worker() == 1
-    assert cluster.RayEngine(gpus=0.25).gpus_per_worker() == 0.25
-    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 4.0})
-    assert cluster.RayEngine().gpus_per_worker() == 0
+    assert [cluster.gpus_per_worker(asked) for asked in (None, 0, 0.25, 2)] == [1, 0, 0.25, 2]
+    with pytest.raises(ValueError, match="gpus = 3 per worker is more than a node of the cluster"):
+        cluster.gpus_per_worker(3)
+    monkeypatch.setattr("ray.nodes", lambda: resources[1:])
+    assert cluster.gpus_per_worker(None) == 0
 
 
 def test_other_versions_are_refused():
     theirs = {**cluster.relevant_versions(), "kvlab": "0.0.1"}
     with pytest.raises(ValueError, match=r"a worker of the cluster has kvlab .*, not 0\.0\.1"):
-        cluster.run_job(None, Worker, theirs)
+        cluster.run_job(None, attempt, theirs)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.sweep.compare import compare, tables, write_report
+from kvlab.fast.lab.sweep.jobs import in_this_process
 from kvlab.fast.lab.sweep.plan import Sweep
-from kvlab.fast.lab.sweep.worker import LocalEngine
 from kvlab.reference import methods
 
 SPECS = ("full", "kivi@residual=32", "streaming_llm", "raas")
@@ -101,7 +101,9 @@ def test_the_demo_covers_every_method():
 
 
 def test_compare_prints_json(tmp_path, monkeypatch):
-    monkeypatch.setattr("kvlab.fast.lab.sweep.compare.ProcessEngine", lambda workers: LocalEngine())
+    monkeypatch.setattr(
+        "kvlab.fast.lab.sweep.compare.in_processes", lambda jobs, workers: in_this_process(jobs)
+    )
     result = CliRunner().invoke(
         app,
         [

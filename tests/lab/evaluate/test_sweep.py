@@ -7,6 +7,7 @@ import shutil
 import signal
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,25 +16,40 @@ from sweeping import SMALL, Gate, finished, kvlab, results
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app, main
-from kvlab.fast.lab.sweep import run as running
+from kvlab.fast.lab.sweep import jobs as doing
+from kvlab.fast.lab.sweep.jobs import Failure, attempt, in_this_process
 from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, read_sweep
 from kvlab.fast.lab.sweep.run import (
     COMPACTED,
+    FAILURES,
     PLAN,
     RESULTS,
-    Dataset,
     choose_engine,
+    read_rows,
     read_stored,
-    rows,
     run_sweep,
+    write_rows,
 )
-from kvlab.fast.lab.sweep.worker import Engine, Failure, Found, LocalEngine, Worker
 from kvlab.reference.methods import with_seed
 from kvlab.reference.models import reasoner_directory
 
 REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 FOUND = {}
-"""What the local engine found for the jobs of `small`."""
+"""What was found for the jobs of `small`."""
+
+
+def recorded(jobs):
+    for job, found in in_this_process(jobs):
+        FOUND[job.id] = found
+        yield job, found
+
+
+def again(jobs, most=None, failing=()):
+    """Find again what was recorded, until it is stopped; fail at some methods."""
+    for number, job in enumerate(jobs):
+        if number == most:
+            raise KeyboardInterrupt
+        yield job, Failure("broken") if job.method in failing else FOUND[job.id]
 
 
 @pytest.fixture(scope="module")
@@ -42,32 +58,9 @@ def small(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sweep")
     (directory / "sweep.toml").write_text(SMALL)
     plan = make_plan(read_sweep(directory / "sweep.toml"))
-    ran = run_sweep(plan, directory, Recorder())
+    ran = run_sweep(plan, directory, recorded)
     assert (ran.done, ran.total, ran.failures) == (16, 16, ())
     return plan, directory
-
-
-class Recorder(LocalEngine):
-    """Remembers what it found."""
-
-    def results(self, jobs):
-        for job, found in super().results(jobs):
-            FOUND[job.id] = found
-            yield job, found
-
-
-class Interrupted(Engine):
-    """Finds again what was recorded, until it is stopped; fails at some methods."""
-
-    def __init__(self, jobs=None, failing=()):
-        self.most, self.failing, self.asked = jobs, failing, []
-
-    def results(self, jobs):
-        for number, job in enumerate(jobs):
-            if number == self.most:
-                raise KeyboardInterrupt
-            self.asked.append(job.id)
-            yield job, Failure("broken") if job.method in self.failing else FOUND[job.id]
 
 
 # --- jobs ----------------------------------------------------------------------------------------
@@ -164,7 +157,7 @@ def test_a_key_that_is_needed_is_asked_for():
 
 
 def test_engines_are_chosen_by_name():
-    assert isinstance(choose_engine("local"), LocalEngine)
+    assert choose_engine("local") is in_this_process
     with pytest.raises(ValueError, match="engine = 'slurm' must be one of 'local', 'ray'"):
         choose_engine("slurm")
     with pytest.raises(ValueError, match="workers and gpus can only be given with engine = 'ray'"):
@@ -179,10 +172,10 @@ def test_engines_are_chosen_by_name():
 
 
 def test_every_problem_has_a_row(small):
-    table = results(small[1])
-    assert len(table) == 16
+    rows = results(small[1])
+    assert len(rows) == 16
     by_method = {}
-    for row in table.to_pylist():
+    for row in rows:
         by_method.setdefault((row["method"], row["budget"]), []).append(row)
     assert all(row["solved"] for row in by_method["full", None])
     assert all("budget = 82" in row["refusal"] for row in by_method["raas", 82])
@@ -192,12 +185,12 @@ def test_every_problem_has_a_row(small):
     assert all(row["output_error"] is None for row in by_method["h2o", 82] if row["problem"])
 
 
-def test_a_job_done_twice_finds_the_same(small):
+def test_a_job_done_twice_finds_the_same(small, tmp_path):
     plan, directory = small
     job = next(job for job in plan.jobs() if job.method == "nacl" and job.measured)
-    again = rows(job, Worker().run(job)).drop_columns(["seconds_per_token"]).to_pylist()
-    kept = Dataset(directory / RESULTS).read([job.id]).drop_columns(["seconds_per_token"])
-    assert kept.to_pylist() == again
+    (tmp_path / RESULTS).mkdir()
+    write_rows(tmp_path, "again.parquet", doing.do_job(job))
+    assert results(tmp_path) == [row for row in results(directory) if row["job"] == job.id]
 
 
 # --- what is kept --------------------------------------------------------------------------------
@@ -205,115 +198,83 @@ def test_a_job_done_twice_finds_the_same(small):
 
 def test_a_rerun_does_nothing_and_a_larger_sweep_only_what_is_new(small, tmp_path):
     plan, directory = small
-    before = results(directory)
-    ran = run_sweep(plan, directory, LocalEngine())
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    ran = run_sweep(plan, tmp_path, recorded)
     assert (ran.done, ran.total) == (0, 16)
-    assert results(directory).equals(before)
+    assert results(tmp_path) == results(directory)
     methods = ("full", "streaming_llm")
     wider = replace(plan, sweep=replace(plan.sweep, methods=methods, pairs=()))
-    engine = Interrupted(failing=("streaming_llm",))
-    data = Dataset(tmp_path / RESULTS)
-    data.directory.mkdir()
-    for path in Dataset(directory / RESULTS).files():
-        (data.directory / path.name).write_bytes(path.read_bytes())
-    run_sweep(wider, tmp_path, engine)
-    assert {job.method for job in wider.jobs() if job.id in engine.asked} == {"streaming_llm"}
+    ran = run_sweep(wider, tmp_path, partial(again, failing=methods))
+    assert [job.method for job, _ in ran.failures] == ["streaming_llm"] * 4
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(small, tmp_path):
     plan, directory = small
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path, Interrupted(jobs=5))
+        run_sweep(plan, tmp_path, partial(again, most=5))
     assert len(read_stored(tmp_path).missing()) == 11
-    assert not results(tmp_path).equals(results(directory))
-    rest = Interrupted()
-    ran = run_sweep(plan, tmp_path, rest)
-    assert ran.done == len(rest.asked) == 11
-    assert results(tmp_path).equals(results(directory))
+    assert results(tmp_path) != results(directory)
+    assert run_sweep(plan, tmp_path, again).done == 11
+    assert results(tmp_path) == results(directory)
 
 
 def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
     plan, directory = small
-    ran = run_sweep(plan, tmp_path, Interrupted(failing=("nacl",)))
-    assert {job.method for job, _ in ran.failures} == {"nacl"}
-    assert len(ran.failures) == 4
-    written = tmp_path / running.FAILURES / f"{ran.failures[0][0].id}.txt"
+    ran = run_sweep(plan, tmp_path, partial(again, failing=("nacl",)))
+    assert [job.method for job, _ in ran.failures] == ["nacl"] * 4
+    written = tmp_path / FAILURES / f"{ran.failures[0][0].id}.txt"
     assert "broken" in written.read_text()
-    assert run_sweep(plan, tmp_path, Interrupted()).done == 4
-    assert results(tmp_path).equals(results(directory))
+    assert run_sweep(plan, tmp_path, again).done == 4
+    assert results(tmp_path) == results(directory)
 
 
-def test_the_local_engine_reports_what_goes_wrong(small, common, monkeypatch):
-    def fail(self, job):
+def test_what_goes_wrong_in_a_job_is_reported(small, common, monkeypatch):
+    def fail(job):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Worker, "run", fail)
+    monkeypatch.setattr(doing, "do_job", fail)
     assert CliRunner().invoke(app, common).exit_code == 1
-    (_, failure), *_ = LocalEngine().results([next(small[0].jobs())])
+    failure = attempt(next(small[0].jobs()))
+    assert isinstance(failure, Failure)
     assert failure.reason == "RuntimeError: out of memory"
     assert "in fail" in failure.trace
 
 
-def test_compacting_keeps_every_row(small, tmp_path):
+def test_compacting_keeps_every_row_and_rows_that_are_there_twice_count_once(small, tmp_path):
     plan, directory = small
-    run_sweep(plan, tmp_path, Interrupted(), compact=True)
-    assert [path.name for path in Dataset(tmp_path / RESULTS).files()] == [COMPACTED]
-    assert results(tmp_path).equals(results(directory))
-    assert run_sweep(plan, tmp_path, LocalEngine(), compact=True).done == 0
-    assert results(tmp_path).equals(results(directory))
-
-
-def row_of(job):
-    """Return the row of a problem that was solved."""
-    return Found(
-        method=job.method,
-        budget=job.budget,
-        problem=0,
-        prompt_tokens=9,
-        solved=True,
-        answer_correct=True,
-        tokens=3,
-    )
-
-
-def test_rows_that_are_there_twice_count_once(small, tmp_path):
-    plan, _ = small
-    job = next(plan.jobs())
-    found = [row_of(job)]
-    data = Dataset(tmp_path)
-    data.write(job, found)
-    data.write_file("copy.parquet", rows(job, found))
-    assert len(data.read()) == 1
-    data.write(replace(job, first=1), [replace(found[0], problem=1)])
-    assert len(data.read()) == 2
-    assert len(data.read([job.id])) == 1
+    run_sweep(plan, tmp_path, again, compact=True)
+    assert [path.name for path in (tmp_path / RESULTS).iterdir()] == [COMPACTED]
+    assert results(tmp_path) == results(directory)
+    job, found = next(iter(FOUND.items()))
+    write_rows(tmp_path, f"{job}.parquet", found)
+    assert run_sweep(plan, tmp_path, again, compact=True).done == 0
+    assert results(tmp_path) == results(directory)
 
 
 def test_what_a_killed_process_left_is_no_result(small, tmp_path):
     plan, _ = small
-    data = Dataset(tmp_path / RESULTS)
-    data.directory.mkdir()
-    (data.directory / "x.parquet.1.unfinished").write_bytes(b"PAR1")
-    assert data.done() == set()
+    data = tmp_path / RESULTS
+    data.mkdir()
+    (data / "x.parquet.1.unfinished").write_bytes(b"PAR1")
+    assert read_rows(tmp_path) == []
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(plan, tmp_path, Interrupted(jobs=0))
-    assert [*data.directory.iterdir()] == []
-    (data.directory / "x.parquet").write_bytes(b"PAR1")
+        run_sweep(plan, tmp_path, partial(again, most=0))
+    assert [*data.iterdir()] == []
+    (data / "x.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"x\.parquet holds no results of a sweep .*; delete it"):
-        run_sweep(plan, tmp_path, LocalEngine())
+        run_sweep(plan, tmp_path, again)
 
 
-def test_a_full_disk_is_said_with_the_file(small, tmp_path, monkeypatch):
+def test_a_full_disk_is_said_with_the_file(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    job = next(small[0].jobs())
-    Dataset(tmp_path).directory.mkdir(exist_ok=True)
-    with pytest.raises(OSError, match=rf"No space left on device: '.*{job.id}\.parquet'") as stop:
-        Dataset(tmp_path).write(job, [])
+    (tmp_path / RESULTS).mkdir()
+    with pytest.raises(OSError, match=r"No space left on device: '.*x\.parquet'") as stop:
+        write_rows(tmp_path, "x.parquet", [])
     assert stop.value.errno == errno.ENOSPC
-    assert Dataset(tmp_path).files() == []
+    assert read_rows(tmp_path) == []
 
 
 def test_two_sweeps_do_not_share_a_directory(small, tmp_path):
@@ -321,7 +282,7 @@ def test_two_sweeps_do_not_share_a_directory(small, tmp_path):
         FileLock(tmp_path / ".lock"),
         pytest.raises(ValueError, match="is in use by another sweep"),
     ):
-        run_sweep(small[0], tmp_path, LocalEngine())
+        run_sweep(small[0], tmp_path, again)
 
 
 def test_a_stored_sweep_says_how_it_was_run(small):
@@ -366,11 +327,11 @@ def test_the_command_runs_and_says_what_it_did(common, tmp_path):
 
 
 def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
-    def chatter(self, job):
+    def chatter(job):
         print("(raylet) A worker died")
-        return [row_of(job)]
+        return []
 
-    monkeypatch.setattr(Worker, "run", chatter)
+    monkeypatch.setattr(doing, "do_job", chatter)
     found = CliRunner().invoke(app, common)
     assert json.loads(found.stdout)["done now"] == 1
     assert "(raylet) A worker died" in found.stderr
@@ -380,13 +341,13 @@ def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path):
     _, directory = small
     gate, out = Gate(tmp_path / "gate"), tmp_path / "out"
     command = ("sweep", str(directory / "sweep.toml"), "--out", str(out))
-    with kvlab(*command, before=gate.holding("worker", "Worker")) as process:
+    with kvlab(*command, before=gate.holding("jobs")) as process:
         gate.wait_until_held(process)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=900)
     assert process.returncode == 130
     assert "nothing that was done is lost" in said
     assert "Traceback" not in said
-    assert len(Dataset(out / RESULTS).done()) == 2
+    assert len(results(out)) == 2
     finished(*command)
-    assert results(out).equals(results(directory))
+    assert results(out) == results(directory)

@@ -2,9 +2,7 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
-from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -25,8 +23,8 @@ from kvlab.fast.lab.evaluate.statistics import (
     paired_shares,
     wilson,
 )
-from kvlab.fast.lab.files import clear_unfinished
 from kvlab.fast.lab.reports import Code, Heading, Text, markdown
+from kvlab.fast.lab.sweep.jobs import FIGURES, MEASURED
 from kvlab.fast.lab.sweep.plan import ORACLE, make_plan, make_sweep, read_sweep
 from kvlab.fast.lab.sweep.report import (
     CHANCE,
@@ -35,9 +33,8 @@ from kvlab.fast.lab.sweep.report import (
     accuracy_cell,
     write_report,
 )
-from kvlab.fast.lab.sweep.run import read_stored, write_plan
-from kvlab.fast.lab.sweep.summary import MEASURED, Point, leaders, not_above_chance, summarise
-from kvlab.fast.lab.sweep.worker import Found
+from kvlab.fast.lab.sweep.run import read_stored, run_sweep
+from kvlab.fast.lab.sweep.summary import Point, leaders, not_above_chance, summarise
 from kvlab.fast.lab.tables import Bold, Table, escape_markdown
 from kvlab.reference import methods
 from study.contrasts import RESULTS, stored_summary
@@ -68,20 +65,16 @@ SOLVED = {
 def found(job):
     """Make up the rows of a job."""
     solved = SOLVED.get((job.method, job.budget))
-    row = partial(Found, method=job.method, budget=job.budget, prompt_tokens=90)
+    known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
+    known |= {"job": job.id, "prompt_tokens": 90, "refusal": None, **dict.fromkeys(FIGURES)}
     if solved is None:
-        return [row(problem=n, refusal="budget is < 90 & too small") for n in range(job.count)]
+        known["refusal"] = "budget is < 90 & too small"
+        return [{**known, "problem": n} for n in range(job.count)]
+    known |= {"answer_correct": True, "tokens": 100, "seconds_per_token": 0.002}
     most = {"rkv@every=16": 15.0}.get(job.method, 0.0) + (job.budget or 200)
     figures = dict.fromkeys(MEASURED, 0.25) | {"entries": most, "average_bits": 8.0}
     return [
-        row(
-            problem=n,
-            solved=solved(n),
-            answer_correct=True,
-            tokens=100,
-            seconds_per_token=0.002,
-            **(figures if n < job.measured else {}),
-        )
+        {**known, "problem": n, "solved": solved(n), **(figures if n < job.measured else {})}
         for n in range(job.count)
     ]
 
@@ -91,19 +84,17 @@ def complete(tmp_path_factory):
     """The directory of a complete sweep with made-up results."""
     directory = tmp_path_factory.mktemp("sweep")
     plan = make_plan(make_sweep(SWEEP))
-    clear_unfinished(directory / "results")
-    write_plan(plan, directory)
-    data = read_stored(directory).data
-    for job in plan.jobs():
-        data.write(job, found(job))
+    run_sweep(plan, directory, lambda jobs: ((job, found(job)) for job in jobs), compact=True)
     return directory
 
 
 @pytest.fixture
-def stored(complete, tmp_path):
-    """A copy of the sweep, which a test may change."""
-    shutil.copytree(complete, tmp_path / "sweep")
-    return read_stored(tmp_path / "sweep")
+def stored(complete):
+    return read_stored(complete)
+
+
+def without(stored, job):
+    return replace(stored, rows=[row for row in stored.rows if row["job"] != job.id])
 
 
 # --- statistics ----------------------------------------------------------------------------------
@@ -203,17 +194,13 @@ def test_leaders_hold_the_budget_and_are_not_shown_to_be_worse(stored):
 
 def held(stored, peaks):
     """Sum a sweep up in which h2o's measured problems held so many entries at most."""
-    for job in stored.plan.jobs():
-        rows = found(job)
-        if job.method == "h2o" and job.budget == 60:
-            rows = [
-                replace(row, **dict.fromkeys(MEASURED))
-                if peak is None
-                else replace(row, entries=peak)
-                for row, peak in zip(rows, [*peaks, *[None] * 18], strict=True)
-            ]
-        stored.data.write(job, rows)
-    (summary,) = summarise(stored)
+    rows = []
+    for row in stored.rows:
+        if (row["method"], row["budget"]) == ("h2o", 60):
+            peak = dict(enumerate(peaks)).get(row["problem"])
+            row = row | (dict.fromkeys(MEASURED) if peak is None else {"entries": peak})
+        rows.append(row)
+    (summary,) = summarise(replace(stored, rows=rows))
     return summary
 
 
@@ -246,9 +233,8 @@ def test_the_measured_problems_tell_of_the_budget(stored, peaks, holds, mark):
 def test_a_method_that_is_worse_or_solves_nothing_is_no_leader(stored, monkeypatch, worse, leading):
     for method in worse:
         monkeypatch.setitem(SOLVED, (method, 60), lambda n: False)
-    for job in stored.plan.jobs():
-        stored.data.write(job, found(job))
-    (summary,) = summarise(stored)
+    rows = [row for job in stored.plan.jobs() for row in found(job)]
+    (summary,) = summarise(replace(stored, rows=rows))
     assert summary.leaders == {50: {"h2o", "tova"}, 60: leading}
     assert accuracy_cell(summary, summary.point("tova", 60)) == "0.0 (0.0–8.8)"
 
@@ -294,14 +280,13 @@ def test_the_oracle_leads_nobody():
 
 def test_a_seed_counts_when_it_is_complete(stored):
     job = next(j for j in stored.plan.jobs() if j.method == "tova" and j.seed == 1)
-    (stored.data.directory / f"{job.id}.parquet").unlink()
-    (summary,) = summarise(stored)
+    partly = without(stored, job)
+    (summary,) = summarise(partly)
     assert summary.seeds == (0,)
     assert summary.point("tova", job.budget).problems == 20
-    assert stored.missing() == [job]
+    assert partly.missing() == [job]
     other = next(j for j in stored.plan.jobs() if j.method == "h2o" and j.seed == 0)
-    (stored.data.directory / f"{other.id}.parquet").unlink()
-    (summary,) = summarise(stored)
+    (summary,) = summarise(without(partly, other))
     assert summary.seeds == (0, 1)
     assert summary.point("tova", job.budget).refusal == "20 of 40 problems run"
     assert summary.point("tova", 60).solved == 0.5
@@ -341,20 +326,18 @@ def test_what_is_needed_to_run_again_is_in_the_report(stored, tmp_path):
         assert f"| {name} |" in text
 
 
-def test_the_command_reports(stored):
-    directory = str(stored.data.directory.parent)
-    shown = CliRunner().invoke(app, ["report", directory])
+def test_the_command_reports(stored, tmp_path):
+    command = ["report", str(stored.directory), "--out", str(tmp_path)]
+    shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0, shown.output
     assert "40.0 (26.3–55.4)" in shown.stdout
-    plain = CliRunner().invoke(app, ["report", directory, "--json"])
+    plain = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(plain.stdout)["missing_jobs"] == 0
 
 
-def test_a_report_needs_results(stored):
-    for path in stored.data.files():
-        path.unlink()
+def test_a_report_needs_results(stored, tmp_path):
     with pytest.raises(ValueError, match="holds no results of this sweep yet"):
-        write_report(stored, stored.data.directory)
+        write_report(replace(stored, rows=[]), tmp_path)
 
 
 def test_markdown_shows_text_as_it_is():

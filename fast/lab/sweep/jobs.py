@@ -1,0 +1,304 @@
+"""Does jobs: a method answers problems, and is measured on some of them.
+
+A job becomes rows, one per problem. An engine does many jobs: in this process, in several
+processes, or (`cluster`) on a cluster.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import groupby
+from multiprocessing import active_children, get_context
+from statistics import fmean
+from traceback import format_exc
+from typing import Any
+
+import numpy as np
+
+from kvlab.fast.lab.evaluate.backends import Backend, Request, load_backend
+from kvlab.fast.lab.evaluate.tasks import AskedAfter, Problem, Task, find_task
+from kvlab.fast.lab.sweep.plan import ORACLE, Job
+from kvlab.fast.models import model_location
+from kvlab.reference import methods
+from kvlab.reference.policy import Policy
+
+Found = dict[str, Any]
+"""What was found on one problem: job, model, task, seed, method, budget, problem (its number),
+prompt_tokens, refusal (why there are no figures), and `FIGURES`."""
+
+MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits", "payload_bits")
+"""Figures along the full cache's answer, as in `kvlab.reference.measure.Measurement`: means over
+its tokens, the largest entries and bytes, the last bits; None where nothing was measured."""
+
+FIGURES = ("solved", "answer_correct", "tokens", "seconds_per_token", *MEASURED)
+"""What is found of each problem; ``tokens`` are those that were written."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job was given up; the job counts as missing, and the next run tries it again."""
+
+    reason: str
+    trace: str = ""
+    """Traceback of the error."""
+
+
+Result = tuple[Job, list[Found] | Failure]
+
+Engine = Callable[[Sequence[Job]], Iterator[Result]]
+"""Does jobs in any order, and yields every job once, as soon as it is done or given up. Closing the
+iterator stops what is running."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem as token ids."""
+
+    number: int
+    problem: Problem
+    prompt: list[int]
+    solution: list[int]
+    shared: int = 0
+    """Tokens at the start of the prompt that are compressed before the others are known."""
+
+    @property
+    def stop(self) -> int | None:
+        """Last token of the solution, which ends an answer; None if the solution has it twice."""
+        *others, last = self.solution
+        return None if last in others else last
+
+    @property
+    def limit(self) -> int:
+        """Tokens after which an answer is cut: a quarter more than the solution has."""
+        return len(self.solution) * 5 // 4
+
+
+def attempt(job: Job) -> list[Found] | Failure:
+    """Do a job; an error becomes a `Failure`, so that the other jobs go on."""
+    try:
+        return do_job(job)
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}", format_exc())
+
+
+def do_job(job: Job) -> list[Found]:
+    """Do a job; the same job gives the same rows, except for the time that it took.
+
+    A method that a problem's length rules out is refused on this problem, and one that turns out
+    not to work on all of the job's.
+    """
+    known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
+    rows = {
+        question.number: {
+            "job": job.id,
+            **known,
+            "problem": question.number,
+            "prompt_tokens": len(question.prompt),
+            "refusal": _refusal(job, question),
+            **dict.fromkeys(FIGURES),
+        }
+        for question in _questions(job)
+    }
+    fitting = [each for each in _questions(job) if rows[each.number]["refusal"] is None]
+    try:
+        for work, questions in (
+            (_solve, fitting),
+            (_measure, [each for each in fitting if each.number < job.first + job.measured]),
+        ):
+            if questions:
+                for question, figures in zip(questions, work(job, questions), strict=True):
+                    rows[question.number] |= figures
+    except ValueError as error:
+        for question in fitting:
+            rows[question.number] |= {**dict.fromkeys(FIGURES), "refusal": str(error)}
+    return list(rows.values())
+
+
+def _refusal(job: Job, question: Question) -> str | None:
+    """Say why a method cannot take a prompt, without running the method."""
+    if job.method != ORACLE:
+        try:
+            methods.get(job.seeded, job.budget).check(question.shared or len(question.prompt))
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def _policy(job: Job, questions: Sequence[Question]) -> Policy:
+    if job.method != ORACLE:
+        return methods.get(job.seeded, job.budget)
+    from kvlab.fast.lab.evaluate.oracle import oracle_policy
+
+    task = find_task(job.task)
+    assert job.budget is not None and task.recent is not None
+    return oracle_policy([task.next_use(q.problem) for q in questions], job.budget, task.recent)
+
+
+def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
+    """Answer questions in one batch, and grade the answers."""
+    policy, backend, task = _policy(job, questions), _backend(job), find_task(job.task)
+    written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
+    found = []
+    for question, tokens in zip(questions, written, strict=True):
+        outcome = task.grade(question.problem, backend.decode(tokens))
+        known = outcome.solved or not job.to_first_error
+        found.append(
+            {
+                "solved": outcome.solved,
+                "answer_correct": outcome.answer_correct if known else None,
+                "tokens": len(tokens) if known else None,
+                "seconds_per_token": seconds,
+            }
+        )
+    return found
+
+
+def _write(
+    backend: Backend,
+    policy: Policy,
+    questions: Sequence[Question],
+    to_first_error: bool = False,
+    block_size: int | None = None,
+) -> tuple[list[list[int]], float]:
+    """Write an answer to every question, cut at its limit; return the seconds per token too."""
+    limit, stop = max(question.limit for question in questions), questions[0].stop
+    cut, seconds = [], []
+    for text, group in groupby(questions, key=lambda each: each.prompt[: each.shared]):
+        some = list(group)
+        request = Request(
+            prompts=[each.prompt[each.shared :] for each in some],
+            limit=limit,
+            stop=stop,
+            solutions=[each.solution for each in some] if to_first_error else None,
+            block_size=block_size,
+            text=text,
+        )
+        written, took = backend.write(policy, request)
+        cut += [tokens[: each.limit] for tokens, each in zip(written, some, strict=True)]
+        seconds += [took] * len(some)
+    return cut, fmean(seconds)
+
+
+def _measure(job: Job, questions: Sequence[Question]) -> list[Found]:
+    """Measure along the full cache's answers.
+
+    ``nbytes_over_tokens``, bytes of keys and values after each token, is in no data set.
+    """
+    answers = _full_answers(job)
+    tokens, logits = zip(*(answers[each.number] for each in questions), strict=True)
+    prompts = [each.prompt for each in questions]
+    found = _backend(job).measure(_policy(job, questions), prompts, tokens, logits)
+    return [
+        {
+            "output_error": float(measured.output_error.mean()),
+            "kl": float(measured.kl.mean()),
+            "agreement": float(measured.agreement.mean()),
+            "entries": float(measured.entries.max()),
+            "nbytes": float(measured.nbytes.max()),
+            "average_bits": float(measured.average_bits[-1]),
+            "payload_bits": float(measured.payload_bits[-1]),
+            "nbytes_over_tokens": tuple(measured.nbytes.tolist()),
+        }
+        for measured, _ in found
+    ]
+
+
+# --- what a process keeps from job to job --------------------------------------------------------
+
+_kept: dict[str, tuple[Any, Any]] = {}
+
+
+def _once(kind: str, key: Any, make: Callable[[], Any]) -> Any:
+    """Return what was made last if the key is the same; else free it, and make another one."""
+    if kind not in _kept or _kept[kind][0] != key:
+        _kept.pop(kind, None)
+        _kept[kind] = key, make()
+    return _kept[kind][1]
+
+
+def _backend(job: Job) -> Backend:
+    name = (job.backend, model_location(job.model))
+    return _once("model", name, lambda: load_backend(*name))
+
+
+def _questions(job: Job) -> list[Question]:
+    task, encode = find_task(job.task), _backend(job).encode
+
+    def draw() -> list[Question]:
+        drawn = task.problems(job.first + job.count, job.seed)[job.first :]
+        return [_question(n, each, encode, task) for n, each in enumerate(drawn, job.first)]
+
+    key = (job.fingerprint, job.backend, job.task, job.seed, job.first, job.count)
+    return _once("questions", key, draw)
+
+
+def _question(
+    number: int, problem: Problem, encode: Callable[[str], list[int]], task: Task
+) -> Question:
+    """Put a problem into token ids; a text that is compressed first is encoded by itself."""
+    solution = encode(problem.solution)
+    if not task.asks_after:
+        return Question(number, problem, encode(problem.prompt), solution)
+    assert isinstance(problem, AskedAfter)
+    context = encode(problem.context)
+    prompt = [*context, *encode(problem.question)]
+    return Question(number, problem, prompt, solution, len(context))
+
+
+def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
+    """Return what the full cache answers to what is measured, and its logits, by number."""
+    questions = _questions(job)[: job.measured]
+
+    def answer() -> dict[int, tuple[list[int], np.ndarray]]:
+        backend, full = _backend(job), methods.get("full")
+        answers, _ = _write(backend, full, questions)
+        measured = backend.measure(full, [each.prompt for each in questions], answers)
+        return {
+            question.number: (answer, logits)
+            for question, answer, (_, logits) in zip(questions, answers, measured, strict=True)
+        }
+
+    key = (job.fingerprint, job.backend, job.task, job.seed, job.first, job.measured)
+    return _once("answers", key, answer)
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def in_this_process(jobs: Sequence[Job]) -> Iterator[Result]:
+    """Do one job after the other; see `Engine`."""
+    try:
+        for job in jobs:
+            yield job, attempt(job)
+    finally:
+        _kept.clear()
+
+
+def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Result]:
+    """Do jobs in processes of this machine, each with a model of its own; see `Engine`.
+
+    Each has one thread, so that the times of methods are comparable.
+    """
+    for variable in THREADS:
+        os.environ.setdefault(variable, "1")
+    others = set(active_children())
+    with ProcessPoolExecutor(workers, get_context("spawn"), _ignore_interrupts) as pool:
+        futures = {pool.submit(attempt, job): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:  # Ctrl-C, or nobody wants the other results: jobs take minutes
+            for process in set(active_children()) - others:
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Leave them to the process that started this one, which also ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
