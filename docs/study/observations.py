@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import typer
 
-from kvlab.fast.lab.benchmarks.machine import versions
+from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.perplexity import Passage, cut_windows, problem_passages
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.generation import decoding_options, token_ids

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from kvlab.fast.lab.benchmarks.machine import versions
+from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.backends import FastBackend
 from kvlab.fast.lab.evaluate.perplexity import Passage, cut_windows, problem_passages
 from kvlab.fast.lab.files import write_text

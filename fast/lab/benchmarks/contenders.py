@@ -20,9 +20,7 @@ class Contender:
     """A cache of some library that a model generates with."""
 
     name: str
-    """Its name in the result."""
     compresses: bool
-    """Whether it evicts anything."""
     measured: Callable[[Run, bool], Outcome]
     """Generates once; told to watch, it says the most that the cache held between two tokens."""
     prompt: int | None = None
@@ -69,42 +67,18 @@ def kvlab(setting: Setting, method: str, block_size: int | None = None) -> Conte
 
 
 class KvpressWorker:
-    """The process that measures kvpress; see ``kvpress_contender.py``.
+    """The process of ``kvpress_contender.py``; it takes a device, threads, a model's directory."""
 
-    Args:
-        python: interpreter of an environment with kvpress.
-        device: as PyTorch names it.
-        threads: threads of PyTorch.
-        directory: directory of the model; by default the small one with random weights.
-
-    Raises:
-        RuntimeError: if the process does not start.
-    """
-
-    def __init__(self, python: Path, device: str, threads: int, directory: str = "") -> None:
+    def __init__(self, python: Path, *arguments: str) -> None:
         script = Path(__file__).with_name("kvpress_contender.py")
-        self.process = subprocess.Popen(
-            [python, script, device, str(threads), directory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen([python, script, *arguments], text=True, **pipes)
         self.versions: dict[str, str] = self._receive()
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Have one generation measured.
-
-        Raises:
-            RuntimeError: if the process ended.
-        """
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
+        """Have one generation measured."""
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         return self._receive()
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.communicate()
 
     def _receive(self) -> dict[str, Any]:
         assert self.process.stdout is not None

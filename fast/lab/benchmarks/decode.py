@@ -15,6 +15,7 @@ within each round. The first round is not timed: it warms up and notes what the 
 ``kvpress_contender.py`` says how to make the environment of kvpress.
 """
 
+import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,7 @@ from kvlab.fast.lab.benchmarks.contenders import (
     kvpress,
     stock,
 )
-from kvlab.fast.lab.benchmarks.results import Out, result_of, shuffled, spread, write
+from kvlab.fast.lab.benchmarks.results import Out, write
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, fetched, tiny_llama
 from kvlab.fast.lab.terminal import console, progress
 from kvlab.fast.models import model_location
@@ -160,7 +161,9 @@ def measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dic
         outcomes.append({**about, "tokens_per_second": [], "first_seconds": []})
         bar.advance(task)
     for turn in range(part.repeats):
-        for contender, outcome in shuffled(zip(several, outcomes, strict=True), turn):
+        order = list(zip(several, outcomes, strict=True))
+        random.Random(turn).shuffle(order)
+        for contender, outcome in order:
             timing = contender.measured(part.run(contender), False)
             outcome["tokens_per_second"].append(timing.speed(part.with_prompt))
             outcome["first_seconds"].append(timing.first)
@@ -168,25 +171,14 @@ def measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dic
     full = outcomes[0]["tokens_per_second"]
     for outcome in outcomes:
         speeds = outcome["tokens_per_second"]
-        outcome |= {**spread(speeds), "share_of_full": share_of(speeds, full)}
+        outcome |= {"lowest": min(speeds), "highest": max(speeds)}
+        outcome |= {"median": statistics.median(speeds), "share_of_full": share_of(speeds, full)}
     return outcomes
 
 
 def share_of(speeds: Sequence[float], full: Sequence[float]) -> float:
     """Return the median, over the rounds, of a speed divided by the full cache's."""
     return statistics.median(mine / its for mine, its in zip(speeds, full, strict=True))
-
-
-def kvpress_worker(
-    python: Path | None, device: str, threads: int, directory: str = ""
-) -> tuple[KvpressWorker | None, dict[str, Any]]:
-    """Start kvpress if there is one, and return what the result says about it."""
-    if python is None:
-        return None, {"measured": False, "reason": "no environment given"}
-    if not python.exists():
-        return None, {"measured": False, "reason": f"{python} does not exist"}
-    worker = KvpressWorker(python, device, threads, directory)
-    return worker, {"measured": True, "versions": worker.versions}
 
 
 def main(
@@ -213,28 +205,29 @@ def main(
     """Measure decoding speed."""
     torch.set_num_threads(threads)
     directory = str(model_location(model)) if model else ""
-    worker, about_kvpress = kvpress_worker(kvpress, device, threads, directory)
+    worker, about = None, {"measured": False, "reason": "no environment given"}
+    if kvpress is not None and kvpress.exists():
+        worker = KvpressWorker(kvpress, device, str(threads), directory)
+        about = {"measured": True, "versions": worker.versions}
+    elif kvpress is not None:
+        about["reason"] = f"{kvpress} does not exist"
     if worker is None:
-        console.print(f"kvpress is not measured: {about_kvpress['reason']}")
+        console.print(f"kvpress is not measured: {about['reason']}")
+    asked: dict[str, Any] = {"whole_repeats": whole_repeats, "tokens": tokens, "cpu_time": cpu_time}
     if model is not None:
-        parts = [real(prompt, tokens, whole_repeats)]
-        asked = {"model": model, "prompt": prompt, "tokens": tokens, "whole_repeats": whole_repeats}
+        parts, network = [real(prompt, tokens, whole_repeats)], fetched(directory)
+        asked |= {"model": model, "prompt": prompt}
     else:
         parts = [constant(stretch, repeats), whole(tokens, whole_repeats)]
-        asked = {"repeats": repeats, "whole_repeats": whole_repeats, "tokens": tokens}
-        asked |= {"stretch": stretch, "device": device}
-    network, found = fetched(directory) if model else tiny_llama(device), {}
-    try:
-        with progress() as bar:
-            for part in parts:
-                setting = Setting(network, part.entries, cpu_time)
-                found[part.name] = measure(part, list(contenders(part, setting, worker)), bar)
-    finally:
-        if worker is not None:
-            worker.close()
-    parameters = {"entries": parts[0].entries, "cpu_time": cpu_time, **asked}
-    about = {"kvpress": about_kvpress, "parameters": parameters, "parts": found}
-    write(result_of(SCHEMA, device, about), out)
+        network = tiny_llama(device)
+        asked |= {"repeats": repeats, "stretch": stretch, "device": device}
+    found = {}
+    with progress() as bar:
+        for part in parts:
+            setting = Setting(network, part.entries, cpu_time)
+            found[part.name] = measure(part, list(contenders(part, setting, worker)), bar)
+    parameters = {"entries": parts[0].entries, **asked}
+    write(SCHEMA, device, {"kvpress": about, "parameters": parameters, "parts": found}, out)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ import torch
 import typer
 
 from kvlab.fast.lab.benchmarks.contenders import Contender, Setting, kvlab, stock
-from kvlab.fast.lab.benchmarks.machine import gpu_or_small
-from kvlab.fast.lab.benchmarks.results import Out, result_of, write
+from kvlab.fast.lab.benchmarks.results import Out, gpu_or_small, write
 from kvlab.fast.lab.benchmarks.workload import Run, random_llama, tiny_llama
 from kvlab.fast.lab.terminal import progress
 
@@ -141,7 +140,7 @@ def main(
     with at_most(cap, device) as cap_bytes:
         fitted = list(capacities(model, methods, capacity_tokens, most))
     found = {"cap_bytes": cap_bytes, "latency": slow, "capacity": fitted}
-    write(result_of(SCHEMA, device, found), out)
+    write(SCHEMA, device, found, out)
 
 
 if __name__ == "__main__":

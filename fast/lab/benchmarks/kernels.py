@@ -33,8 +33,7 @@ from kvlab.fast.kernels.move import move_survivors
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
-from kvlab.fast.lab.benchmarks.machine import gpu_or_small
-from kvlab.fast.lab.benchmarks.results import Out, result_of, write
+from kvlab.fast.lab.benchmarks.results import Out, gpu_or_small, write
 from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 3
@@ -292,7 +291,7 @@ def main(
     shape = {"kv_heads": sizes[0].kv_heads, "group": GROUP, "head_dim": HEAD_DIM}
     results, left_out = [], []
     found = {"shape": {**shape, "dtype": str(dtype)}, "copy_bytes_per_second": bandwidth}
-    result = result_of(SCHEMA, device, {**found, "left_out": left_out, "results": results})
+    found |= {"left_out": left_out, "results": results}
     with progress() as bar:
         for size in bar.track(sizes, description="kernels"):
             for cases in (decode_cases, caote_cases, keep_cases, prefill_cases, coded_cases):
@@ -304,7 +303,7 @@ def main(
                     left_out.append({**about, "all_after": last})
                 torch.cuda.empty_cache()  # the memory of these cases is free for the next
             add_gains(results)
-            write(result, out)
+            write(SCHEMA, device, found, out)
 
 
 if __name__ == "__main__":

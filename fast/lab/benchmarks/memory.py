@@ -13,13 +13,11 @@ import torch
 import typer
 
 from kvlab.fast import compress
-from kvlab.fast.lab.benchmarks.results import Out, result_of, write
+from kvlab.fast.lab.benchmarks.results import Out, write
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, Watcher, generate, tiny_llama
 from kvlab.fast.lab.terminal import progress
 
 SCHEMA = 1
-
-
 SETTLED = 2000
 """Tokens after which the memory of a process has to be flat."""
 
@@ -62,7 +60,7 @@ def main(
         "resident_bytes": readings,
         "growth_bytes": max(settled) - settled[0],
     }
-    write(result_of(SCHEMA, "cpu", found), out)
+    write(SCHEMA, "cpu", found, out)
 
 
 if __name__ == "__main__":

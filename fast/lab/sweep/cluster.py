@@ -20,7 +20,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns wh
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from kvlab.fast.lab.benchmarks.machine import versions
+from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.sweep.jobs import Failure, Found, Result, attempt
 from kvlab.fast.lab.sweep.plan import Job
 

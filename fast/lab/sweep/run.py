@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from kvlab.fast.lab.benchmarks.machine import versions
+from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
 from kvlab.fast.lab.sweep.jobs import MEASURED, Engine, Failure, Found, in_this_process
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep, to_plain

@@ -77,7 +77,7 @@ def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
         "print(json.dumps({'first': asked['entries'], 'rest': 2, 'tokens': tokens}), flush=True)\n"
     )
     monkeypatch.setattr(contenders, "__file__", str(tmp_path / "contenders.py"))
-    worker = contenders.KvpressWorker(Path(sys.executable), "cpu", 1)
+    worker = contenders.KvpressWorker(Path(sys.executable), "cpu", "1", "")
     press = contenders.kvpress(worker, Setting(None, entries=5), "tova", 1)
     assert worker.versions == {"kvpress": "0"}
     timing = press.measured(Run(3, 7), False)
@@ -86,7 +86,7 @@ def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
     worker.process.wait()
     with pytest.raises(RuntimeError, match="kvpress ended with code 0"):
         worker._receive()
-    worker.close()
+    worker.process.communicate()
 
 
 def test_memory_is_read_along_the_way(tmp_path, monkeypatch):
@@ -101,8 +101,3 @@ def test_memory_is_read_along_the_way(tmp_path, monkeypatch):
     assert json.loads(out.read_text())["growth_bytes"] == 8 - 5
     with pytest.raises(BadParameter, match="no reading after 3 tokens"):
         memory.main(method="h2o", tokens=7, every=9, out=out)
-
-
-def test_models_are_the_same_every_time():
-    first, second = tiny_llama(), tiny_llama()
-    assert first.lm_head.weight.equal(second.lm_head.weight)
