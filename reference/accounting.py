@@ -22,12 +22,16 @@ SCALE_AND_ZERO = 32
 """Bits that a group of quantised elements takes besides its codes."""
 
 
+Count = int | float | Float[Array, "..."] | Int[Array, "..."]
+"""A number, or one for each of several steps."""
+
+
 @dataclass(frozen=True)
 class Work:
     """Bytes read and written, and floating-point operations."""
 
-    bytes: int | float = 0
-    flops: int | float = 0
+    bytes: Count = 0
+    flops: Count = 0
 
     def __add__(self, other: "Work") -> "Work":
         return Work(self.bytes + other.bytes, self.flops + other.flops)
@@ -37,8 +41,8 @@ class Work:
 class Sizes:
     """The sizes on which the work for one KV head depends."""
 
-    n: int
-    """Entries."""
+    n: int | Int[Array, " steps"]
+    """Entries; at each of several steps, if it is an array."""
     rho: int
     """Query heads that share the KV head."""
     d: int
@@ -53,7 +57,7 @@ def window_work(sizes: Sizes, queries: int) -> Work:
     return vector_work(sizes, logits * (2 * sizes.d + 5))
 
 
-def vector_work(sizes: Sizes, flops: int | float) -> Work:
+def vector_work(sizes: Sizes, flops: Count) -> Work:
     """Return the work of reading one vector per entry, and writing one number per entry."""
     return Work(ELEMENT * sizes.n * sizes.d + NUMBER * sizes.n, flops)
 

@@ -49,11 +49,10 @@ class Serving:
     """Whether users are anywhere in their texts, not all at the fullest."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, prompt=self.prompt, length=self.length, users=self.users)
-        check_at_least(1, batch=1 if self.batch is None else self.batch)
         check_at_least(0, speed=self.speed)
         limits = {"prompt": MOST_TOKENS, "length": MOST_TOKENS, "users": MOST_USERS}
         for name, most in limits.items():
+            check_at_least(1, **{name: getattr(self, name)})
             if getattr(self, name) > most:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at most {most:,}")
 

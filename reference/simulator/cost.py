@@ -8,10 +8,10 @@ counted for 16-bit weights on one device; communication between devices is not m
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import floor, log2
+from math import floor
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.checks import check_at_least
@@ -179,7 +179,26 @@ class Plan:
     @cached_property
     def kernels(self) -> Mapping[str, Kernel]:
         """The kernels of one step of decoding, over the generated tokens."""
-        return {**self._model_kernels(), **self._policy_kernels()}
+        shape, b, L = self.shape, self.batch, self.shape.layers
+        attended = self.held.attended[self.prompt :]
+        before = self.held.bits[self.prompt - 1 : -1]
+        stored = attended * before * 2 * shape.head_dim / 8 * shape.kv_heads
+        looked_at = shape.heads * shape.head_dim * attended
+        head = shape.vocabulary * shape.hidden
+        numbers = {
+            "projections": (L * WIDE * shape.projections, 2 * b * L * shape.projections, 2 * L),
+            "feed-forward": (L * WIDE * shape.feed_forward, 2 * b * L * shape.feed_forward, 2 * L),
+            "attention": (self.runtime.passes * b * L * stored, 4 * b * L * looked_at, L),
+            "pointwise": (b * L * 12 * WIDE * shape.hidden, 0, 4 * L),
+            "vocabulary": (WIDE * head, 2 * b * head, 1),
+        }
+        for name, work in self.policy_work.items():
+            heads = b * L * shape.kv_heads
+            numbers[name] = (heads * work.bytes, heads * work.flops, L * work.launches)
+        return {
+            name: Kernel(*(np.broadcast_to(np.asarray(x, float), self.generated) for x in each))
+            for name, each in numbers.items()
+        }
 
     @property
     def step_seconds(self) -> Float[Array, " steps"]:
@@ -219,76 +238,34 @@ class Plan:
     @property
     def eviction_share(self) -> float:
         """Share of the decoding time that the policy's own kernels take."""
-        own = [k.seconds(self.hardware, self.runtime) for k in self._policy_kernels().values()]
-        return float(np.sum(own) / np.sum(self.step_seconds)) if own else 0.0
+        own = [self.kernels[name].seconds(self.hardware, self.runtime) for name in self.policy_work]
+        return float(np.sum(own) / np.sum(self.step_seconds))
 
     def with_batch(self, batch: int) -> "Plan":
         """Return the same plan for another number of sequences."""
         other = replace(self, batch=batch)
-        vars(other).update(held=self.held, policy_work=self.policy_work)  # what takes the time
+        vars(other).update(held=self.held)  # what takes the time
         return other
 
-    def _model_kernels(self) -> dict[str, Kernel]:
-        shape, b, L = self.shape, self.batch, self.shape.layers
-        steps = np.ones(self.generated)
-        attended = self.held.attended[self.prompt :]
-        before = self.held.bits[self.prompt - 1 : -1]
-        stored = attended * before * 2 * shape.head_dim / 8 * shape.kv_heads
-        head = shape.vocabulary * shape.hidden
-        return {
-            "projections": self._matrices(shape.projections, 2),
-            "feed-forward": self._matrices(shape.feed_forward, 2),
-            "attention": Kernel(
-                self.runtime.passes * b * L * stored,
-                4.0 * b * L * shape.heads * shape.head_dim * attended,
-                L * steps,
-            ),
-            "pointwise": Kernel(b * L * 12 * WIDE * shape.hidden * steps, 0 * steps, 4 * L * steps),
-            "vocabulary": Kernel(WIDE * head * steps, 2.0 * b * head * steps, steps),
-        }
-
-    def _matrices(self, weights: int, launches: int) -> Kernel:
-        steps, L = np.ones(self.generated), self.shape.layers
-        return Kernel(
-            L * WIDE * weights * steps, 2.0 * self.batch * L * weights * steps, launches * L * steps
-        )
-
-    def _policy_kernels(self) -> dict[str, Kernel]:
-        heads = self.batch * self.shape.layers * self.shape.kv_heads
-        return {
-            name: Kernel(heads * work.bytes, heads * work.flops, work.launches * self.shape.layers)
-            for name, work in self.policy_work.items()
-        }
-
-    @cached_property
+    @property
     def policy_work(self) -> Mapping[str, Kernel]:
         """Work of the policy for one KV head of one sequence, over the generated tokens."""
-        held, score, shape = self.held, self.policy.score, self.shape
-        steps: list[dict[str, Work]] = []
-        for token in range(self.prompt, self.prompt + self.generated):
-            n, kept = int(held.attended[token]), int(held.entries[token])
-            sizes = Sizes(n, shape.group, shape.head_dim, self.prompt)
-            work = {"observe": observing(score, sizes)}
-            if held.ranked[token]:
-                work["score"] = score.work(sizes)
-                work["select"] = selecting(sizes, several=kept != n - 1)
-            if held.moved[token]:
-                work["move"] = moving(score, sizes, kept)
-            if held.quantised[token]:
-                work["quantise"] = _quantising(sizes, int(held.quantised[token]))
-            steps.append(work)
-        nothing = Work()
-        names = ("observe", "score", "select", "move", "quantise")
-        columns = {name: [step.get(name, nothing) for step in steps] for name in names}
-        return {
-            name: Kernel(
-                np.array([work.bytes for work in column], dtype=float),
-                np.array([work.flops for work in column], dtype=float),
-                np.array([work.bytes > 0 for work in column], dtype=float),
-            )
-            for name, column in columns.items()
-            if any(work.bytes for work in column)
+        score, held, written = self.policy.score, self.held, slice(self.prompt, None)
+        n, kept, coded = (x[written] for x in (held.attended, held.entries, held.quantised))
+        ranked, several = held.ranked[written], n - kept > 1
+        sizes = Sizes(n, self.shape.group, self.shape.head_dim, self.prompt)
+        work = {
+            "observe": (n > 0, observing(score, sizes)),
+            "score": (ranked, score.work(sizes)),
+            "select": (ranked, selecting(sizes, kept != n - 1)),
+            "move": (several, _moving(score, sizes, kept)),
+            "quantise": (coded > 0, _quantising(sizes, coded)),
         }
+        kernels = {
+            name: Kernel(1.0 * done * work.bytes, 1.0 * done * work.flops, 1.0 * done)
+            for name, (done, work) in work.items()
+        }
+        return {name: kernel for name, kernel in kernels.items() if kernel.bytes.any()}
 
 
 # --- work of a policy besides its score ----------------------------------------------------------
@@ -301,28 +278,27 @@ def observing(score: Score, sizes: Sizes) -> Work:
     """
     if not score.columns:
         return Work()
-    n, columns = sizes.n, len(score.columns)
-    return Work(NUMBER * n * (sizes.rho + 2 * columns), n * (sizes.rho + 2 * columns))
+    numbers = sizes.n * (sizes.rho + 2 * len(score.columns))
+    return Work(NUMBER * numbers, numbers)
 
 
-def selecting(sizes: Sizes, several: bool) -> Work:
+def selecting(sizes: Sizes, several: bool | Bool[Array, " steps"]) -> Work:
     """Return the work of finding the entries that leave, once there are scores.
 
     One entry is found by looking through all; several by sorting, n·log2(n) comparisons.
     """
     n = sizes.n
-    comparisons = n * log2(n) if several and n > 1 else n
-    return Work(2 * NUMBER * n, comparisons)
+    return Work(2 * NUMBER * n, np.where(several, n * np.log2(n), n))
 
 
-def moving(score: Score, sizes: Sizes, kept: int) -> Work:
-    """Return the work of moving the survivors together: each is read and written."""
+def _moving(score: Score, sizes: Sizes, kept: Int[Array, " steps"]) -> Work:
+    """Each survivor is read and written."""
     row = 2 * sizes.d * ELEMENT + NUMBER * (1 + len(score.columns))
     return Work(2 * kept * row)
 
 
-def _quantising(sizes: Sizes, entries: int) -> Work:
-    """Return the work of storing entries at fewer bits: read wide, find the range, round.
+def _quantising(sizes: Sizes, entries: Int[Array, " steps"]) -> Work:
+    """Entries are read wide, their range is found, and they are rounded.
 
     Codes and scales are written at half of the wide bytes at most.
     """

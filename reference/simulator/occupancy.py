@@ -29,8 +29,6 @@ class Occupancy:
     """Entries after each token; for the tokens of a block of the prompt, after the block's last."""
     ranked: Bool[Array, " t"]
     """Whether scores decided after this token, because not all candidates could stay."""
-    moved: Bool[Array, " t"]
-    """Whether more than one entry left, so that the survivors had to be moved together."""
     bits: Float[Array, " t"]
     """Mean bits per element of the entries after each token, scales and zero points included."""
     quantised: Int[Array, " t"]
@@ -75,7 +73,6 @@ def occupancy(
         attended=np.zeros(t, dtype=np.int64),
         entries=np.zeros(t, dtype=np.int64),
         ranked=np.zeros(t, dtype=bool),
-        moved=np.zeros(t, dtype=bool),
         bits=np.full(t, float(FULL_BITS)),
         quantised=np.zeros(t, dtype=np.int64),
     )
@@ -90,7 +87,6 @@ def occupancy(
         if policy.schedule.due(clock):
             before = held.append(np.arange(last - (count - len(held)), last), *new_bits)
             held, found.ranked[last - 1] = _decide(policy, clock, before, head_dim)
-            found.moved[last - 1] = len(held) < count - 1
             found.quantised[last - 1] = _lowered(before, held)
             count, held_bits = len(held), float((held.keys.sum() + held.values.sum()) / 2)
         if min(new_bits) < FULL_BITS:

@@ -64,10 +64,8 @@ def test_the_moments_of_decisions():
     generated = found.attended[10:]
     assert generated.tolist()[:8] == [11, 12, 13, 14, 13, 14, 15, 16]
     assert np.nonzero(found.ranked[10:])[0].tolist() == [3, 7, 11, 15, 19]
-    assert np.nonzero(found.moved[10:])[0].tolist() == [3, 7, 11, 15, 19]
     every = occupancy(methods.get("h2o", 12), 10, 20)
     assert np.nonzero(every.ranked)[0].tolist() == list(range(12, 30))
-    assert not every.moved.any()
 
 
 def test_what_is_quantised_when():
