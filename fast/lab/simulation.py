@@ -21,9 +21,9 @@ from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.judge import EXACT, Judgement, judge, skill
+from kvlab.reference.simulator.replay import check_replay
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.streams import Source, random_stream, run_stream
 
@@ -89,11 +89,10 @@ def simulate(
         trace: a recorded generation.
         specs: registry syntax. A method that cannot work with the trace is refused in its row.
         budgets: entries, or percent of the trace's tokens.
-        block_size: tokens per block of the prompt; None reads the prompt at once.
-        threshold: attention that counts as an activation.
-        gap: tokens without activation before an entry regains importance.
-        exact: find the best keep sets (True) or bound them (False); None finds them for traces of
-            at most `EXACT` tokens.
+        block_size: as in `kvlab.reference.simulator.judge.judge`, and so are all that follow.
+        threshold: attention of an activation.
+        gap: tokens without activation.
+        exact: whether the best keep sets are found.
         workers: processes.
         report: is called after each layer.
 
@@ -108,7 +107,9 @@ def simulate(
 
     def ask(spec: str, budget: int | None, told: Told) -> SimulatedRow:
         policy = methods.get(spec, budget)
-        _check_fits(policy, trace)
+        check_replay(trace, [policy], block_size)
+        token = random_stream(Source("a token"), d=trace.shape[4], prompt=1, generated=0)
+        list(run_stream(policy, token))  # refuses channels that groups of codes do not divide
         policies.append(policy)
         return SimulatedRow(method=spec, budget=budget)
 
@@ -121,21 +122,13 @@ def simulate(
     return Simulation(trace, rows, layers, tokens <= EXACT if exact is None else exact)
 
 
-def _check_fits(policy: Policy, trace: Trace) -> None:
-    policy.check(trace.prompt)
-    if policy.reposition:
-        raise ValueError("reposition needs a model's rotary embedding")
-    token = random_stream(Source("a token"), d=trace.shape[4], prompt=1, generated=0)
-    list(run_stream(policy, token))  # refuses channels that groups of codes do not divide
-
-
 def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:
     generated, heads = slice(trace.prompt, None), trace.shape[1]
     bits = np.sum([each.fate.bits[generated] for each in judged], axis=0) * heads
-    totals = {
-        name: int(sum(getattr(each.recall, name).sum() for each in judged))
+    regained, hits, evicted, premature = (
+        int(sum(getattr(each.recall, name).sum() for each in judged))
         for name in ("regained", "hits", "evicted", "premature")
-    }
+    )
     achieved = skill(judged)
     return replace(
         row,
@@ -145,8 +138,8 @@ def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> Sim
         skill=None if np.isnan(achieved) else achieved,
         regret=float(np.mean([each.regret for each in judged])),
         error=float(np.mean([each.error for each in judged])),
-        hits=totals["hits"] / totals["regained"] if totals["regained"] else None,
-        premature=totals["premature"] / totals["evicted"] if totals["evicted"] else None,
+        hits=hits / regained if regained else None,
+        premature=premature / evicted if evicted else None,
     )
 
 

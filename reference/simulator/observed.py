@@ -6,7 +6,7 @@ Nothing here goes through the policies: a whole problem is read at once, with th
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,12 @@ class Head:
 
 
 @cache
+def _read(model: Path, problem: int) -> Trace:
+    """Let the model read a held-out problem with its solution."""
+    return record_trace(Transformer.from_directory(model), _tokens(model, problem), 1)
+
+
+@cache
 def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
     """Let the model read a held-out problem with its solution; return every query head.
 
@@ -65,14 +71,13 @@ def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
     Raises:
         FileNotFoundError: if the model directory is incomplete.
     """
-    ids = _tokens(model, problem)
-    trace = record_trace(Transformer.from_directory(model), ids, 1)
-    heads = []
-    for index, layer in enumerate(trace.metadata.layers):
-        queries, keys, values = trace.vectors(index)
-        for g, group in enumerate(queries):
-            heads += [Head(layer, g, own, keys[g], values[g]) for own in group]
-    return tuple(heads)
+    trace = _read(model, problem)
+    _, G, rho, _, _ = trace.shape
+    return tuple(
+        Head(layer, g, trace.queries[n, g, r], trace.keys[n, g], trace.values[n, g])
+        for n, layer in enumerate(trace.metadata.layers)
+        for g, r in product(range(G), range(rho))
+    )
 
 
 def surprise(model: Path, gain: Gain, problem: int = 0) -> float:
@@ -101,18 +106,18 @@ def _tokens(model: Path, problem: int) -> list[int]:
 @cache
 def received(model: Path, problem: int = 0) -> tuple[Float[Array, "t t"], ...]:
     """Return the attention of each KV head: the most that any of its query heads pays."""
-    groups: dict[tuple[int, int], list[Array]] = {}
-    for head in observe_heads(model, problem):
-        groups.setdefault((head.layer, head.kv_head), []).append(head.attention())
-    return tuple(np.max(rows, axis=0) for rows in groups.values())
+    trace = _read(model, problem)
+    layers = (Layer.of(trace, number) for number in range(trace.shape[0]))
+    return tuple(rows for layer in layers for rows in _most_paid(layer))
+
+
+def _most_paid(layer: Layer) -> Float[Array, "G t t"]:
+    return layer.full_attention(0, layer.tokens).attention.max(axis=1)
 
 
 def key_heads(model: Path) -> list[Head]:
     """Return one query head of each KV head: its keys and values."""
-    first: dict[tuple[int, int], Head] = {}
-    for head in observe_heads(model):
-        first.setdefault((head.layer, head.kv_head), head)
-    return list(first.values())
+    return list({(head.layer, head.kv_head): head for head in observe_heads(model)}.values())
 
 
 def prompt_tokens(problem: int) -> int:
@@ -121,19 +126,6 @@ def prompt_tokens(problem: int) -> int:
 
 
 # --- recurrence (LazyEviction §3, Fig. 3c) --------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Recurrence:
-    """Distribution of the maximum recurrence interval over tokens, layers and KV heads."""
-
-    problems: int
-    threshold: float
-    entries: int
-    share_recurring: float
-    """Share of the entries with MRI > 1."""
-    quantiles: dict[str, float]
-    """MRI of the entries that were activated at all, in generated steps."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +164,7 @@ def activations(trace: Trace, threshold: float) -> Iterator[Recurring]:
     prompt, t = trace.prompt, trace.shape[3]
     for number in range(trace.shape[0]):
         layer = Layer.of(trace, number)
-        received = layer.full_attention(0, t).attention.max(axis=1)
-        for kv_head, rows in enumerate(received):
+        for kv_head, rows in enumerate(_most_paid(layer)):
             for position in range(t):
                 first = max(prompt, position)
                 steps = np.flatnonzero(rows[first:, position] >= threshold) + first - prompt + 1
@@ -211,21 +202,25 @@ def recurrence(
     seed: int,
     threshold: float,
     draw: Draw = reasoning.held_out,
-) -> Recurrence:
+) -> dict[str, Any]:
     """Let the model solve held-out problems with the full cache and sum up every entry's MRI.
 
     Args and errors are those of `intervals`.
+
+    Returns:
+        ``problems``, ``threshold``, the number of ``entries``, ``share_recurring`` of those with
+        MRI > 1, and ``quantiles`` of the MRI of the entries that were activated at all.
     """
     longest = intervals(directory, problems, seed, threshold, draw)
     activated = longest[longest > 0]
     levels = (0.5, 0.8, 0.9, 0.99)
-    return Recurrence(
-        problems,
-        threshold,
-        len(longest),
-        float((longest > 1).mean()),
-        {f"{100 * level:.0f} %": float(np.quantile(activated, level)) for level in levels},
-    )
+    return {
+        "problems": problems,
+        "threshold": threshold,
+        "entries": len(longest),
+        "share_recurring": float((longest > 1).mean()),
+        "quantiles": {f"{100 * x:.0f} %": float(np.quantile(activated, x)) for x in levels},
+    }
 
 
 def intervals(

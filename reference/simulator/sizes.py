@@ -5,13 +5,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kvlab.reference.checks import check_at_least, check_choice
-from kvlab.reference.transformer import read_json
+from kvlab.reference.transformer import ModelConfig, read_json
 
 WIDE = 2
 """Bytes of a 16-bit number."""
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-"""``model_type`` of the decoders whose ``config.json`` says what `Shape` holds."""
 
 
 @dataclass(frozen=True)
@@ -86,42 +83,27 @@ class Shape:
         """
         path = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         config = read_json(path)
-        family = config.get("model_type")
-        if family not in FAMILIES:
-            raise ValueError(
-                f"{path}: model_type = {family!r} must be one of {', '.join(FAMILIES)}: the cost "
-                "model knows dense decoders whose layers all attend to everything"
+        # The kind of RoPE changes no size, and Phi 3 has those of Llama.
+        config |= {"rope_parameters": None, "rope_scaling": None}
+        if config.get("model_type") == "phi3":
+            config["model_type"] = "llama"
+        try:
+            found = ModelConfig.from_dict(config)
+            return cls(
+                name=path.parent.resolve().name,
+                layers=found.layers,
+                hidden=found.hidden_size,
+                heads=found.heads,
+                kv_heads=found.kv_heads,
+                head_dim=found.head_dim,
+                intermediate=found.intermediate_size,
+                vocabulary=found.vocab_size,
+                tied=found.tied_embeddings,
+                qkv_bias=found.attention_bias,
+                qk_norm=found.query_key_norm,
             )
-        window = config.get("sliding_window")
-        if window is not None and config.get("use_sliding_window", True):
-            raise ValueError(f"{path}: sliding_window = {window!r} must be null: see model_type")
-
-        def size(name: str, otherwise: int | None = None) -> int:
-            value = otherwise if config.get(name) is None else config[name]
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{path}: {name} = {value!r} must be a whole number from 1 on")
-            return value
-
-        def flag(name: str, otherwise: bool) -> bool:
-            value = config.get(name, otherwise)
-            if not isinstance(value, bool):
-                raise ValueError(f"{path}: {name} = {value!r} must be true or false")
-            return value
-
-        heads, hidden = size("num_attention_heads"), size("hidden_size")
-        return cls(
-            name=path.parent.resolve().name,
-            layers=size("num_hidden_layers"),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=size("num_key_value_heads", heads),
-            head_dim=size("head_dim", hidden // heads),
-            intermediate=size("intermediate_size"),
-            vocabulary=size("vocab_size"),
-            tied=flag("tie_word_embeddings", False),
-            qkv_bias=flag("attention_bias", family == "qwen2"),
-            qk_norm=family == "qwen3",
-        )
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            raise ValueError(f"{path} is no dense decoder that attends to all: {error}") from None
 
 
 SHAPES: Mapping[str, Shape] = {

@@ -77,18 +77,12 @@ def test_bytes_of_a_token():
     [
         ("[]", "must hold a JSON object"),
         ("{", "is not valid JSON"),
-        ('{"model_type": "llama"}', "num_attention_heads = None must be a whole number"),
-        ('{"model_type": "llama", "num_attention_heads": true}', "must be a whole number"),
-        ('{"model_type": "llama", "num_attention_heads": 0}', "= 0 must be a whole number from 1"),
+        ('{"model_type": "llama"}', "config.json lacks 'num_attention_heads'"),
+        ('{"model_type": "llama", "num_attention_heads": 0}', "is no dense decoder that attends"),
+        ('{"model_type": "llama", "num_attention_heads": "8"}', "is no dense decoder that attends"),
         ('{"model_type": "mixtral"}', "model_type = 'mixtral' must be one of llama, mistral"),
-        ('{"model_type": null}', "model_type = None must be one of"),
         ('{"text_config": null}', "model_type = None must be one of"),
         ('{"model_type": "mistral", "sliding_window": 4096}', "sliding_window = 4096 must be"),
-        (
-            '{"model_type": "llama", "tie_word_embeddings": "false", "num_attention_heads": 1, '
-            '"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9}',
-            "tie_word_embeddings = 'false' must be true or false",
-        ),
     ],
 )
 def test_a_file_that_is_no_configuration(tmp_path, content, message):

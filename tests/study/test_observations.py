@@ -45,8 +45,8 @@ def test_a_text_that_is_read_at_once_shows_what_its_writing_showed(reasoner):
     (passage,) = problem_passages(reasoner[1], 1)
     trace = read(reasoner[0], replace(passage, rated=passage.rated[:-1]))
     found = recurrence_figures(trace)
-    assert found["MRI > 1, α = 0.01"] == pytest.approx(expected.share_recurring, abs=1e-3)
-    assert found["MRI, 80 %, α = 0.01"] == pytest.approx(expected.quantiles["80 %"], abs=1)
+    assert found["MRI > 1, α = 0.01"] == pytest.approx(expected["share_recurring"], abs=1e-3)
+    assert found["MRI, 80 %, α = 0.01"] == pytest.approx(expected["quantiles"]["80 %"], abs=1)
     written = len(passage.rated) - 1
     assert found["W / written, α = 0.01"] == found["MRI, 80 %, α = 0.01"] / written
 

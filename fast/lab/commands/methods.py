@@ -96,9 +96,9 @@ def recurrence(wanted: Measured) -> None:
     directory = Path(model_location(name))
     found = measure_recurrence(directory, wanted.problems, wanted.seed, wanted.threshold, draw)
     if wanted.json:
-        print_json(vars(found))
+        print_json(found)
         return
-    rows = [("tokens with a recurrence (MRI > 1)", f"{100 * found.share_recurring:.1f} %")]
-    for quantile, steps in found.quantiles.items():
+    rows = [("tokens with a recurrence (MRI > 1)", f"{100 * found['share_recurring']:.1f} %")]
+    for quantile, steps in found["quantiles"].items():
         rows.append((f"MRI, {quantile} quantile", f"{steps:.0f} steps"))
     print_table(Table(("figure", "value"), rows), "token importance recurrence, full cache")

@@ -10,7 +10,8 @@ import typer
 from kvlab.fast.lab.commands.options import prepare_output, read_prompt
 from kvlab.fast.lab.commands.settings import Json, Model, Prompt, command
 from kvlab.fast.lab.files import named
-from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting, working
+from kvlab.fast.lab.tables import MISSING
+from kvlab.fast.lab.terminal import print_facts, print_json, reporting, working
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.trace import DTYPES, Trace, save_trace
 
@@ -53,7 +54,7 @@ def trace(settings: Settings) -> None:
     if settings.json:
         print_json(summary)
     else:
-        print_facts(_facts(summary))
+        print_facts({name.replace("_", " "): _shown(value) for name, value in summary.items()})
 
 
 def _layer_numbers(text: str) -> list[int]:
@@ -84,16 +85,7 @@ def _summarise(recorded: Trace, output: Path) -> dict[str, Any]:
     }
 
 
-def _facts(summary: dict[str, Any]) -> dict[str, str]:
-    confidence = summary["mean_confidence"]
-    return {
-        "model": summary["model"],
-        "layers": ", ".join(map(str, summary["layers"])),
-        "heads": f"{summary['query_heads']} query, {summary['kv_heads']} KV, "
-        f"{summary['head_dim']} channels each",
-        "tokens": f"{summary['prompt_tokens']} given, {summary['written_tokens']} written and read",
-        "confidence": "–" if confidence is None else f"{confidence:.3f} in the mean",
-        "arrays": f"{kibibytes(summary['array_bytes'])} as {summary['dtype']}",
-        "file": f"{kibibytes(summary['file_bytes'])}, schema {summary['version']}: "
-        f"{summary['file']}",
-    }
+def _shown(value: Any) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,}" if isinstance(value, int) else str(value)

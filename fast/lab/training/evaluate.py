@@ -7,7 +7,6 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def evaluate_reasoner(directory: Path, problems: int, seed: int) -> dict[str, An
         "tokens": lengths(reasoning.held_out(problems, seed)),
         "budget": summary.budgets[BUDGET],
         **solved_by_method(summary),
-        "recurrence": asdict(recurring),
+        "recurrence": recurring,
     }
 
 
