@@ -6,6 +6,7 @@ first, until an entry is evicted in place; `LayerCache.ordered` says whether the
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvlab.fast.engine.batch import KeepSet
 from kvlab.fast.engine.columns import Columns
 from kvlab.fast.engine.notation import Positions
 from kvlab.fast.engine.storage import Partners, Storage
+from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.vector_tables import MixedEntries
 from kvlab.reference.cache import Column
 from kvlab.reference.quantization import FULL_BITS
@@ -54,7 +56,7 @@ class State:
 
 
 class LayerCache:
-    """Entries of one layer."""
+    """Entries of one layer, or of several: layer l's sequence r is row l·N + r of the batch."""
 
     def __init__(
         self, remembered: Mapping[str, Column], quantises: bool = False, wide: bool = False
@@ -67,8 +69,8 @@ class LayerCache:
             wide: whether remembered numbers take 64 bits.
         """
         self.quantises = quantises
-        self.columns = Columns(remembered, wide)
-        self.state = State(self.columns)
+        self.layers = 1
+        self._take_state(State(Columns(remembered, wide)))
         self.counts: tuple[int, ...] = ()
         self.demoted: tuple[int, ...] = ()
         self.ordered = True
@@ -76,26 +78,37 @@ class LayerCache:
         self._partners = Partners()
         self.lowest_scores: Tensor | None = None
         self._vacant: Int[Tensor, "N G 1"] | None = None
+        self.dtype = torch.float32
+        """Number format of logits, probabilities and scores; known with the first entries."""
+        self.triton = False
+        """Whether Triton's kernels attend to the entries; known with the first of them."""
+
+    def _take_state(self, state: State) -> None:
+        self.state, self.columns = state, state.entries
 
     def __len__(self) -> int:
         """Slots per head; between two steps one of them may be vacant."""
         return self.columns.count
 
     @property
+    def sequences(self) -> int:
+        """Sequences of the batch."""
+        return len(self.counts) // self.layers
+
+    @property
     def ragged(self) -> bool:
         """Whether some slots are empty."""
-        return any(count != self.columns.count for count in self.counts)
+        return self.counts != () and min(self.counts) < self.columns.count
 
     @property
     def positions(self) -> Positions:
         """Absolute position of each entry, -1 where a slot is empty."""
         return self.columns["positions"]
 
-    def column(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return keys, values or another column; codes of keys and values are read as ``dtype``."""
-        if self.mixed is not None and name in ("keys", "values"):
-            return self.mixed[name == "values"].read(dtype)
-        return self.columns[name]
+    def decoded(self, name: str) -> Tensor:
+        """Return keys or values whose precisions are mixed, as attention reads them."""
+        assert self.mixed is not None
+        return self.mixed[name == "values"].read(self.dtype)
 
     def mixed_entries(self) -> MixedEntries | None:
         """Return entries of mixed precision where attention kernels can read them."""
@@ -132,10 +145,11 @@ class LayerCache:
         columns["positions"] = positions[:, None].expand(N, G, m)
         if not self.counts:
             self.counts = self.demoted = (0,) * N
-        self.open_slots(columns, present, compute_dtype(keys.dtype))
+            self.dtype, self.triton = compute_dtype(keys.dtype), uses_triton(keys)
+        self.open_slots(columns, present)
 
     def open_slots(
-        self, columns: Mapping[str, Tensor], present: tuple[int, ...], floating: torch.dtype
+        self, columns: Mapping[str, Tensor], present: tuple[int, ...]
     ) -> Int[Tensor, " NG"] | None:
         """Add slots, and write the rows of ``columns``; the caller writes the other columns.
 
@@ -150,7 +164,7 @@ class LayerCache:
             self._vacant = None
         else:
             self.settle()
-            self.columns.append(columns, floating)
+            self.columns.append(columns, self.dtype)
             self.ordered = self.ordered and (m == min(present) or len(self) == m)
         self.counts = tuple(a + b for a, b in zip(self.counts, present, strict=True))
         return reused
@@ -181,23 +195,16 @@ class LayerCache:
             self.columns.replace_by_last(self._vacant)
             self._vacant = None
 
-    def map_rows(
-        self, change: Callable[[Tensor], Tensor], order: Sequence[int], layers: int = 1
-    ) -> None:
-        """Apply one change of the batch axis to the rows of every layer that lies here.
-
-        Args:
-            change: what happens to the rows of one layer.
-            order: the same change as indices.
-            layers: how many layers share this cache.
-        """
+    def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
+        """Apply one change of the batch axis to every layer; ``order`` is the same as indices."""
         self.settle()
-        N = len(self.counts) // layers
+        N = self.sequences
 
         def changed(x: Tensor) -> Tensor:
-            return change(x) if layers == 1 else torch.cat([change(rows) for rows in x.split(N)])
+            alone = self.layers == 1
+            return change(x) if alone else torch.cat([change(rows) for rows in x.split(N)])
 
-        order = [layer * N + row for layer in range(layers) for row in order]
+        order = [layer * N + row for layer in range(self.layers) for row in order]
         self.columns.map_rows(changed)
         self.state.stream = {
             name: changed(value) if isinstance(value, Tensor) else tuple(value[i] for i in order)
@@ -216,35 +223,32 @@ class LayerCache:
         first = caches[0]
         for cache in caches:
             cache.settle()
-        whole = cls(first.columns.state)
-        whole.columns = whole.state.entries = Columns.joined([cache.columns for cache in caches])
-        whole.state.stream = {
-            name: torch.cat([cache.state.stream[name] for cache in caches])
-            for name in first.state.stream
-        }
-        whole.counts = first.counts * len(caches)
+        whole = copy(first)
+        whole._take_state(State(Columns.joined([cache.columns for cache in caches])))
+        for name in first.state.stream:
+            whole.state.stream[name] = torch.cat([cache.state.stream[name] for cache in caches])
+        whole.layers, whole.counts = len(caches), first.counts * len(caches)
         whole.demoted = first.demoted * len(caches)
         whole.ordered = all(cache.ordered for cache in caches)
-        lowest = [cache.lowest_scores for cache in caches if cache.lowest_scores is not None]
+        lowest, whole.lowest_scores = [each.lowest_scores for each in caches], None
+        lowest = [scores for scores in lowest if scores is not None]
         if len(lowest) == len(caches):
             heads = whole.positions.shape[1]
             whole.lowest_scores = torch.cat([scores.expand(-1, heads, 1) for scores in lowest])
         return whole
 
-    def part(self, first: int, sequences: int) -> "LayerCache":
-        """Return a copy that holds some consecutive sequences; all of them if it is coded."""
-        rows = slice(first, first + sequences)
-        part = LayerCache(self.columns.state, self.quantises)
-        part.columns = part.state.entries = self.columns.part(first, sequences)
-        part.state.stream = {
-            name: value[rows].clone() if isinstance(value, Tensor) else value[rows]
-            for name, value in self.state.stream.items()
-        }
-        part.counts, part.demoted, part.ordered = (
-            self.counts[rows],
-            self.demoted[rows],
-            self.ordered,
-        )
+    def copied(self, layer: int) -> "LayerCache":
+        """Return a copy of one layer."""
+        first = layer * self.sequences
+        rows = slice(first, first + self.sequences)
+        part = copy(self)
+        part.layers = 1
+        part._take_state(State(self.columns.part(first, self.sequences)))
+        for name, value in self.state.stream.items():
+            mine = value[rows]
+            part.state.stream[name] = mine.clone() if isinstance(mine, Tensor) else mine
+        part.counts, part.demoted = self.counts[rows], self.demoted[rows]
+        part._partners = Partners()
         if self.mixed is not None:
             part.mixed = (self.mixed[0].copy(), self.mixed[1].copy())
         if self.lowest_scores is not None:
@@ -255,7 +259,7 @@ class LayerCache:
         return part
 
     def memory(self) -> LayerMemory:
-        """Bytes that this layer has allocated, slack included."""
+        """Bytes that each layer has allocated, slack included."""
         columns = dict(self.columns.nbytes)
         keys, values = columns.pop("keys", 0), columns.pop("values", 0)
         scales = 0
@@ -263,7 +267,8 @@ class LayerCache:
             keys, values = (storage.payload_bytes for storage in self.mixed)
             scales = sum(storage.overhead_bytes for storage in self.mixed) + self._partners.nbytes
         stream = sum(bytes_of(value) for value in self.state.stream.values())
-        return LayerMemory(keys, values, scales, sum(columns.values()) + stream)
+        sizes = (keys, values, scales, sum(columns.values()) + stream)
+        return LayerMemory(*(size // self.layers for size in sizes))
 
 
 def bytes_of(value: Any) -> int:

@@ -1,6 +1,7 @@
 """Columns of the entries of one layer, in buffers that grow in place and really shrink."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -125,21 +126,28 @@ class Columns:
         }
         self._first_slots, self._views = None, {}
 
-    def of_sequences(self, name: str, first: int, sequences: int) -> Tensor:
-        """Return a column of some consecutive sequences, to read or to write to."""
-        key = (name, first, sequences, self.count)
-        view = self._views.get(key)
-        if view is None:
-            view = self[name].narrow(0, first, sequences)
-            self._views[key] = view
-        return view
+    def write(
+        self, rows: Mapping[str, Tensor], first: int, slots: Int[Tensor, " NG"] | None
+    ) -> None:
+        """Write one row per head of some consecutive sequences.
 
-    def newest_of(self, name: str, first: int, sequences: int) -> Tensor:
-        """Return the last slot of a column of some consecutive sequences, to write to."""
-        key = (name, "newest", first, sequences, self.count)
+        Args:
+            rows: what to write, by column.
+            first: the first of these sequences.
+            slots: where to, as `overwrite` returned it; None for the last slots.
+        """
+        for name, new in rows.items():
+            if slots is None:
+                self.of_sequences(name, first, len(new), self.count - 1).copy_(new)
+            else:
+                self.flat(name).index_copy_(0, slots, new.flatten(0, 2))
+
+    def of_sequences(self, name: str, first: int, sequences: int, slot: int = 0) -> Tensor:
+        """Return a column of some consecutive sequences from a slot on, to read or to write to."""
+        key = (name, first, sequences, slot, self.count)
         view = self._views.get(key)
         if view is None:
-            view = self.of_sequences(name, first, sequences).narrow(2, self.count - 1, 1)
+            view = self._rows(name, slot, self.count - slot).narrow(0, first, sequences)
             self._views[key] = view
         return view
 
@@ -152,9 +160,7 @@ class Columns:
     @classmethod
     def joined(cls, layers: Sequence["Columns"]) -> "Columns":
         """Move layers of equal layout into one, along the batch axis; they are empty afterwards."""
-        first, whole = layers[0], cls(layers[0].state, layers[0].wide)
-        whole.places, whole.count, whole.capacity = dict(first.places), first.count, first.capacity
-        whole.filled = first.count
+        first, whole = layers[0], layers[0]._emptied()
         for kind, buffer in first.buffers.items():
             columns, N = buffer.shape[:2]
             shape = (columns, N * len(layers), *buffer.shape[2:])
@@ -169,12 +175,17 @@ class Columns:
 
     def part(self, first: int, sequences: int) -> "Columns":
         """Return copies of the columns of some consecutive sequences."""
-        part = Columns(self.state, self.wide)
-        part.places, part.count, part.filled = dict(self.places), self.count, self.count
-        part.capacity = self.capacity
+        part = self._emptied()
         for kind, buffer in self.buffers.items():
             part.buffers[kind] = buffer.narrow(1, first, sequences).clone()
         return part
+
+    def _emptied(self) -> "Columns":
+        """Return columns of the same names and slots, without their buffers."""
+        other = copy(self)
+        other.places, other.filled, other.buffers = dict(self.places), self.count, {}
+        other._first_slots, other._views = None, {}
+        return other
 
     def _rows(self, name: str, first: int, m: int) -> Tensor:
         view = self._views.get((name, first, m))

@@ -30,7 +30,6 @@ from kvlab.fast.engine.notation import (
 from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.prefill import attend_block, received_attention
-from kvlab.fast.kernels.vector_tables import MixedEntries
 from kvlab.reference import policy as reference
 from kvlab.reference.windows import GroupReduction
 
@@ -77,24 +76,32 @@ class Needs(reference.Needs):
 
 @dataclass(eq=False)
 class LayerView:
-    """The entries of one layer, or of all layers together, as attention reads them."""
+    """The entries of a cache, or of some of its sequences, as attention reads them."""
 
-    column: Callable[[str], Tensor]
-    """Gives ``keys``, ``values``, ``positions`` and columns of the state by name, fast."""
-    dtype: torch.dtype
-    """Number format of logits, probabilities and scores."""
-    ragged: bool
-    """Whether some slots are empty."""
-    triton: bool
-    """Whether Triton's kernels attend to them."""
+    cache: LayerCache
     softcap: float | None = None
+    """Bound of the model's attention logits, if it has one."""
+    sequences: tuple[int, int] | None = None
+    """The first of some consecutive sequences, and how many; None for all."""
     only_block: bool = False
     """Whether entry i is the block's token i, and there are no others and no padding."""
-    in_tables: Callable[[], MixedEntries | None] = lambda: None
-    """Gives entries of several precisions as attention kernels read them, if they can."""
+    repositioned: bool = False
+    """Whether the keys are rotated to other positions than those of their tokens."""
+    read: dict[str, Vectors] = field(default_factory=dict)
+    """Keys and values that are read in place of the stored ones: decoded, or rotated."""
+    converted: dict[str, Vectors] = field(default_factory=dict)
+    """Keys and values that have been converted to the number format of the computation."""
 
-    converted: dict[str, Tensor] = field(default_factory=dict)
-    """Columns that have been converted to ``dtype``."""
+    def column(self, name: str) -> Tensor:
+        """Return keys, values, positions or a column of the state, fast."""
+        if name in self.read:
+            return self.read[name]
+        if self.sequences is not None:
+            return self.cache.columns.of_sequences(name, *self.sequences)
+        if self.cache.mixed is not None and name in ("keys", "values"):
+            self.read[name] = self.cache.decoded(name)
+            return self.read[name]
+        return self.cache.columns[name]
 
     @property
     def positions(self) -> Positions:
@@ -114,20 +121,19 @@ class LayerView:
     @property
     def keys(self) -> Vectors:
         """Keys in the number format of the computation."""
-        return self.converted_column("keys")
+        return self._converted("keys")
 
     @property
     def values(self) -> Vectors:
         """Values in the number format of the computation."""
-        return self.converted_column("values")
+        return self._converted("values")
 
-    def converted_column(self, name: str) -> Vectors:
-        """Return a column in the number format of the computation; it is converted only once."""
+    def _converted(self, name: str) -> Vectors:
         stored = self.column(name)
-        if stored.dtype == self.dtype:
+        if stored.dtype == self.cache.dtype:
             return stored
         if name not in self.converted:
-            self.converted[name] = stored.to(self.dtype)
+            self.converted[name] = stored.to(self.cache.dtype)
         return self.converted[name]
 
 
@@ -141,17 +147,20 @@ class Attended:
     """Probabilities joined as `Needs` say, in place of ``weights``."""
     counted: bool = False
     """Whether the counters have been updated."""
+    output: Float[Tensor, "N G rho 1 d"] | None = None
+    """Attention output of the newest token, if the score reads that token's attention alone."""
 
     @classmethod
     def of_all(cls, layers: Sequence["Attended"]) -> "Attended":
         """Join what several layers gave along the batch axis."""
-        weights = [layer.weights for layer in layers if layer.weights is not None]
-        received = [layer.received for layer in layers if layer.received is not None]
-        return cls(
-            torch.cat(weights) if weights else None,
-            torch.cat(received) if received else None,
-            layers[0].counted,
-        )
+        first = layers[0]
+        if len(layers) == 1:
+            return first
+        found = {}
+        for name in ("weights", "received", "output"):
+            if getattr(first, name) is not None:
+                found[name] = torch.cat([getattr(layer, name) for layer in layers])
+        return cls(counted=first.counted, **found)
 
 
 def attend_as_needed(
@@ -170,16 +179,16 @@ def attend_as_needed(
         query_positions: of the rows; None for the newest token alone, which reads every entry.
         view: the entries.
     """
-    if query_positions is None and view.triton:
+    if query_positions is None and view.cache.triton:
         return _attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
-    if query_positions is not None and view.triton and read and needs.only_sums:
+    if query_positions is not None and view.cache.triton and read and needs.only_sums:
         return _attend_with_sums(needs, queries, query_positions, view)
     without_weights = not read and view.softcap is None
     causal = without_weights and view.only_block and queries.shape[3] == view.positions.shape[2]
     mask = None
     if query_positions is not None and not causal:
         mask = visible(query_positions, view.positions)
-    elif query_positions is None and view.ragged:
+    elif query_positions is None and view.cache.ragged:
         mask = (view.positions >= 0)[:, :, None, None]
     if without_weights:
         keys = view.stored_keys if queries.is_cuda else view.keys
@@ -195,7 +204,7 @@ def _attend_from_newest(
     """Attend from the newest token by the kernels that also join probabilities and count."""
     counters = None
     joins = reduce not in ("none", "skip")
-    mixed = view.in_tables()
+    mixed = None if view.repositioned else view.cache.mixed_entries()
     if mixed is not None:
         keys, values, entries = mixed.keys, mixed.values, view.positions.shape[2]
         output, found = attend_to_tables(
@@ -204,7 +213,7 @@ def _attend_from_newest(
     else:
         if joins and needs.counters is not None:
             counters = needs.counters.read(view.column)
-        positions = view.positions if view.ragged else None
+        positions = view.positions if view.cache.ragged else None
         keys, values = view.stored_keys, view.stored_values
         output, found = decode_attention(
             queries, keys, values, positions, view.softcap, reduce, counters
@@ -243,15 +252,17 @@ class Observation:
     """Number of the layer in the model; -1 for all layers together."""
     queries: Queries
     query_positions: QueryPositions
-    cache: LayerCache
     view: LayerView
     confidence: Float[Tensor, "_ t"]
     attended: Attended = field(default_factory=Attended)
     """Attention that the queries pay to every entry, for a score that reads it."""
-    newest_output: Float[Tensor, "N G rho d"] | None = None
-    """Attention output of the newest token, if the score reads that token's attention alone."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this observation and are used again."""
+
+    @property
+    def cache(self) -> LayerCache:
+        """The cache that holds the present entries."""
+        return self.view.cache
 
     @property
     def positions(self) -> Positions:
@@ -267,6 +278,12 @@ class Observation:
     def values(self) -> Vectors:
         """Values of the present entries."""
         return self.view.values
+
+    @property
+    def newest_output(self) -> Float[Tensor, "N G rho d"] | None:
+        """Attention output of the newest token, if the score reads its attention alone."""
+        output = self.attended.output
+        return None if output is None else output[:, :, :, -1]
 
     @property
     def present(self) -> Marks:

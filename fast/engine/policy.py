@@ -182,6 +182,12 @@ class Policy:
         """Whether the reference computes a part of the policy, layer by layer."""
         return self.needs.on_host or self.protect.on_host or self.budget.on_host
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether entries stay as they came, and twins alone decide, after attention."""
+        early = self.specification.evict_before_attend or self.specification.reposition
+        return not (early or self.precision.quantises or self.on_host)
+
     @property
     def uses_confidence(self) -> bool:
         """Whether the confidence of the model at each token has to be recorded."""

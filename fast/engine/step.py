@@ -1,13 +1,13 @@
-"""What a step consists of: attend and observe, decide who leaves, and apply the decision.
+"""What a step consists of: attend to a long block, decide who leaves, and apply the decision.
 
-`kvlab.fast.engine.layers` calls these functions for one layer, or for several that share a cache.
+`kvlab.fast.engine.group` calls these functions for one layer, or for several that share a cache.
 Nothing in a step of decoding waits for the device: how many entries a sequence has, and how many
 leave, follows from the clock alone. Where a method's rule depends on data (DesireKV spares doubtful
 tokens), the host waits only at the steps where that method decides.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache as once
 from functools import cached_property
 
@@ -15,14 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlab.fast.engine.attention import compute_dtype, softmax, visible, weighted_values
+from kvlab.fast.engine.attention import softmax, visible, weighted_values
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.notation import Marks, Positions, Queries, Scores
 from kvlab.fast.engine.observation import Attended, LayerView, Observation, attend_as_needed, parts
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.selection import first_to_go
-from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.keep import keep_slots
 
 
@@ -51,7 +50,7 @@ class StepResult:
     """Positions of the entries that the block attended to."""
     scores: Scores | None
     """None if nothing had to leave."""
-    safe: Marks | None
+    protected: Marks | None
     copied: Callable[[], LayerCache]
 
     @cached_property
@@ -60,140 +59,102 @@ class StepResult:
         return self.copied()
 
 
+Watch = Callable[[Block, StepResult], None]
+"""Called after every step of every layer that is compressed."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """Who leaves, and why."""
 
     scores: Scores | None
     """None if nothing has to leave."""
-    safe: Marks | None
+    protected: Marks | None
     keep: KeepSet | None = None
     evicted_slot: Int[Tensor, "N G 1"] | None = None
     """Slot of the one entry that leaves each head; None if more leave, which needs compaction."""
 
+    def copied(self) -> "Decision":
+        """Return the decision with a copy of its scores, which may be a column of the cache."""
+        return self if self.scores is None else replace(self, scores=self.scores.clone())
 
-def attend(policy: Policy, cache: LayerCache, block: Block) -> tuple[Queries, Observation]:
-    """Let the block's queries attend to all present entries, and the score observe it.
 
-    A long block is attended in parts, so that its attention is never in memory as a whole.
+def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attended, bool]:
+    """Let a long block attend, part by part: its attention is never in memory as a whole.
+
+    Returns:
+        The attention output; what the score has still to be given; and whether it has observed the
+        block already.
     """
-    seen, needs = _observation_of(policy, cache, block), policy.needs
-    rows, m = needs.reads(block.clock), block.queries.shape[3]
-    if m == 1:
-        read = rows != "none"
-        output, seen.attended = attend_as_needed(needs, read, seen.queries, None, seen.view)
-        seen.newest_output = output[:, :, :, 0] if rows == "last" else None
-        policy.score.observe(cache.state, seen)
-        return output.to(block.keys.dtype), seen
-    outputs, on_host = [], []
+    needs, view, m = policy.needs, seen.view, seen.queries.shape[3]
+    outputs, on_host, rows = [], [], needs.reads(seen.clock)
     if rows == "all":
-        at_once = needs.only_sums and seen.view.triton
+        at_once = needs.only_sums and view.cache.triton
     else:
-        at_once = seen.view.only_block and seen.view.softcap is None
-    for part in [slice(0, m)] if at_once else parts(seen.queries, len(cache)):
+        at_once = view.only_block and view.softcap is None
+    for part in [slice(0, m)] if at_once else parts(seen.queries, len(seen.cache)):
         queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
-        output, attended = attend_as_needed(needs, rows == "all", queries, positions, seen.view)
+        output, attended = attend_as_needed(needs, rows == "all", queries, positions, view)
         outputs.append(output)
         if attended.weights is not None and needs.on_host:
             on_host.append(attended.weights.cpu())
         elif rows == "all":
-            policy.score.observe(cache.state, seen.part(part, attended))
-    if on_host:
-        seen.attended = Attended(torch.cat(on_host, dim=3))
+            policy.score.observe(seen.cache.state, seen.part(part, attended))
+    attended = Attended(torch.cat(on_host, dim=3) if on_host else None)
     if rows == "last":
         newest = seen.queries[:, :, :, -1:]
-        output, seen.attended = attend_as_needed(needs, True, newest, None, seen.view)
-        seen.newest_output = output[:, :, :, 0]
-    if rows != "all" or needs.on_host:
-        policy.score.observe(cache.state, seen)
-    return torch.cat(outputs, dim=3).to(block.keys.dtype), seen
+        output, attended = attend_as_needed(needs, True, newest, None, view)
+        attended.output = output
+    return torch.cat(outputs, dim=3), attended, rows == "all" and not needs.on_host
 
 
-def _observation_of(policy: Policy, cache: LayerCache, block: Block) -> Observation:
-    queries = block.queries.to(compute_dtype(block.keys.dtype))
-    alone = len(cache) == queries.shape[3] == min(block.clock.present)
-    seen = Observation(
-        clock=block.clock,
-        layer=block.layer,
-        queries=queries,
-        query_positions=block.clock.positions,
-        cache=cache,
-        view=view_of(cache, queries, block.softcap, alone),
-        confidence=block.confidence,
-    )
-    if policy.specification.reposition:
-        reposition(seen, block)
-    return seen
-
-
-def view_of(
-    cache: LayerCache, queries: Queries, softcap: float | None, only_block: bool = False
-) -> LayerView:
-    """Return the entries of a cache as these queries read them."""
-    return LayerView(
-        column=once(lambda name: cache.column(name, queries.dtype)),
-        dtype=queries.dtype,
-        ragged=cache.ragged,
-        triton=uses_triton(queries),
-        softcap=softcap,
-        only_block=only_block,
-        in_tables=cache.mixed_entries,
-    )
-
-
-def reposition(seen: Observation, block: Block) -> None:
+def reposition(queries: Queries, view: LayerView, block: Block) -> tuple[Queries, LayerView]:
     """Rotate queries and keys to the index of their entry among the present ones."""
     if block.rotate is None:
         raise ValueError("reposition = True needs a model whose rotary embedding is known")
-    positions = seen.positions
+    positions = view.positions
     places = torch.arange(positions.shape[-1], dtype=torch.int32, device=positions.device)
     index = torch.empty_like(positions).scatter_(
         -1, positions.argsort(dim=-1), places.expand_as(positions)
     )
     index = index - (positions < 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
-    entries = seen.present[:, :1].sum(dim=-1, keepdim=True, dtype=torch.int32)
-    shift = (entries - seen.clock.seen)[..., None].expand(-1, 1, 1, seen.queries.shape[3])
-    stored, rotated = seen.view, block.rotate(seen.keys, index - positions)
-    seen.queries = block.rotate(seen.queries, shift)
-    seen.view = LayerView(
-        column=lambda name: rotated if name == "keys" else stored.column(name),
-        dtype=stored.dtype,
-        ragged=stored.ragged,
-        triton=stored.triton,
-        softcap=stored.softcap,
-    )
+    entries = (positions[:, :1] >= 0).sum(dim=-1, keepdim=True, dtype=torch.int32)
+    shift = (entries - block.clock.seen)[..., None].expand(-1, 1, 1, queries.shape[3])
+    keys = block.rotate(view.keys, index - positions)
+    view = LayerView(view.cache, view.softcap, repositioned=True, read={"keys": keys})
+    return block.rotate(queries, shift), view
 
 
 def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision | None:
-    """Say who stays: the safe entries and the best of the rest; None if there is nothing to do."""
+    """Say who stays: the protected entries and the best of the rest; None if nothing is to do."""
     cache, precision = seen.cache, policy.precision
-    safe_entries = once(lambda: policy.protect.safe(seen))
-    leaving, room = plan(policy, seen, due, safe_entries)
+    protected_entries = once(lambda: policy.protect.safe(seen))
+    leaving, room = plan(policy, seen, due, protected_entries)
     if not any(leaving) and not precision.quantises:
         return None
-    safe = safe_entries()
+    protected = protected_entries()
     scores = None
     if any(leaving):
-        candidates = None if safe is None else ~safe
+        candidates = None if protected is None else ~protected
         scores = policy.score.score(cache.state, seen, candidates, room)
     in_place = not precision.quantises and not policy.specification.evict_before_attend
     if in_place and scores is not None and not cache.ragged and set(leaving) == {1}:
-        slot, lowest = first_to_go(scores, safe, seen.positions)
+        slot, lowest = first_to_go(scores, protected, seen.positions)
         _note_lowest(cache, lowest)
-        return Decision(scores, safe, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
+        return Decision(scores, protected, evicted_slot=slot.expand(*seen.positions.shape[:2], 1))
     worth = seen.positions.to(seen.queries.dtype) if scores is None else scores
     lowest = worth.expand_as(seen.positions).masked_fill(~seen.present, torch.inf)
     _note_lowest(cache, lowest.amin(-1, keepdim=True))
     kept = [count - gone for count, gone in zip(cache.counts, leaving, strict=True)]
-    slots = keep_slots(worth, safe, seen.positions, kept, cache.ordered)
-    return Decision(scores, safe, KeepSet(slots, kept))
+    slots = keep_slots(worth, protected, seen.positions, kept, cache.ordered)
+    return Decision(scores, protected, KeepSet(slots, kept))
 
 
 def plan(
     policy: Policy,
     seen: Observation,
     due: Sequence[bool],
-    safe_entries: Callable[[], Marks | None],
+    protected_entries: Callable[[], Marks | None],
 ) -> tuple[list[int], list[int]]:
     """Return for every sequence how many entries leave, and how many candidates stay.
 
@@ -206,19 +167,19 @@ def plan(
     leaving, room, by_data = [], [], False
     for number, row in enumerate(clock.rows):
         entries = cache.counts[number] - cache.demoted[number]
-        safe = policy.protect.count(row, entries)
-        if safe is None and due[number]:
-            marked = safe_entries()
+        protected = policy.protect.count(row, entries)
+        if protected is None and due[number]:
+            marked = protected_entries()
             assert marked is not None
-            safe, by_data = int((marked & seen.present)[number].sum(dim=-1).max()), True
-        stay = entries - (safe or 0)
+            protected, by_data = int((marked & seen.present)[number].sum(dim=-1).max()), True
+        stay = entries - (protected or 0)
         if due[number]:
-            places = policy.budget.room(row, entries, safe or 0)
+            places = policy.budget.room(row, entries, protected or 0)
             if places is None:
-                places, by_data = policy.budget.room_in(seen, number, safe_entries()), True
+                places, by_data = policy.budget.room_in(seen, number, protected_entries()), True
             stay = min(stay, places)
         room.append(stay)
-        leaving.append(entries - (safe or 0) - stay)
+        leaving.append(entries - (protected or 0) - stay)
     if not by_data:
         clock.memo[key] = leaving, room
     return leaving, room

@@ -12,8 +12,9 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerMemory
-from kvlab.fast.engine.layers import Layers, Watch
+from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.rotary import rotation_of
 from kvlab.reference.observation import Clock

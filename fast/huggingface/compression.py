@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvlab.fast import methods
-from kvlab.fast.engine.layers import Watch
 from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.step import Watch
 from kvlab.fast.huggingface.agreement import check_agreement
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import CompressedCache

@@ -17,10 +17,10 @@ from kvlab.fast.engine.attention import compute_dtype
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.layers import Layers
-from kvlab.fast.engine.observation import Attended, Observation
+from kvlab.fast.engine.observation import Attended, LayerView, Observation
 from kvlab.fast.engine.policy import Elapsed, Policy
 from kvlab.fast.engine.quantization import Quantized
-from kvlab.fast.engine.step import Block, decide, view_of
+from kvlab.fast.engine.step import Block, decide
 from kvlab.fast.engine.windows import max_pool, mean_pool
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.fast.huggingface.compression import compress
@@ -324,8 +324,7 @@ def _prepared(
         layer=0,
         queries=queries,
         query_positions=given["query_positions"][None],
-        cache=cache,
-        view=view_of(cache, queries, given.get("softcap")),
+        view=LayerView(cache, given.get("softcap")),
         confidence=unknown if confidence is None else confidence[None],
         attended=Attended(None if weights is None else weights[None].to(queries)),
     )

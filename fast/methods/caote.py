@@ -75,7 +75,7 @@ class EvictionError(Around[reference.EvictionError]):
         if options.heads == "attention":
             retention = retention.mean(dim=2, keepdim=True)
             output = None if output is None else output.mean(dim=2, keepdim=True)
-        present = seen.present if seen.view.ragged else None
+        present = seen.present if seen.cache.ragged else None
         if present is not None:
             retention = torch.where(present[:, :, None], retention, 0.0)
         if options.several != "independent":

@@ -178,7 +178,7 @@ class Comparison:
         positions = result.positions[number]
         order = positions.argsort(dim=-1)[:, positions.shape[1] - seen.positions.shape[1] :]
         ours = as_array(result.scores[number].expand_as(positions).gather(-1, order))
-        safe = result.safe
+        safe = result.protected
         safe = (
             np.zeros(ours.shape, bool) if safe is None else as_array(safe[number].gather(-1, order))
         )
@@ -284,4 +284,4 @@ def follow_with_reference(model, policy: Policy, tolerance: Tolerance) -> bool:
         model.generate(**inputs, past_key_values=cache, max_new_tokens=14, do_sample=False)
     assert set(comparison.rows) == {layer.number for layer in cache.compressed_layers}
     assert comparison.found.steps == len(comparison.rows) * (4 + 13)
-    return cache.compressed.shared
+    return len(cache.compressed.groups) == 1

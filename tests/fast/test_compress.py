@@ -16,7 +16,7 @@ from transformers import DynamicCache, LlamaConfig
 
 from kvlab.fast import compress
 from kvlab.fast.engine.columns import MOST_SLACK
-from kvlab.fast.engine.layers import MOST_WAITING
+from kvlab.fast.engine.group import MOST_WAITING
 from kvlab.fast.engine.port import port
 from kvlab.reference import methods
 
@@ -128,9 +128,9 @@ def test_tokens_between_decisions_are_observed_together(spec, most):
         def put(self, value):
             layers = cache.compressed
             if layers.shared:
-                waiting.append(len(layers.waiting))
+                waiting.append(len(layers.groups[0].waiting))
                 decided.append(any(layers.policy.schedule.due(row) for row in cache.clocks))
-                queries = sum(q.nbytes for step in layers.waiting for q in step.queries)
+                queries = sum(q.nbytes for step in layers.groups[0].waiting for q in step.queries)
                 entries = sum(layers.caches[0].columns.nbytes.values())
                 assert cache.memory().total == entries + queries
 

@@ -12,6 +12,7 @@ from sampling import sampled
 from shapes import shapes_checked
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
+from kvlab.fast.engine.layers import Layers
 from kvlab.fast.methods import port
 from kvlab.reference import methods
 
@@ -108,7 +109,7 @@ def test_fast_agrees_with_the_reference(spec, heads, dtype, flow, batch):
 def test_the_comparison_can_fail():
     policy, other = methods.get("h2o", BUDGET), methods.get("tova", BUDGET)
     comparison = Comparison(policy, Tolerance(FLOAT64, FLOAT64))
-    comparison.layers.policy = port(other)
+    comparison.layers = Layers(port(other), 1, watch=comparison.compare)
     blocks = random_blocks(7, HEADS["gqa"], [26], 40, 9, torch.float64)
     with pytest.raises(AssertionError):
         deque(map(comparison.feed, blocks), maxlen=0)
