@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils.meta import get_data
 
 from kvlab.fast.lab.sweep.plan import ORACLE
+from kvlab.fast.lab.sweep.report import solved_over_memory
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.fast.lab.viewing import (
     Source,
@@ -73,7 +74,7 @@ def parts() -> dict[str, str]:
         "budgets explained": escape_markdown(overview.explained(stored, found, specs)),
         "own rules": overview.under_own_rules(found).markdown(linked),
         "both models": overview.on_both_models().markdown(linked),
-        "picture": overview.solved_over_memory(found, specs)._repr_html_(),
+        "picture": solved_over_memory(found, specs)._repr_html_(),
         "equal bytes": equal_bytes.chart(equal_bytes.read_panels())._repr_html_(),
         "played": played(),
     }

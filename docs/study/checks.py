@@ -15,7 +15,7 @@ def promises(found: Sequence[Kept]) -> Table:
         Column("streams"),
         Column("verdict", lambda each: each.objection or "kept"),
     )
-    return tabulate(found, columns, words=3, wrap=True)
+    return tabulate(found, columns, words=3)
 
 
 def vector_groups(report: Report) -> Table:
@@ -23,12 +23,12 @@ def vector_groups(report: Report) -> Table:
     columns = (
         Column("target"),
         Column("group"),
+        Column("first failure", lambda group: getattr(group.first_failure, "reason", "")),
         Column("passed", lambda group: group.count(Status.PASSED)),
         Column("failed", lambda group: group.count(Status.FAILED)),
         Column("not tested", lambda group: group.count(Status.NOT_TESTED)),
-        Column("first failure", lambda group: getattr(group.first_failure, "reason", "")),
     )
-    return tabulate(report.groups, columns, words=2, wrap=True)
+    return tabulate(report.groups, columns, words=3)
 
 
 def failing_groups(reports: Mapping[str, Report]) -> Table:
@@ -36,8 +36,8 @@ def failing_groups(reports: Mapping[str, Report]) -> Table:
     rows = []
     for name, report in reports.items():
         failing = [group.group for group in report.groups if group.first_failure is not None]
-        rows.append((name, str(report.count(Status.FAILED)), ", ".join(failing) or "none"))
-    return Table(("implementation", "cases failed", "groups that fail"), rows, wrap=True)
+        rows.append((name, ", ".join(failing) or "none", str(report.count(Status.FAILED))))
+    return Table(("implementation", "groups that fail", "cases failed"), rows, words=2)
 
 
 def smallest_failure(report: Report) -> str:

@@ -64,7 +64,7 @@ def verdicts(paper: str, tags: Sequence[str] = ()) -> Table:
         Column("verdict", lambda claim: str(claim.check().verdict)),
     )
     chosen = [claim for claim in claims(paper) if not tags or claim.tag in tags]
-    return tabulate(chosen, columns, words=5, wrap=True)
+    return tabulate(chosen, columns, words=5)
 
 
 def proof_counts() -> Table:
@@ -74,7 +74,7 @@ def proof_counts() -> Table:
         found = [claim.check().verdict for claim in claims(paper) if claim.kind is kind]
         numbers = (len(found), *(found.count(verdict) for verdict in Proved))
         rows.append((paper, str(kind), *map(str, numbers)))
-    return Table(("paper", "kind", "claims", *map(str, Proved)), rows, words=2, wrap=True)
+    return Table(("paper", "kind", "claims", *map(str, Proved)), rows, words=2)
 
 
 # --- what was measured ----------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def contrasts(judgements: Iterable[Sequence[Judged]]) -> Table:
         Column("verdict", lambda each: str(each.verdict)),
     )
     rows = [each for several in judgements for each in several]
-    return tabulate(rows, columns, words=4, wrap=True)
+    return tabulate(rows, columns, words=4)
 
 
 def memory_of(judged: Judged) -> str:
@@ -140,7 +140,7 @@ def verdict_counts(judged: Mapping[str, Sequence[Sequence[Judged]]]) -> Table:
         untestable = sum(each.paper == paper for each in measured.untested())
         numbers = [*(found[verdict] for verdict in Verdict), untestable]
         rows.append((paper, *map(str, numbers)))
-    return Table(("paper", *map(str, Verdict), "needs other models"), rows, wrap=True)
+    return Table(("paper", *map(str, Verdict), "needs other models"), rows)
 
 
 def untested(paper: str) -> Table:
@@ -152,7 +152,7 @@ def untested(paper: str) -> Table:
         Column("what tests it", "instead"),
     )
     chosen = [each for each in measured.untested() if each.paper == paper]
-    return tabulate(chosen, columns, words=4, wrap=True)
+    return tabulate(chosen, columns, words=4)
 
 
 def solved_at_budgets(found: TaskSummary, specs: Sequence[str]) -> Table:

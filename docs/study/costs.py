@@ -27,17 +27,17 @@ STRAIGHT = 1e-9
 def cache_sizes(shapes: Sequence[Shape], tokens: int) -> Table:
     """List what one token, and one sequence of ``tokens`` tokens, takes in the cache of models.
 
-    ``break-even`` is the number of cached tokens that weigh as much as the model itself.
+    The break-even is the number of cached tokens that weigh as much as the model itself.
     """
     columns = (
         Column("model", "name"),
         Column("layers"),
         Column("KV heads", "kv_heads"),
         Column("channels", "head_dim"),
-        Column("weights", lambda shape: shape.weight_bytes / GB, ".1f", "GB"),
-        Column("per token", lambda shape: shape.token_bytes / 1024, ".0f", "KiB"),
-        Column(f"{tokens:,} tokens", lambda shape: tokens * shape.token_bytes / GB, ".2f", "GB"),
-        Column("break-even", lambda s: s.weight_bytes / s.token_bytes, ",.0f", "tokens"),
+        Column("weights, GB", lambda shape: shape.weight_bytes / GB, ".1f"),
+        Column("per token, KiB", lambda shape: shape.token_bytes / 1024, ".0f"),
+        Column(f"{tokens:,} tokens, GB", lambda shape: tokens * shape.token_bytes / GB, ".2f"),
+        Column("break-even, tokens", lambda s: s.weight_bytes / s.token_bytes, ",.0f"),
     )
     return tabulate(shapes, columns)
 
@@ -108,11 +108,9 @@ def servings(plans: Mapping[str, Plan]) -> Table:
     columns = (
         Column("method", lambda each: each[0]),
         Column("entries", lambda each: each[1].held.peak, ","),
-        Column("per sequence", lambda each: each[1].sequence_bytes / GB, ".2f", "GB"),
+        Column("per sequence, GB", lambda each: each[1].sequence_bytes / GB, ".2f"),
         Column("sequences that fit", lambda each: plans[each[0]].largest_batch, ","),
-        Column(
-            "a step", lambda each: 1e3 * each[1].decode_seconds / each[1].generated, ".1f", "ms"
-        ),
+        Column("a step, ms", lambda each: 1e3 * each[1].decode_seconds / each[1].generated, ".1f"),
         Column("tokens/s", lambda each: each[1].tokens_per_second, ",.0f"),
     )
     return tabulate(filled.items(), columns)

@@ -4,15 +4,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.sweep.report import (
     CHANCE,
     EXCEEDED,
     accuracy_cell,
     is_of_the_papers,
-    measured_curves,
     percent,
-    solved_over,
 )
 from kvlab.fast.lab.sweep.run import Stored, read_stored
 from kvlab.fast.lab.sweep.summary import FULL, LEVEL, TaskSummary
@@ -72,17 +69,11 @@ def under_own_rules(found: TaskSummary) -> Table:
     points = [point for point in found.points if point.budget is None and point.measured]
     bits = {point.method: point.measured["average_bits"].mean for point in points}
     rows = [
-        [point.method, f"{100 * bits[point.method] / FULL_BITS:.0f} %", percent(point)]
+        [point.method, f"{100 * bits[point.method] / FULL_BITS:.0f} %", percent(point.interval)]
         for point in sorted(points, key=lambda point: bits[point.method])
         if bits[point.method] < FULL_BITS or point.method == "full"
     ]
     return Table(("method", "memory", "solved, %"), rows)
-
-
-def solved_over_memory(found: TaskSummary, specs: Sequence[str]) -> Picture:
-    """Draw problems solved over the memory that is left (LazyEviction Fig. 5)."""
-    curves = measured_curves(found, specs)
-    return solved_over(curves, "memory at the last token, % of the full cache")
 
 
 def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
@@ -133,7 +124,7 @@ def on_both_models(shown: Collection[str] | None = None) -> Table:
 
     def share(found: TaskSummary, spec: str, budget: int) -> str:
         mark = f" {CHANCE}" if spec in found.chance.get(budget, ()) else ""
-        return percent(found.point(spec, None if spec == FULL else budget)) + mark
+        return percent(found.point(spec, None if spec == FULL else budget).interval) + mark
 
     def lost(row: NamesOnBothModels) -> str | None:
         """Write the loss over the full cache's, which has none of its own."""

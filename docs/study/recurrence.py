@@ -74,7 +74,7 @@ def recurring_entries(found: Sequence[Recurring], words: Sequence[str]) -> Table
         Column("activated at steps", lambda each: ", ".join(map(str, each.steps))),
         Column("MRI", "interval"),
     )
-    return tabulate(found, columns, words=4, wrap=True)
+    return tabulate(found, columns, words=4)
 
 
 def interval_histogram(

@@ -228,7 +228,7 @@ def write_report(found: Planned, path: Path) -> None:
         Text(about),
         table(found),
         Text(CAPTION),
-        Drawing("memory", "Memory of one sequence", memory_curves.on_white),
-        Drawing("time", "Time of a step", time_curves.on_white),
+        Drawing("memory", "Memory of one sequence", memory_curves),
+        Drawing("time", "Time of a step", time_curves),
     ]
     write_html(blocks, path)

@@ -1,4 +1,4 @@
-"""Reports of headings, texts, tables and drawings, written as Markdown or as one HTML page."""
+"""Reports of headings, texts, tables and drawings, as Markdown, as one HTML page, or in LaTeX."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from kvlab.fast.lab.drawing import Picture
 from kvlab.fast.lab.files import write_text
-from kvlab.fast.lab.tables import Table, escape_markdown
+from kvlab.fast.lab.tables import Table, escape_latex, escape_markdown, html_of
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,15 @@ class Code:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing in SVG."""
+    """A picture with a title."""
 
     name: str
     """Name of its file, without the ending, where the report is written in Markdown."""
     title: str
-    svg: str
+    picture: Picture
 
 
-@dataclass(frozen=True)
-class Page:
-    """A complete HTML page that stands in a frame of the report; Markdown leaves it out."""
-
-    title: str
-    html: str
-
-
-Block = Heading | Text | Code | Table | Drawing | Page
+Block = Heading | Text | Code | Table | Drawing
 
 
 def write_html(blocks: Sequence[Block], path: Path) -> None:
@@ -63,7 +56,7 @@ def write_html(blocks: Sequence[Block], path: Path) -> None:
         OSError: if that fails.
     """
     title = next(block.text for block in blocks if isinstance(block, Heading))
-    write_page(path, "report.html.jinja", title=title, body=Markup("\n".join(map(html, blocks))))
+    write_page(path, "report.html.jinja", title=title, body=Markup("\n").join(map(_html, blocks)))
 
 
 def write_markdown(blocks: Sequence[Block], path: Path) -> None:
@@ -72,37 +65,25 @@ def write_markdown(blocks: Sequence[Block], path: Path) -> None:
     Raises:
         OSError: if that fails.
     """
-    write_drawings(blocks, path.parent)
+    for block in blocks:
+        if isinstance(block, Drawing):
+            block.picture.save(path.with_name(f"{block.name}.svg"))
     write_text(path, "\n\n".join(map(markdown, blocks)) + "\n")
 
 
-def write_drawings(blocks: Sequence[Block], directory: Path) -> None:
-    """Write the drawings of a report as SVG files.
+def write_latex(blocks: Sequence[Block], path: Path) -> None:
+    """Write the tables of a report, each below its heading, to be included in a document.
 
     Raises:
         OSError: if that fails.
     """
+    parts = ["% needs the package booktabs"]
     for block in blocks:
-        if isinstance(block, Drawing):
-            write_text(directory / f"{block.name}.svg", block.svg)
-
-
-def html(block: Block) -> Markup:
-    """Write one block in HTML."""
-    match block:
-        case Heading(text, level):
-            return Markup(f"<h{level}>{{}}</h{level}>").format(text)
-        case Text(text):
-            return Markup('<p class="note">{}</p>').format(text)
-        case Code(text):
-            return Markup("<pre>{}</pre>").format(text)
-        case Drawing(_, title, svg):
-            parts = Markup(svg), title
-            return Markup("<figure>{}<figcaption>{}</figcaption></figure>").format(*parts)
-        case Page(title, inside):
-            return Markup('<iframe title="{}" srcdoc="{}"></iframe>').format(title, inside)
-        case Table():
-            return Markup('<div class="scroll">{}</div>').format(Markup(block.html()))
+        if isinstance(block, Heading):
+            parts.append(rf"\paragraph{{{escape_latex(block.text)}}}")
+        elif isinstance(block, Table):
+            parts.append(block.latex())
+    write_text(path, "\n\n".join(parts) + "\n")
 
 
 def markdown(block: Block) -> str:
@@ -114,12 +95,17 @@ def markdown(block: Block) -> str:
             return escape_markdown(text)
         case Code(text, language):
             return f"```{language}\n{text.rstrip()}\n```"
-        case Drawing(name, title, _):
+        case Drawing(name, title):
             return f"![{escape_markdown(title)}]({name}.svg)\n\n*{escape_markdown(title)}*"
-        case Page():
-            return ""
         case Table():
             return block.markdown()
+
+
+def _html(block: Block) -> Markup:
+    if not isinstance(block, Drawing):
+        return Markup(html_of(markdown(block)))
+    figure = Markup("<figure>{}<figcaption>{}</figcaption></figure>")
+    return figure.format(Markup(block.picture.on_white), block.title)
 
 
 def write_page(path: Path, template: str, **content: Any) -> None:

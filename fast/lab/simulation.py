@@ -206,9 +206,9 @@ def write_report(found: Simulation, path: Path) -> None:
         Text(about),
         table(found),
         Text(caption(found)),
-        Drawing("memory", "Memory over tokens", memory_curves.on_white),
-        Drawing("error", "Error over memory", _error_over_memory(rows).on_white),
-        Drawing("kept", kept, lifetimes(shown, found.trace.prompt).on_white),
+        Drawing("memory", "Memory over tokens", memory_curves),
+        Drawing("error", "Error over memory", _error_over_memory(rows)),
+        Drawing("kept", kept, lifetimes(shown, found.trace.prompt)),
     ]
     write_html(blocks, path)
 

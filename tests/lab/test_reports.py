@@ -5,8 +5,16 @@ import re
 import pytest
 
 from kvlab.fast.lab.drawing import canvas, finish
-from kvlab.fast.lab.reports import Code, Drawing, Heading, Text, write_html, write_markdown
-from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.reports import (
+    Code,
+    Drawing,
+    Heading,
+    Text,
+    write_html,
+    write_latex,
+    write_markdown,
+)
+from kvlab.fast.lab.tables import Bold, Table
 
 HOSTILE = "<script>alert('x')</script>"
 
@@ -25,7 +33,7 @@ def blocks(picture):
         Text(HOSTILE),
         Table(("method", "solved"), [(HOSTILE, "1 %")]),
         Code(HOSTILE, "html"),
-        Drawing("rise", f"It rises {HOSTILE}", picture.on_white),
+        Drawing("rise", f"It rises {HOSTILE}", picture),
     ]
 
 
@@ -43,6 +51,23 @@ def test_markdown_has_its_drawings_beside_it(blocks, picture, tmp_path):
     assert text.startswith("# A report &lt;script\\>") and "](rise.svg)" in text
     assert text.count(HOSTILE) == 1, "code stays as it is"
     assert (tmp_path / "rise.svg").read_text() == picture.on_white
+
+
+def test_latex_has_the_tables_and_their_headings(tmp_path):
+    table = Table(("method", "a_b", "c"), [("h&o", Bold("1 %"), "x"), ("raas", "p < 1")])
+    write_latex([Heading("50 %"), Text("left out"), table], tmp_path / "report.tex")
+    assert (tmp_path / "report.tex").read_text().splitlines()[2:] == [
+        r"\paragraph{50 \%}",
+        "",
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"method & a\_b & c \\",
+        r"\midrule",
+        r"h\&o & \textbf{1 \%} & x \\",
+        r"raas & \multicolumn{2}{l}{p $<$ 1} \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
 
 
 def test_a_drawing_in_a_file_has_ink_and_ground_of_its_own(picture, tmp_path):

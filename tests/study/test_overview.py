@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.fast.lab.sweep.report import is_of_the_papers
+from kvlab.fast.lab.sweep.report import is_of_the_papers, solved_over_memory
 from kvlab.fast.lab.tables import text_of
 from study import overview
 from study.contrasts import stored_summary
@@ -47,7 +47,7 @@ def test_what_the_study_has_not_tried_is_refused(read):
 def test_every_curve_is_drawn(read):
     stored, found = read
     specs = overview.families(stored)
-    drawing = overview.solved_over_memory(found, specs)._repr_html_()
+    drawing = solved_over_memory(found, specs)._repr_html_()
     for spec in specs:
         name, _, options = spec.partition("@")
         assert name in drawing and options in drawing

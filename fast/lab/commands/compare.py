@@ -1,5 +1,6 @@
 """``kvlab compare``: methods side by side on a task, by default that of an embedded model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,8 @@ from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
-from kvlab.fast.lab.tables import Column, Lines, counted
+from kvlab.fast.lab.sweep.summary import Point
+from kvlab.fast.lab.tables import counted, text_of
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, reporting
 from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
@@ -22,9 +24,12 @@ BATCH = {"fast": 32, "reference": 1}
 MEASURED = {"fast": 4, "reference": 1}
 """Most problems on which errors and memory are measured; accuracy counts all problems."""
 
-METHOD, SOLVED, *FIGURES = comparing.COLUMNS
-ROWS = Lines((METHOD, Column("budget"), SOLVED, *FIGURES), (16, 6, 16, *[7] * len(FIGURES)))
-"""The rows that are printed as they come."""
+WIDTHS = (20, 6, 18, *[9] * 6)
+"""Characters of each column; the first one is aligned to the left."""
+ENGINES = {
+    "fast": "PyTorch, all problems of a batch at once",
+    "reference": "NumPy, one problem after the other",
+}
 
 WHAT_IT_IS = (
     "A language model keeps a key and a value of every token that it has read: the KV cache. Each "
@@ -44,8 +49,8 @@ class Settings(Budgets, Problems, Workers, Json):
     """As in 'jumps@most=50'; default: what the embedded model solves."""
     backend: str | None = None
     """fast: PyTorch; reference: NumPy. Default: fast if it is installed."""
-    report: Path = Path("kvlab-report/compare.html")
-    """HTML report to write."""
+    report: Path | None = None
+    """HTML report to write: tables and curves."""
 
     def sweep(self) -> Sweep:
         """Return the comparison that is asked for."""
@@ -53,7 +58,7 @@ class Settings(Budgets, Problems, Workers, Json):
         task = self.task or EMBEDDED.get(model, TASK)
         return Sweep(
             methods=registry.compared() if self.methods is None else read_methods(self.methods),
-            budgets=self.asked(*comparing.DEFAULT_BUDGETS),
+            budgets=self.asked("70%", "85%"),
             problems=self.problems,
             measured=min(self.problems, MEASURED.get(backend, 1)),
             models=(model,),
@@ -76,19 +81,46 @@ def compare(settings: Settings) -> None:
     if say:
         print_caption(WHAT_IT_IS)
         problems = counted(sweep.problems, "problem")
-        print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend\n\n{ROWS.head()}")
+        print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend\n")
+        print_line(_line([column.heading for column in comparing.COLUMNS]))
     with reporting(transient=True) as told:
-        tell = (lambda point: print_line(ROWS.row(point))) if say else (lambda point: None)
+        tell = (lambda point: print_line(_row(point))) if say else (lambda point: None)
         comparison = comparing.compare(sweep, settings.workers, told, tell)
-        example = comparing.record_example(comparison, told)
-    page = comparing.write_report(comparison, settings.report, example)
+    if settings.report is not None:
+        from kvlab.fast.lab.sweep.report import write_comparison
+
+        write_comparison(comparison, settings.report)
     if settings.json:
         print_json(comparison.to_json())
         return
-    print_line("")
-    for sentence in comparing.sentences(comparison):
-        print_line(sentence)
-    print_caption(comparing.caption(comparison.sweep))
-    print_line(f"report: {settings.report.resolve().as_uri()}")
-    if page is not None:
-        print_line(f"viewer: {page.resolve().as_uri()}")
+    print_caption(_caption(comparison.sweep))
+    if settings.report is not None:
+        print_line(f"report: {settings.report.resolve().as_uri()}")
+
+
+def _row(point: Point) -> str:
+    """Return the line of a point; a refusal takes the place of the figures."""
+    if point.refusal is None:
+        return _line([text_of(column.cell(point)) for column in comparing.COLUMNS])
+    method, budget = (text_of(column.cell(point)) for column in comparing.COLUMNS[:2])
+    return f"{_line([method, budget])}  {point.refusal}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    """Return cells side by side; a name that is too wide for its column has a line of its own."""
+    name, *others = cells
+    shown = "".join(f"{cell:>{width}}" for cell, width in zip(others, WIDTHS[1:], strict=False))
+    above = "" if len(name) <= WIDTHS[0] else f"{name}\n"
+    return f"{above}{'' if above else name:{WIDTHS[0]}}{shown}"
+
+
+def _caption(sweep: Sweep) -> str:
+    """Explain the columns."""
+    count = sweep.measured
+    few = "all problems" if count == sweep.problems else f"the first {count} problems"
+    return (
+        "solved: whole solution right, with 95 % interval · error: attention output against "
+        "everything seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · "
+        "bits: stored per element of the full cache, scales included · from error to bits: on "
+        f"{'the first problem' if count == 1 else few} · ms: per token, {ENGINES[sweep.backend]}"
+    )

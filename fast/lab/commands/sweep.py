@@ -109,5 +109,5 @@ def report(settings: ReportSettings) -> None:
         return
     for each in summaries:
         print_table(reporting.accuracy_table(each), f"{each.task}, model {each.model}")
-        print_caption(reporting.accuracy_caption(each))
+    print_caption(reporting.ACCURACY_CAPTION)
     print_line(f"report: {place / reporting.NAME}.html")

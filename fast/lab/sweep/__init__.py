@@ -2,5 +2,5 @@
 
 `plan` reads what is asked for and cuts it into jobs, `jobs` does them in one process or several,
 `cluster` on many machines, and `run` keeps what was found. `summary` and `report` read that.
-`compare` runs a sweep at once, keeps it in memory, and says what it shows.
+`compare` runs a sweep at once and keeps it in memory.
 """

@@ -65,7 +65,7 @@ class Point(Row):
         return float(np.mean(self.figures[name])) if name in self.figures else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Test:
     """Two methods on the same problems."""
 
@@ -86,13 +86,8 @@ class Test:
     """p-value of McNemar's test, exact and two-sided."""
     p_adjusted: float
     """The p-value after Holm's correction over all tests of the task."""
-
-    @property
-    def verdict(self) -> str:
-        """The better method, if the test shows one."""
-        if self.p_adjusted >= 1 - LEVEL:
-            return "no difference shown"
-        return self.second if self.only_second > self.only_first else self.first
+    verdict: str
+    """The better method, if the test shows one."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +232,23 @@ def point_of(method: str, budget: int | None, rows: Rows, wanted: int) -> Point:
     )
 
 
+def plain(point: Point) -> dict[str, Any]:
+    """Return what was found at one point as plain data; the figures are means."""
+    share, seconds, nbytes = point.interval, point.seconds_per_token, point.mean("nbytes")
+    return {
+        "spec": point.method,
+        "budget": point.budget,
+        "problems": point.problems,
+        "refusal": point.refusal,
+        "accuracy": point.solved,
+        "accuracy_low": None if share is None else share.low,
+        "accuracy_high": None if share is None else share.high,
+        **{name: point.mean(name) for name in MEASURED if name != "nbytes"},
+        "kilobytes": None if nbytes is None else nbytes / 1024,
+        "milliseconds_per_token": None if seconds is None else 1000 * seconds,
+    }
+
+
 def _mean(rows: Rows, column: str) -> float | None:
     """Return the mean of a column, None if a value is not known."""
     values = [row[column] for row in rows]
@@ -244,6 +256,11 @@ def _mean(rows: Rows, column: str) -> float | None:
 
 
 # --- tests of pairs ------------------------------------------------------------------------------
+
+FULL = "full"
+"""The method that keeps everything."""
+CONTROL = "random"
+"""The method that evicts at random."""
 
 Pair = tuple[Point, Point]
 
@@ -253,19 +270,23 @@ def _discordant(first: Point, second: Point) -> tuple[int, int]:
     return int((one & ~other).sum()), int((other & ~one).sum())
 
 
-def _p_values(pairs: Sequence[Pair]) -> list[float]:
-    return [mcnemar(*_discordant(*pair)) for pair in pairs]
+def _adjusted(pairs: Sequence[Pair]) -> list[float]:
+    """Return McNemar's p-value of each pair after Holm's correction over all of them."""
+    return holm([mcnemar(*_discordant(*pair)) for pair in pairs])
 
 
-def _differing(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs that differ significantly, after Holm's correction over all pairs."""
-    adjusted = holm(_p_values(pairs))
-    return [pair for pair, p in zip(pairs, adjusted, strict=True) if p < 1 - LEVEL]
+def _shown_better(pairs: Sequence[Pair]) -> list[bool]:
+    """Say of each pair whether the first is shown to have solved more than the second."""
+    return [
+        p < 1 - LEVEL and sum(first.outcomes) > sum(second.outcomes)
+        for (first, second), p in zip(pairs, _adjusted(pairs), strict=True)
+    ]
 
 
 def _by_budget(points: Sequence[Point]) -> dict[int, list[Point]]:
-    """Group points that have figures and a budget, without the oracle."""
+    """Group points that have figures and a budget, the best first, without the oracle."""
     counted = [p for p in points if p.refusal is None and p.method != ORACLE]
+    counted.sort(key=lambda point: point.solved or 0.0, reverse=True)
     budgets = sorted({p.budget for p in counted if p.budget is not None})
     return {budget: [p for p in counted if p.budget == budget] for budget in budgets}
 
@@ -281,22 +302,23 @@ def named_tests(points: Sequence[Point], names: Sequence[tuple[str, str]]) -> It
         if (one.method, other.method) == (first, second)
         if one.budget == other.budget or None in (one.budget, other.budget)
     ]
-    p_values = _p_values(pairs)
-    for (first, second), p, adjusted in zip(pairs, p_values, holm(p_values), strict=True):
+    for (first, second), adjusted in zip(pairs, _adjusted(pairs), strict=True):
         only_first, only_second = _discordant(first, second)
+        better = second.method if only_second > only_first else first.method
         difference = paired_shares(only_first, only_second, first.problems, LEVEL)
         yield Test(
-            first.method,
-            second.method,
-            first.budget or second.budget,
-            first.problems,
-            float(np.mean(first.outcomes)),
-            float(np.mean(second.outcomes)),
-            only_first,
-            only_second,
-            Interval(*difference),
-            p,
-            adjusted,
+            first=first.method,
+            second=second.method,
+            budget=first.budget or second.budget,
+            problems=first.problems,
+            first_solved=float(np.mean(first.outcomes)),
+            second_solved=float(np.mean(second.outcomes)),
+            only_first=only_first,
+            only_second=only_second,
+            difference=Interval(*difference),
+            p=mcnemar(only_first, only_second),
+            p_adjusted=adjusted,
+            verdict=better if adjusted < 1 - LEVEL else "no difference shown",
         )
 
 
@@ -307,36 +329,31 @@ def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
     """
     groups = _by_budget([point for point in points if point.holds_budget])
     pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
-    differ = {(a.budget, frozenset((a.method, b.method))) for a, b in _differing(pairs)}
-    found = {}
-    for budget, group in groups.items():
-        best = max(group, key=lambda point: point.solved or 0.0)
-        found[budget] = frozenset(
+    beaten = {
+        (best.budget, best.method, other.method)
+        for (best, other), better in zip(pairs, _shown_better(pairs), strict=True)
+        if better
+    }
+    return {
+        budget: frozenset(
             point.method
             for point in group
-            if best.solved and (budget, frozenset((point.method, best.method))) not in differ
+            if group[0].solved and (budget, group[0].method, point.method) not in beaten
         )
-    return found
-
-
-FULL = "full"
-"""The method that keeps everything."""
-CONTROL = "random"
-"""The method that evicts at random."""
+        for budget, group in groups.items()
+    }
 
 
 def not_above_chance(points: Sequence[Point]) -> dict[int, frozenset[str]]:
     """Return per budget the methods that are not shown to solve more than eviction at random."""
-    rivals: list[Pair] = []
+    pairs: list[Pair] = []
     for group in _by_budget(points).values():
-        controls = [p for p in group if base_name(p.method) == CONTROL]
-        if controls:
-            control = max(controls, key=lambda p: p.solved or 0.0)
-            rivals += [(p, control) for p in group if base_name(p.method) != CONTROL]
-    differ = _differing(rivals)
-    found: dict[int, set[str]] = {}
-    for point, control in rivals:
-        assert point.budget is not None
-        above = (point, control) in differ and sum(point.outcomes) > sum(control.outcomes)
-        found.setdefault(point.budget, set()).update(() if above else (point.method,))
-    return {budget: frozenset(names) for budget, names in found.items()}
+        controls = [point for point in group if base_name(point.method) == CONTROL]
+        others = [point for point in group if base_name(point.method) != CONTROL]
+        pairs += [(other, controls[0]) for other in others if controls]
+    found: dict[int, frozenset[str]] = {}
+    for (other, _), better in zip(pairs, _shown_better(pairs), strict=True):
+        assert other.budget is not None
+        names = frozenset() if better else frozenset([other.method])
+        found[other.budget] = found.get(other.budget, frozenset()) | names
+    return found
