@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, DTYPES, as_numpy, drawn, in_torch
+from kernel_inputs import DEVICE, DTYPES, as_numpy, attended, drawn, in_torch, sink
 from sampling import diagonal
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
@@ -15,7 +15,6 @@ from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.kernels.mixed_precision import as_odd, attend_to_tables, first_parts, suits_triton
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
-from kvlab.reference.attention import attend
 
 N, G, RHO, D = 2, 2, 4, 64
 
@@ -44,29 +43,24 @@ def read(stored, n, d):
     return whole
 
 
-def expected(queries, keys, values, n, softcap=None):
-    """Output and probabilities of the reference over what the tables hold."""
-    d = queries.shape[-1]
-    there = np.ones((G, 1, 1, n), dtype=bool)
-    both = [
-        attend(as_numpy(q), k, v, there, softcap)
-        for q, k, v in zip(queries, read(keys, n, d), read(values, n, d), strict=True)
-    ]
-    return np.stack([output for output, _ in both]), np.stack([weights for _, weights in both])
-
-
-def agrees(queries, keys, values, n, softcap=None):
-    output, weights = attend_to_tables(queries, keys, values, n, softcap)
-    wanted, attention = expected(queries, keys, values, n, softcap)
-    np.testing.assert_allclose(as_numpy(weights), attention, atol=FLOAT32_SCORES)
+def agrees(queries, keys, values, n, softcap=None, reduce="none"):
+    """Output and probabilities are the reference's over what the tables hold."""
+    whole = [torch.tensor(read(stored, n, queries.shape[-1])) for stored in (keys, values)]
+    wanted, attention, _ = attended(queries, *whole, None, softcap)
+    output, received = attend_to_tables(queries, keys, values, n, softcap, reduce)
     off = FLOAT32_SCORES if queries.dtype == torch.float32 else BFLOAT16_OUTPUT
     np.testing.assert_allclose(as_numpy(output), wanted, atol=off * 3)
+    if reduce in ("sum", "mean", "max"):
+        attention = getattr(attention[:, :, :, 0], reduce)(axis=2)
+    if reduce == "skip":
+        assert not received.numel()
+    else:
+        off = FLOAT32_SCORES * queries.shape[2]
+        np.testing.assert_allclose(as_numpy(received), attention, atol=off)
 
 
 FORMATS = [(16, 0), (8, 64), (4, 64), (2, 32)]
 ODD = [(16, 0), (3, 64), (4, 64), (8, 32)]
-
-
 KINDS = ((None, FORMATS), (5.0, FORMATS), (None, ODD))
 
 
@@ -128,18 +122,13 @@ def test_head_dimensions_and_widths(size, bits, dtype):
 )
 def test_what_an_attention_sink_leaves_to_others(gap, bits, stored):
     """A probability of e^-gap, times a scale, lies below float16's least number."""
-    n = 60
-    queries, keys = (torch.zeros((N, G, m, D), device=DEVICE) for m in (1, n))
-    queries[..., 0], keys[:, :, 0, 0] = D**0.5, gap
-    values = drawn((N, G, n, D), scale=0.05).abs()
-    values[:, :, 0] = 0.0
-    keys, values = keys.to(stored), values.to(stored)
-    slots = torch.arange(n, device=DEVICE).expand(N, G, n)
+    queries, keys, values = (x.repeat(N, G, *([1] * (x.dim() - 2))) for x in sink(gap, 1, stored))
+    values = (0.05 * values.double()).to(stored)
+    slots = torch.arange(60, device=DEVICE).expand(N, G, 60)
     plain = [VectorTable(slots, keys)]
     coded = [VectorTable(slots, values if bits == 16 else quantise(values, bits, 32))]
-    queries = queries[:, :, :, None]
-    output, _ = attend_to_tables(queries, plain, coded, n, None, "skip")
-    wanted, _ = expected(queries, plain, coded, n)
+    output, _ = attend_to_tables(queries, plain, coded, 60, None, "skip")
+    wanted, _, _ = attended(queries, keys, torch.tensor(read(coded, 60, D)))
     off = FLOAT16_WEIGHTS if stored == torch.float16 else BFLOAT16_OUTPUT
     np.testing.assert_allclose(as_numpy(output), wanted, rtol=off)
 
@@ -148,15 +137,7 @@ def test_what_an_attention_sink_leaves_to_others(gap, bits, stored):
     ("rho", "reduce"), diagonal((1, 2, 4, 7, 8), ("sum", "mean", "max", "skip"))
 )
 def test_groups_and_reductions(rho, reduce):
-    queries, keys, values = example(70, 32, rho, 4, 16)
-    output, received = attend_to_tables(queries, keys, values, 70, None, reduce)
-    wanted, attention = expected(queries, keys, values, 70)
-    np.testing.assert_allclose(as_numpy(output), wanted, atol=FLOAT32_SCORES * 3)
-    if reduce == "skip":
-        assert not received.numel()
-    else:
-        joined = getattr(attention[:, :, :, 0], reduce)(axis=2)
-        np.testing.assert_allclose(as_numpy(received), joined, atol=FLOAT32_SCORES * rho)
+    agrees(*example(70, 32, rho, 4, 16), 70, None, reduce)
 
 
 @pytest.mark.parametrize("reduce", ["none", "sum", "mean", "max", "skip"])
@@ -195,12 +176,8 @@ def test_row_counts_compile_nothing_anew(rows):
 
 
 def test_partners_are_the_same_when_kept_as_when_found_anew():
-    keys, values = (Storage(drawn((N, G, 0, D), seed)) for seed in (0, 1))
-    kept = Partners()
-
-    def grow(m, present):
-        for storage in (keys, values):
-            storage.append(drawn((N, G, m, D)), present)
+    both = keys, values = [Storage(drawn((N, G, 0, D), seed)) for seed in (0, 1)]
+    kept, slots = Partners(), torch.arange(8, 16, device=DEVICE).expand(N, G, 8)
 
     def check():
         assert keys.readable_tables() is keys.tables
@@ -209,18 +186,18 @@ def test_partners_are_the_same_when_kept_as_when_found_anew():
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
         return wanted
 
-    grow(20, (20, 13))
-    first = check()
-    assert (first[0][1, :, :7] == -1).all()
-    slots = torch.arange(8, 16, device=DEVICE).expand(N, G, 8)
+    def grow(m, present):
+        for storage in both:
+            storage.append(drawn((N, G, m, D)), present)
+        return check()
+
+    assert (grow(20, (20, 13))[0][1, :, :7] == -1).all()
     keys.quantize_tokens(slots, 4, 32)
     values.quantize_tokens(slots[:, :, :4], 2, 32)
-    moved = check()
-    assert set((moved[1] >> TABLE_SHIFT).flatten().tolist()) == {0, 1}
-    for turn in range(3):
-        grow(1, (1, 1 if turn else 0))
-        check()
+    assert set((check()[1] >> TABLE_SHIFT).flatten().tolist()) == {0, 1}
+    for last in (0, 1, 1):
+        grow(1, (1, last))
     keep = torch.arange(3, 20, device=DEVICE).expand(N, G, 17)
-    for storage in (keys, values):
+    for storage in both:
         storage.take(keep, torch.ones_like(keep, dtype=torch.bool))
     check()

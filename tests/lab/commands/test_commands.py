@@ -90,137 +90,30 @@ def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, refusal)
 
 # --- the data that they print --------------------------------------------------------------------
 
-TEXT, WHOLE, NUMBER = ({"type": name} for name in ("string", "integer", "number"))
-TRUTH, MAYBE_TRUTH = {"type": "boolean"}, {"type": ["boolean", "null"]}
-MAYBE_TEXT, MAYBE_WHOLE, MAYBE = ({"type": [x, "null"]} for x in ("string", "integer", "number"))
+PRINTED = tomllib.loads(Path(__file__).with_name("printed.toml").read_text(encoding="utf-8"))
 
 
-def thing(**fields):
-    """Return the schema of an object that has these fields and no others."""
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": [*fields],
-        "additionalProperties": False,
-    }
+def schema_of(shape):
+    """Return the JSON schema of data that have this shape, and nothing besides."""
+    match shape:
+        case str():
+            name = shape.removesuffix("?")
+            return {"type": name if name == shape else [name, "null"]}
+        case [item]:
+            return {"type": "array", "minItems": 1, "items": schema_of(item)}
+        case {"*": item}:
+            return {"type": "object", "minProperties": 1, "additionalProperties": schema_of(item)}
+    fields = {name: schema_of(each) for name, each in shape.items()}
+    strict = {"required": [*fields], "additionalProperties": False}
+    return {"type": "object", "properties": fields, **strict}
 
 
-def things(**fields):
-    return {"type": "array", "minItems": 1, "items": thing(**fields)}
-
-
-def named(schema):
-    return {"type": "object", "minProperties": 1, "additionalProperties": schema}
-
-
-METHOD_AND_BUDGET = {"method": TEXT, "budget": MAYBE_WHOLE, "refusal": MAYBE_TEXT}
-PRINTED = (
-    ("methods", thing(methods={"type": "object"}, variants=named(TEXT))),
-    (
-        "methods caote --divergences",
-        named(things(topic=TEXT, paper=TEXT, elsewhere=TEXT, default=TEXT, option=TEXT)),
-    ),
-    (
-        "recurrence --problems 1",
-        thing(
-            problems=WHOLE,
-            threshold=NUMBER,
-            entries=WHOLE,
-            share_recurring=NUMBER,
-            quantiles=named(NUMBER),
-        ),
-    ),
-    ("models list", things(name=TEXT, about=TEXT, license=TEXT, here=TEXT)),
-    (
-        "generate --max-new-tokens 2",
-        thing(
-            text=TEXT,
-            method=TEXT,
-            budget=MAYBE_WHOLE,
-            prompt_tokens=WHOLE,
-            written_tokens=WHOLE,
-            tokens_read=WHOLE,
-            fewest_entries=WHOLE,
-            most_entries=WHOLE,
-            entry_bytes=WHOLE,
-            state_bytes=WHOLE,
-            full_bytes=WHOLE,
-            first_token_seconds=NUMBER,
-            tokens_per_second=MAYBE,
-        ),
-    ),
-    (
-        "trace --max-new-tokens 2 -o OUT.npz",
-        thing(
-            file=TEXT,
-            file_bytes=WHOLE,
-            array_bytes=WHOLE,
-            model=TEXT,
-            version=WHOLE,
-            layers={"type": "array", "items": WHOLE},
-            kv_heads=WHOLE,
-            query_heads=WHOLE,
-            head_dim=WHOLE,
-            dtype=TEXT,
-            softcap=MAYBE,
-            prompt_tokens=WHOLE,
-            written_tokens=WHOLE,
-            mean_confidence=MAYBE,
-        ),
-    ),
-    (
-        "view OUT --trace TRACE --methods h2o;raas --budget 12",
-        thing(
-            file=TEXT,
-            file_bytes=WHOLE,
-            model=TEXT,
-            methods=things(
-                **METHOD_AND_BUDGET, tokens_read=MAYBE_WHOLE, entries=MAYBE, solved=MAYBE_TRUTH
-            ),
-        ),
-    ),
-    (
-        "simulate TRACE --methods h2o;full;raas --budget 12 --workers 1",
-        things(
-            **METHOD_AND_BUDGET,
-            entries=MAYBE_WHOLE,
-            **dict.fromkeys(
-                ("kilobytes", "mass", "skill", "regret", "error", "hits", "premature"), MAYBE
-            ),
-        ),
-    ),
-    (
-        "plan --prompt 64 --length 64 --methods full;h2o;raas --budget 32",
-        thing(
-            asked={"type": "object"},
-            methods=things(
-                **METHOD_AND_BUDGET,
-                **dict.fromkeys(
-                    (
-                        *("entries", "largest_batch", "batch", "devices", "users_per_device"),
-                        "pays_from",
-                    ),
-                    MAYBE_WHOLE,
-                ),
-                **dict.fromkeys(
-                    (
-                        *("bits", "sequence_gb", "memory_gb", "first_token_seconds"),
-                        *("step_milliseconds", "tokens_per_second", "policy_share"),
-                    ),
-                    MAYBE,
-                ),
-                limit=MAYBE_TEXT,
-            ),
-        ),
-    ),
-)
-
-
-@pytest.mark.parametrize(("typed", "schema"), PRINTED, ids=[typed for typed, _ in PRINTED])
-def test_data_are_of_the_documented_shape(typed, schema, data, noise_file, tmp_path):
+@pytest.mark.parametrize("typed", PRINTED)
+def test_data_are_of_the_documented_shape(typed, data, noise_file, tmp_path):
     out = tmp_path / "out"
     places = {"TRACE": noise_file, "OUT": out, "OUT.npz": f"{out}.npz"}
-    jsonschema.validate(data(*(places.get(word, word) for word in typed.split())), schema)
+    found = data(*(places.get(word, word) for word in typed.split()))
+    jsonschema.validate(found, schema_of(PRINTED[typed]))
 
 
 # --- starting and ending -------------------------------------------------------------------------

@@ -1,0 +1,249 @@
+"""Attention with scores, of a token and of a block of rows, agrees with the reference."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_inputs import (
+    DEVICE,
+    DTYPES,
+    GROUPS,
+    HEAD_DIMS,
+    as_numpy,
+    attended,
+    drawn,
+    in_a_buffer,
+    in_torch,
+    sink,
+    vectors,
+)
+from sampling import diagonal, sampled
+from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
+
+from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
+from kvlab.fast.kernels.prefill import attend_block, received_attention
+
+ROUNDED = {torch.float32: FLOAT32_SCORES, torch.bfloat16: BFLOAT16_OUTPUT, torch.float16: 2.0**-9}
+"""Of the output, by what it is stored as; probabilities are float32 whatever is stored."""
+
+
+def close(found, wanted, off):
+    np.testing.assert_allclose(as_numpy(found), wanted, atol=off, rtol=0)
+
+
+# --- one token -----------------------------------------------------------------------------------
+
+
+def agrees(arguments, positions=None, softcap=None):
+    output, weights = decode_attention(*arguments, positions, softcap)
+    mask = None if positions is None else positions.cpu().numpy()[:, :, None, None] >= 0
+    wanted, attention, _ = attended(*arguments, mask, softcap)
+    close(weights, attention, FLOAT32_SCORES)
+    close(output, wanted, ROUNDED[arguments[1].dtype] * max(1.0, np.abs(wanted).max()))
+    return output, weights
+
+
+FORMATS = diagonal(HEAD_DIMS, DTYPES)
+
+
+@pytest.mark.parametrize(("d", "dtype"), FORMATS)
+def test_a_token_s_head_dimensions_and_number_formats(d, dtype):
+    agrees(vectors(d=d, dtype=dtype))
+
+
+LENGTHS = [{"N": 1, "G": 1, "n": n, "d": 80} for n in (1, 2, 63, 64, 65, 127, 128, 129, 300)]
+QUERY_GROUPS = [{"N": 1, "rho": rho, "n": 40} for rho in GROUPS]
+
+
+@pytest.mark.parametrize("sizes", [*LENGTHS, *QUERY_GROUPS], ids=str)
+def test_lengths_around_the_blocks_and_query_groups(sizes):
+    agrees(vectors(**sizes))
+
+
+@pytest.mark.parametrize("softcap", [0.7, 30.0])
+def test_softcap(softcap):
+    agrees(vectors(), softcap=softcap)
+
+
+@pytest.mark.parametrize("reduce", ["none", "sum", "mean", "max", "skip"])
+def test_no_entry_at_all(reduce):
+    queries, nothing = drawn((2, 2, 3, 1, 32)), drawn((2, 2, 0, 32))
+    found = decode_attention(queries, nothing, nothing, reduce=reduce)
+    with in_torch():
+        twin = decode_attention(queries, nothing, nothing, reduce=reduce)
+    assert [x.shape for x in found] == [x.shape for x in twin]
+    assert (found[0] == 0).all()
+
+
+def test_empty_slots_get_nothing():
+    positions = torch.arange(150, dtype=torch.int32, device=DEVICE).repeat(3, 2, 1)
+    positions[0, :, :140] = -1
+    positions[1, :, ::3] = -1
+    positions[2] = -1
+    positions = in_a_buffer(positions.double()).int()
+    output, weights = agrees(vectors(N=3, n=150), positions)
+    assert (weights[positions[:, :, None, None].expand_as(weights) < 0] == 0).all()
+    assert (output[2] == 0).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 30.0, 1e4])
+def test_equal_dominant_and_extreme_logits(scale):
+    arguments = vectors(scale=scale)
+    output, weights = decode_attention(*arguments)
+    wanted, attention, _ = attended(*arguments)
+    off = max(FLOAT32_SCORES, 1e-6 * scale)  # logits of this size are rounded by 6e-8 of it
+    close(weights, attention, off)
+    close(output, wanted, 4 * off)
+    assert scale or (weights == weights[0, 0, 0, 0, 0]).all()
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "skip"])
+@pytest.mark.parametrize("rho", [1, 3, 4])
+def test_reductions_over_the_group(reduce, rho):
+    arguments = vectors(rho=rho, n=90)
+    output, received = decode_attention(*arguments, reduce=reduce)
+    torch.testing.assert_close(output, decode_attention(*arguments)[0], rtol=0, atol=0)
+    if reduce == "skip":
+        assert not received.numel()
+    else:
+        attention = attended(*arguments)[1][:, :, :, 0]
+        close(received, getattr(attention, reduce)(axis=2), FLOAT32_SCORES)
+
+
+@pytest.mark.parametrize("threshold", sampled((0.0, 0.01, 0.05, 2.0), (0.0, 0.05)))
+def test_recurrence_is_counted_as_in_pytorch(threshold):
+    queries, keys, values = vectors(n=150, scale=2.0)
+    counters = torch.randint(0, 9, (2, 2, 2, 150), dtype=torch.int32, device=DEVICE)
+    ours, theirs = (
+        RecurrenceCounters(in_a_buffer(e.double()).int(), in_a_buffer(i.double()).int(), threshold)
+        for e, i in (counters.clone(), counters.clone())
+    )
+    for turn in range(4):
+        asked = queries * (1 + turn)
+        _, received = decode_attention(asked, keys, values, reduce="max", counters=ours)
+        with in_torch():
+            _, plain = decode_attention(asked, keys, values, reduce="max", counters=theirs)
+        clear = (plain - threshold).abs() > FLOAT32_SCORES
+        assert ((received >= threshold) == (plain >= threshold))[clear].all()
+        for name in ("elapsed", "interval"):
+            counted, wanted = getattr(ours, name), getattr(theirs, name)
+            assert (counted == wanted)[clear].all()
+            counted.copy_(wanted)
+    assert (theirs.elapsed.max() > 0) == (threshold > 0)
+
+
+# --- a block of rows -----------------------------------------------------------------------------
+
+
+def block(m=40, **sizes):
+    """Queries, keys and values, and positions of rows, the newest, and of entries."""
+    queries, keys, values = vectors(m=m, **sizes)
+    positions = torch.arange(keys.shape[2], dtype=torch.int32, device=DEVICE)
+    rows = positions[-m:].repeat(len(keys), 1)
+    return queries, keys, values, rows, positions.repeat(*keys.shape[:2], 1)
+
+
+def block_agrees(queries, keys, values, rows, positions, softcap=None, gains=None):
+    """Outputs, log-sum-exps and what was received are the reference's; return the last two."""
+    entries, own = positions.cpu().numpy()[:, :, None, None], rows.cpu().numpy()[:, None, None]
+    mask = (entries <= own[..., None]) & (entries >= 0)
+    _, weights, _ = attended(queries, keys, values, mask, softcap, gains)
+    off = FLOAT32_SCORES * queries.shape[2] * queries.shape[3]
+    received = received_attention(queries, keys, rows, positions, gains, softcap)
+    close(received, weights.sum(axis=(2, 3)), off)
+    wanted, _, logged = attended(queries, keys, values, mask, softcap)
+    output, lse = attend_block(queries, keys, values, rows, positions, softcap)
+    close(output, wanted, 4 * ROUNDED[keys.dtype])
+    assert (as_numpy(output)[np.isinf(logged)] == 0).all()
+    close(lse, logged, 4 * FLOAT32_SCORES)
+    if gains is None:
+        again = received_attention(queries, keys, rows, positions, None, softcap, lse)
+        torch.testing.assert_close(again, received, atol=off, rtol=0)
+    return lse, received
+
+
+@pytest.mark.parametrize(("d", "dtype"), FORMATS)
+def test_a_block_s_head_dimensions_and_number_formats(d, dtype):
+    block_agrees(*block(N=1, d=d, dtype=dtype))
+
+
+BLOCKS = [(1, 1), (1, 70), (63, 64), (65, 65), (64, 129), (130, 200)]
+SIZES = [{"G": 1, "m": m, "n": n} for m, n in BLOCKS] + [{"G": 1, "rho": rho} for rho in GROUPS]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_blocks_of_all_lengths_and_query_groups(sizes):
+    block_agrees(*block(N=1, **sizes))
+
+
+@pytest.mark.parametrize(("softcap", "gained"), [(0.7, False), (30.0, True), (None, True)])
+def test_softcap_and_step_gain(softcap, gained):
+    arguments = block()
+    gains = 1 + drawn((2, 40), 3).abs() if gained else None
+    _, found = block_agrees(*arguments, softcap, gains)
+    _, plain = block_agrees(*arguments)
+    assert (found - plain).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("lengths", "softcap"), diagonal(((1, 1), (63, 64), (64, 129), (70, 130)), (None, 5.0))
+)
+def test_padding_and_empty_slots(lengths, softcap):
+    m, n = lengths
+    queries, keys, values, rows, positions = block(m, G=1, n=n, rho=3)
+    rows[1, : m // 2] = -1
+    positions[1, :, : n // 3] = -1
+    positions[0, :, 1::5] = -1
+    lse, received = block_agrees(queries, keys, values, rows, positions, softcap)
+    assert (received[1, :, : n // 3] == 0).all()
+    assert m == 1 or (lse[1, :, :, 0] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 30.0])
+def test_every_row_gives_one_in_all(scale):
+    queries, keys, _, rows, positions = block(scale=scale)
+    found = received_attention(queries, keys, rows, positions)
+    close(found.sum(-1), np.full((2, 2), 2 * 40), 1e-5 * 80)
+
+
+def test_entries_in_any_order():
+    *given, positions = block(70, N=1, n=130)
+    order = torch.randperm(130, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    block_agrees(*given, positions[:, :, order].contiguous())
+
+
+def test_log_sums_that_are_given_are_used():
+    queries, keys, values, *places = block()
+    _, lse = attend_block(queries, keys, values, *places)
+    whole = received_attention(queries, keys, *places, lse=lse)
+    less = received_attention(queries, keys, *places, lse=lse + 1.0)
+    torch.testing.assert_close(less, whole / np.e, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gap", [9, 18])
+def test_what_an_attention_sink_leaves_to_others(gap, dtype):
+    """A probability of e^-18 lies below float16's least number; the sink's value is 0."""
+    off = BFLOAT16_OUTPUT if dtype == torch.bfloat16 else FLOAT16_WEIGHTS
+    arguments = sink(gap, 1, dtype)
+    output, _ = decode_attention(*arguments, reduce="skip")
+    np.testing.assert_allclose(as_numpy(output), attended(*arguments)[0], rtol=off)
+    queries, keys, values = sink(gap, 4, dtype)
+    entries = torch.arange(60, dtype=torch.int32, device=DEVICE)
+    values = (1e4 * values.double()).to(dtype)
+    output, _ = attend_block(queries, keys, values, entries[None, -4:], entries.view(1, 1, 60))
+    mask = np.tri(4, 60, 56, dtype=bool)[None, None, None]
+    wanted = attended(queries, keys, values, mask)[0]
+    np.testing.assert_allclose(as_numpy(output), wanted, rtol=2 * off)  # the output is rounded, too
+
+
+def test_counters_need_one_number_per_entry_and_gains_other_log_sums():
+    counters = torch.zeros((2, 2, 70), dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match="counters need reduce"):
+        decode_attention(*vectors(), counters=RecurrenceCounters(counters, counters, 0.1))
+    queries, keys, _, *places = block()
+    lse, gains = torch.zeros((2, 2, 2, 40)), torch.ones((2, 40))
+    with pytest.raises(ValueError, match="without gains"):
+        received_attention(queries, keys, *places, gains.to(DEVICE), None, lse.to(DEVICE))
