@@ -30,17 +30,15 @@ def kernels_for(device: torch.device) -> Kernels:
         ValueError: if ``KVLAB_KERNELS`` is none of the three, or does not fit the device.
         RuntimeError: if Triton is asked for and not installed.
     """
-    asked = os.environ.get(VARIABLE, "")
-    if not asked:
-        return Kernels.TRITON if device.type == "cuda" else Kernels.TORCH
+    asked = os.environ.get(VARIABLE) or ("triton" if device.type == "cuda" else "torch")
     if asked not in list(Kernels):
         raise ValueError(f"{VARIABLE} = {asked!r} must be one of {', '.join(Kernels)}")
-    chosen = Kernels(asked)
-    if chosen is Kernels.TRITON and device.type != "cuda":
-        raise ValueError(f"{VARIABLE} = 'triton' needs CUDA tensors, not {device.type}")
-    if chosen is Kernels.INTERPRET and device.type != "cpu":
-        raise ValueError(f"{VARIABLE} = 'interpret' needs CPU tensors, not {device.type}")
-    return chosen
+    needed = {"triton": "cuda", "interpret": "cpu"}.get(asked, device.type)
+    if device.type != needed:
+        raise ValueError(
+            f"{VARIABLE} = {asked!r} needs {needed.upper()} tensors, not {device.type}"
+        )
+    return Kernels(asked)
 
 
 def uses_triton(x: torch.Tensor, doubles: bool = False) -> bool:

@@ -104,15 +104,10 @@ def per_head(x: Tensor) -> Tensor:
     """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]`` without copying; rows lie one after another.
 
     Raises:
-        ValueError: if that cannot be done.
+        RuntimeError: if strides do not allow it without copying.
+        ValueError: if channels do not lie next to each other.
     """
-    try:
-        flat = x.view(x.shape[0] * x.shape[1], *x.shape[2:])
-    except RuntimeError:
-        raise ValueError(
-            f"strides {x.stride()} of shape {tuple(x.shape)} must allow sequences and heads to be "
-            "joined without copying"
-        ) from None
+    flat = x.view(x.shape[0] * x.shape[1], *x.shape[2:])
     if flat.shape[-1] > 1 and flat.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last axis must be contiguous")
     return flat

@@ -15,6 +15,8 @@ from sampling import slow
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.sweep import jobs
+from kvlab.fast.lab.tables import Table
+from kvlab.fast.lab.terminal import print_table
 
 for needed in ("torch", "transformers"):
     pytest.importorskip(needed)
@@ -76,6 +78,12 @@ def test_every_option_that_takes_a_value_refuses_one(name):
         takes_a_value = option.param_type_name == "option" and not option.is_flag
         if takes_a_value and not {*option.opts} & {"--help"}:
             assert any({*option.opts} & {*words} for words in typed), option.opts
+
+
+def test_control_characters_are_shown_not_obeyed(refusal, capsys):
+    assert "\\x1b[31m" in refusal("generate", "--method", "\x1b[31m")
+    print_table(Table(("model",), [("\x1b[2J",)]), "\x1b[2J")
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, refusal):

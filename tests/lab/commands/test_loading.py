@@ -64,28 +64,21 @@ def test_the_type_is_the_one_asked_for(dtype, expected):
 
 
 def test_reports_and_progress_bars_come_back():
-    bar = transformers.utils.logging.is_progress_bar_enabled()
-    level = transformers.utils.logging.get_verbosity()
+    logging = transformers.utils.logging
+    before = logging.is_progress_bar_enabled(), logging.get_verbosity()
     loading.load(reasoner_directory())
-    assert transformers.utils.logging.is_progress_bar_enabled() == bar
-    assert transformers.utils.logging.get_verbosity() == level
-
-
-NO_SAFETENSORS = "holds no safetensors file, the only kind that is read"
+    assert (logging.is_progress_bar_enabled(), logging.get_verbosity()) == before
 
 
 @pytest.mark.parametrize(
-    ("name", "renamed", "message"),
+    ("name", "message"),
     [
-        ("config.json", "other.json", "config.json does not exist"),
-        ("model.safetensors", "other", NO_SAFETENSORS),
-        ("model.safetensors", "pytorch_model.bin", NO_SAFETENSORS),
+        ("config.json", "config.json does not exist"),
+        ("model.safetensors", "holds no safetensors file, the only kind that is read"),
     ],
 )
-def test_a_missing_file_is_named_and_pickled_weights_are_never_read(
-    directory, name, renamed, message
-):
-    (directory / name).rename(directory / renamed)
+def test_a_missing_file_is_named_and_pickled_weights_are_never_read(directory, name, message):
+    (directory / name).rename(directory / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match=message):
         loading.load(directory)
 

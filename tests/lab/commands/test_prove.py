@@ -1,6 +1,7 @@
 """``kvlab prove``, as it is typed."""
 
 import json
+from concurrent.futures import Future
 
 import pytest
 from typer.testing import CliRunner
@@ -20,27 +21,11 @@ def wrong() -> Finding:
     return refuted("1 ≠ 2", "one subtraction")
 
 
-@pytest.fixture
-def two_claims(monkeypatch):
-    """One claim that ends as registered, and on request one that does not."""
-
-    def use(*checks):
-        paper = Paper("caote", "CAOTE", "arXiv")
-        for number, check in enumerate(checks):
-            paper.printed(f"CA-{number}", "Theorem", Verdict.PROVED)(check)
-        monkeypatch.setattr(proofs, "paper", lambda name: paper)
-        monkeypatch.setattr(proofs, "ProcessPoolExecutor", Inline)
-
-    return use
-
-
 class Inline:
     """A pool that runs at once: other processes would not see the claims of a test."""
 
     def __init__(self, workers):
-        from concurrent.futures import Future
-
-        self.future = Future
+        pass
 
     def __enter__(self):
         return self
@@ -49,27 +34,37 @@ class Inline:
         pass
 
     def submit(self, function, *arguments):
-        done = self.future()
+        done = Future()
         done.set_result(function(*arguments))
         return done
 
 
-def test_a_claim_that_ends_as_registered(two_claims):
-    two_claims(right)
-    result = CliRunner().invoke(app, ["prove", "--paper", "caote", "--json"])
+@pytest.fixture
+def prove(monkeypatch):
+    """Run the command on checks that are registered as proved."""
+
+    def run(*checks, options=()):
+        paper = Paper("caote", "CAOTE", "arXiv")
+        for number, check in enumerate(checks):
+            paper.printed(f"CA-{number}", "Theorem", Verdict.PROVED)(check)
+        monkeypatch.setattr(proofs, "paper", lambda name: paper)
+        monkeypatch.setattr(proofs, "ProcessPoolExecutor", Inline)
+        return CliRunner().invoke(app, ["prove", "--paper", "caote", *options])
+
+    return run
+
+
+def test_a_claim_that_ends_as_registered(prove):
+    result = prove(right, options=["--json"])
     assert result.exit_code == 0
     [found] = json.loads(result.stdout)
-    assert found["claim"] == "CA-0"
-    assert found["statement"] == "One is one."
-    assert found["kind"] == "printed claim"
-    assert found["verdict"] == "proved symbolically"
-    assert found["as_expected"] is True
-    assert found["figures"] == {"factor": 1.0}
+    told = {"claim": "CA-0", "statement": "One is one.", "kind": "printed claim"}
+    told |= {"verdict": "proved symbolically", "as_expected": True, "figures": {"factor": 1.0}}
+    assert found.items() >= told.items()
 
 
-def test_another_verdict_than_registered_ends_with_one(two_claims):
-    two_claims(right, wrong)
-    result = CliRunner().invoke(app, ["prove", "--paper", "caote"])
+def test_another_verdict_than_registered_ends_with_one(prove):
+    result = prove(right, wrong)
     assert result.exit_code == 1
     assert "0 of 2 printed claims refuted" in result.stdout
     assert "counterexample: 1 ≠ 2" in result.stdout

@@ -1,6 +1,5 @@
 """What commands print is what the reference, the replay and the cost model say."""
 
-import io
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,10 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from noise import noise
-from rich.console import Console
 
 from kvlab.fast.lab.planning import pays_from
-from kvlab.fast.lab.tables import Table, visible
 from kvlab.fast.models import is_fetched
 from kvlab.reference import Transformer, methods
 from kvlab.reference import generate as reference_generate
@@ -179,16 +176,7 @@ def test_a_bound_gives_less_skill_than_the_best_keep_sets(data, noise_file):
     assert best["skill"] > bound["skill"] > 0
 
 
-def test_methods_that_do_not_fit_are_refused_in_their_row(data, noise_file):
-    arguments = ("--methods", "raas tova kivi", "--budget", "12", "--workers", "1")
-    raas, tova, kivi = data("simulate", noise_file, *arguments)
-    assert "budget = 12 must be at least the 20 entries" in raas["refusal"]
-    assert "group = 32 must divide the head dimension 8" in kivi["refusal"]
-    assert raas["mass"] is None
-    assert tova["mass"] > 0
-
-
-def test_table_and_report_show_who_was_kept(printed, noise_file, tmp_path):
+def test_table_and_report_show_who_was_kept_and_who_was_refused(printed, noise_file, tmp_path):
     arguments = ("--methods", "h2o tova raas", "--budget", "12", "--workers", "1")
     shown = printed("simulate", noise_file, *arguments, "--report", tmp_path / "r.html")
     assert "noise: 20 tokens given, 50 generated" in shown and "tova" in shown
@@ -282,26 +270,9 @@ def test_table_and_report_of_a_plan_need_no_network(printed, tmp_path):
 
 
 def test_a_configuration_of_ones_own(data, tmp_path):
-    config = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "intermediate_size": 128,
-        "vocab_size": 100,
-    }
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = {"model_type": "llama", **sizes, "intermediate_size": 128, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = data(*SHORT, "--model", tmp_path, "--method", "full")
     assert found["asked"]["shape"]["kv_heads"] == 4
     assert found["asked"]["shape"]["head_dim"] == 16
-
-
-# --- all -----------------------------------------------------------------------------------------
-
-
-def test_control_characters_are_shown_not_obeyed():
-    assert visible("a\x1b[31mb\nc\u202e") == "a\\x1b[31mb\nc\\u202e"
-    table = Table(("model", "x"), [("\x1b[2J", "1")])
-    console = Console(file=io.StringIO(), width=40)
-    console.print(table.terminal("\x1b[2J"))
-    assert "\x1b" not in console.file.getvalue()
