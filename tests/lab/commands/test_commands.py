@@ -80,10 +80,10 @@ def test_every_option_that_takes_a_value_refuses_one(name):
             assert any({*option.opts} & {*words} for words in typed), option.opts
 
 
-def test_control_characters_are_shown_not_obeyed(refusal, capsys):
+def test_control_characters_are_shown_not_obeyed(refusal, capfd):
     assert "\\x1b[31m" in refusal("generate", "--method", "\x1b[31m")
     print_table(Table(("model",), [("\x1b[2J",)]), "\x1b[2J")
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in capfd.readouterr().out
 
 
 def test_bad_output_is_refused_before_anything_is_computed(monkeypatch, refusal):
