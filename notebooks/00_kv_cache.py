@@ -35,10 +35,9 @@ print(problem.solution.strip())
 
 # %%
 _, session = prefill(model, methods.get("full"), prompt)
-sessions, stepwise = [session], []
+stepwise = []
 for token in solution:
     logits, session = advance(session, [token])
-    sessions.append(session)
     stepwise.append(logits[-1])
 cache = session.caches[0]
 print("tokens seen           ", session.seen)
@@ -76,7 +75,6 @@ from study import costs
 shape = Shape.from_config(directory)
 print("formula: ", shape.token_bytes, "bytes a token")
 print("measured:", session.nbytes / session.seen)
-costs.bytes_over_tokens(sessions, shape)
 
 # %% [markdown]
 # The table does the same arithmetic for real models, from their published configurations. Llama 2

@@ -79,7 +79,6 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
 # %%
 from kvlab.fast.lab.simulation import lifetimes
 from kvlab.reference import record_trace, replay
-from study import kept
 
 trace = record_trace(model, prompt, 192, stop, name="jumps")
 shown = ("streaming_llm", "h2o", "tova", "lazy_eviction@window=16,threshold=0.01", "caote:h2o")
@@ -92,12 +91,15 @@ lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 # newest half of the budget is safe, and the oldest entries had more time to collect attention
 # (notebook 03 asks how bad that is). TOVA looks at the current token alone and protects nobody.
 # LazyEviction looks only every 16 tokens, so entries leave in groups. The text below shows what one
-# KV head still holds at the last token:
+# KV head still holds at the last token, and a dot for what has left:
 
 # %%
 tokens = [tokenizer.id_to_token(int(token)) for token in trace.tokens]
 last = len(tokens) - 1
-kept.KeptText(tokens, {name: fate.present(last)[0] for name, fate in list(fates.items())[:3]})
+for name in shown[:3]:
+    present = fates[name].present(last)[0]
+    words = [token if kept else "·" for token, kept in zip(tokens, present, strict=True)]
+    print(f"{name}:", *words)
 
 # %% [markdown]
 # ## Change one answer
@@ -124,12 +126,12 @@ comparison = compare(
         to_first_error=True,
     )
 )
-solved.results(comparison)
+solved.results(comparison.summary)
 
 # %% [markdown]
 # The intervals are wide, as they must be with 4 problems: what differs by 25 points here may not
 # differ at all. `kvlab compare --problems 200` makes them seven times narrower.
-# Notebook 09 has such results.
+# The page *Study* has such results.
 #
 # The papers' own ablations have names:
 

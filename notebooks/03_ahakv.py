@@ -86,7 +86,11 @@ bias.entropy_phases((64, 512, 4096))
 # model's own attention stays as it is. Does it reach $k$?
 
 # %%
-bias.effective_tokens((16, 64, 256, 720))
+from kvlab.reference.proofs.ahakv import mean_entropy, step_gain
+
+for k in (16, 64, 256, 720):
+    entropy, _ = mean_entropy(4096, step_gain(4096, k), draws=40)
+    print(f"i = 4096, k = {k}: {np.exp(entropy):.0f} effective tokens")
 
 # %% [markdown]
 # The gain reaches $k$ for large budgets. For small budgets it does not, and the reason is a
@@ -109,27 +113,32 @@ claims.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 #
 # ## Are real logits Gaussian?
 #
-# If logits were Gaussian with variance 1, the entropy would be near $\ln i - \tfrac{1}{2}$, the
-# dotted line. The heads of the reasoner are far below: their attention is concentrated already, and
-# needs no sharpening.
+# If logits were Gaussian with variance 1, the entropy would be near $\ln i - \tfrac{1}{2}$. The
+# heads of the reasoner are far below: their attention is concentrated already, and needs no
+# sharpening.
 
 # %%
-bias.entropy_of_heads(real)
+from scipy.special import entr
+
+for i in (50, 100, 200):
+    median = np.median(entr(real[:, i - 1]).sum(axis=-1))
+    print(f"i = {i}: Gaussian {np.log(i) - 0.5:.2f} nats, median of the heads {median:.2f}")
 
 # %% [markdown]
 # ## Does it help?
 #
 # The table has AhaKV without each of its three parts (the paper's ablations), beside H2O, on 200
-# problems of chained arithmetic. The results lie in the package, and notebook 09 says how they were
+# problems of chained arithmetic. The results lie in the package, and *Reproduce* says how they were
 # measured.
 
 # %%
-from study.contrasts import stored_summary
+from study import solved
+from study.stored import stored_summary
 
 base = "ahakv@recent=16"
 parts = ("gain=none", "accumulation=all", "value_prior=none")
 specs = (base, *(f"{base},{part}" for part in parts), "h2o")
-claims.solved_at_budgets(stored_summary("ablations"), specs)
+solved.results(stored_summary("ablations"), specs, ("70%", "85%"))
 
 # %% [markdown]
 # At 85 % AhaKV is better than H2O, and gain and value prior help. At 70 % it solves next to

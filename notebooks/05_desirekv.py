@@ -77,7 +77,8 @@ judged = {f"layer {n}": quadrants(Layer.of(trace, n)) for n in range(trace.shape
 precision.importance_over_sensitivity(judged)
 
 # %%
-precision.quadrant_shares(judged)
+for name, found in judged.items():
+    print(name, found.counts)
 
 # %% [markdown]
 # The paper prints R² = 0.018 for tokens of 50 sequences, and 27 % of the tokens in Q2. That the two
@@ -116,13 +117,13 @@ precision.bytes_held(caches, seen)
 # ## What it costs
 #
 # The table has methods whose own rule decides their memory, on jump programs; the results lie in
-# the package (notebook 09).
+# `docs/study/results`.
 
 # %%
-from study import claims
-from study.contrasts import stored_summary
+from study import solved
+from study.stored import stored_summary
 
-claims.solved_at_budgets(stored_summary("study"), specs)
+solved.results(stored_summary("study"), specs)
 
 # %% [markdown]
 # DesireKV solves nothing here, and neither does RPC, which evicts as well. Which half of DesireKV
@@ -132,7 +133,6 @@ claims.solved_at_budgets(stored_summary("study"), specs)
 # %%
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.plan import Sweep
-from study import solved
 
 parameters = "interval=32,selector=8,group=32"
 halves = (
@@ -151,7 +151,7 @@ solved.results(
             tasks=("jumps@fewest=18,most=22",),
             backend="reference",
         )
-    )
+    ).summary
 )
 
 # %% [markdown]
@@ -177,6 +177,8 @@ tags = (
     "DE-6",
     "DE-7b",
 )
+from study import claims
+
 claims.verdicts("desirekv", tags)
 
 # %% [markdown]

@@ -155,7 +155,9 @@ from study import solved
 ranked = ("random", "h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")
 short = "jumps@fewest=18,most=22"
 asked = {"problems": 6, "measured": 1, "to_first_error": True}
-solved.results(compare(Sweep(ranked, ("70%",), tasks=(short,), backend="reference", **asked)))
+solved.results(
+    compare(Sweep(ranked, ("70%",), tasks=(short,), backend="reference", **asked)).summary
+)
 
 # %% [markdown]
 # No. In this task a look at the current token alone is a poor guide, weighted by values or not, and

@@ -21,6 +21,7 @@ sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of
 import numpy as np
 
 from kvlab.reference.conformance import check
+from kvlab.reference.conformance.report import describe
 from study import checks
 
 
@@ -51,7 +52,7 @@ def printed_only(h, values, fast, norm):
 
 
 report = check("eviction_error", printed_only)
-print(checks.smallest_failure(report))
+print(describe(report.failures()[0]))
 
 # %% [markdown]
 # ## Repaired
@@ -109,7 +110,9 @@ def forgets_protection(scores, safe, room):
 
 
 versions = (right, unsorted, earlier_stays, forgets_protection)
-checks.failing_groups({version.__name__: check("keep_set", version) for version in versions})
+for version in versions:
+    failed = [group.group for group in check("keep_set", version).groups if group.first_failure]
+    print(f"{version.__name__}:", *failed)
 
 # %% [markdown]
 # The kit itself is tested the same way: `tests/conformance` puts dozens of such bugs into right
@@ -162,7 +165,7 @@ def tova_score(attention, per_head):
 
 # %% tags=["check"]
 report = check("tova.score", tova_score)
-assert report.passed, checks.smallest_failure(report)
+assert report.passed, describe(report.failures()[0])
 
 # %% [markdown]
 # **2.** Write `received(queries, keys, positions, query_positions, softcap)`, the sum over the
@@ -184,7 +187,7 @@ def received(queries, keys, positions, query_positions, softcap):
 
 # %% tags=["check"]
 report = check("received_attention", received)
-assert report.passed, checks.smallest_failure(report)
+assert report.passed, describe(report.failures()[0])
 
 # %% [markdown]
 # **3.** Write `stored(x, bits, group)`: `x` `[rows, length]` after storage with `bits` bits per
@@ -206,4 +209,4 @@ def stored(x, bits, group):
 
 # %% tags=["check"]
 report = check("quantize_dequantize", stored)
-assert report.passed, checks.smallest_failure(report)
+assert report.passed, describe(report.failures()[0])

@@ -6,7 +6,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from kvlab.fast.lab.reports import markdown as written
-from study.benchmarks import blocks, gpu_of, read, result_files
+from study.benchmarks import gpu_of, result_blocks, results
 
 MARK = "<!-- results -->"
 NO_GPU = (
@@ -20,20 +20,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Replace the mark of the page by the results.
 
     Raises:
-        PluginError: if the mark is missing, or a file of results is damaged.
+        PluginError: if the mark is missing.
     """
     if page.file.src_uri != "benchmarks.md":
         return markdown
     if markdown.count(MARK) != 1:
         raise PluginError(f"docs/benchmarks.md must hold {MARK} once")
-    try:
-        return markdown.replace(MARK, results())
-    except ValueError as error:
-        raise PluginError(f"docs/study/results/benchmarks: {error}") from error
+    return markdown.replace(MARK, written_results())
 
 
-def results() -> str:
+def written_results() -> str:
     """Write every result; say so if no GPU was measured."""
-    measured = any(gpu_of(read(path)) for path in result_files())
-    parts = [] if measured else [NO_GPU]
-    return "\n\n".join([*parts, *map(written, blocks())])
+    found = results()
+    parts = [] if any(map(gpu_of, found.values())) else [NO_GPU]
+    parts += [written(block) for each in found.items() for block in result_blocks(*each)]
+    return "\n\n".join(parts)

@@ -25,7 +25,7 @@ from kvlab.fast.lab.viewing import (
 from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import methods
 from study import equal_bytes, overview
-from study.contrasts import REAL
+from study.stored import REAL
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"

@@ -119,7 +119,7 @@ def anchor(text: str, target: Target, link: Link) -> str:
 
 def on_both_models(names: Sequence[str]) -> list[str]:
     """Return the section with what both models say of methods, if it was measured."""
-    if not {*names} & {methods.base_name(each.real) for each in overview.ON_BOTH_MODELS}:
+    if not {*names} & {methods.base_name(each["real"]) for each in overview.ON_BOTH_MODELS}:
         return []
     table = overview.on_both_models(names).markdown()
     where = "[the measurements](../evaluate.md#jump-programs-the-task-in-the-package)"

@@ -1,45 +1,24 @@
-"""What benchmarks measured: tables, commands, machines and versions of each result.
-
-    python -m study.benchmarks result.json
-
-prints the tables of one file.
-"""
+"""What benchmarks measured: tables, commands, machines and versions of each result."""
 
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from kvlab.fast.lab.benchmarks.memory import SETTLED
 from kvlab.fast.lab.benchmarks.results import Result
 from kvlab.fast.lab.reports import Block, Code, Heading, Text
 from kvlab.fast.lab.tables import Column, Table, counted, percent, tabulate
-from kvlab.fast.lab.terminal import console
 from study.planner_figures import ROWS, TABLES, printed_milliseconds
+from study.stored import RESULTS
 
-RESULTS = Path(__file__).parent / "results" / "benchmarks"
 
-
-def read(path: Path) -> Result:
-    """Read a result.
-
-    Raises:
-        ValueError: if the file is no JSON object, or does not say where it was measured.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path.name} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} must hold a JSON object")
-    for name, kind in (("machine", dict), ("versions", dict), ("command", str)):
-        if not isinstance(found.get(name), kind):
-            raise ValueError(f"{path.name} must say its {name!r}")
-    return found
+def results(directory: Path = RESULTS / "benchmarks") -> dict[str, Result]:
+    """Return what was measured by the names of the files, GPUs first, then by name."""
+    found = {path.name: json.loads(path.read_text("utf-8")) for path in directory.glob("*.json")}
+    return {name: found[name] for name in sorted(found, key=lambda n: (not gpu_of(found[n]), n))}
 
 
 def gpu_of(result: Result) -> str | None:
@@ -47,38 +26,19 @@ def gpu_of(result: Result) -> str | None:
     return result["machine"].get("gpu")
 
 
-def result_files(directory: Path = RESULTS) -> list[Path]:
-    """Return the files of results, those of GPUs first, then by name."""
-    return sorted(directory.glob("*.json"), key=lambda path: (not gpu_of(read(path)), path.name))
-
-
-def blocks(directory: Path = RESULTS) -> Iterator[Block]:
-    """Yield everything that was measured, file by file."""
-    for path in result_files(directory):
-        yield from result_blocks(path.name, read(path))
-
-
 def result_blocks(name: str, result: Result) -> Iterator[Block]:
     """Yield one file of results: what was measured, with which command, where."""
-    shown = layout(result)
+    (written_by,) = LAYOUTS.keys() & result.keys()
+    heading, contents = LAYOUTS[written_by]
     library = result["versions"].get("transformers")
     used = f"transformers {library}" if library else ""
     measured = result.get("method") or result.get("parameters", {}).get("model")
-    parts = (shown.heading, measured, gpu_of(result) or "CPU", used)
+    parts = (heading, measured, gpu_of(result) or "CPU", used)
     yield Heading(", ".join(part for part in parts if part))
     yield Text(f"From {name}.")
-    yield from shown.contents(result)
+    yield from contents(result)
     yield Code(result["command"])
     yield Text(machine_text(result))
-
-
-def show(result: Result) -> None:
-    """Print what was measured."""
-    for block in layout(result).contents(result):
-        if isinstance(block, Table):
-            console.print(block.terminal())
-        elif isinstance(block, Heading | Text):
-            console.print(block.text, markup=False, highlight=False)
 
 
 def machine_text(result: Result) -> str:
@@ -95,36 +55,9 @@ def machine_text(result: Result) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the results of one benchmark are shown."""
-
-    heading: str
-    contents: Callable[[Result], Iterator[Block]]
-
-
-def layout(result: Result) -> Layout:
-    """Return the layout of a result; one key of the result says which benchmark wrote it.
-
-    Raises:
-        ValueError: if there is no such key.
-    """
-    for part, found in LAYOUTS.items():
-        if part in result:
-            return found
-    raise ValueError(
-        f"a result must hold one of {', '.join(LAYOUTS)}; it holds {', '.join(result)}"
-    )
-
-
 def speed(number: float) -> str:
     """Write tokens per second, with three digits at least."""
     return f"{number:.0f}" if number >= 99.95 else f"{number:.1f}"
-
-
-def low_to_high(each: Mapping[str, Any]) -> str:
-    """Write the lowest and the highest round."""
-    return f"{speed(each['lowest'])} to {speed(each['highest'])}"
 
 
 # --- decode ---------------------------------------------------------------------------------------
@@ -132,7 +65,7 @@ def low_to_high(each: Mapping[str, Any]) -> str:
 DECODING = (
     Column("contender", "name"),
     Column("tokens/s", lambda each: speed(each["median"])),
-    Column("lowest to highest", low_to_high),
+    Column("lowest to highest", lambda x: f"{speed(x['lowest'])} to {speed(x['highest'])}"),
     Column("of full", "share_of_full", percent),
     Column("entries", lambda each: each["peak"]["entries"]),
     Column("MiB", lambda each: each["peak"]["bytes"] / 2**20, ".1f"),
@@ -189,18 +122,13 @@ def resident(result: Result) -> Iterator[Block]:
 # --- kernels --------------------------------------------------------------------------------------
 
 
-def gain(each: Mapping[str, Any]) -> str | None:
-    """Say how much faster a kernel is than its rival; None if it has none."""
-    return None if each.get("gain") is None else f"{each['gain']:.2f} × {each['rival']}"
-
-
 KERNELS = (
     Column("kernel"),
     Column("batch"),
     Column("entries", format=","),
     Column("µs", lambda each: 1e6 * each["seconds"], ",.1f"),
     Column("of copying", "share_of_copy", percent),
-    Column("gain", gain),
+    Column("gain", lambda each: each.get("gain") and f"{each['gain']:.2f} × {each['rival']}"),
     Column("of its bytes", lambda each: each.get("share_of_gain"), percent),
 )
 
@@ -225,11 +153,6 @@ def kernels(result: Result) -> Iterator[Block]:
 # --- end to end -----------------------------------------------------------------------------------
 
 
-def signed_percent(share: float) -> str:
-    """Write a difference."""
-    return percent(share, sign="+")
-
-
 def printed_over_full(each: Mapping[str, Any]) -> float | None:
     """Return what LazyEviction prints of the same: its latency over the full cache's, less 1."""
     if each["method"] not in ROWS or str(each["tokens"]) not in TABLES["throughput"]:
@@ -243,8 +166,8 @@ LATENCY = (
     Column("tokens", format=","),
     Column("budget", format=","),
     Column("ms per token", "ms_per_token", ".2f"),
-    Column("over full", "over_full", signed_percent),
-    Column("in the paper", printed_over_full, signed_percent),
+    Column("over full", "over_full", partial(percent, sign="+")),
+    Column("in the paper", printed_over_full, partial(percent, sign="+")),
 )
 CAPACITY = (
     Column("method"),
@@ -263,19 +186,10 @@ def end_to_end(result: Result) -> Iterator[Block]:
             yield tabulate(result[name], columns)
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "parts": Layout("Decoding speed", decoding),
-    "resident_bytes": Layout("Memory of a long generation", resident),
-    "copy_bytes_per_second": Layout("Kernels", kernels),
-    "capacity": Layout("A whole model", end_to_end),
+LAYOUTS: Mapping[str, tuple[str, Callable[[Result], Iterator[Block]]]] = {
+    "parts": ("Decoding speed", decoding),
+    "resident_bytes": ("Memory of a long generation", resident),
+    "copy_bytes_per_second": ("Kernels", kernels),
+    "capacity": ("A whole model", end_to_end),
 }
-"""Layouts, by the key of a result that only this benchmark writes."""
-
-
-def main(path: Annotated[Path, typer.Argument(help="What a benchmark wrote with --out.")]) -> None:
-    """Print one file of results."""
-    show(read(path))
-
-
-if __name__ == "__main__":
-    typer.run(main)
+"""Headings and contents, by the key of a result that only this benchmark writes."""

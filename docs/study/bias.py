@@ -5,15 +5,13 @@ from math import log
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import entr
 
-from kvlab.fast.lab.drawing import GREY, RED, Picture, canvas, finish
+from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.ahakv import (
     frozen_exponent,
     frozen_mean,
     mean_entropy,
-    step_gain,
 )
 from kvlab.reference.simulator.replay import Fate
 
@@ -88,36 +86,3 @@ def entropy_phases(sizes: Sequence[int], draws: int = 60) -> Picture:
     return finish(
         figure, "Entropy falls as ln i − s²/2 at first, and freezes beyond a variance of 2 ln i."
     )
-
-
-def effective_tokens(budgets: Sequence[int], longest: int = 16384, draws: int = 40) -> Picture:
-    """Draw exp(entropy) under SG-softmax over the number of visible tokens, and the target k."""
-    figure, (axes,) = canvas(height=3.6)
-    for number, k in enumerate(budgets):
-        color = f"C{number}"
-        lengths = np.unique(np.geomspace(k + 1, longest, 14).astype(int))
-        tokens = [np.exp(mean_entropy(int(i), step_gain(int(i), k), draws)[0]) for i in lengths]
-        axes.loglog(lengths, tokens, "o-", markersize=3, color=color, label=f"k = {k}")
-        axes.axhline(k, color=color, linewidth=0.8, linestyle="--")
-    axes.set(xlabel="visible tokens i", ylabel="effective tokens exp(H)")
-    return finish(
-        figure, "The gain brings the effective number of tokens to k while k²/i is large."
-    )
-
-
-def entropy_of_heads(attention: Float[Array, "heads t t"], every: int = 6) -> Picture:
-    """Draw the entropy of real attention over the number of visible tokens, and its largest, ln i.
-
-    Args:
-        attention: causal attention of several heads.
-        every: rows per dot.
-    """
-    figure, (axes,) = canvas(height=3.4)
-    rows = np.arange(4, attention.shape[1], every)
-    entropy, visible = entr(attention[:, rows]).sum(axis=-1), rows + 1
-    axes.plot(visible, entropy.T, ".", markersize=2, color="C0", alpha=0.5)
-    axes.plot(visible, np.median(entropy, axis=0), color="C1", label="median of the heads")
-    axes.plot(visible, np.log(visible), "--", color=GREY, label="ln i: all alike")
-    axes.plot(visible, np.log(visible) - 0.5, ":", color=GREY, label="ln i − ½: Gaussian")
-    axes.set(xlabel="visible tokens i", ylabel="entropy, nats", ylim=(0, None))
-    return finish(figure, "Entropy of real attention stays far below that of Gaussian logits.")

@@ -4,13 +4,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
-from jaxtyping import Float, Int
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.accounting import NUMBER
-from kvlab.reference.generate import Session
-from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.cost import Kernel, Plan, fleet
@@ -18,8 +15,8 @@ from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
 from kvlab.reference.step import Block, empty_cache, step
 
 GB = 1e9
-STRAIGHT = 1e-9
-"""Change of slope, as a share of the largest value, that is not visible."""
+DRAWN = 200
+"""Steps of which a curve is drawn."""
 
 # --- models and devices ---------------------------------------------------------------------------
 
@@ -40,18 +37,6 @@ def cache_sizes(shapes: Sequence[Shape], tokens: int) -> Table:
         Column("break-even, tokens", lambda s: s.weight_bytes / s.token_bytes, ",.0f"),
     )
     return tabulate(shapes, columns)
-
-
-def bytes_over_tokens(sessions: Sequence[Session], shape: Shape) -> Picture:
-    """Draw the bytes that caches of a running generation hold, and the formula's line."""
-    figure, (axes,) = canvas()
-    seen = np.array([session.seen for session in sessions])
-    held = np.array([session.nbytes for session in sessions])
-    axes.plot(seen, held / 1024, "o", markersize=2.5, label="bytes held")
-    line = f"{shape.token_bytes} bytes a token"
-    axes.plot(seen, seen * shape.token_bytes / 1024, linewidth=0.9, label=line)
-    axes.set(xlabel="tokens seen", ylabel="KiB of keys and values", xlim=(0, None), ylim=(0, None))
-    return finish(figure, "Bytes in the cache grow in proportion to the tokens seen.")
 
 
 def memory_over_tokens(
@@ -80,7 +65,7 @@ def time_of_steps(plan: Plan) -> Picture:
     figure, (axes,) = canvas()
     seconds = [each.seconds(plan.hardware, plan.runtime) for each in plan.kernels.values()]
     times = 1e3 * np.stack([np.broadcast_to(each, plan.generated) for each in seconds])
-    steps = corners(times)
+    steps = np.linspace(0, plan.generated - 1, DRAWN).astype(int)
     base = np.zeros(len(steps))
     for name, milliseconds in zip(plan.kernels, times[:, steps], strict=True):
         axes.fill_between(steps, base, base + milliseconds, label=name, alpha=0.8)
@@ -93,13 +78,6 @@ def time_of_steps(plan: Plan) -> Picture:
         f"Time of a step of {plan.shape.name}, batch {plan.batch}: attention, which reads the "
         "cache, grows while the rest stays.",
     )
-
-
-def corners(curves: Float[Array, "curves steps"]) -> Int[Array, " corners"]:
-    """Return the steps that are needed to draw these curves: their ends, and where one bends."""
-    bend = np.abs(np.diff(curves, n=2)).max(axis=0)
-    bends = 1 + np.flatnonzero(bend > STRAIGHT * np.abs(curves).max())
-    return np.union1d(bends, [0, curves.shape[1] - 1])
 
 
 def servings(plans: Mapping[str, Plan]) -> Table:

@@ -9,7 +9,6 @@ from kvlab.fast.lab.drawing import GREY, RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.caote import printed_float32, relative_error, stable_float32
 from kvlab.reference.proofs.definitions import output_without
 from kvlab.reference.simulator.observed import Head, choice
 
@@ -78,14 +77,3 @@ def losses(heads: Sequence[Head], shares: Sequence[float], first: int = 40) -> T
         }
         rows.append(row)
     return tabulate(rows, [Column(heading) for heading in rows[0]])
-
-
-def float32_errors(largest_gap: int = 40) -> Picture:
-    """Draw how wrong Eq. 8 is in float32 as one logit rises above the others, in two forms."""
-    figure, (axes,) = canvas(height=3)
-    gaps = range(1, largest_gap + 1)
-    for name, compute in (("as printed", printed_float32), ("through the others", stable_float32)):
-        errors = [relative_error(compute, gap) for gap in gaps]
-        axes.semilogy(gaps, np.maximum(errors, 1e-9), ".-", label=name)
-    axes.set(xlabel="one logit above the four others", ylabel="relative error, float32")
-    return finish(figure, "The printed formula loses all digits as one entry takes all attention.")

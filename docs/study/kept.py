@@ -1,11 +1,7 @@
-"""What methods keep of one generation: token by token, position by position, entry by entry."""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+"""What methods keep of one generation, in all layers and KV heads."""
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
@@ -14,50 +10,6 @@ from kvlab.fast.lab.drawing import INK, Picture, canvas, finish
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.simulator.timeline import Run
-
-# --- the text -------------------------------------------------------------------------------------
-
-STRUCK_OUT = "text-decoration: line-through; opacity: 0.35"
-
-
-@dataclass(frozen=True)
-class KeptText:
-    """A text in which tokens that have left the cache are struck out, one paragraph per method.
-
-    Raises:
-        ValueError: if a mask has not as many marks as there are tokens.
-    """
-
-    tokens: Sequence[str]
-    kept: Mapping[str, Bool[Array, " t"]]
-    """By method: whether each token is still there."""
-
-    def __post_init__(self) -> None:
-        for method, marks in self.kept.items():
-            if len(marks) != len(self.tokens):
-                raise ValueError(f"{method}: {len(marks)} marks for {len(self.tokens)} tokens")
-
-    def _repr_html_(self) -> str:
-        paragraphs = (
-            f"<p><strong>{escape(method)}</strong> ({int(np.sum(marks))} of {len(marks)})<br>"
-            f"{self._words(marks)}</p>"
-            for method, marks in self.kept.items()
-        )
-        return f'<div class="kvlab-text">{"".join(paragraphs)}</div>'
-
-    def _words(self, marks: Bool[Array, " t"]) -> str:
-        words = (escape(token).replace("\n", "⏎") for token in self.tokens)
-        return " ".join(
-            f"<span>{word}</span>" if kept else f'<span style="{STRUCK_OUT}">{word}</span>'
-            for word, kept in zip(words, marks, strict=True)
-        )
-
-    def __repr__(self) -> str:
-        counts = (f"{method}: {int(np.sum(marks))}" for method, marks in self.kept.items())
-        return f"KeptText({', '.join(counts)} of {len(self.tokens)})"
-
-
-# --- all layers and KV heads of one run -----------------------------------------------------------
 
 KEPT = "#4c78c8"
 """A blue that shows on white and on dark grey; the fewer bits, the more of the page comes through.

@@ -9,7 +9,7 @@ importance (Fig. 2, 3). Everything is computed from one trace of a text, read wi
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +40,6 @@ from kvlab.reference.simulator.observed import (
 from kvlab.reference.simulator.replay import Layer, replay
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.tasks import english, needle
-from study.side_by_side import Observed
 
 INSTRUCTION = (
     "Write down every number in this text, and what it belongs to. Then add the numbers, one after "
@@ -228,8 +227,8 @@ def main(
         for passage in several:
             trace = read(network, passage, every)
             figures = recurrence_figures(trace) | bias_figures(trace) | precision_figures(trace)
-            observed = Observed(kind, len(passage.prompt), len(passage.rated), figures)
-            result["texts"].append(asdict(observed))
+            lengths = {"prompt": len(passage.prompt), "rated": len(passage.rated)}
+            result["texts"].append({"kind": kind, **lengths, "figures": figures})
             write_text(out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
             print_line(f"{len(result['texts'])}: {kind}, {len(passage)} tokens")
 

@@ -1,7 +1,7 @@
 """What was measured, in short: methods side by side, as the pages of the site show them."""
 
+import tomllib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.fast.lab.sweep.report import (
@@ -16,16 +16,12 @@ from kvlab.fast.lab.sweep.summary import FULL, LEVEL, TaskSummary
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS
-from study.contrasts import REAL, RESULTS, read_tables, stored_summary
-from study.side_by_side import nats, spread, stored_losses
+from kvlab.reference.selection import budget_entries
+from study.stored import REAL, RESULTS, nats, spread, stored_file, stored_summary
 
 
 def read_study() -> tuple[Stored, TaskSummary]:
-    """Return the study and what it found.
-
-    Raises:
-        ValueError: if a file of its results is damaged.
-    """
+    """Return the study and what it found."""
     return read_stored(RESULTS / "study"), stored_summary("study")
 
 
@@ -35,26 +31,9 @@ def families(stored: Stored) -> list[str]:
 
 
 def under_budgets(found: TaskSummary, specs: Sequence[str], budgets: Sequence[str]) -> Table:
-    """Set methods side by side: problems solved under each budget.
-
-    Args:
-        found: the study.
-        specs: methods that take a budget.
-        budgets: as the study states them, ``"50%"``.
-
-    Raises:
-        ValueError: if the study has not tried one of the budgets, or one of the methods.
-    """
-    for text in budgets:
-        if text not in found.budgets:
-            tried = ", ".join(found.budgets)
-            raise ValueError(f"budgets: the study has not tried {text!r}; it has {tried}")
-    tried = {point.method for point in found.points if point.budget is not None}
-    for spec in specs:
-        if spec not in tried:
-            raise ValueError(f"specs: the study has not tried {spec!r} under budgets")
+    """Set methods side by side: problems solved under each budget, as the study states them."""
     rows = [
-        [spec, *(accuracy_cell(found, found.point(spec, found.budgets[text])) for text in budgets)]
+        [spec, *(accuracy_cell(found, found.point_at(spec, text)) for text in budgets)]
         for spec in specs
     ]
     return Table(("method", *(f"{text} = {found.budgets[text]}" for text in budgets)), rows)
@@ -90,20 +69,10 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
     )
 
 
-# --- both models ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NamesOnBothModels:
-    """A method as the study and the measurements on the real model name it."""
-
-    embedded: str
-    real: str
-
-
-ON_BOTH_MODELS = tuple(
-    read_tables(NamesOnBothModels, "methods", Path(__file__).with_name("both_models.toml"))
-)
+ON_BOTH_MODELS: Sequence[dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("both_models.toml").read_text(encoding="utf-8")
+)["methods"]
+"""Methods as the study, ``embedded``, and the measurements on the real model name them."""
 HALF = 512
 """Budget in entries for texts of about 1,000 tokens."""
 
@@ -114,27 +83,30 @@ def on_both_models(shown: Collection[str] | None = None) -> Table:
     Args:
         shown: names in the registry; the control is always there. Default: all.
     """
-    rows = [
+    chosen = [
         each
         for each in ON_BOTH_MODELS
-        if shown is None or base_name(each.real) in {*shown, "random"}
+        if shown is None or base_name(each["real"]) in {*shown, "random"}
     ]
     solved, needles = (stored_summary(name) for name in ("study", f"needle_{REAL}"))
-    half, quarter = solved.budgets["50%"], stored_summary(f"perplexity_{REAL}").budgets["25%"]
+    perplexity = stored_file(f"perplexity_{REAL}")
+    quarter = budget_entries("25%", round(perplexity["mean_length"]))
+    rows = [row for row in perplexity["rows"] if row["refusal"] is None]
+    lost = {row["method"]: row for row in rows if row["budget"] == quarter}
 
     def share(found: TaskSummary, spec: str, budget: int) -> str:
         mark = f" {CHANCE}" if spec in found.chance.get(budget, ()) else ""
         return percent(found.point(spec, None if spec == FULL else budget).interval) + mark
 
-    def lost(row: NamesOnBothModels) -> str | None:
-        """Write the loss over the full cache's, which has none of its own."""
-        losses = stored_losses().get(row.real)
-        return None if losses is None else spread(nats(losses[quarter]), ".3f")
-
+    half = solved.budgets["50%"]
     columns = [
-        Column("method", lambda row: row.real.partition("@")[0]),
-        Column("jumps: programs, %", lambda row: share(solved, row.embedded, half)),
-        Column(f"{REAL}: needles, %", lambda row: share(needles, row.real, HALF)),
-        Column(f"{REAL}: lost nats", lost),
+        Column("method", lambda row: row["real"].partition("@")[0]),
+        Column("jumps: programs, %", lambda row: share(solved, row["embedded"], half)),
+        Column(f"{REAL}: needles, %", lambda row: share(needles, row["real"], HALF)),
+        Column(
+            f"{REAL}: lost nats",
+            lambda row: lost.get(row["real"]),
+            lambda row: spread(nats(row), ".3f"),
+        ),
     ]
-    return tabulate(rows, columns)
+    return tabulate(chosen, columns)

@@ -17,15 +17,16 @@ from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Claim, Kind, Result, Verdict, claims, count, paper, prove
 from kvlab.reference.proofs.ledger import Row, ledger
-from study.readings import Difference, Differences, stored_differences
-from study.side_by_side import spread
+from study.readings import Difference, differences, pairs
+from study.stored import spread, stored_summary
 
 HEADS = Path(__file__).parent / "heads"
 
 
-def errata_page(results: Sequence[Result], differences: Differences) -> str:
+def errata_page(results: Sequence[Result]) -> str:
     """Write the errata in Markdown: what the checks found, what the methods leave open."""
-    parts = [(HEADS / "errata.md").read_text(encoding="utf-8"), measured_how(differences)]
+    measured = list(differences(stored_summary("readings"), pairs()))
+    parts = [(HEADS / "errata.md").read_text(encoding="utf-8")]
     for name in PAPERS:
         own = [result for result in results if result.claim.paper == name]
         about = paper(name)
@@ -34,7 +35,7 @@ def errata_page(results: Sequence[Result], differences: Differences) -> str:
         )
         parts += errata(own, Verdict.REFUTED, "Refuted as printed")
         parts.append("### Readings\n")
-        parts += [reading(each, own, differences) for each in methods.divergences(name)]
+        parts += [reading(each, own, measured) for each in methods.divergences(name)]
         parts += errata(
             own, Verdict.NOT_HERE, "Printed of other models, not found on the embedded one"
         )
@@ -42,17 +43,6 @@ def errata_page(results: Sequence[Result], differences: Differences) -> str:
             parts.append(f"### {heading}\n")
             parts += [noted(result) for result in own if result.claim.kind is kind]
     return "\n".join(parts)
-
-
-def measured_how(differences: Differences) -> str:
-    """Say how the differences were measured."""
-    return (
-        f"Differences below are the other reading's figure minus the default's, over "
-        f"{differences.problems} held-out problems, with 95 % bootstrap intervals of the paired "
-        f"differences; {differences.conditions}. *Solved* is the share of problems solved, *error* "
-        "the attention output's distance from full attention, relative, *KL* that of the "
-        "next-token distribution in nats. Bold: the interval excludes 0.\n"
-    )
 
 
 def errata(results: Sequence[Result], verdict: Verdict, heading: str) -> list[str]:
@@ -87,7 +77,9 @@ def noted(result: Result) -> str:
     )
 
 
-def reading(divergence: Divergence, results: Sequence[Result], differences: Differences) -> str:
+def reading(
+    divergence: Divergence, results: Sequence[Result], measured: Sequence[Difference]
+) -> str:
     """Write what is open, what kvlab does, and what the other reading changes."""
     tags = [result.claim.tag for result in results if divergence.topic in result.claim.topics]
     lines = [
@@ -99,9 +91,9 @@ def reading(divergence: Divergence, results: Sequence[Result], differences: Diff
     ]
     if tags:
         lines.append(f"- **Checks:** {', '.join(tags)}")
-    measured = [row for spec in divergence.specifications for row in differences.of(spec)]
-    if measured:
-        lines += ["", *tables(measured)]
+    own = [row for spec in divergence.specifications for row in measured if row.option == spec]
+    if own:
+        lines += ["", *tables(own)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -177,8 +169,7 @@ def main(directory: Annotated[Path, typer.Argument(help="Where the pages are wri
         prove(known, os.cpu_count() or 1),
         key=lambda result: known.index(result.claim),
     )
-    errata_text = errata_page(results, stored_differences())
-    (directory / "errata.md").write_text(errata_text, encoding="utf-8")
+    (directory / "errata.md").write_text(errata_page(results), encoding="utf-8")
     (directory / "ledger.md").write_text(ledger_page(), encoding="utf-8")
 
 

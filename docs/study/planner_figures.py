@@ -5,7 +5,6 @@
 writes the table of the documentation.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,53 +20,51 @@ from kvlab.reference import methods
 from kvlab.reference.files import printed_tables
 from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Shape
+from study.stored import stored_file
 
-RESULTS = Path(__file__).parent / "results" / "benchmarks"
-MIB = 2**20
-THOUSAND_MIB = 1000 * MIB
+THOUSAND_MIB = 1000 * 2**20
 """What DesireKV calls GB: 8 sequences of 32,768 tokens are 32,768 MiB, and 32.8 is printed."""
+PROMPT = 128
+"""Neither paper says how long its prompts are."""
 
 
 @dataclass(frozen=True)
 class PaperFigure:
     """A printed figure, and what the cost model says."""
 
-    paper: str
     source: str
     what: str
     printed: float
     modelled: float
     unit: str
     note: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """Model over paper."""
-        return self.modelled / self.printed
+    paper: str = "LazyEviction"
 
 
-@cache
-def paper_figures() -> tuple[PaperFigure, ...]:
-    """Return every printed figure, beside the cost model's figure."""
-    return (*desirekv_memory(), *desirekv_throughput(), *lazy_eviction_memory(), *latencies())
+def all_figures() -> Iterator[PaperFigure]:
+    """Yield figures of the papers and of our own benchmark, beside those of the cost model."""
+    for each in (*desirekv_memory(), desirekv_throughput()):
+        yield replace(each, paper="DesireKV")
+    yield from lazy_eviction_memory()
+    yield from table_7()
+    yield from table_8()
+    for each in measured_memory():
+        yield replace(each, paper="kvlab")
 
 
 # --- DesireKV ------------------------------------------------------------------------------------
 
-PROMPT = 128
-"""Neither paper says how long its prompts are."""
-LENGTH = 32768
-
 
 @cache
-def desirekv_plan(spec: str, batch: int = 8) -> Plan:
+def desirekv_plan(spec: str) -> Plan:
     """DesireKV §5.3: its 8B model writes until 32,768 tokens are reached, on an H20."""
-    shape, policy = SHAPES["llama-3.1-8b"], methods.get(spec)
-    return Plan(shape, HARDWARE["h20"], policy, PROMPT, LENGTH - PROMPT, batch)
+    generated = 32768 - PROMPT
+    return Plan(SHAPES["llama-3.1-8b"], HARDWARE["h20"], methods.get(spec), PROMPT, generated, 8)
 
 
-def final_bytes(plan: Plan) -> float:
+def final_bytes(spec: str) -> float:
     """Weights and cache after the last token, as the paper counts them."""
+    plan = desirekv_plan(spec)
     per_head = plan.held.elements(plan.shape.head_dim)[-1] / 8
     cache_bytes = plan.batch * plan.shape.layers * plan.shape.kv_heads * per_head
     return float(plan.shape.weight_bytes + cache_bytes)
@@ -75,41 +72,35 @@ def final_bytes(plan: Plan) -> float:
 
 def desirekv_memory() -> Iterator[PaperFigure]:
     """§1 and §5.3: what the cache takes, and what is saved."""
-    full = desirekv_plan("full")
-    whole, weights = final_bytes(full), full.shape.weight_bytes
-    unit = "thousand MiB"
-    source = "DesireKV", "§1, Fig. 1"
-    yield PaperFigure(
-        *source, "KV cache, batch 8 × 32,768", 32.8, (whole - weights) / THOUSAND_MIB, unit
-    )
-    yield PaperFigure(*source, "weights", 15.5, weights / THOUSAND_MIB, unit)
-    yield PaperFigure(*source, "together", 48.3, whole / THOUSAND_MIB, unit)
-    for spec, printed in (("rpc", 49.7), ("desirekv", 55.0)):
-        saved = 100 * (1 - final_bytes(desirekv_plan(spec)) / whole)
-        note = "P = 1024, R = 32; the paper chose them per data set"
-        yield PaperFigure("DesireKV", "§5.3", f"saved by {spec}", printed, saved, "%", note)
-    rpc, desirekv = (final_bytes(desirekv_plan(spec)) for spec in ("rpc", "desirekv"))
+    full, rpc, desirekv = map(final_bytes, ("full", "rpc", "desirekv"))
+    weights = SHAPES["llama-3.1-8b"].weight_bytes
+    sizes = {
+        "KV cache, batch 8 × 32,768": (32.8, full - weights),
+        "weights": (15.5, weights),
+        "together": (48.3, full),
+    }
+    for what, (printed, modelled) in sizes.items():
+        yield PaperFigure("§1, Fig. 1", what, printed, modelled / THOUSAND_MIB, "thousand MiB")
+    note = "P = 1024, R = 32; the paper chose them per data set"
+    yield PaperFigure("§5.3", "saved by rpc", 49.7, 100 * (1 - rpc / full), "%", note)
+    yield PaperFigure("§5.3", "saved by desirekv", 55.0, 100 * (1 - desirekv / full), "%", note)
     further = 100 * (1 - desirekv / rpc)
-    yield PaperFigure("DesireKV", "§5.3", "saved by desirekv beyond rpc", 11.6, further, "%")
+    yield PaperFigure("§5.3", "saved by desirekv beyond rpc", 11.6, further, "%")
 
 
-def desirekv_throughput() -> Iterator[PaperFigure]:
+def desirekv_throughput() -> PaperFigure:
     """§5.3: tokens per second with as many sequences as fit into 96 GB."""
-    runtime = Runtime(memory_share=1.0)
     full, compressed = (
-        replace(desirekv_plan(spec), runtime=runtime) for spec in ("full", "desirekv")
+        replace(desirekv_plan(spec), runtime=Runtime(memory_share=1.0))
+        for spec in ("full", "desirekv")
     )
     rates = [plan.with_batch(plan.largest_batch).tokens_per_second for plan in (full, compressed)]
-    yield PaperFigure(
-        "DesireKV",
-        "§5.3, Fig. 5b",
-        "throughput over that of the full cache, 96 GB",
-        2.931,
-        rates[1] / rates[0],
-        "times",
+    what = "throughput over that of the full cache, 96 GB"
+    note = (
         f"batch {full.largest_batch} and {compressed.largest_batch}; the model's kernels read "
-        "packed entries as fast as plain ones",
+        "packed entries as fast as plain ones"
     )
+    return PaperFigure("§5.3, Fig. 5b", what, 2.931, rates[1] / rates[0], "times", note)
 
 
 # --- LazyEviction --------------------------------------------------------------------------------
@@ -118,27 +109,14 @@ def desirekv_throughput() -> Iterator[PaperFigure]:
 def lazy_eviction_memory() -> Iterator[PaperFigure]:
     """§1, and the shape of Fig. 6: level once the budget is reached, but for the window."""
     for name in ("llama-3.1-8b", "qwen2.5-7b", "qwen3-4b", "qwq-32b"):
-        yield PaperFigure(
-            "LazyEviction",
-            "§1",
-            f"KV cache of {name}, batch 32 × 16,384 (printed: more than)",
-            100.0,
-            SHAPES[name].token_bytes * 32 * 16384 / 1e9,
-            "GB",
-        )
-    shape, budget = SHAPES["qwen2.5-7b"], 4096
-    plan = Plan(
-        shape, HARDWARE["v100"], methods.get("lazy_eviction", budget), PROMPT, 8192 - PROMPT
-    )
-    level = plan.held.attended[2 * budget - 256 :]
-    yield PaperFigure(
-        "LazyEviction",
-        "§5.2, Fig. 6",
-        "most over least entries once the budget is reached (printed: minor fluctuations)",
-        1.0,
-        float(level.max() / level.min()),
-        "times",
-    )
+        what = f"KV cache of {name}, batch 32 × 16,384 (printed: more than)"
+        size = SHAPES[name].token_bytes * 32 * 16384 / 1e9
+        yield PaperFigure("§1", what, 100.0, size, "GB")
+    policy, device = methods.get("lazy_eviction", 4096), HARDWARE["v100"]
+    plan = Plan(SHAPES["qwen2.5-7b"], device, policy, PROMPT, 8192 - PROMPT)
+    level = plan.held.attended[2 * 4096 - 256 :]
+    what = "most over least entries once the budget is reached (printed: minor fluctuations)"
+    yield PaperFigure("§5.2, Fig. 6", what, 1.0, float(level.max() / level.min()), "times")
 
 
 TABLES = printed_tables("lazy_eviction")
@@ -161,11 +139,9 @@ def printed_milliseconds(length: int, spec: str) -> tuple[float, str]:
 
 def latency_plan(spec: str, length: int, runtime: Runtime) -> Plan:
     """One sequence on a V100; of the paper's models only Qwen3-4B can be read in 16 ms there."""
-    budget = None if spec == "full" else length // 2
-    policy = methods.get(spec, budget)
-    return Plan(
-        SHAPES["qwen3-4b"], HARDWARE["v100"], policy, PROMPT, length - PROMPT, 1, None, runtime
-    )
+    policy = methods.get(spec, None if spec == "full" else length // 2)
+    shape, device = SHAPES["qwen3-4b"], HARDWARE["v100"]
+    return Plan(shape, device, policy, PROMPT, length - PROMPT, 1, None, runtime)
 
 
 @cache
@@ -186,51 +162,38 @@ def fitted_runtime() -> Runtime:
     return replace(plain, host=first / launches, passes=(last - rest) / cache_seconds)
 
 
-def latencies() -> Iterator[PaperFigure]:
-    """Appendix E.2, Tables 7 and 8."""
+def table_7() -> Iterator[PaperFigure]:
+    """Appendix E.2: milliseconds of single steps; two of them are fitted."""
     runtime = fitted_runtime()
     host, passes = 1e6 * runtime.host, runtime.passes
-    note = f"host {host:.0f} µs per kernel, cache moved {passes:.1f} times a token"
+    fitted = f"fitted: host {host:.0f} µs per kernel, cache moved {passes:.1f} times a token"
     for spec in ("full", "lazy_eviction"):
-        row = TABLES["latency"][ROWS[spec]]
         seconds = latency_plan(spec, STEPS[-1], runtime).step_seconds
-        for step, printed in zip(STEPS, row, strict=True):
-            around = seconds[step - PROMPT - 25 : step - PROMPT]
-            fitted = spec == "full" and step in (STEPS[0], STEPS[-1])
-            yield PaperFigure(
-                "LazyEviction",
-                "Table 7",
-                f"{spec}, token {step}",
-                printed,
-                1e3 * float(np.mean(around)),
-                "ms",
-                f"fitted: {note}" if fitted else "",
-            )
+        for step, printed in zip(STEPS, TABLES["latency"][ROWS[spec]], strict=True):
+            mean = 1e3 * float(np.mean(seconds[step - PROMPT - 25 : step - PROMPT]))
+            note = fitted if spec == "full" and step in (STEPS[0], STEPS[-1]) else ""
+            yield PaperFigure("Table 7", f"{spec}, token {step}", printed, mean, "ms", note)
+
+
+def table_8() -> Iterator[PaperFigure]:
+    """Appendix E.2: mean milliseconds of a token."""
     for length, spec in product((4096, 8192, 16384), ROWS):
         milliseconds, note = printed_milliseconds(length, spec)
-        mean = 1e3 * float(latency_plan(spec, length, runtime).step_seconds.mean())
-        what = f"{spec}, {length} tokens"
-        yield PaperFigure("LazyEviction", "Table 8", what, milliseconds, mean, "ms", note)
+        mean = 1e3 * float(latency_plan(spec, length, fitted_runtime()).step_seconds.mean())
+        yield PaperFigure("Table 8", f"{spec}, {length} tokens", milliseconds, mean, "ms", note)
 
 
 # --- our own figures -----------------------------------------------------------------------------
 
-MEASUREMENT = "decode-cpu.json"
 TINY = Shape("tiny llama of the benchmark", 4, 256, 8, 8, 32, 688, 512)
-FLOAT32_OVER_16_BITS = 2
 
 
-def all_figures() -> list[PaperFigure]:
-    """Return figures of the papers and of our own benchmark, beside those of the cost model."""
-    return [*paper_figures(), *measured_figures()]
-
-
-def measured_figures() -> Iterator[PaperFigure]:
+def measured_memory() -> Iterator[PaperFigure]:
     """Yield the bytes that the decoding benchmark found allocated, per method, at their most.
 
     State is of 32-bit numbers on both sides; keys and values were float32 when measured.
     """
-    result = json.loads((RESULTS / MEASUREMENT).read_text(encoding="utf-8"))
+    result = stored_file("benchmarks/decode-cpu")
     entries = result["parameters"]["entries"]
     for outcome in result["parts"]["constant"]:
         kind, _, spec = outcome["name"].partition(" ")
@@ -239,10 +202,8 @@ def measured_figures() -> Iterator[PaperFigure]:
         run = outcome["run"]
         policy = methods.get(spec, None if spec == "full" else entries)
         memory = Plan(TINY, HARDWARE["h200"], policy, run["prompt"], run["tokens"] - 1).memory
-        modelled = FLOAT32_OVER_16_BITS * memory.cache + memory.state
-        allocated = outcome["peak"]["bytes"]
-        what = f"{spec}: cache"
-        yield PaperFigure("kvlab", MEASUREMENT, what, allocated / 1024, modelled / 1024, "KiB")
+        sizes = outcome["peak"]["bytes"] / 1024, (2 * memory.cache + memory.state) / 1024
+        yield PaperFigure("decode-cpu.json", f"{spec}: cache", *sizes, "KiB")
 
 
 def figures_table(found: Sequence[PaperFigure]) -> Table:
@@ -253,19 +214,14 @@ def figures_table(found: Sequence[PaperFigure]) -> Table:
         Column("figure", lambda each: f"{each.what}; {each.note}" if each.note else each.what),
         Column("printed", lambda each: f"{each.printed:g} {each.unit}"),
         Column("model", "modelled", ".4g"),
-        Column("ratio", format=".2f"),
+        Column("ratio", lambda each: each.modelled / each.printed, ".2f"),
     )
     return tabulate(found, columns, words=3)
 
 
-def planned_figures(paper: str) -> Table:
-    """List the printed figures of a paper beside those of the cost model."""
-    return figures_table([each for each in paper_figures() if each.paper == paper])
-
-
 def main(out: Annotated[Path, typer.Argument(help="Where the table is written.")]) -> None:
     """Write the table."""
-    out.write_text(f"{figures_table(all_figures()).markdown()}\n", encoding="utf-8")
+    out.write_text(f"{figures_table([*all_figures()]).markdown()}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

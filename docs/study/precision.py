@@ -7,7 +7,7 @@ from jaxtyping import Float
 from matplotlib.patches import Patch
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish, mark_end_of_prompt
-from kvlab.fast.lab.tables import Table, percent
+from kvlab.fast.lab.tables import Table
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.definitions import spearman
@@ -39,17 +39,6 @@ def importance_over_sensitivity(judged: Mapping[str, Quadrants]) -> Picture:
         axes.set(xlim=(0, 1), ylim=(0, 1))
     panels[0].set_ylabel("importance, rank")
     return finish(figure, "Importance against sensitivity of tokens: no visible relation.")
-
-
-def quadrant_shares(judged: Mapping[str, Quadrants]) -> Table:
-    """List the share of tokens in every quadrant."""
-    rows = []
-    for name, found in judged.items():
-        total = sum(found.counts.values())
-        shares = (percent(found.counts[quadrant] / total, 1) for quadrant in QUADRANTS)
-        rows.append((name, *shares, f"{found.r_squared:.3f}"))
-    columns = ("layer", "Q1 evicted", "Q2 low bits", "Q3 high bits", "Q4 evicted", "R²")
-    return Table(columns, rows)
 
 
 def stored_key(key: Float[Array, " d"], widths: Sequence[int]) -> Picture:

@@ -14,7 +14,6 @@ from kvlab.fast.lab.sweep.summary import Point, TaskSummary
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.proofs import PAPERS
-from study.contrasts import stored_summary
 
 CONDITIONS = {
     "lazy_eviction": "threshold=0.01",
@@ -53,20 +52,6 @@ class Difference(Pair):
     """Share of problems solved."""
     output_error: Interval
     kl: Interval
-
-
-@dataclass(frozen=True)
-class Differences:
-    """A measurement of all readings."""
-
-    problems: int
-    conditions: str
-    """Model, seed and budget, in words."""
-    rows: tuple[Difference, ...]
-
-    def of(self, option: str) -> list[Difference]:
-        """Return what was measured of an option."""
-        return [row for row in self.rows if row.option == option]
 
 
 def pairs() -> Iterator[Pair]:
@@ -110,17 +95,3 @@ def differences(summary: TaskSummary, compared: Iterable[Pair]) -> Iterator[Diff
 
 def _values(point: Point, name: str) -> list[float]:
     return [*map(float, point.outcomes if name == "solved" else point.figures[name])]
-
-
-def stored_differences() -> Differences:
-    """Return what the stored sweep says of every reading."""
-    summary = stored_summary("readings")
-    (measured,) = {len(point.figures["kl"]) for point in summary.points}
-    stated = ", ".join(f"{text} = {entries}" for text, entries in summary.budgets.items())
-    seeds = ", ".join(map(str, summary.seeds))
-    conditions = (
-        f"model {summary.model}, seed {seeds}, budgets {stated} entries per KV head and layer; "
-        f"error and KL over the first {measured}"
-    )
-    problems = len(summary.points[0].outcomes)
-    return Differences(problems, conditions, tuple(differences(summary, pairs())))

@@ -1,7 +1,6 @@
 """LazyEviction: token importance recurrence, attention that comes back."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -10,7 +9,7 @@ from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.lazy_eviction import code_h2, importance, printed_h2
-from kvlab.reference.simulator.observed import Recurring, intervals
+from kvlab.reference.simulator.observed import Recurring
 
 FAINTEST = 1e-4
 """Attention below this is drawn as nothing."""
@@ -96,27 +95,6 @@ def interval_histogram(
         f"{(intervals == 0).mean():.1%} are never activated"
     )
     return finish(figure, f"MRI of entries; {quantile:.0%} lie below {limit:.0f} tokens.")
-
-
-def intervals_by_threshold(
-    directory: Path, thresholds: Sequence[float], problems: int, seed: int
-) -> Table:
-    """List how the distribution of MRI depends on the attention that counts as activation.
-
-    Args:
-        directory: directory of the model.
-        thresholds: attention α from which on an entry is activated.
-        problems: how many held-out problems.
-        seed: seed of the problems.
-    """
-    rows = []
-    for threshold in thresholds:
-        longest = intervals(directory, problems, seed, threshold)
-        quantiles = np.quantile(longest[longest > 0], (0.5, 0.8, 0.99))
-        shares = (f"{share.mean():.1%}" for share in (longest > 1, longest == 0))
-        rows.append((f"{threshold:g}", *shares, *(f"{value:.0f}" for value in quantiles)))
-    columns = ("threshold", "MRI > 1", "never activated", "median MRI", "80 % below", "99 % below")
-    return Table(columns, rows)
 
 
 def interval_scores(largest: int = 24) -> Picture:

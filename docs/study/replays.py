@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, mark_end_of_prompt
+from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.judge import Judgement, judge, skill
-from kvlab.reference.simulator.replay import replay
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.simulator.workloads import Workload
 
@@ -91,49 +90,3 @@ def skills(workloads: Mapping[str, Workload], specs: Sequence[str], budget: int)
         for spec, *several in zip(specs, *judged, strict=True)
     ]
     return Table(("method", *workloads), rows)
-
-
-def entries_over_tokens(trace: Trace, specs: Mapping[str, int | None]) -> Picture:
-    """Draw the entries that methods hold over the tokens (LazyEviction Fig. 6).
-
-    Args:
-        trace: to be replayed; its first layer is shown.
-        specs: budgets by method; None for methods that take none.
-    """
-    figure, (axes,) = canvas(height=3.2)
-    policies = [methods.get(spec, budget) for spec, budget in specs.items()]
-    for spec, fate in zip(specs, next(iter(replay(trace, policies))), strict=True):
-        axes.plot(fate.entries, label=spec, linewidth=1.3)
-    mark_end_of_prompt(axes, trace.prompt)
-    axes.set(xlabel="tokens", ylabel="entries per KV head", ylim=(0, None))
-    return finish(figure, "Entries over tokens: level once the budget is reached, but for windows.")
-
-
-def error_by_layer(
-    traces: Sequence[Trace], pairs: Sequence[tuple[str, str]], budget: int
-) -> Picture:
-    """Draw the error of the attention output by layer, without and with CAOTE (CAOTE Fig. 3).
-
-    Args:
-        traces: generations to be replayed.
-        pairs: a method and its wrapped form.
-        budget: entries per KV head.
-    """
-    figure, (axes,) = canvas(height=3.4)
-    specs = [spec for pair in pairs for spec in pair]
-    policies = [methods.get(spec, budget) for spec in specs]
-    by_trace = [
-        [
-            [fate.error[:, trace.prompt :].mean() for fate in fates]
-            for fates in replay(trace, policies)
-        ]
-        for trace in traces
-    ]
-    by_layer = np.mean(by_trace, axis=0)
-    for number, (spec, errors) in enumerate(zip(specs, by_layer.T, strict=True)):
-        pair, wrapped = divmod(number, 2)
-        style = "--s" if wrapped else "-o"
-        axes.plot(errors, style, markersize=4, color=f"C{pair}", label=spec)
-    axes.set(xlabel="layer", ylabel="relative error of the output", ylim=(0, None))
-    axes.set_xticks(range(len(by_layer)))
-    return finish(figure, "Error of the attention output by layer, with CAOTE and without.")

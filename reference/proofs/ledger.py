@@ -23,7 +23,7 @@ class Measured:
     figures: Mapping[str, Sequence[float]]
     """Method → mean, and lower and upper end of its 95 % interval."""
     command: str
-    """What `python -m study.repeat` runs."""
+    """What measures it again."""
 
     def text(self) -> str:
         """Return figures, what they are and where they come from, in words."""
@@ -71,7 +71,7 @@ class Row:
             *([f"kvlab prove{tags}"] if tags else []),
             *(f"python -m pytest {test}" for test in self.tests),
             *(["python -m study.planner_figures docs/paper_figures.md"] if self.figures else []),
-            *([f"python -m study.repeat {self.paper} '{self.place}'"] if self.measured else []),
+            *dict.fromkeys(each.command for each in self.measured),
             *self.repeat,
         ]
 

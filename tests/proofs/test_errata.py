@@ -12,7 +12,8 @@ from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Finding, Kind, Result, Verdict, claims, count
 from study.pages import erratum, reading, tables
-from study.readings import Difference, Differences, pairs, stored_differences
+from study.readings import Difference, differences, pairs
+from study.stored import stored_summary
 
 PAGE = Path(__file__).parents[2] / "docs" / "errata.md"
 EFFECT = Interval(-0.25, -0.5, 0.125)
@@ -21,7 +22,6 @@ EFFECT = Interval(-0.25, -0.5, 0.125)
 CLAIM = next(claim for claim in claims() if claim.tag == "LE-1")
 RESULT = Result(CLAIM, Finding(Verdict.REFUTED, "two sums", "1 + 1", "one is one"), 0.1)
 DIFFERENCE = Difference("h2o@every=2", "h2o", "h2o@every=2", 9, 0.5, EFFECT, EFFECT, EFFECT)
-DIFFERENCES = Differences(8, "seed 0", (DIFFERENCE,))
 
 
 def test_an_erratum_names_counterexample_reading_and_option():
@@ -32,7 +32,7 @@ def test_an_erratum_names_counterexample_reading_and_option():
 
 def test_a_reading_shows_checks_and_measured_differences():
     divergence = Divergence("H2", "a", "c", "b", "h2o@every=2, or words")
-    text = reading(divergence, [RESULT], DIFFERENCES)
+    text = reading(divergence, [RESULT], [DIFFERENCE])
     assert "LE-1" in text
     row = "| `h2o@every=2` | 9 | 0.50 | -0.25 (-0.50 to +0.12) | -0.250"
     assert "Against `h2o`:\n\n" in text
@@ -60,7 +60,8 @@ def test_options_that_can_be_typed_are_found(option, found):
 
 
 def test_every_option_of_the_papers_was_measured():
-    measured = {row.option: row for row in stored_differences().rows}
+    found = differences(stored_summary("readings"), pairs())
+    measured = {row.option: row for row in found}
     for pair in pairs():
         row = measured[pair.option]
         assert (row.default_run, row.option_run) == (pair.default_run, pair.option_run)

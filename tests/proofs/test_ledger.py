@@ -14,16 +14,12 @@ from kvlab.fast.lab.cli import app
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, claims
 from kvlab.reference.proofs.ledger import DATA, contents, ledger
-from study import repeat
-from study.contrasts import stored_summary
 from study.pages import ledger_page
+from study.stored import stored_summary
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
-COMMANDS = sorted(
-    {command for row in ROWS for command in row.commands}
-    | {each.command for row in ROWS for each in row.measured}
-)
+COMMANDS = sorted({command for row in ROWS for command in row.commands})
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -90,24 +86,11 @@ def test_commands_parse(command):
         "kvlab compare --methods no_such_method",
         "python -m pytest tests/proofs/test_ledger.py::test_that_does_not_exist",
         "python -m kvlab.no_such_module",
-        "python -m study.repeat caote 'Table 11'",
-        "python -m study.repeat desirekv 'Eq. 1'",
     ],
 )
 def test_wrong_commands_do_not(command):
     with pytest.raises((AssertionError, ValueError)):
         parse(command)
-
-
-def test_a_row_is_measured_again_by_its_own_command(monkeypatch, capsys):
-    ran = []
-    monkeypatch.setattr(repeat.subprocess, "run", lambda command, check: ran.append(command))
-    repeat.main("ahakv", "Fig. 7")
-    (row,) = (row for row in ROWS if (row.paper, row.place) == ("ahakv", "Fig. 7"))
-    typed = [each.command for each in row.measured]
-    assert [shlex.join([command[0].name, *command[1:]]) for command in ran] == typed
-    printed = capsys.readouterr().out
-    assert all(each.text() in printed and each.command in printed for each in row.measured)
 
 
 def test_the_page_is_written_from_the_data_of_now():
@@ -140,8 +123,6 @@ def parse_module(module, *arguments):
         path, _, test = arguments[0].partition("::")
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if module == "study.repeat":
-        assert repeat.measured(*arguments)
 
 
 def build(spec):

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from shapes import shapes_checked
 from texts import byte_model
+from tolerances import FLOAT32_LOGITS
 
-from kvlab.fast.lab.evaluate.perplexity import problem_passages
-from kvlab.fast.lab.recording import record_trace
+from kvlab.fast.lab.evaluate.backends import FastBackend
+from kvlab.fast.lab.evaluate.perplexity import Passage, problem_passages
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.observed import recurrence
-from study import observations
+from study import observations, output_errors
 from study.observations import (
     INSTRUCTION,
     bias_figures,
@@ -25,7 +25,6 @@ from study.observations import (
     recurrence_figures,
     write,
 )
-from study.side_by_side import Observed, intervals
 
 
 @pytest.fixture(autouse=True)
@@ -49,18 +48,6 @@ def test_a_text_that_is_read_at_once_shows_what_its_writing_showed(reasoner):
     assert found["MRI, 80 %, α = 0.01"] == pytest.approx(expected["quantiles"]["80 %"], abs=1)
     written = len(passage.rated) - 1
     assert found["W / written, α = 0.01"] == found["MRI, 80 %, α = 0.01"] / written
-
-
-def test_a_recording_of_some_layers_holds_these(reasoner):
-    (passage,) = problem_passages(reasoner[1], 1)
-    ids = torch.tensor([[*passage.prompt, *passage.rated]])
-    whole = record_trace(
-        reasoner[0], input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=1
-    )
-    some = read(reasoner[0], passage, every=2)
-    assert some.metadata.layers == tuple(range(0, whole.shape[0], 2))
-    assert some.prompt == len(passage.prompt)
-    np.testing.assert_array_equal(some.keys, whole.keys[::2])
 
 
 def test_intervals_that_are_known():
@@ -96,11 +83,6 @@ def test_bias_where_no_position_is_special():
         assert abs(found[f"kept in the first half by {method}"] - 0.5) < 0.15
 
 
-def test_attention_to_the_newest_is_a_bias_as_well():
-    found = bias_figures(workloads.pure_recency(tokens=160, prompt=150, seed=0).trace)
-    assert found["kept in the first half by AhaKV without values"] < 0.1
-
-
 def test_outliers_that_are_known():
     """Outliers were given to a quarter of the keys, whatever their importance."""
     trace = workloads.key_outliers(tokens=192, seed=0).trace
@@ -132,9 +114,24 @@ def test_a_model_writes_as_much_as_it_is_told(tmp_path):
 def test_the_command_measures_and_its_file_is_read(tmp_path, capsys):
     out = tmp_path / "observations.json"
     observations.main(out, texts=2)
-    found = [Observed(**text) for text in json.loads(out.read_text(encoding="utf-8"))["texts"]]
-    assert [text.kind for text in found] == ["written", "written"]
-    name = "MRI > 1, α = 0.0005"
-    shares = [text.figures[name] for text in found]
-    assert intervals(found, "written")[name].mean == pytest.approx(np.mean(shares))
+    found = json.loads(out.read_text(encoding="utf-8"))["texts"]
+    assert [text["kind"] for text in found] == ["written", "written"]
+    assert found[0]["figures"].keys() == found[1]["figures"].keys() > {"MRI > 1, α = 0.0005"}
     assert "2: written" in capsys.readouterr().out
+
+
+def test_output_errors_are_none_where_nothing_is_evicted_and_are_written(tmp_path):
+    texts = [Passage(list(range(5, 45)), list(range(12, 20))), Passage([9] * 30, [7, 8, 9])]
+    found = output_errors.measure(
+        FastBackend(reasoner_directory()), texts, [("h2o", 1000), ("h2o", 12)]
+    )
+    whole, half = (row["figures"] for row in found)
+    for figure in ("output_error", "kl"):
+        assert max(whole[figure]) < FLOAT32_LOGITS
+        assert min(half[figure]) > 10 * FLOAT32_LOGITS
+    assert whole["agreement"] == [1.0, 1.0] and half["entries"] == [12.0, 12.0]
+    out = tmp_path / "errors.json"
+    output_errors.main("tova", out, passages=2, budgets="50%")
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert [row["method"] for row in found["rows"]] == ["tova"]
+    assert len(found["rows"][0]["figures"]["kl"]) == len(found["texts"]) == 2

@@ -1,54 +1,64 @@
-"""Pictures follow the theme around them; texts are escaped."""
+"""Pictures follow the theme around them and show what was recorded."""
 
 import re
 
 import numpy as np
-import pytest
 
 from kvlab.fast.lab.drawing import canvas, finish
-from study.kept import KeptText
+from kvlab.reference.simulator.timeline import FIRST_STATES, GONE, Run
+from study.kept import kept_bits, kept_over_steps
 
 HOSTILE = "<script>alert('x')</script>"
 
 
-def drawn(description="A line that rises."):
+def test_a_picture_has_no_fixed_ink_no_ground_and_an_escaped_description():
     figure, (axes,) = canvas()
     axes.plot([0, 1], [0, 1], color="black", label="a line")
-    axes.set(xlabel="x", ylabel="y")
-    return finish(figure, description)
-
-
-def test_a_picture_has_no_fixed_ink_and_no_ground():
-    svg = drawn().svg
+    picture = finish(figure, f'A "line" {HOSTILE}')
+    svg = picture.svg
     assert svg.startswith("<svg ") and svg.rstrip().endswith("</svg>")
     assert "currentColor" in svg and "#000000" not in svg and "#ffffff" not in svg
     assert "<metadata>" not in svg and "\n\n" not in svg
-
-
-def test_pictures_that_share_a_page_share_no_group_names():
-    assert not re.search(r"<g id=", drawn().svg)
-
-
-def test_a_picture_is_described_and_its_description_escaped():
-    picture = drawn(f'A "line" {HOSTILE}')
+    assert not re.search(r"<g id=", svg), "pictures that share a page share names"
     assert HOSTILE not in picture._repr_html_()
-    assert 'role="img"' in picture.svg and "&quot;line&quot;" in picture.svg
+    assert 'role="img"' in svg and "&quot;line&quot;" in svg
+    assert "a line" in svg, "there is no legend"
 
 
-def test_axes_with_labelled_curves_get_a_legend_unless_told_otherwise():
-    figure, (axes,) = canvas()
-    axes.plot([0, 1], label="a line")
-    assert "a line" not in finish(figure, "", legend="none").svg
-    assert "a line" in finish(figure, "").svg
+def run(budget):
+    """Three tokens of a prompt and two more; 2 layers, 2 KV heads; position 0 is stored at 4 and 8
+    bits from step 1 on, and head 0 of layer 1 loses position 1 at step 2."""
+    lowered = [(layer, head, 0, 1, 2) for layer in (0, 1) for head in (0, 1)]
+    events = np.vstack([lowered, [(1, 0, 1, 2, GONE)]])
+    return Run(
+        "a method",
+        budget,
+        3,
+        ("a",) * 6,
+        None,
+        (0, 1),
+        2,
+        np.array([3, 4, 5]),
+        np.array([False, True, True]),
+        (*FIRST_STATES, (4, 8)),
+        events,
+        (),
+    )
 
 
-def test_a_text_strikes_out_what_has_left_and_nothing_else():
-    text = KeptText([HOSTILE, "kept", "\n"], {"h2o": np.array([False, True, True])})
-    html = text._repr_html_()
-    assert HOSTILE not in html and "<span>kept</span>" in html and "⏎" in html
-    assert html.count("line-through") == 1 and "(2 of 3)" in html
+def test_bits_are_means_over_keys_values_layers_and_heads():
+    nan = np.nan
+    expected = [[16, 6, 6], [16, 16, 12], [16, 16, 16], [nan, 16, 16], [nan, nan, 16]]
+    np.testing.assert_array_equal(kept_bits(run(3)), expected)
 
 
-def test_a_text_refuses_marks_of_another_length():
-    with pytest.raises(ValueError, match="h2o: 2 marks for 1 tokens"):
-        KeptText(["a"], {"h2o": np.array([True, False])})
+def test_the_picture_says_what_it_shows():
+    picture = kept_over_steps(run(3))
+    for said in (
+        "with a budget of 3 entries of 3 tokens of a prompt and the 2 that follow",
+        "still holds 3 positions of the prompt and 2 of the answer, at 13.2 bits",
+        "a KV head holds 5 entries at most",
+    ):
+        assert said in picture.description
+    assert ">budget<" in picture.svg and ">full cache<" in picture.svg
+    assert ">budget<" not in kept_over_steps(run(None)).svg

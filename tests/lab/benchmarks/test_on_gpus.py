@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from kvlab.fast.lab.benchmarks import end_to_end, kernels
 from kvlab.fast.lab.reports import Heading
 from kvlab.fast.lab.tables import Table
-from study.benchmarks import blocks
+from study.benchmarks import result_blocks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -48,7 +48,7 @@ def test_a_tiny_model_runs_everywhere_and_is_shown(tmp_path, monkeypatch):
     assert [full["method"], ours["method"]] == methods[:2]
     whole = 2 * 4 * 8 * 32 * 2 * 4 * (end_to_end.PROMPT + 24 - 1)
     assert 0 < desirekv["cache_bytes"] < whole == full["cache_bytes"] <= ours["cache_bytes"]
-    heading, *rest = blocks(tmp_path)
+    heading, *rest = result_blocks(path.name, found)
     assert isinstance(heading, Heading) and heading.text.startswith("A whole model")
     tables = [block for block in rest if isinstance(block, Table)]
     shown = {cell for table in tables for row in table.rows for cell in row}

@@ -31,7 +31,7 @@ from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import Point, leaders, not_above_chance, summarise
 from kvlab.fast.lab.tables import Bold, escape_markdown
 from kvlab.reference import methods
-from study.contrasts import RESULTS, stored_summary
+from study.stored import RESULTS, stored_summary
 
 SWEEP = {
     "methods": ["full", "h2o", "tova", "rkv@every=16", "raas"],

@@ -1,0 +1,39 @@
+"""The results in ``results/``: sweeps, a directory each, and what other commands wrote as JSON."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.sweep.summary import TaskSummary, summarise
+
+RESULTS = Path(__file__).parent / "results"
+
+REAL = "smollm2"
+"""The model that reads English."""
+
+
+@cache
+def stored_summary(name: str) -> TaskSummary:
+    """Return the summary of a sweep (``kvlab sweep SWEEP.toml --out DIRECTORY`` repeats it)."""
+    from kvlab.fast.lab.sweep.run import read_stored  # needs pyarrow
+
+    (summary,) = summarise(read_stored(RESULTS / name))
+    return summary
+
+
+@cache
+def stored_file(name: str) -> dict[str, Any]:
+    """Return a file as it was written."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def nats(row: dict[str, Any]) -> Interval:
+    """Return the loss over the full cache's of a row of ``kvlab perplexity --json``."""
+    return Interval(row["nats"], row["nats_low"], row["nats_high"])
+
+
+def spread(interval: Interval, form: str = ".3g") -> str:
+    """Write a mean and its interval, three numbers in the same form."""
+    return f"{interval.mean:{form}} ({interval.low:{form}} to {interval.high:{form}})"
