@@ -94,7 +94,7 @@ lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 # KV head still holds at the last token, and a dot for what has left:
 
 # %%
-tokens = [tokenizer.id_to_token(int(token)) for token in trace.tokens]
+tokens = [tokenizer.id_to_token(int(token)).replace("\n", "⏎") for token in trace.tokens]
 last = len(tokens) - 1
 for name in shown[:3]:
     present = fates[name].present(last)[0]

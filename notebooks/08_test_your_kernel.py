@@ -21,7 +21,6 @@ sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of
 import numpy as np
 
 from kvlab.reference.conformance import check
-from kvlab.reference.conformance.report import describe
 from study import checks
 
 
@@ -52,7 +51,7 @@ def printed_only(h, values, fast, norm):
 
 
 report = check("eviction_error", printed_only)
-print(describe(report.failures()[0]))
+print(checks.smallest_failure(report))
 
 # %% [markdown]
 # ## Repaired
@@ -165,7 +164,7 @@ def tova_score(attention, per_head):
 
 # %% tags=["check"]
 report = check("tova.score", tova_score)
-assert report.passed, describe(report.failures()[0])
+assert report.passed, checks.smallest_failure(report)
 
 # %% [markdown]
 # **2.** Write `received(queries, keys, positions, query_positions, softcap)`, the sum over the
@@ -187,7 +186,7 @@ def received(queries, keys, positions, query_positions, softcap):
 
 # %% tags=["check"]
 report = check("received_attention", received)
-assert report.passed, describe(report.failures()[0])
+assert report.passed, checks.smallest_failure(report)
 
 # %% [markdown]
 # **3.** Write `stored(x, bits, group)`: `x` `[rows, length]` after storage with `bits` bits per
@@ -209,4 +208,4 @@ def stored(x, bits, group):
 
 # %% tags=["check"]
 report = check("quantize_dequantize", stored)
-assert report.passed, describe(report.failures()[0])
+assert report.passed, checks.smallest_failure(report)

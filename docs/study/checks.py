@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.conformance import Report, Status
+from kvlab.reference.conformance.report import describe
 from kvlab.reference.invariants import Kept
 
 
@@ -28,3 +29,8 @@ def vector_groups(report: Report) -> Table:
         Column("not tested", lambda group: group.count(Status.NOT_TESTED)),
     )
     return tabulate(report.groups, columns, words=3)
+
+
+def smallest_failure(report: Report) -> str:
+    """Return the first failure in words, with the smallest inputs that still fail."""
+    return describe(report.failures()[0])
