@@ -111,7 +111,7 @@ IMPLEMENTATIONS = {"looks.score": score}
 
 def test_its_vectors_are_made_and_test_a_kernel(tmp_path):
     kvlab("conformance", "generate", "--method", "looks", "--out", tmp_path / "made")
-    assert {case.method for case in vectors.read(tmp_path / "made")} == {"looks"}
+    assert {case.method for case in vectors.read_from(tmp_path / "made")} == {"looks"}
     (tmp_path / "kernel.py").write_text(KERNEL)
     run = ("conformance", "run", tmp_path / "kernel.py", "--target", "looks.score")
     assert " passed, 0 failed, 0 not tested" in kvlab(*run)

@@ -1,23 +1,25 @@
 """Test vectors of every method and building block, and the checker that runs kernels on them.
 
 ``check("h2o.score", my_function)`` or ``kvlab conformance run my_kernel.py``: see
-docs/conformance.md. The vectors lie in ``vectors/``, ``caches/`` and ``caches_1.1/``; ``kvlab
-conformance verify`` compares them with today's reference. A method without published vectors is
-tested on cases that are made on the spot, from its examples.
+docs/conformance.md. An operation is described in ``operations.toml`` and answered by a function of
+`blocks`, `stages` or `whole_cache`. Its cases are read (`vectors`) or drawn (`made`, of `draws` and
+``drawn.toml``), and compared in one place, `vectors.difference`. The published vectors lie in
+``vectors/``, ``caches/`` and ``caches_1.1/``; ``kvlab conformance verify`` compares them with
+today's reference. A method without published vectors is tested on cases that are made on the spot,
+from its examples.
 """
 
-from kvlab.reference.conformance.case import Case, Expected, Tolerance
 from kvlab.reference.conformance.checker import cases, check, published
-from kvlab.reference.conformance.expecting import difference
 from kvlab.reference.conformance.implementation import (
     Functions,
     Implementation,
     NotTestedError,
     load,
 )
-from kvlab.reference.conformance.isolated import Isolated, Loading
+from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.program import Program
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status, to_junit, to_plain
+from kvlab.reference.conformance.vectors import Case, Expected, difference
 
 __all__ = [
     "Case",
@@ -26,13 +28,11 @@ __all__ = [
     "Group",
     "Implementation",
     "Isolated",
-    "Loading",
     "NotTestedError",
     "Outcome",
     "Program",
     "Report",
     "Status",
-    "Tolerance",
     "cases",
     "check",
     "difference",

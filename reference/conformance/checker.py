@@ -1,40 +1,88 @@
-"""Runs an implementation on test vectors, and reports."""
+"""Runs an implementation on test vectors and drawn cases; looks for small cases that fail."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
 from typing import Any
 
 from kvlab.reference import methods
 from kvlab.reference.checks import check_choice
-from kvlab.reference.conformance import vectors
-from kvlab.reference.conformance.building import drawn_case, made_of_examples, sized_cases
-from kvlab.reference.conformance.case import Case
-from kvlab.reference.conformance.expecting import difference
-from kvlab.reference.conformance.groups import SIZED
+from kvlab.reference.conformance.draws import SIZES, SMALL
 from kvlab.reference.conformance.implementation import (
+    FailedError,
     Functions,
     Implementation,
     LostError,
     NotTestedError,
-    RaisedError,
 )
-from kvlab.reference.conformance.minimise import SECONDS, minimised
+from kvlab.reference.conformance.made import drawn_case, method_cases, sized_cases
+from kvlab.reference.conformance.publishing import published_methods
 from kvlab.reference.conformance.report import Group, Outcome, Report, Status
-from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
+from kvlab.reference.conformance.targets import STEPS, operation_of
+from kvlab.reference.conformance.vectors import LATEST, Case, difference, read
+from kvlab.reference.conformance.whole_cache import first_calls
+from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 from kvlab.reference.streams import Source
 
+SECONDS = 5.0
+"""Time that is spent on making one failure small at most."""
+
 ALL_SECONDS = 40.0
 """Time that is spent on making the failures of one check small."""
+
+TRIALS = 300
+"""Cases that are drawn at most until one fails, too."""
+
+MOST = 64
+"""Numbers of choices above this one, those of seeds, are not lowered one by one."""
 
 CALLS = 11
 """Calls after which an error counts as permanent if all of them were wrong."""
 
 Progress = Callable[[int, int, str], None]
 """Is told the number of cases done, of all cases, and the current target."""
+
+# --- which cases ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)
+def published(spec: str = LATEST) -> tuple[Case, ...]:
+    """Return the cases that come with the package, of a version of the specification."""
+    return tuple(read(spec=spec))
+
+
+@lru_cache(maxsize=64)
+def made_on_the_spot(name: str) -> tuple[Case, ...]:
+    """Return the cases of a method without published ones, made of its examples."""
+    examples = methods.examples_of(name)
+    return tuple(case for example in examples for case in method_cases(example, "small"))
+
+
+def cases(method: str | None = None, spec: str = LATEST) -> tuple[Case, ...]:
+    """Return the published cases, and cases made on the spot for methods that have none.
+
+    Args:
+        method: a target or method; of other methods nothing is made. None: of every method.
+        spec: version of the specification.
+    """
+    unpublished = (
+        name
+        for name in methods.names()
+        if name not in published_methods()
+        and (method is None or name == re.split("[.:]", method)[0])
+    )
+    return (*published(spec), *(case for name in unpublished for case in made_on_the_spot(name)))
+
+
+def belongs(target: str, method: str | None) -> bool:
+    """Whether a target is asked for, or is a step of the method that is; None asks for all."""
+    return method in (None, target, target.rpartition(".")[0])
+
+
+# --- checking ------------------------------------------------------------------------------------
 
 
 def check(
@@ -48,10 +96,10 @@ def check(
     exclude: Iterable[str] = (),
     minimise: bool = True,
     calls: int = 1,
-    spec: str = vectors.LATEST,
+    spec: str = LATEST,
     sizes: Iterable[str] = ("small",),
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, everything, target: None,
 ) -> Report:
     """Check an implementation against the test vectors.
 
@@ -82,34 +130,44 @@ def check(
         TypeError: if an implementation is no function, or asks for an input that does not exist.
     """
     under_test = _implementation(method, implementation, arrays, device, precision)
-    everything = _of_sizes(method, under_test, sizes, seed, spec)
-    chosen = _selected(everything, method, groups, exclude)
-    offered = [case for case in chosen if under_test.offers(case.target)]
-    if not offered:
-        raise ValueError(f"the implementation offers none of {', '.join(targets(chosen))}")
-    by_group = _run_cases(under_test, offered, minimise, calls, progress)
-    order = targets(offered)
-    found = [Group(*key, tuple(outcomes)) for key, outcomes in by_group.items()]
-    return Report(
-        tuple(sorted(found, key=lambda group: order.index(group.target))),
-        tuple(target for target in targets(chosen) if not under_test.offers(target)),
-    )
-
-
-def _of_sizes(
-    method: str | None, under_test: Implementation, sizes: Iterable[str], seed: int, spec: str
-) -> list[Case]:
-    """Return the cases of all sizes; drawn ones alone of what is asked for and offered."""
 
     def wanted(target: str) -> bool:
-        asked = method is None or method in (target, target.rpartition(".")[0])
-        return asked and under_test.offers(target)
+        return belongs(target, method) and under_test.offers(target)
 
-    found: list[Case] = []
+    everything: list[Case] = []
     for size in sizes:
-        check_choice(("small", *SIZED), sizes=size)
-        found += cases(method, spec) if size == "small" else sized_cases(size, seed, wanted)
-    return found
+        check_choice(("small", *SIZES), sizes=size)
+        small = size == "small"
+        everything += cases(method, spec) if small else sized_cases(size, seed, wanted)
+    chosen = _selected(everything, method, groups, exclude)
+    return _run_cases(under_test, chosen, ALL_SECONDS if minimise else 0.0, calls, progress)
+
+
+def _run_cases(
+    under_test: Implementation,
+    chosen: Sequence[Case],
+    seconds: float,
+    calls: int,
+    progress: Progress,
+) -> Report:
+    targets = list(dict.fromkeys(case.target for case in chosen))
+    not_offered = tuple(target for target in targets if not under_test.offers(target))
+    if len(not_offered) == len(targets):
+        raise ValueError(f"the implementation offers none of {', '.join(targets)}")
+    asked = [case for case in chosen if case.target not in not_offered]
+    asked.sort(key=lambda case: targets.index(case.target))
+    by_group: dict[tuple[str, str], list[Outcome]] = {}
+    for number, case in enumerate(asked):
+        progress(number, len(asked), case.target)
+        outcomes = by_group.setdefault((case.target, case.group), [])
+        first = not any(each.status == Status.FAILED for each in outcomes)
+        began = monotonic()
+        outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
+        if outcomes[-1].smallest is not None:
+            seconds -= min(seconds, monotonic() - began)
+    progress(len(asked), len(asked), "done")
+    groups = (Group(*key, tuple(outcomes)) for key, outcomes in by_group.items())
+    return Report(tuple(groups), not_offered)
 
 
 def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Report:
@@ -129,7 +187,7 @@ def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Repo
     outcomes: list[Outcome] = []
     source = Source(f"fuzz {target}", seed)
     while len(outcomes) < count:
-        case = drawn_case(target, lambda values: values[int(source.integers(0, len(values), 1)[0])])
+        case = drawn_case(target, lambda values: values[_any_of(source, values)])
         if case is None:
             continue
         outcomes.append(run_case(under_test, case, SECONDS, CALLS))
@@ -138,55 +196,8 @@ def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Repo
     return Report((Group(target, "drawn", tuple(outcomes)),), ())
 
 
-def _run_cases(
-    under_test: Implementation,
-    offered: Sequence[Case],
-    minimise: bool,
-    calls: int,
-    progress: Progress | None,
-) -> dict[tuple[str, str], list[Outcome]]:
-    by_group: dict[tuple[str, str], list[Outcome]] = {}
-    seconds = ALL_SECONDS if minimise else 0.0
-    for number, case in enumerate(offered):
-        if progress is not None:
-            progress(number, len(offered), case.target)
-        outcomes = by_group.setdefault((case.target, case.group), [])
-        first = not any(each.status == Status.FAILED for each in outcomes)
-        began = monotonic()
-        outcomes.append(run_case(under_test, case, seconds if first else 0.0, calls))
-        if outcomes[-1].smallest is not None:
-            seconds -= min(seconds, monotonic() - began)
-    if progress is not None:
-        progress(len(offered), len(offered), "done")
-    return by_group
-
-
-@lru_cache(maxsize=2)
-def published(spec: str = vectors.LATEST) -> tuple[Case, ...]:
-    """Return the cases that come with the package, of a version of the specification."""
-    return tuple(case for each in vectors.directories(spec) for case in vectors.read(each))
-
-
-def cases(method: str | None = None, spec: str = vectors.LATEST) -> tuple[Case, ...]:
-    """Return the published cases, and cases made on the spot for methods that have none.
-
-    Args:
-        method: a target or method; of other methods nothing is made. None: of every method.
-        spec: version of the specification.
-    """
-    unpublished = (
-        name
-        for name in methods.names()
-        if name not in vectors.published_methods()
-        and (method is None or name == re.split("[.:]", method)[0])
-    )
-    return (*published(spec), *(case for name in unpublished for case in made_on_the_spot(name)))
-
-
-@lru_cache(maxsize=64)
-def made_on_the_spot(name: str) -> tuple[Case, ...]:
-    """Return the cases of a method without published ones."""
-    return tuple(made_of_examples(name))
+def _any_of(source: Source, values: Sequence[Any]) -> int:
+    return int(source.integers(0, len(values), 1)[0])
 
 
 def _implementation(
@@ -216,10 +227,9 @@ def _implementation(
 
 
 def _full_target(method: str | None, name: str) -> str:
-    operation = OPERATIONS.get(name)
-    if operation is None or not operation.of_method:
+    if name not in STEPS:
         return name
-    if method is None or method.rpartition(".")[2] in OPERATIONS:
+    if method is None or method.rpartition(".")[2] in STEPS:
         raise ValueError(f"target = {name!r} needs a method, as in 'h2o.{name}' or '*.{name}'")
     return f"{method}.{name}"
 
@@ -235,7 +245,7 @@ def _selected(
     Raises:
         ValueError: if a target has no cases, or a group is unknown.
     """
-    chosen = [case for case in everything if method is None or belongs(case, method)]
+    chosen = [case for case in everything if belongs(case.target, method)]
     if not chosen:
         operation_of(method or "")
         raise ValueError(f"there are no vectors for {method!r}")
@@ -247,27 +257,7 @@ def _selected(
     return [case for case in chosen if case.group in wanted - unwanted]
 
 
-def belongs(case: Case, method: str) -> bool:
-    """Whether a case is about a target, or about a step of a method."""
-    return method in (case.target, case.target.rpartition(".")[0])
-
-
-def targets(listed: Iterable[Case]) -> list[str]:
-    """Return the targets of cases, each once, in order."""
-    return list(dict.fromkeys(case.target for case in listed))
-
-
 # --- one case ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """One wrong answer."""
-
-    reason: str
-    """What is wrong, in words."""
-    compared: bool = False
-    """Whether the numbers are wrong: the function ended, and returned arrays of the right shape."""
 
 
 def run_case(
@@ -278,36 +268,30 @@ def run_case(
     Args:
         under_test: the implementation.
         case: what it is asked.
-        seconds: time for making a failure small.
+        seconds: time for finding a small case that fails, too.
         calls: how often it is asked; every answer has to be right.
     """
     try:
-        mistakes = (_wrong(under_test, case) for _ in range(calls))
+        mistakes = (_mistake(under_test, case) for _ in range(calls))
         number, mistake = next(((n, x) for n, x in enumerate(mistakes, 1) if x), (1, None))
         if mistake is None:
             return Outcome(case, Status.PASSED)
         late = f"in call {number} of the same case: " if number > 1 else ""
-        reason = f"{late}{mistake.reason}"
-        failed = Outcome(case, Status.FAILED, reason, compared=mistake.compared)
+        failed = Outcome(case, Status.FAILED, f"{late}{mistake}")
         if not seconds:
             return failed
-        times = 1 + sum(_wrong(under_test, case) is not None for _ in range(CALLS - 1))
+        times = 1 + sum(_mistake(under_test, case) is not None for _ in range(CALLS - 1))
         if times < CALLS:
-            often = f"intermittent, wrong in {times} of {CALLS} calls: {reason}"
+            often = f"intermittent, wrong in {times} of {CALLS} calls: {failed.reason}"
             return replace(failed, reason=often)
-
-        def reason_of(smaller: Case) -> str | None:
-            found = _wrong(under_test, smaller)
-            return None if found is None else found.reason
-
-        return replace(failed, smallest=minimised(case, reason_of, min(seconds, SECONDS)))
+        return replace(failed, smallest=_smallest(under_test, case, min(seconds, SECONDS)))
     except NotTestedError as why:
         return Outcome(case, Status.NOT_TESTED, str(why))
     except LostError as how:
         return Outcome(case, Status.FAILED, str(how))
 
 
-def _wrong(under_test: Implementation, case: Case) -> Mistake | None:
+def _mistake(under_test: Implementation, case: Case) -> str | None:
     """Return what is wrong with an implementation's answer, None if it is right.
 
     Raises:
@@ -321,36 +305,84 @@ def _wrong(under_test: Implementation, case: Case) -> Mistake | None:
         found = under_test.answer(case)
     except (NotTestedError, LostError):
         raise
-    except RaisedError as error:
-        return Mistake(str(error))
+    except FailedError as why:
+        return str(why)
     except (Exception, SystemExit) as error:  # whatever a kernel does is a finding
-        return Mistake(f"{type(error).__name__}: {error}")
-    return _shape_mistake(case, found) or _first_difference(case, found, under_test.precision)
+        return f"{type(error).__name__}: {error}"
+    return _difference(case, found, under_test.precision)
 
 
-def _shape_mistake(case: Case, found: Mapping[str, Array]) -> Mistake | None:
-    outputs = described(case).outputs
-    for name, expected in case.expected.items():
-        if name in found and found[name].shape != expected.value.shape:
-            shapes = f"{found[name].shape}, expected {expected.value.shape}"
-            return Mistake(f"{name} has the shape {shapes}")
-        if name not in found and not outputs[name].optional:
-            return Mistake(f"{name} was not returned")
-    return None
-
-
-def _first_difference(case: Case, found: Mapping[str, Array], precision: str) -> Mistake | None:
+def _difference(case: Case, found: Mapping[str, Array], precision: str) -> str | None:
     """Return what is wrong with the first wrong output.
 
-    Survivors are compared first, because numbers follow from them. The operation's ``judge`` comes
-    last, because it looks at all outputs together.
+    Shapes are compared first, then survivors, because numbers follow from them. The operation's
+    ``judge`` comes last, because it looks at all outputs together.
     """
-    operation = described(case)
+    operation = operation_of(case.target)
+    for name, expected in case.expected.items():
+        if name in found and found[name].shape != expected.value.shape:
+            return f"{name} {difference(expected, found[name])}"
+        if name not in found and not operation.outputs[name].optional:
+            return f"{name} was not returned"
     for name in sorted(case.expected, key=lambda name: case.expected[name].kind == "numbers"):
         if name in found:
             axes = operation.outputs[name].axes
             reason = difference(case.expected[name], found[name], precision, axes)
             if reason is not None:
-                return Mistake(f"{name} {reason}", compared=True)
-    reason = operation.judge(found, case.parameters) if operation.judge is not None else None
-    return None if reason is None else Mistake(f"{next(iter(case.expected))} {reason}", True)
+                return f"{name} {reason}"
+    reason = None if operation.judge is None else operation.judge(found, case.parameters)
+    return None if reason is None else f"{next(iter(case.expected))} {reason}"
+
+
+# --- small cases ---------------------------------------------------------------------------------
+
+
+def _smallest(under_test: Implementation, case: Case, seconds: float) -> Outcome | None:
+    """Return a small case of the same target and method that fails, too, if one is found in time.
+
+    Cases are drawn until one fails. What was chosen about it is then lowered, number by number, for
+    as long as it still fails: the first of several values is the simplest.
+    """
+    deadline = monotonic() + seconds
+    best: tuple[list[int], Outcome] | None = None
+
+    def failing(smaller: Case | None) -> Outcome | None:
+        try:
+            reason = None if smaller is None else _mistake(under_test, smaller)
+        except (NotTestedError, LostError):
+            return None
+        return None if reason is None else Outcome(smaller or case, Status.FAILED, reason)
+
+    if case.operation == "whole_cache":
+        counts = range(1, len(case.inputs["calls"]))
+        shorter = (failing(first_calls(case, count)) for count in counts)
+        return next((each for each in shorter if each or monotonic() > deadline), None)
+    example = None if case.method is None else Example(case.method, case.parameters["budget"])
+    source = Source(f"smallest {case.name}")
+
+    def tried(numbers: Sequence[int]) -> tuple[list[int], Outcome] | None:
+        taken: list[int] = []
+
+        def choose(values: Sequence[Any]) -> Any:
+            given = numbers[len(taken)] if len(taken) < len(numbers) else _any_of(source, values)
+            taken.append(min(given, len(values) - 1))
+            return values[taken[-1]]
+
+        found = failing(drawn_case(case.target, choose, example))
+        return None if found is None else (taken, found)
+
+    variants = [*SMALL.get(case.target, {}).get("variant", ())]
+    first = [variants.index(case.group)] if case.group in variants else []
+    for number in range(TRIALS):
+        best = best or tried(first if number % 2 == 0 else [])
+        if best is not None or monotonic() > deadline:
+            break
+    place = unchanged = 0
+    while best is not None and unchanged < len(best[0]) and monotonic() < deadline:
+        place %= len(best[0])
+        before, number, after = best[0][:place], best[0][place], best[0][place + 1 :]
+        lower = [less for less in (0, 1, number // 2, min(number - 1, MOST)) if 0 <= less < number]
+        found = next((x for less in lower if (x := tried([*before, less, *after]))), None)
+        best = found or best
+        place, unchanged = (place, 0) if found else (place + 1, unchanged + 1)
+    return None if best is None else best[1]

@@ -1,4 +1,4 @@
-"""Draws inputs of the building blocks: from a source of numbers, a variant, and sizes.
+"""Draws cases of the building blocks: from a source of numbers, a variant, and sizes.
 
 The variant says what is special about the numbers; each stresses what a group of published vectors
 stresses. Numbers are exact in bfloat16 and float16 unless the variant says otherwise.
@@ -11,16 +11,59 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.reference.attention import attend, visible
+from kvlab.reference.attention import attend
+from kvlab.reference.codes import Code
 from kvlab.reference.conformance import blocks
 from kvlab.reference.notation import Array
+from kvlab.reference.precisions.turboquant import (
+    TurboQuantMSE,
+    TurboQuantProd,
+    codebook,
+    projection,
+    rotation,
+)
 from kvlab.reference.quantization import quantize, unpack
 from kvlab.reference.streams import Source
+
+SIZES = ("kernel", "long")
+"""Sizes at which kernels break; the vectors are ``small``."""
 
 Drawn = tuple[dict[str, Array], dict[str, Any]]
 """Inputs and parameters."""
 
 Change = Callable[[Array], Array]
+
+TABLES: Mapping[str, Any] = tomllib.loads(
+    Path(__file__).with_name("drawn.toml").read_text(encoding="utf-8")
+)
+
+SMALL: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    operation: {name: values for name, values in choices.items() if name != "operations"}
+    for choices in TABLES["small"]
+    for operation in choices["operations"]
+}
+"""By building block, the values of each size among which one is chosen, the simplest first."""
+
+
+def sized(size: str) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
+    """Yield operation, group, number in the group, and sizes of the building blocks.
+
+    Args:
+        size: ``kernel`` or ``long``.
+    """
+    for entry in TABLES[size]:
+        for number, row in enumerate(entry["sizes"]):
+            sizes = entry.get("fixed", {}) | dict(zip(entry["axes"], row, strict=True))
+            for operation in entry["operations"]:
+                yield operation, entry["group"].format(**sizes), number, sizes
+
+
+class Whole(Source):
+    """Draws whole numbers, which are easier to read."""
+
+    def normal(self, *shape: int) -> Array:
+        """Draw bell-shaped whole numbers."""
+        return np.rint(super().normal(*shape)) + 0.0
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -52,6 +95,17 @@ def _one_heavy(x: dict[str, Array]) -> None:
     x["keys"][:, x["keys"].shape[1] // 3, 0] = 12.0
 
 
+def _flat(x: dict[str, Array]) -> None:
+    x["queries"] /= 16
+    x["values"] += 2
+
+
+def _twice(x: dict[str, Array]) -> None:
+    for name in ("keys", "values"):
+        again = x[name][:, 1::2]
+        again[:] = x[name][:, ::2][:, : again.shape[1]]
+
+
 ATTENTION: Mapping[str, Callable[[dict[str, Array]], None]] = {
     "plain": lambda x: None,
     "softcap": lambda x: None,
@@ -62,8 +116,10 @@ ATTENTION: Mapping[str, Callable[[dict[str, Array]], None]] = {
     "rows_apart": _rows_apart,
     "far_positions": _far_positions,
     "alpha_near_one": _one_heavy,
+    "flat": _flat,
+    "repeated_entries": _twice,
 }
-"""What is changed about queries, keys and positions, by variant."""
+"""What is changed about queries, keys, values and positions, by variant."""
 
 
 def _attention(
@@ -73,7 +129,6 @@ def _attention(
     m: int,
     n: int,
     d: int,
-    scale: float = 2.0,
     gaps: bool = False,
     variant: str = "plain",
 ) -> Drawn:
@@ -83,7 +138,7 @@ def _attention(
         kept = np.stack([np.sort(source.permutation(4 * n)[: n - m]) for _ in range(G)])
         positions = np.concatenate([kept, np.tile(4 * n + np.arange(m), (G, 1))], axis=1)
     inputs = {
-        "queries": scale * draw(G, rho, m, d),
+        "queries": 2 * draw(G, rho, m, d),
         "keys": draw(G, n, d),
         "values": draw(G, n, d),
         "positions": positions,
@@ -131,16 +186,19 @@ def _selection(
     return {"scores": SCORES[variant](source, G, n), "safe": marked}, {"room": room}
 
 
+def survivors(source: Source, G: int, n: int, kept: int) -> Array:
+    """Draw indices that stay, other ones in every head."""
+    return np.stack([np.sort(source.permutation(n)[:kept]) for _ in range(G)])
+
+
 def _moving(source: Source, G: int, n: int, d: int, kept: int, first: int = 0) -> Drawn:
-    keep = np.stack([np.sort(source.permutation(n)[:kept]) for _ in range(G)])
-    gaps = np.cumsum(source.integers(1, 5, G, n), axis=1)
     return {
         "keys": source.normal(G, n, d),
         "values": source.normal(G, n, d),
-        "positions": first + gaps,
+        "positions": first + np.cumsum(source.integers(1, 5, G, n), axis=1),
         "accumulated": source.uniform(G, n),
         "stamp": first + source.integers(0, 5000, G, n),
-        "keep": keep,
+        "keep": survivors(source, G, n, kept),
     }, {}
 
 
@@ -195,7 +253,8 @@ def _stored(source: Source, rows: int, length: int, bits: int, group: int) -> Dr
 
 
 def _to_pack(source: Source, rows: int, length: int, bits: int) -> Drawn:
-    return {"codes": source.integers(0, 2**bits, rows, length)}, {"bits": bits}
+    codes = source.integers(0, 2**bits, rows, length).astype(np.uint8)
+    return {"codes": codes}, {"bits": bits}
 
 
 def _coded_cache(
@@ -236,16 +295,25 @@ def _to_encode(
     source: Source, precision: str, G: int, n: int, d: int, variant: str = "plain"
 ) -> Drawn | None:
     """Return None if an element lies near the border of two codes."""
-    x, parameters = ENCODED[variant](source.normal(G, n, d)), {"precision": precision}
-    code, first = blocks.code_of(parameters), x[:, :4]
-    codes, parts, _ = blocks.encoded(code, x, first)
+    code, x = blocks.code_of(precision), ENCODED[variant](source.normal(G, n, d))
+    first = x[:, :4]
+    expected = _all_codes(code, x, first)
     for number in range(NUDGES):
         noise = 1 + NUDGE * Source("nudge of a code", number).normal(*x.shape)
-        moved, others, _ = blocks.encoded(code, x * noise, first)
-        whole = [(a, b) for a, b in zip(parts, others, strict=True) if a.dtype == np.uint8]
-        if not all(np.array_equal(a, b) for a, b in ((codes, moved), *whole)):
+        if not all(map(np.array_equal, expected, _all_codes(code, x * noise, first))):
             return None
-    return dict(blocks.with_matrices({"x": x, "first": first}, parameters, None)), parameters
+    inputs = {"x": x, "first": first}
+    if isinstance(code, TurboQuantMSE | TurboQuantProd):
+        bits = code.width - isinstance(code, TurboQuantProd)
+        inputs |= {"rotation": rotation(d, code.seed), "centroids": codebook(bits, d)}
+    if isinstance(code, TurboQuantProd):
+        inputs["projection"] = projection(d, code.seed)
+    return inputs, {"precision": precision}
+
+
+def _all_codes(code: Code, x: Array, first: Array) -> list[Array]:
+    codes, parts, _ = blocks.encoded(code, x, first)
+    return [codes, *(part for part in parts if part.dtype == np.uint8)]
 
 
 # --- pages ---------------------------------------------------------------------------------------
@@ -254,27 +322,25 @@ SPARE = 3
 """Pages of the memory that do not belong to the sequence."""
 
 
-def _paged(source: Source, places: int, page: int, freed: int, m: int, rho: int) -> Drawn:
-    G, d, last = 2, 8, places * page - 2
-    table = source.permutation(places + SPARE)[:places]
-    table[:freed] = -1
+def _memory(source: Source, places: int, page: int) -> dict[str, Array]:
     return {
-        "queries": 2 * source.normal(G, rho, m, d),
-        "key_pages": source.normal(places + SPARE, page, G, d),
-        "value_pages": 8 * source.normal(places + SPARE, page, G, d),
-        "table": table,
-        "query_positions": np.arange(last - m, last),
-    }, {"softcap": None}
+        "key_pages": source.normal(places + SPARE, page, 2, 8),
+        "value_pages": 8 * source.normal(places + SPARE, page, 2, 8),
+        "table": source.permutation(places + SPARE)[:places],
+    }
+
+
+def _paged(source: Source, places: int, page: int, freed: int, m: int, rho: int) -> Drawn:
+    inputs, last = _memory(source, places, page), places * page - 2
+    inputs["table"][:freed] = -1
+    inputs["queries"] = 2 * source.normal(2, rho, m, 8)
+    inputs["query_positions"] = np.arange(last - m, last)
+    return inputs, {"softcap": None}
 
 
 def _moves(source: Source, places: int, page: int, kept: int) -> Drawn:
-    G, d, written = 2, 8, places * page - 1
-    return {
-        "key_pages": source.normal(places + SPARE, page, G, d),
-        "value_pages": source.normal(places + SPARE, page, G, d),
-        "table": source.permutation(places + SPARE)[:places],
-        "keep": np.stack([np.sort(source.permutation(written)[:kept]) for _ in range(G)]),
-    }, {}
+    keep = survivors(source, 2, places * page - 1, kept)
+    return {**_memory(source, places, page), "keep": keep}, {}
 
 
 # --- CAOTE, pooling ------------------------------------------------------------------------------
@@ -314,17 +380,13 @@ def _retention(
     variant: str = "plain",
 ) -> Drawn:
     queries, keys = 2 * source.normal(G, k, 1, 8), source.normal(G, n, 8)
-    mask = visible(np.array([n - 1]), np.tile(np.arange(n), (G, 1)))
-    h = RETENTION[variant](attend(queries, keys, keys, mask)[1][:, :, 0])
+    h = RETENTION[variant](attend(queries, keys, keys, None)[1][:, :, 0])
     return {"h": h, "values": source.normal(G, n, d)}, {"fast": fast, "norm": norm}
 
 
-def _pooling(source: Source, G: int, n: int, kernel: int, pooling: str, border: str) -> Drawn:
-    parameters = {"kernel": kernel, "pooling": pooling, "border": border}
+def _pooling(source: Source, G: int, n: int, **parameters: int | str) -> Drawn:
     return {"x": source.uniform(G, n)}, parameters
 
-
-# --- sizes ---------------------------------------------------------------------------------------
 
 BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "attend": _attention,
@@ -346,49 +408,3 @@ BLOCKS: Mapping[str, Callable[..., Drawn | None]] = {
     "outlier_score": _vectors,
 }
 """How the inputs of each building block are drawn; None: the numbers leave doubt, draw others."""
-
-SIZES: Mapping[str, Any] = tomllib.loads(
-    Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8")
-)
-"""Sizes of kernels and of long caches, and what may be chosen about small cases."""
-
-SMALL: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    operation: {name: values for name, values in choices.items() if name != "operations"}
-    for choices in SIZES["small"]
-    for operation in choices["operations"]
-}
-"""By building block, the values of each size among which one is chosen, the simplest first."""
-
-
-def sized(size: str) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
-    """Yield operation, group, number in the group, and sizes of the building blocks."""
-    for group, shapes in SIZES[size]["attention"].items():
-        for number, shape in enumerate(shapes):
-            axes = dict(zip(("G", "rho", "m", "n", "d"), shape, strict=True))
-            gaps = {**axes, "gaps": number % 2 == 1}
-            yield "attend", group, number, gaps
-            yield "attention", group, number, gaps
-            yield "received_attention", group, number, {**axes, "scale": 1 / 16}
-    for number, n in enumerate(SIZES[size]["lengths"]):
-        yield "keep_set", "lengths", number, {"G": 2, "n": n, "safe": 5, "room": n // 2}
-        few = {"G": 1, "n": n, "safe": 3, "room": n - 7, "variant": "ties"}
-        yield "keep_set", "lengths_ties", number, few
-        d = 64 if n < 5000 else 8
-        yield "compact", "lengths", number, {"G": 1, "n": n, "d": d, "kept": n - n // 3}
-        how = {"pooling": ("mean", "max")[number % 2], "border": "zero"}
-        yield "pool", "lengths", number, {"G": 2, "n": n, "kernel": 7, **how}
-        yield "eviction_error", "lengths", number, {"G": 1, "k": 2, "n": n, "d": 64}
-    for number, (group, length) in enumerate(SIZES[size]["wide"]):
-        for bits in (2, 4, 8):
-            wide, codes = f"wide_{bits}_bits", {"bits": bits, "group": group}
-            rows = {"rows": 9, "length": length}
-            yield "quantize", wide, number, {**rows, **codes}
-            yield "quantize_dequantize", wide, number, {**rows, **codes}
-            yield "quantize_channels", wide, number, {"parts": 2, "d": 65, **codes}
-            yield "dequantize", wide, number, {**rows, **codes}
-            yield "pack", wide, number, {"rows": 9, "length": length + 1, "bits": bits}
-            d = length if length < 300 else 64
-            cache = {"G": 1, "rho": 8, "n": length + 1, "d": d, **codes}
-            yield "attend_coded", wide, number, cache
-        spiked = {"rows": 9, "length": length, "over": "outliers", "variant": "outliers"}
-        yield "outlier_score", "wide", number, spiked

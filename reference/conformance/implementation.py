@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from kvlab.reference.checks import check_choice
-from kvlab.reference.conformance.case import PRECISIONS, Case
 from kvlab.reference.conformance.operation import DTYPES, Field, Operation
-from kvlab.reference.conformance.targets import OPERATIONS, described, operation_of
+from kvlab.reference.conformance.targets import STEPS, operation_of
+from kvlab.reference.conformance.vectors import PRECISIONS, Case
 from kvlab.reference.files import import_file
 from kvlab.reference.notation import Array
 
@@ -25,21 +25,20 @@ MOST_ARRAYS = 200
 CHANNELS = ("d", "length")
 """Axes of vectors: arrays that have one come in the implementation's number format."""
 
+TABLE = "IMPLEMENTATIONS"
+"""Name of the dictionary, target → function, that a file has to define."""
+
 
 class NotTestedError(Exception):
     """The implementation does not offer what a case asks for."""
 
 
-class LostError(Exception):
-    """The implementation crashed or hung in the middle of a case, and its process is gone."""
+class FailedError(Exception):
+    """The implementation gave no answer; the text says why."""
 
 
-class RaisedError(Exception):
-    """The implementation raised an exception in another process: its name and its text."""
-
-
-class SideEffectError(Exception):
-    """The implementation changed an input."""
+class LostError(FailedError):
+    """It crashed or hung in the middle of a case, and its process is gone."""
 
 
 @runtime_checkable
@@ -54,7 +53,7 @@ class Implementation(Protocol):
         ...
 
     def answer(self, case: Case) -> dict[str, Array]:
-        """Return the outputs of a case.
+        """Return the outputs of a case. Whatever is raised besides NotTestedError is a failure.
 
         Raises:
             NotTestedError: if it does not do what the case asks for.
@@ -83,7 +82,7 @@ class Functions:
     def __post_init__(self) -> None:
         """Check everything that can be checked before a case runs."""
         check_choice(PRECISIONS, precision=self.precision)
-        if self.precision != "float32" and self.arrays == "numpy" and self.precision[0] == "b":
+        if self.precision == "bfloat16" and self.arrays == "numpy":
             raise ValueError("precision = 'bfloat16' needs arrays that have it, as torch has")
         for target, function in self.functions.items():
             _check_function(target, function)
@@ -91,7 +90,7 @@ class Functions:
 
     def offers(self, target: str) -> bool:
         """Whether there is a function for a target."""
-        return self._function(target) is not None
+        return offered(target, self.functions) is not None
 
     def answer(self, case: Case) -> dict[str, Array]:
         """Call the function with the inputs that it names; return its outputs as NumPy arrays.
@@ -99,38 +98,46 @@ class Functions:
         Raises:
             NotTestedError: if there is no function, or it raises NotImplementedError.
             TypeError: if it returns something else than arrays.
-            SideEffectError: if it changes an input.
+            FailedError: if it changes an input.
         """
-        function = self._function(case.target)
-        if function is None:
+        pattern = offered(case.target, self.functions)
+        if pattern is None:
             raise NotTestedError("no function")
-        operation = described(case)
+        function, operation = self.functions[pattern], operation_of(case.target)
         inputs = {name: self._given(name, x, operation) for name, x in case.inputs.items()}
         available = {
-            **dict.fromkeys(operation.inputs),
-            **dict.fromkeys(operation.parameters),
+            **dict.fromkeys((*operation.inputs, *operation.parameters)),
             **case.parameters,
             **inputs,
             "method": case.method,
         }
         try:
             with redirect_stdout(sys.stderr):  # stdout is for the report alone
-                returned = function(**_named(function, available, case.target))
+                returned = function(**_named(case.target, function, available))
         except NotImplementedError as reason:
             raise NotTestedError(str(reason) or "not implemented") from None
-        found = {name: np.array(x) for name, x in _outputs_of(returned, case).items()}
-        _check_unchanged(case, inputs)
+        found = {name: np.array(x) for name, x in _outputs_of(returned, case, operation).items()}
+        for name in inputs.keys() - operation.outputs.keys():
+            after = _to_numpy(inputs[name])
+            before = case.inputs[name].astype(after.dtype)
+            if not np.array_equal(before, after, equal_nan=after.dtype.kind == "f"):
+                raise FailedError(f"the input {name} was changed by the call")
         return found
 
-    def _function(self, target: str) -> Callable[..., Any] | None:
-        if target in self.functions:
-            return self.functions[target]
-        fitting = [f for pattern, f in self.functions.items() if fnmatchcase(target, pattern)]
-        return fitting[0] if fitting else None
-
     def _given(self, name: str, x: Array, operation: Operation) -> Any:
+        """Return an input in the array that earlier calls were given, if it has their shape."""
         described = operation.input(name, x)
-        return self._in_same_memory((name, described.kind), self._converted(x, described))
+        made = self._converted(x, described)
+        if len(self._memory) > MOST_ARRAYS:
+            self._memory.clear()
+        place = self._memory.setdefault((name, described.kind, tuple(made.shape)), made)
+        if place is made:
+            return made
+        try:
+            place[...] = made
+        except TypeError:  # arrays that cannot be changed, as those of JAX
+            return made
+        return place
 
     def _converted(self, x: Array, described: Field) -> Any:
         stored = x.astype(DTYPES[described.kind])
@@ -144,27 +151,11 @@ class Functions:
         made = self._convert(stored)
         return made.to(dtype) if hasattr(made, "to") else made.astype(dtype)
 
-    def _in_same_memory(self, name: tuple[str, str], made: Any) -> Any:
-        """Return the numbers in the array that earlier calls were given, if it has their shape."""
-        if len(self._memory) > MOST_ARRAYS:
-            self._memory.clear()
-        place = self._memory.setdefault((*name, tuple(made.shape)), made)
-        if place is made:
-            return made
-        try:
-            place[...] = made
-        except TypeError:  # arrays that cannot be changed, as those of JAX
-            return made
-        return place
 
-
-def _check_unchanged(case: Case, inputs: Mapping[str, Any]) -> None:
-    for name, given in inputs.items():
-        if name in described(case).outputs:
-            continue
-        before, after = case.inputs[name], _to_numpy(given)
-        if not np.array_equal(before.astype(after.dtype), after, equal_nan=after.dtype.kind == "f"):
-            raise SideEffectError(f"the input {name} was changed by the call")
+def offered(target: str, patterns: Collection[str]) -> str | None:
+    """Return the pattern that stands for a target, itself first; None if there is none."""
+    fitting = (pattern for pattern in patterns if fnmatchcase(target, pattern))
+    return target if target in patterns else next(fitting, None)
 
 
 def is_vector(described: Field) -> bool:
@@ -179,66 +170,56 @@ def exact_in_16_bits(x: Array) -> bool:
     return bool(short.all()) and np.array_equal(finite.astype(np.float16), finite)
 
 
+# --- functions -----------------------------------------------------------------------------------
+
+
 def _check_function(target: str, function: Any) -> None:
-    if not callable(function):
-        raise TypeError(f"implementation of {target!r} must be a function, got {function!r}")
-    operation, name = OPERATIONS.get(target), target.rpartition(".")[2]
-    pattern = "*" in target or "?" in target
-    if not pattern or (name not in OPERATIONS and not any(letter in name for letter in "*?[")):
-        operation = operation_of(target)
-    parameters = _parameters_of(target, function)
-    if operation is not None and not operation.of_method:  # else it depends on the method
-        _check_asked(target, parameters, {*operation.inputs, *operation.parameters, "method"})
-
-
-def _parameters_of(target: str, function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return a function's parameters by name.
-
-    Raises:
-        TypeError: if they cannot be read, or cannot be given by name.
-    """
+    """Raise TypeError or ValueError if a function cannot be asked, or there is no such target."""
     refusal = f"implementation of {target!r} must"
+    if not callable(function):
+        raise TypeError(f"{refusal} be a function, got {function!r}")
+    name = target.rpartition(".")[2]
+    pattern = "*" in target or "?" in target
+    unchecked = pattern and (name in STEPS or "*" in name or "?" in name)
+    operation = None if unchecked else operation_of(target)
     advice = "wrap it in a function that names the inputs it wants"
     try:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
     except ValueError:  # builtins and compiled functions
         raise TypeError(f"{refusal} have a signature, {function!r} has none; {advice}") from None
-    kinds = {each.kind: name for name, each in parameters.items()}
+    kinds = {each.kind for each in signature.parameters.values()}
     kind = inspect.Parameter
-    if kind.POSITIONAL_ONLY in kinds:
-        got = f"the positional {kinds[kind.POSITIONAL_ONLY]!r}"
-    elif kind.VAR_POSITIONAL in kinds and kind.VAR_KEYWORD not in kinds:
-        got = f"*{kinds[kind.VAR_POSITIONAL]}"
-    else:
-        return parameters
-    raise TypeError(f"{refusal} take its inputs by name, got {got}; {advice}")
+    unnamed = kind.VAR_POSITIONAL in kinds and kind.VAR_KEYWORD not in kinds
+    if kind.POSITIONAL_ONLY in kinds or unnamed:
+        raise TypeError(f"{refusal} take its inputs by name, got {signature}; {advice}")
+    if operation is not None and not operation.of_method:  # else it depends on the method
+        known = dict.fromkeys((*operation.inputs, *operation.parameters, "method"))
+        _named(target, function, known)
 
 
-def _check_asked(
-    target: str, parameters: Mapping[str, inspect.Parameter], offered: Collection[str]
-) -> None:
-    """Raise TypeError if a function needs an argument that it is not given."""
+def _named(target: str, function: Any, available: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a function names; all where it takes any.
+
+    Raises:
+        TypeError: if it needs an argument that it is not given.
+    """
+    parameters = inspect.signature(function).parameters
+    takes_any = False
     for name, each in parameters.items():
-        catches_all = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        if each.default is each.empty and not catches_all and name not in offered:
+        takes_any |= each.kind is each.VAR_KEYWORD
+        needed = each.default is each.empty and each.kind not in (
+            each.VAR_KEYWORD,
+            each.VAR_POSITIONAL,
+        )
+        if needed and name not in available:
             raise TypeError(
                 f"implementation of {target!r} asks for {name!r}; {target} offers "
-                f"{', '.join(sorted(offered))}"
+                f"{', '.join(sorted(available))}"
             )
+    return {name: x for name, x in available.items() if takes_any or name in parameters}
 
 
-def _named(
-    function: Callable[..., Any], available: Mapping[str, Any], target: str
-) -> dict[str, Any]:
-    """Return the arguments that a function names; all where it takes any."""
-    parameters = inspect.signature(function).parameters
-    _check_asked(target, parameters, available)
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return dict(available)
-    return {name: available[name] for name in parameters if name in available}
-
-
-def _outputs_of(returned: Any, case: Case) -> dict[str, Array]:
+def _outputs_of(returned: Any, case: Case, operation: Operation) -> dict[str, Array]:
     """Return outputs by name: of a dictionary, of a tuple in order, or of one array.
 
     Raises:
@@ -246,7 +227,7 @@ def _outputs_of(returned: Any, case: Case) -> dict[str, Array]:
     """
     names = [*case.expected]
     if isinstance(returned, Mapping):
-        unknown = set(returned) - {*described(case).outputs}
+        unknown = set(returned) - {*operation.outputs}
         if unknown:
             raise TypeError(f"{min(unknown)!r} is no output of {case.target}; they are {names}")
         return {name: _to_numpy(x) for name, x in returned.items() if name in case.expected}
@@ -255,10 +236,6 @@ def _outputs_of(returned: Any, case: Case) -> dict[str, Array]:
     if len(returned) > len(names):
         raise TypeError(f"{len(returned)} outputs for {case.target}; they are {names}")
     return {name: _to_numpy(x) for name, x in zip(names, returned, strict=False)}
-
-
-TABLE = "IMPLEMENTATIONS"
-"""Name of the dictionary, target → function, that a file has to define."""
 
 
 def load(
@@ -283,9 +260,8 @@ def load(
     table = getattr(module, TABLE, None)
     if not isinstance(table, Mapping) or not table:
         raise ValueError(f"{file} must define {TABLE}, a dictionary from targets to functions")
-    functions: Mapping[str, Callable[..., Any]] = table
     return Functions(
-        functions,
+        table,
         arrays or getattr(module, "ARRAYS", "numpy"),
         device or getattr(module, "DEVICE", None),
         precision or getattr(module, "PRECISION", "float32"),
@@ -296,17 +272,14 @@ def load(
 
 
 def _converter(library: str, device: str | None) -> Callable[[Array], Any]:
-    if library == "numpy" and device is None:
-        return np.array
     try:
         module = importlib.import_module(library)
     except ModuleNotFoundError as error:
         raise ValueError(f"arrays = {library!r} cannot be imported: {error}") from None
     if not hasattr(module, "asarray"):
         raise ValueError(f"arrays = {library!r} must be a module with asarray, as torch or cupy")
-    if device is None:
-        return lambda x: module.asarray(x.copy())
-    return lambda x: module.asarray(x.copy(), device=device)
+    where = {} if device is None else {"device": device}
+    return lambda x: module.asarray(x.copy(), **where)
 
 
 def _to_numpy(x: Any) -> Array:
@@ -315,7 +288,11 @@ def _to_numpy(x: Any) -> Array:
     Raises:
         TypeError: if it is no array.
     """
-    host = _on_host(x)
+    host = x
+    if hasattr(x, "detach"):  # PyTorch
+        host = x.detach().cpu()
+    elif hasattr(x, "get") and hasattr(x, "device"):  # CuPy
+        host = x.get()
     if "bfloat16" in str(getattr(host, "dtype", "")):
         host = host.float() if hasattr(host, "float") else host.astype("float32")
     if isinstance(host, list | tuple | int | float) or hasattr(host, "__array__"):
@@ -327,11 +304,3 @@ def _to_numpy(x: Any) -> Array:
     if found.dtype == object:
         raise TypeError("an array was expected, got nested objects of unequal length")
     return found
-
-
-def _on_host(x: Any) -> Any:
-    if hasattr(x, "detach"):  # PyTorch
-        return x.detach().cpu()
-    if hasattr(x, "get") and hasattr(x, "device"):  # CuPy
-        return x.get()
-    return x

@@ -1,4 +1,4 @@
-"""Operations that can be tested: named arrays in and out, and the reference's answer."""
+"""Operations that can be tested: named arrays in and out, and the function that answers."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvlab.reference.conformance.case import Expected, Inputs, Parameters
+from kvlab.reference.conformance.vectors import Expected
 from kvlab.reference.notation import Array
 
 Kind = Literal["float", "int", "bool", "code"]
@@ -19,14 +19,11 @@ DTYPES: Mapping[Kind, type] = {
     "bool": np.bool_,
     "code": np.uint8,
 }
-"""How each kind of number is stored."""
+"""What implementations are given for each kind of number."""
 
 DESCRIBED: Mapping[str, Any] = tomllib.loads(
     Path(__file__).with_name("operations.toml").read_text(encoding="utf-8")
 )
-
-AXES: Mapping[str, str] = DESCRIBED["axes"]
-"""What every axis counts."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,8 @@ class Field:
     """Inputs: only some methods need it. Outputs: an implementation need not return it."""
 
 
-Compute = Callable[[Inputs, Parameters, str | None], Mapping[str, Expected]]
-Judge = Callable[[Mapping[str, Array], Parameters], str | None]
-"""Says what is wrong with outputs, besides their distance to the expected ones."""
-Derive = Callable[[Inputs, Parameters, str | None], Inputs]
+Compute = Callable[..., Mapping[str, Expected]]
+Judge = Callable[[Mapping[str, Array], Mapping[str, Any]], str | None]
 
 
 @dataclass(frozen=True)
@@ -57,14 +52,12 @@ class Operation:
     inputs: Mapping[str, Field]
     outputs: Mapping[str, Field]
     parameters: Mapping[str, str]
-    compute: Compute
-    """The reference's answer to any inputs."""
-    derive: Derive | None = None
-    """Computes inputs that follow from other inputs, such as attention from queries and keys."""
-    of_method: bool = False
+    of_method: bool
     """Whether it is a step of a method, as in ``h2o.score``."""
-    judge: Judge | None = None
-    """Checks what all right answers have in common, if several are right."""
+    compute: Compute
+    """The reference's answer to inputs and parameters by name."""
+    judge: Judge | None
+    """Says what is wrong with outputs, besides their distance to the expected ones."""
 
     def input(self, name: str, x: Array) -> Field:
         """Describe an input; an array that a score remembers or draws may have any name."""
@@ -74,11 +67,14 @@ class Operation:
         )
 
 
-def described_operation(
-    name: str, compute: Compute, derive: Derive | None = None, judge: Judge | None = None
-) -> Operation:
-    """Return an operation as ``operations.toml`` describes it."""
+OPERATIONS: dict[str, Operation] = {}
+"""Building blocks, then the steps of a method, as their files are imported."""
+
+
+def answers(name: str, judge: Judge | None = None) -> Callable[[Compute], Compute]:
+    """Mark the function that answers an operation of ``operations.toml``."""
     told = DESCRIBED["operations"][name]
+    meanings = {**DESCRIBED["parameters"], **told.get("meanings", {})}
 
     def described_fields(kind: str) -> dict[str, Field]:
         own = told.get("arrays", {}).get(kind, {})
@@ -89,16 +85,18 @@ def described_operation(
             found[array] = Field(tuple(axes.split()), number, meaning, optional)
         return found
 
-    meanings = {**DESCRIBED["parameters"], **told.get("meanings", {})}
-    return Operation(
-        name,
-        told["summary"],
-        told["source"],
-        described_fields("inputs"),
-        described_fields("outputs"),
-        {parameter: meanings[parameter] for parameter in told.get("parameters", ())},
-        compute,
-        derive,
-        told.get("of_method", False),
-        judge,
-    )
+    def add(compute: Compute) -> Compute:
+        OPERATIONS[name] = Operation(
+            name,
+            told["summary"],
+            told["source"],
+            described_fields("inputs"),
+            described_fields("outputs"),
+            {parameter: meanings[parameter] for parameter in told.get("parameters", ())},
+            told.get("of_method", False),
+            compute,
+            judge,
+        )
+        return compute
+
+    return add

@@ -19,10 +19,10 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from kvlab.reference.checks import check_choice
-from kvlab.reference.conformance.case import PRECISIONS, Case
-from kvlab.reference.conformance.implementation import LostError, NotTestedError
+from kvlab.reference.conformance.implementation import FailedError, LostError, NotTestedError
 from kvlab.reference.conformance.operation import DTYPES
-from kvlab.reference.conformance.targets import described
+from kvlab.reference.conformance.targets import operation_of
+from kvlab.reference.conformance.vectors import PRECISIONS, Case
 from kvlab.reference.notation import Array
 
 SKIPPED = 77
@@ -56,16 +56,15 @@ class Program:
 
         Raises:
             NotTestedError: if it exits with 77.
-            RuntimeError: if it fails.
+            FailedError: if it fails, or writes no output.
             LostError: if it crashes, or takes too long.
-            FileNotFoundError: if it writes no output.
         """
         with TemporaryDirectory(prefix="kvlab-") as folder:
             given, made = Path(folder, "input.safetensors"), Path(folder, "output.safetensors")
             given.write_bytes(request(case))
             self._run(case, given, made)
             if not made.exists():
-                raise FileNotFoundError(f"the program wrote no {made.name}")
+                raise FailedError(f"the program wrote no {made.name}")
             return read_outputs(made.read_bytes())
 
     def _run(self, case: Case, given: Path, made: Path) -> None:
@@ -81,12 +80,12 @@ class Program:
             raise NotTestedError(stderr or f"exit code {SKIPPED}")
         if done.returncode:
             said = stderr.splitlines()[-1:] or ["nothing on stderr"]
-            raise RuntimeError(f"the program exited with {done.returncode}: {said[0]}")
+            raise FailedError(f"the program exited with {done.returncode}: {said[0]}")
 
 
 def request(case: Case) -> bytes:
     """Return a case's inputs and parameters as a safetensors file."""
-    operation = described(case)
+    operation = operation_of(case.target)
     tensors = {
         name: np.ascontiguousarray(x, dtype=DTYPES[operation.input(name, x).kind])
         for name, x in case.inputs.items()
@@ -106,12 +105,12 @@ def read_outputs(content: bytes) -> dict[str, Array]:
     """Read the arrays of a safetensors file; 16-bit formats become float32.
 
     Raises:
-        ValueError: if it is no safetensors file.
+        FailedError: if it is no safetensors file.
     """
     try:
         found = load(content)
     except Exception as error:  # safetensors raises its own exception, without a public name
-        raise ValueError(f"the output is no safetensors file: {error}") from None
+        raise FailedError(f"the output is no safetensors file: {error}") from None
     return {
         name: x.astype(np.float32) if x.dtype.name in ("float16", "bfloat16") else x
         for name, x in found.items()

@@ -1,21 +1,26 @@
-"""The result of a check: as objects, in words, as plain data and as JUnit XML."""
+"""The result of a check: as objects, in words, as plain data and as JUnit XML; known failures."""
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 
-from kvlab.reference.conformance.case import Case
-from kvlab.reference.conformance.minimise import Found
+from kvlab.reference.conformance.vectors import Case
 
 IN_FULL = 3
 """Failures that are shown with their smallest inputs; of further ones only the reason is shown."""
 
+PRINTED: Any = {"precision": 6, "suppress_small": True, "threshold": 64, "max_line_width": 100}
+"""How the smallest inputs are printed."""
+
+XFAILS = "kvlab-xfails.txt"
+"""Name by which the command finds the list of known failures in the working directory."""
 
 ABOUT_GROUPS: Mapping[str, Mapping[str, str]] = tomllib.loads(
     Path(__file__).with_name("groups.toml").read_text(encoding="utf-8")
@@ -41,10 +46,8 @@ class Outcome:
     status: Status
     reason: str = ""
     """What is wrong, or why it was not tested."""
-    smallest: Found | None = None
-    """The same failure with the smallest inputs; only the first failure of a group has it."""
-    compared: bool = False
-    """Whether numbers are wrong, and not a shape, a name, or the call itself."""
+    smallest: "Outcome | None" = None
+    """A small case that fails, too; only the first failure of a group has one."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,54 @@ class Report:
             raise AssertionError("nothing was tested")
 
 
-def shown(failures: list[Outcome]) -> str:
+# --- known failures ------------------------------------------------------------------------------
+
+
+def read_xfails(file: Path) -> dict[str, str]:
+    """Read a list of known failures: what has to fail, and why.
+
+    A line is a case's name, a target or a group, with ``*`` and ``?`` as in a shell, and a reason
+    after ``#``.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if a line has no reason.
+    """
+    found = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        pattern, _, reason = (part.strip() for part in line.partition("#"))
+        if pattern and not reason:
+            raise ValueError(f"line {number} of {file} must end in a reason, after #: {pattern!r}")
+        if pattern:
+            found[pattern] = reason
+    return found
+
+
+def judged(report: Report, known: Mapping[str, str]) -> Report:
+    """Return a report in which known failures are expected, and unexpected passes are failures."""
+
+    def judge(outcome: Outcome) -> Outcome:
+        case = outcome.case
+        reasons = [
+            reason
+            for pattern, reason in known.items()
+            if any(fnmatchcase(x, pattern) for x in (case.name, case.target, case.group))
+        ]
+        if not reasons or outcome.status == Status.NOT_TESTED:
+            return outcome
+        if outcome.status == Status.FAILED:
+            return Outcome(case, Status.EXPECTED, reasons[0])
+        said = f"passes, and is listed as a known failure ({reasons[0]}): remove it from the list"
+        return Outcome(case, Status.FAILED, said)
+
+    groups = (replace(each, outcomes=tuple(map(judge, each.outcomes))) for each in report.groups)
+    return replace(report, groups=tuple(groups))
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def shown(failures: Sequence[Outcome]) -> str:
     """Describe failures, the first ones with their smallest inputs."""
     described = [describe(each) for each in failures[:IN_FULL]]
     others = [f"{each.case.name}: {each.reason}" for each in failures[IN_FULL:]]
@@ -115,15 +165,23 @@ def shown(failures: list[Outcome]) -> str:
 
 
 def describe(outcome: Outcome) -> str:
-    """Say what failed, with the smallest inputs that still fail."""
+    """Say what failed, what its group stresses, and the smallest inputs that still fail."""
     lines = [f"{outcome.case.name}: {outcome.reason}"]
-    if outcome.compared and outcome.case.group in ABOUT_GROUPS:
-        known = ABOUT_GROUPS[outcome.case.group]
-        bug = f"{known['what']} ({known.get('thread', 'planted')})"
-        lines.append(f"  one bug that this group is known to find: {bug}")
+    if outcome.case.group in ABOUT_GROUPS:
+        lines.append(f"  the group stresses {ABOUT_GROUPS[outcome.case.group]['stresses']}")
     if outcome.smallest is not None:
-        lines.append(outcome.smallest.describe())
+        case = outcome.smallest.case
+        lines.append(f"smallest: {outcome.smallest.reason}")
+        for name, x in case.inputs.items():
+            array = np.array2string(x, separator=", ", **PRINTED)
+            lines.append(f"  {name} {[*x.shape]} = {array}")
+        given = {"method": case.method, **case.parameters}
+        told = ", ".join(f"{name} = {x}" for name, x in given.items() if x is not None)
+        lines.append(f"  {told or 'no parameters'}")
     return "\n".join(lines)
+
+
+# --- as data -------------------------------------------------------------------------------------
 
 
 def to_plain(report: Report) -> dict[str, Any]:
@@ -137,7 +195,17 @@ def to_plain(report: Report) -> dict[str, Any]:
 
 
 def _group_to_plain(group: Group) -> dict[str, Any]:
-    failure = group.first_failure
+    failure, first = group.first_failure, None
+    if failure is not None:
+        first = {"case": failure.case.name, "reason": failure.reason, "smallest": None}
+        if failure.smallest is not None:
+            case = failure.smallest.case
+            first["smallest"] = {
+                "reason": failure.smallest.reason,
+                "parameters": dict(case.parameters),
+                "inputs": {name: _as_lists(x) for name, x in case.inputs.items()},
+                "expected": {name: _as_lists(each.value) for name, each in case.expected.items()},
+            }
     return {
         "target": group.target,
         "group": group.group,
@@ -146,25 +214,7 @@ def _group_to_plain(group: Group) -> dict[str, Any]:
         "reasons_not_tested": sorted(
             {each.reason for each in group.outcomes if each.status == Status.NOT_TESTED}
         ),
-        "first_failure": None if failure is None else _failure_to_plain(failure),
-    }
-
-
-def _failure_to_plain(outcome: Outcome) -> dict[str, Any]:
-    smallest = outcome.smallest
-    return {
-        "case": outcome.case.name,
-        "reason": outcome.reason,
-        "smallest": None
-        if smallest is None
-        else {
-            "reason": smallest.reason,
-            "parameters": dict(smallest.case.parameters),
-            "inputs": {name: _as_lists(x) for name, x in smallest.case.inputs.items()},
-            "expected": {
-                name: _as_lists(each.value) for name, each in smallest.case.expected.items()
-            },
-        },
+        "first_failure": first,
     }
 
 
@@ -180,32 +230,23 @@ def to_junit(report: Report) -> str:
     root = ElementTree.Element("testsuites", name="kvlab conformance")
     for target in dict.fromkeys(group.target for group in report.groups):
         groups = [group for group in report.groups if group.target == target]
-        outcomes = [outcome for group in groups for outcome in group.outcomes]
-        failed = sum(outcome.status == Status.FAILED for outcome in outcomes)
-        passed = sum(outcome.status == Status.PASSED for outcome in outcomes)
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            name=target,
-            tests=str(len(outcomes)),
-            failures=str(failed),
-            skipped=str(len(outcomes) - failed - passed),
-        )
-        for outcome in outcomes:
-            _add_outcome(suite, outcome)
+        suite = ElementTree.SubElement(root, "testsuite", name=target)
+        counts = {"tests": 0, "failures": 0, "skipped": 0}
+        for outcome in (outcome for group in groups for outcome in group.outcomes):
+            names = {"classname": target, "name": outcome.case.name}
+            case = ElementTree.SubElement(suite, "testcase", names)
+            failed = outcome.status == Status.FAILED
+            skipped = outcome.status in (Status.NOT_TESTED, Status.EXPECTED)
+            counts["tests"] += 1
+            counts["failures"] += failed
+            counts["skipped"] += skipped
+            if failed or skipped:
+                kind, message = "failure" if failed else "skipped", _printable(outcome.reason)
+                told = ElementTree.SubElement(case, kind, message=message)
+                told.text = _printable(describe(outcome)) if failed else None
+        suite.attrib |= {name: str(count) for name, count in counts.items()}
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _add_outcome(suite: ElementTree.Element, outcome: Outcome) -> None:
-    case = ElementTree.SubElement(
-        suite, "testcase", classname=outcome.case.target, name=outcome.case.name
-    )
-    if outcome.status == Status.FAILED:
-        failure = ElementTree.SubElement(case, "failure", message=_printable(outcome.reason))
-        failure.text = _printable(describe(outcome))
-    elif outcome.status in (Status.NOT_TESTED, Status.EXPECTED):
-        ElementTree.SubElement(case, "skipped", message=_printable(outcome.reason))
 
 
 def _printable(text: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from kvlab.reference.conformance.building import drawn_case
-from kvlab.reference.conformance.case import Case
+from kvlab.reference.conformance.made import drawn_case
 from kvlab.reference.conformance.targets import operation_of
+from kvlab.reference.conformance.vectors import Case
 
 
 def cases(target: str) -> st.SearchStrategy[Case]:

@@ -1,40 +1,50 @@
 """Names of what can be tested: ``attend``, or a method's step such as ``caote:h2o.score``."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
+
+import numpy as np
 
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.conformance import blocks, stages, whole_cache
-from kvlab.reference.conformance.case import Case
-from kvlab.reference.conformance.groups import composition, examples_of
-from kvlab.reference.conformance.operation import Operation
+from kvlab.reference.conformance.operation import OPERATIONS, Field, Operation
+from kvlab.reference.conformance.vectors import Case, Expected
+from kvlab.reference.method import Example
 
-OPERATIONS = {**blocks.OPERATIONS, **stages.STEPS, **whole_cache.OPERATIONS}
-"""Building blocks, then the steps of a method, without what a score remembers of each entry."""
+ANSWERED = (blocks, stages, whole_cache)
+"""Files that answer operations, in the order in which these are listed."""
+
+STEPS = tuple(name for name, each in OPERATIONS.items() if each.of_method)
+"""Names of the steps of a method."""
+
+WIDE = {np.dtype(np.float32): np.float64, np.dtype(np.int32): np.int64}
+"""Number formats that the reference computes with in place of those of the files."""
 
 
-def target_of(name: str, method: str | None) -> str:
-    """Return the name of a building block, or of a method's step; options are left out."""
-    return name if method is None else f"{composition(method)}.{name}"
+def composition(spec: str) -> str:
+    """Return a method without its options, in registry syntax."""
+    return methods.variants().get(spec, spec).partition("@")[0]
 
 
-def described(case: Case) -> Operation:
-    """Return the operation that a case asks for."""
-    return operation(case.operation, case.method, case.parameters.get("budget"))
+def examples_of(method: str) -> list[Example]:
+    """Return the examples of a method without options, such as ``caote:h2o``."""
+    given = methods.examples_of(method.partition(":")[0])
+    return [example for example in given if composition(example.spec) == method]
+
+
+def answer(case: Case) -> Mapping[str, Expected]:
+    """Return what the reference expects of a case."""
+    given = {name: x.astype(WIDE.get(x.dtype, x.dtype)) for name, x in case.inputs.items()}
+    method = {} if case.method is None else {"method": case.method}
+    with np.errstate(all="ignore"):
+        return operation_of(case.target).compute(**given, **case.parameters, **method)
 
 
 @lru_cache(maxsize=512)
-def operation(name: str, method: str | None, budget: int | None) -> Operation:
-    """Return a building block, or a step of a method in registry syntax."""
-    if method is None:
-        return blocks.OPERATIONS[name]
-    if name in whole_cache.OPERATIONS:
-        return whole_cache.OPERATIONS[name]
-    return stages.operations(methods.get(method, budget).score.columns)[name]
-
-
 def operation_of(target: str) -> Operation:
-    """Return the operation behind a target, with the columns of all examples of its method.
+    """Return the operation behind a target, with what the method remembers of every entry.
 
     Raises:
         ValueError: if there is no such operation.
@@ -42,18 +52,26 @@ def operation_of(target: str) -> Operation:
     method, _, name = target.rpartition(".")
     found = OPERATIONS.get(name)
     if found is None or found.of_method != bool(method):
-        raise ValueError(f"target = {target!r} must be {allowed()}")
-    if not method or name in whole_cache.OPERATIONS:
+        own = ", ".join(each for each in OPERATIONS if each not in STEPS)
+        allowed = f"one of {own}, or a method and one of {', '.join(STEPS)}, as in 'h2o.score'"
+        raise ValueError(f"target = {target!r} must be {allowed}")
+    if not method:
         return found
     methods.parse(method)
     columns: dict[str, Column] = {}
     for example in examples_of(method):
         columns |= methods.get(example.spec, example.budget).score.columns
-    return stages.operations(columns)[name]
+    state = {each: _state_field(column, True) for each, column in columns.items()}
+    if name == "observe":
+        asked = {each: _state_field(x, not x.compared) for each, x in columns.items()}
+        return replace(found, inputs={**found.inputs, **state}, outputs=asked)
+    if name == "run":
+        return replace(found, outputs={**found.outputs, **state})
+    if name in ("score", "select"):
+        return replace(found, inputs={**found.inputs, **state})
+    return found
 
 
-def allowed() -> str:
-    """Say what a target can be."""
-    own = ", ".join(blocks.OPERATIONS)
-    steps = ", ".join([*stages.STEPS, *whole_cache.OPERATIONS])
-    return f"one of {own}, or a method and one of {steps}, as in 'h2o.score'"
+def _state_field(column: Column, optional: bool) -> Field:
+    meaning = f"{column.meaning}; a new entry comes with {column.start:g}"
+    return Field(("G", "n"), "int" if column.integer else "float", meaning, optional)

@@ -1,234 +1,130 @@
-"""Test vectors as files: safetensors, one index in JSON, and their SHA-256.
+"""Test vectors: cases of inputs and outputs, how they are read, and what counts as equal.
 
-``index.json`` (described by ``schema.json``) names the tensors of every case as ``file/tensor``. A
-tensor that occurs twice is stored once.
+This file needs NumPy and safetensors alone. With the vectors and the model beside it, it is the
+package ``kvlab-vectors``, which ``kvlab conformance export DIRECTORY`` writes:
 
-Published files never change. The commit 16146a8 made all of them: ``kvlab conformance generate`` of
-that commit draws the same inputs and writes the same bytes. Here, today's reference answers the
-stored inputs anew, and `check_answers` compares.
+```python
+import kvlab_vectors
+
+for case in kvlab_vectors.read("h2o.whole_cache"):
+    found = my_cache(**case.inputs, **case.parameters)
+    for name, expected in case.expected.items():
+        assert kvlab_vectors.difference(expected, found[name]) is None
+```
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from safetensors.numpy import save
+from safetensors.numpy import load_file
 
-from kvlab.reference import methods
-from kvlab.reference.checks import check_choice
-from kvlab.reference.conformance import standalone
-from kvlab.reference.conformance.case import Case, Expected, Tolerance
-from kvlab.reference.conformance.groups import composition
-from kvlab.reference.conformance.operation import Field, Kind
-from kvlab.reference.conformance.targets import described
-from kvlab.reference.conformance.whole_cache import MODEL
-from kvlab.reference.notation import Array
+HERE = Path(__file__).parent
 
-FORMAT = 1
-"""Version of the files' layout; a reader refuses others."""
-
-DIRECTORY = Path(__file__).with_name("vectors")
-
-SPECIFICATIONS: Mapping[str, Path] = {
-    "0.9": DIRECTORY,
-    "1.0": Path(__file__).with_name("caches"),
-    "1.1": Path(__file__).with_name("caches_1.1"),
-}
-"""Versions of the specification, oldest first, and where the cases lie that each of them added."""
+SPECIFICATIONS = {"0.9": "vectors", "1.0": "caches", "1.1": "caches_1.1"}
+"""Versions of the specification, oldest first, and the folder of the cases that each added."""
 
 LATEST = [*SPECIFICATIONS][-1]
 
+MODEL = next(
+    (each for each in (HERE / "model", HERE.parent / "models" / "reasoner") if each.exists()), HERE
+)
+"""The model of whole caches: ``config.json`` and ``model.safetensors``."""
+
+FORMAT = 1
+"""Version of the files' layout; others are refused."""
+
 INDEX, SCHEMA, SUMS = "index.json", "schema.json", "SHA256SUMS"
 
-SHARED = {"run": "streams", "whole_cache": "caches"}
-"""Files of the operations whose cases share their inputs, whatever the method."""
+PRECISIONS = ("float32", "float16", "bfloat16")
+"""Number formats in which an implementation works."""
 
-STORED: Mapping[Kind, type] = {
-    "float": np.float32,
-    "int": np.int32,
-    "bool": np.bool_,
-    "code": np.uint8,
-}
-"""Number formats of the files."""
+HUGE = 1e30
+"""Numbers from here on count as infinite: kernels may return the largest number instead."""
 
-LOADED = {np.dtype(np.float32): np.float64, np.dtype(np.int32): np.int64}
-"""Number formats that the reference computes with in place of those of the files."""
+MOST_ENTRIES = 2.0**53
+"""Largest index of an entry that is accepted; up to it float64 holds every index exactly."""
 
-NOTHING = 1e-13
-"""If terms cancel to less than this share of the largest number, the result is stored as 0."""
-
-GRID = 2.0**16
-"""Logits of whole caches are rounded to multiples of 1/GRID: every machine stores the same."""
+ONE_OF = {"calls": "call", "N": "row", "layers": "layer", "G": "KV head", "blocks": "block"}
+"""What one place along an axis is called."""
 
 
-@lru_cache(maxsize=1)
-def published_methods() -> tuple[str, ...]:
-    """Return the names of the methods that have published vectors, in the order of the index."""
-    index = json.loads((DIRECTORY / INDEX).read_text(encoding="utf-8"))
-    specs = (entry["method"] for entry in index["cases"])
-    return tuple(dict.fromkeys(methods.base_name(spec) for spec in specs if spec is not None))
+@dataclass(frozen=True)
+class Expected:
+    """One output of a case.
 
-
-def directories(specification: str) -> list[Path]:
-    """Return where the cases of a specification lie: its own, and those of all before it.
-
-    Raises:
-        ValueError: if there is no such specification.
+    ``numbers`` are compared within a tolerance, ``exact`` ones bit by bit; ``at_most`` is a bound
+    of numbers above 0. A ``keep`` set is compared as a set: indices that ascend, as many as
+    expected, equal to the expected ones but for the entries whose scores are too close to the
+    threshold to say which entry is worth more.
     """
-    check_choice(SPECIFICATIONS, spec=specification)
-    versions = [*SPECIFICATIONS]
-    return [SPECIFICATIONS[each] for each in versions[: versions.index(specification) + 1]]
+
+    kind: Literal["numbers", "exact", "keep", "at_most"]
+    value: np.ndarray
+    tolerance: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By the implementation's precision: how far a number x may be from the expected e, as two
+    numbers, absolute + relative·\\|e\\|."""
+    where: np.ndarray | None = None
+    """Elements that count; None: all."""
+    slack: np.ndarray | None = None
+    """Further absolute tolerance of each element, for example if two roundings are right."""
+    either: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """By precision, marks ``[G, n]`` of entries that a ``keep`` set may hold or not."""
 
 
-# --- checking ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Case:
+    """One test vector."""
 
+    name: str
+    """Unique: target, group and number."""
+    target: str
+    """What is tested: a building block, ``attend``, or one step of a method, ``h2o.score``."""
+    group: str
+    """What the case stresses."""
+    method: str | None
+    """The method in registry syntax, with all options that differ from its defaults."""
+    parameters: Mapping[str, Any]
+    inputs: Mapping[str, np.ndarray]
+    expected: Mapping[str, Expected]
 
-def check_answers(specification: str) -> tuple[list[str], list[str]]:
-    """Let today's reference answer the cases that a specification added, and write them anew.
-
-    Returns:
-        The lines of SHA256SUMS that are the same, and those that differ, stored and new.
-
-    Raises:
-        ValueError: if a file is not what its SHA256SUMS says.
-    """
-    directory = SPECIFICATIONS[specification]
-    made = [answered_anew(case) for case in read(directory)]
-    with TemporaryDirectory() as folder:
-        write(made, Path(folder), specification)
-        old, new = (
-            (each / SUMS).read_text(encoding="utf-8").splitlines()
-            for each in (directory, Path(folder))
-        )
-    return sorted({*old} & {*new}), sorted({*old} ^ {*new})
-
-
-def answered_anew(case: Case) -> Case:
-    """Return a case with the answer of today's reference, rounded as it is stored."""
-    expected = described(case).compute(case.inputs, case.parameters, case.method)
-    return replace(case, expected={name: _rounded(name, each) for name, each in expected.items()})
-
-
-def _rounded(name: str, each: Expected) -> Expected:
-    """Round expected numbers as they are stored; exact values are stored as they are."""
-    if each.kind != "numbers":
-        return each
-    if name == "logits":
-        return replace(each, value=np.rint(each.value * GRID) / GRID)
-    value = each.value if each.where is None else np.where(each.where, each.value, 0.0)
-    finite = value[np.isfinite(value)]
-    if (finite < 0).any() and (finite > 0).any():
-        value = np.where(np.abs(value) <= NOTHING * np.abs(finite).max(), 0.0, value)
-    return replace(each, value=value)
-
-
-# --- writing -------------------------------------------------------------------------------------
-
-
-class Writer:
-    """Collects tensors by file; equal ones are the same."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, dict[str, Array]] = {}
-        self._known: dict[tuple[str, str], str] = {}
-
-    def add(self, file: str, x: Array, kind: Kind) -> str:
-        """Store an array and return its name, ``file/tensor``."""
-        stored = np.ascontiguousarray(x, dtype=STORED[kind])
-        content = hashlib.sha256(f"{stored.dtype} {stored.shape} ".encode() + stored.tobytes())
-        key = file, content.hexdigest()
-        if key not in self._known:
-            tensors = self.files.setdefault(file, {})
-            name = f"t{len(tensors):04d}"
-            tensors[name] = stored
-            self._known[key] = f"{file}/{name}"
-        return self._known[key]
-
-
-def write(cases: Iterable[Case], directory: Path, specification: str = "0.9") -> None:
-    """Write the files of all cases.
-
-    Args:
-        cases: to be written.
-        directory: where.
-        specification: specification that the cases belong to; the index carries it, from 1.0 on.
-
-    Raises:
-        OSError: if the directory cannot be written.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    writer = Writer()
-    entries = [_entry(case, writer) for case in cases]
-    contents = {
-        f"{file}.safetensors": save(dict(tensors)) for file, tensors in writer.files.items()
-    }
-    lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
-    carried = "" if specification == "0.9" else f'"specification":"{specification}",'
-    contents[INDEX] = f'{{"format":{FORMAT},{carried}"cases":[\n{lines}\n]}}\n'.encode()
-    contents[SCHEMA] = (SPECIFICATIONS[specification] / SCHEMA).read_bytes()
-    for name, content in contents.items():
-        (directory / name).write_bytes(content)
-    sums = [f"{_sha256(contents[name])}  {name}\n" for name in sorted(contents)]
-    (directory / SUMS).write_text("".join(sums), encoding="utf-8")
-
-
-def _entry(case: Case, writer: Writer) -> dict[str, Any]:
-    """Return a case's entry of the index, and hand its tensors to the writer."""
-    operation = described(case)
-    own = "blocks" if case.method is None else composition(case.method).replace(":", "-")
-    shared = SHARED.get(case.operation, own)
-    answers = shared if case.operation == "whole_cache" else own
-    model = {"model": MODEL.name} if "model" in case.parameters else {}
-    return {
-        "name": case.name,
-        "target": case.target,
-        "group": case.group,
-        "method": case.method,
-        "parameters": {**case.parameters, **model},
-        "inputs": {
-            name: writer.add(shared, x, operation.input(name, x).kind)
-            for name, x in case.inputs.items()
-        },
-        "expected": {
-            name: _expected_entry(each, operation.outputs[name], answers, writer)
-            for name, each in case.expected.items()
-        },
-    }
-
-
-def _expected_entry(each: Expected, field: Field, file: str, writer: Writer) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "kind": each.kind,
-        "value": writer.add(file, each.value, field.kind),
-    }
-    if each.kind == "numbers":  # two digits: more would depend on the machine
-        entry["tolerance"] = {
-            precision: [float(f"{x:.1e}") for x in (tolerance.absolute, tolerance.relative)]
-            for precision, tolerance in each.tolerance.items()
-        }
-    if each.where is not None:
-        entry["where"] = writer.add(file, each.where, "bool")
-    if each.slack is not None:
-        entry["slack"] = writer.add(file, each.slack, "float")
-    if either := {name: x for name, x in each.either.items() if x.any()}:
-        entry["either"] = {name: writer.add(file, x, "bool") for name, x in either.items()}
-    return entry
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    @property
+    def operation(self) -> str:
+        """The target without its method."""
+        return self.target.rpartition(".")[2]
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 
-def read(directory: Path = DIRECTORY) -> list[Case]:
+def directories(spec: str) -> list[Path]:
+    """Return where the cases of a specification lie: its own, and those of all before it.
+
+    Raises:
+        ValueError: if there is no such specification.
+    """
+    versions = [*SPECIFICATIONS]
+    if spec not in versions:
+        raise ValueError(f"spec = {spec!r} must be one of {', '.join(versions)}")
+    return [HERE / SPECIFICATIONS[each] for each in versions[: versions.index(spec) + 1]]
+
+
+def read(target: str | None = None, spec: str = LATEST) -> Iterator[Case]:
+    """Yield the cases of a target, such as ``attend`` or ``h2o.whole_cache``, or of all.
+
+    Raises:
+        ValueError: if there is no such specification, or a file is not what its SHA-256 says.
+    """
+    for directory in directories(spec):
+        yield from (case for case in read_from(directory) if target in (None, case.target))
+
+
+def read_from(directory: Path) -> list[Case]:
     """Return all cases of a directory.
 
     Raises:
@@ -239,41 +135,149 @@ def read(directory: Path = DIRECTORY) -> list[Case]:
     index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
     if index["format"] != FORMAT:
         raise ValueError(f"format = {index['format']} of {directory} must be {FORMAT}")
-    return [_case(standalone.filled(entry, directory, MODEL)) for entry in index["cases"]]
+    return [_case(entry, directory) for entry in index["cases"]]
 
 
 def check_sums(directory: Path) -> None:
     """Raise ValueError unless every file has the content that SHA256SUMS names."""
     for line in (directory / SUMS).read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
-        found = _sha256((directory / name).read_bytes())
+        found = hashlib.sha256((directory / name).read_bytes()).hexdigest()
         if found != digest:
             raise ValueError(f"{directory / name} has SHA-256 {found}, {SUMS} says {digest}")
 
 
-def _case(found: Mapping[str, Any]) -> Case:
-    inputs = {name: _widened(x) for name, x in found["inputs"].items()}
+def _case(entry: Mapping[str, Any], directory: Path) -> Case:
+    def tensor(where: str) -> np.ndarray:
+        file, _, name = where.partition("/")
+        return _tensors(directory / f"{file}.safetensors")[name]
+
+    model = {"model": str(MODEL)} if "model" in entry["parameters"] else {}
     expected = {
         name: Expected(
             each["kind"],
-            _widened(each["value"]),
-            {key: Tolerance(*pair) for key, pair in each.get("tolerance", {}).items()},
-            each.get("where"),
-            None if "slack" not in each else _widened(each["slack"]),
-            each["either"],
+            tensor(each["value"]),
+            {key: (pair[0], pair[1]) for key, pair in each.get("tolerance", {}).items()},
+            tensor(each["where"]) if "where" in each else None,
+            tensor(each["slack"]) if "slack" in each else None,
+            {key: tensor(where) for key, where in each.get("either", {}).items()},
         )
-        for name, each in found["expected"].items()
+        for name, each in entry["expected"].items()
     }
     return Case(
-        found["name"],
-        found["target"],
-        found["group"],
-        found["method"],
-        found["parameters"],
-        inputs,
+        entry["name"],
+        entry["target"],
+        entry["group"],
+        entry["method"],
+        {**entry["parameters"], **model},
+        {name: tensor(where) for name, where in entry["inputs"].items()},
         expected,
     )
 
 
-def _widened(x: Array) -> Array:
-    return x.astype(LOADED.get(x.dtype, x.dtype))
+@lru_cache(maxsize=64)
+def _tensors(file: Path) -> dict[str, np.ndarray]:
+    return load_file(file)
+
+
+# --- comparing -----------------------------------------------------------------------------------
+
+
+def difference(
+    expected: Expected, found: Any, precision: str = "float32", axes: Sequence[str] = ()
+) -> str | None:
+    """Return what is wrong with an output, None if nothing is.
+
+    Args:
+        expected: what the reference says.
+        found: the output.
+        precision: number format in which the implementation works.
+        axes: names of the output's axes, for messages about marks of positions.
+    """
+    value, x, allowed = expected.value, np.asarray(found), None
+    if x.shape != value.shape:
+        return f"has the shape {x.shape}, expected {value.shape}"
+    if expected.kind == "keep":
+        return _keep_difference(expected, x, precision)
+    if expected.kind == "numbers":
+        absolute, relative = expected.tolerance[precision]
+        x, value = x.astype(np.float64), value.astype(np.float64)
+        slack = 0.0 if expected.slack is None else expected.slack
+        allowed = np.broadcast_to(absolute + relative * np.abs(value) + slack, value.shape)
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(x - value) <= allowed)
+        wrong = np.where(np.isposinf(value), ~(x >= HUGE), wrong)
+    elif expected.kind == "at_most":
+        wrong = ~((x > 0) & (x <= value))
+    else:
+        wrong = x != value
+    if expected.where is not None:
+        wrong = wrong & expected.where
+    if not wrong.any():
+        return None
+    if expected.kind == "at_most":
+        first = tuple(int(i) for i in np.argwhere(wrong)[0])
+        return f"is {x[first]:,.0f} at {[*first]}; allowed are 1 to {value[first]:,.0f}"
+    if expected.kind == "exact" and [*axes][-1:] == ["t"]:
+        return _wrong_positions(wrong, x, value, axes)
+    return _located(wrong, x, value, allowed)
+
+
+def _wrong_positions(
+    wrong: np.ndarray, found: np.ndarray, expected: np.ndarray, axes: Sequence[str]
+) -> str:
+    """Say where marks of positions first differ, and which positions stay or are missing there."""
+    heads = wrong.any(axis=-1)
+    first = tuple(int(i) for i in np.argwhere(heads)[0])
+    place = ", ".join(f"{ONE_OF[axis]} {i}" for axis, i in zip(axes, first, strict=False))
+    extra, missing = (
+        np.flatnonzero(wrong[first] & marks[first].astype(bool)).tolist()
+        for marks in (found, expected)
+    )
+    told = [f"holds {extra} wrongly"] if extra else []
+    told += [f"lacks {missing}"] if missing else []
+    return (
+        f"differs first in {place} (counted from 0), which {', and '.join(told)};"
+        f" {int(heads.sum())} of {heads.size} such sets are wrong"
+    )
+
+
+def _keep_difference(expected: Expected, found: np.ndarray, precision: str) -> str | None:
+    """Compare sets; entries that are marked ``either`` may be exchanged for each other."""
+    if found.dtype.kind not in "iuf" or not (np.isfinite(found) & (found == np.rint(found))).all():
+        return "holds indices that are no whole numbers"
+    if (np.abs(found.astype(np.float64)) > MOST_ENTRIES).any():
+        return "holds indices beyond any cache"
+    found = found.astype(np.int64)  # differences of unsigned numbers would wrap around
+    if (np.diff(found, axis=-1) <= 0).any():
+        return f"must ascend without repetition, got {found.tolist()}"
+    either = expected.either.get(precision)
+    for g, (ours, theirs) in enumerate(zip(expected.value, found, strict=True)):
+        apart = np.setxor1d(ours, theirs)
+        if either is not None and len(apart) and apart.min() >= 0 and apart.max() < either.shape[1]:
+            apart = apart[~either[g, apart]]
+        if len(apart):
+            missing, wrong = np.setdiff1d(ours, theirs), np.setdiff1d(theirs, ours)
+            return (
+                f"of KV head {g} keeps {wrong.tolist()} instead of {missing.tolist()}"
+                f" (expected {ours.tolist()})"
+            )
+    return None
+
+
+def _located(
+    wrong: np.ndarray, found: np.ndarray, expected: np.ndarray, allowed: np.ndarray | None
+) -> str:
+    """Say how many elements are wrong, and which is furthest off; or which is the first."""
+    first, limit = tuple(int(i) for i in np.argwhere(wrong)[0]), ""
+    if allowed is not None:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            size = np.nan_to_num(np.abs(found - expected) / allowed, nan=np.inf, posinf=np.inf)
+        worst = int(np.argmax(np.where(wrong, size, -1.0)))
+        first = tuple(int(i) for i in np.unravel_index(worst, size.shape))
+        limit = f" ± {allowed[first]:.1e}"
+    numbers = (f"{x[first]:.7g}" if x.dtype.kind == "f" else x[first] for x in (found, expected))
+    return (
+        f"is wrong in {int(wrong.sum())} of {wrong.size} elements, most at {[*first]}: "
+        f"{' instead of '.join(map(str, numbers))}{limit}"
+    )

@@ -5,43 +5,31 @@ for: sliding windows in every second layer, learned sinks, softcap. Every sequen
 computed alone, without padding; an implementation that pads has to come to the same numbers.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from kvlab.reference import methods
 from kvlab.reference.attention import group_heads, logits, softmax, visible, weighted_values
 from kvlab.reference.cache import LayerCache
-from kvlab.reference.conformance.case import Expected, Inputs, Parameters, Tolerance
 from kvlab.reference.conformance.expecting import at_most, exact
-from kvlab.reference.conformance.operation import Operation, described_operation
-from kvlab.reference.conformance.stages import policy_of
+from kvlab.reference.conformance.operation import answers
+from kvlab.reference.conformance.vectors import Case, Expected
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
 from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.step import Block, empty_cache, step
-from kvlab.reference.streams import Source
 from kvlab.reference.transformer import Transformer
-
-MODEL = Path(__file__).parents[1] / "models" / "reasoner"
-"""The embedded model: ``config.json`` and ``model.safetensors``, as Hugging Face stores them."""
 
 LOGIT_ERROR = 2e-4
 """Tolerance of a logit, relative to the largest one: ten times what float32 was seen to lose."""
 
 CODED_LOGIT_ERROR = 2e-3
 """The same where entries are stored as codes, one of which may be rounded the other way."""
-
-NUDGE = 5e-6
-"""Relative noise that must not change a published stream's result: as much as float32 loses."""
-
-NUDGES = 4
 
 SLACK = 2
 """How many times the entries' own bytes a cache may allocate: buffers that grow are not full."""
@@ -56,12 +44,19 @@ def model_in(directory: str) -> Transformer:
     return Transformer.from_directory(directory)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sequence:
-    """The state of one sequence between two blocks."""
+    """One sequence on its way through a model under a policy."""
 
-    caches: tuple[LayerCache, ...]
+    model: Transformer
+    policy: Policy
+    softcap: float | None
+    window: int | None
+    """Newest positions that layers 1, 3, 5, … see, the query's own included."""
+    sinks: Float[Array, "layers H"] | None
+    """Learned logits that take part in each head's softmax and stand for no entry."""
     prompt: int
+    caches: tuple[LayerCache, ...]
     seen: int = 0
     most_bytes: int = 0
     """Largest number of bytes of all layers' vectors so far, before an eviction, at 16 bits unless
@@ -74,52 +69,30 @@ class Sequence:
             np.put_along_axis(marks[layer], cache.positions, True, axis=-1)
         return marks
 
-
-@dataclass(frozen=True)
-class Runner:
-    """A model under a policy, with the variants of attention that a case asks for."""
-
-    model: Transformer
-    policy: Policy
-    softcap: float | None = None
-    window: int | None = None
-    """Newest positions that layers 1, 3, 5, … see, the query's own included."""
-    sinks: Float[Array, "layers H"] | None = None
-    """Learned logits that take part in each head's softmax and stand for no entry."""
-    noise: float = 0.0
-    """Relative noise on queries, keys and values: see `is_steady`."""
-    source: Any = field(default=None, repr=False)
-
-    def slides(self, layer: int) -> bool:
-        """Whether a layer sees a window alone; no policy decides about its entries."""
-        return self.window is not None and layer % 2 == 1
-
-    def block(
-        self, sequence: Sequence, tokens: Int[Array, " m"]
-    ) -> tuple[Float[Array, " vocab"], Sequence]:
+    def feed(self, tokens: Int[Array, " m"]) -> Float[Array, " vocab"]:
         """Feed a block of tokens; return the logits after the last one."""
-        clock = Clock(sequence.seen + len(tokens), len(tokens), sequence.prompt)
-        caches, held = list(sequence.caches), 0
+        self.seen += len(tokens)
+        clock = Clock(self.seen, len(tokens), self.prompt)
+        caches, held = [*self.caches], []
 
         def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
-            nonlocal held
-            q, k, v = (self._disturbed(x) for x in (queries, keys, values))
-            grown = caches[layer].append(k, v, clock.positions, self.policy.score.columns)
-            held += grown.nbytes
-            grouped = group_heads(q, len(k))
-            if self.sinks is not None or self.slides(layer):
+            columns = self.policy.score.columns
+            grown = caches[layer].append(keys, values, clock.positions, columns)
+            held.append(grown.nbytes)
+            grouped = group_heads(queries, len(keys))
+            if self.sinks is not None or slides(self.window, layer):
                 caches[layer] = grown
                 output = self._dense(layer, grouped, grown, clock.positions)
             else:
-                unknown = np.full(clock.seen, np.nan)
-                block = Block(clock, layer, grouped, k, v, unknown, self.model.rotate, self.softcap)
+                unknown, rotate = np.full(clock.seen, np.nan), self.model.rotate
+                block = Block(clock, layer, grouped, keys, values, unknown, rotate, self.softcap)
                 result = step(self.policy, caches[layer], block)
                 caches[layer], output = result.cache, result.output
             return output.reshape(queries.shape)
 
-        after = self.model.forward(tokens, sequence.seen, attend)[-1]
-        most = max(held, sequence.most_bytes)
-        return after, Sequence(tuple(caches), sequence.prompt, clock.seen, most)
+        after = self.model.forward(tokens, clock.seen - clock.block, attend)[-1]
+        self.caches, self.most_bytes = tuple(caches), max(sum(held), self.most_bytes)
+        return after
 
     def _dense(
         self,
@@ -128,106 +101,74 @@ class Runner:
         cache: LayerCache,
         positions: Int[Array, " m"],
     ) -> Float[Array, "G rho m d"]:
-        """Attention to all entries, or to those in the window."""
+        """Attention to all entries, or to those in the window, and to the sink."""
         mask = visible(positions, cache.positions)
-        if self.window is not None and self.slides(layer):
+        if self.window is not None and slides(self.window, layer):
             mask &= cache.positions[:, None, None] > positions[:, None] - self.window
         products = logits(queries, cache.keys.vectors, self.softcap)
-        if self.sinks is None:
-            return weighted_values(softmax(products, mask), cache.values.vectors)
-        column = self.sinks[layer].reshape(*queries.shape[:2], 1, 1)
-        columns = np.broadcast_to(column, (*products.shape[:3], 1))
-        seen = np.broadcast_to(mask, (*mask.shape[:3], products.shape[3]))
-        always = np.ones((*mask.shape[:3], 1), dtype=bool)
-        weights = softmax(
-            np.concatenate([products, columns], axis=-1), np.concatenate([seen, always], axis=-1)
-        )
-        return weighted_values(weights[..., :-1], cache.values.vectors)
-
-    def _disturbed(self, x: Array) -> Array:
-        return x * (1 + self.noise * self.source.normal(*x.shape)) if self.noise else x
+        if self.sinks is not None:
+            sink = self.sinks[layer].reshape(*queries.shape[:2], 1, 1)
+            column = np.broadcast_to(sink, (*products.shape[:3], 1))
+            products = np.concatenate([products, column], axis=-1)
+            mask = np.pad(mask, [(0, 0)] * 3 + [(0, 1)], constant_values=True)
+        weights = softmax(products, np.broadcast_to(mask, products.shape))
+        return weighted_values(weights[..., : len(cache)], cache.values.vectors)
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """What comes out of a stream of calls."""
-
-    logits: Float[Array, "k N vocab"]
-    kept: Bool[Array, "k N layers G t"]
-    nbytes: Int[Array, " k"]
-    """Most that was ever held: buffers may be allocated before they are needed."""
-    allowed: float
-    """Absolute tolerance of a logit."""
+def slides(window: int | None, layer: int) -> bool:
+    """Whether a layer sees a window alone; no policy decides about its entries."""
+    return window is not None and layer % 2 == 1
 
 
-def runner_of(inputs: Inputs, parameters: Parameters, method: str | None) -> Runner:
-    """Return the model and policy of a case.
+@answers("whole_cache")
+def whole_cache(method, budget, model, tokens, padding, calls, continues, block_size, **given):
+    """Expect logits, kept positions, and a bound of the bytes.
 
-    Raises:
-        ValueError: if the case asks for learned sinks under a policy that evicts.
+    Every sequence is fed call by call; rows change places before a call.
     """
-    policy, sinks = policy_of(method, parameters), inputs.get("learned_sinks")
-    if sinks is not None and policy.name != "full":
-        raise ValueError(f"learned sinks are defined for the method full, got {method!r}")
-    softcap, window = parameters["softcap"], parameters["sliding_window"]
-    return Runner(model_in(parameters["model"]), policy, softcap, window, sinks)
-
-
-def replay(runner: Runner, inputs: Inputs, parameters: Parameters) -> Replayed:
-    """Feed every sequence of a batch call by call; rows change places before a call."""
-    tokens, padding, calls = inputs["tokens"], inputs["padding"], inputs["calls"]
-    config = runner.model.config
-    empty = (empty_cache(runner.policy, config.kv_heads, config.head_dim),) * config.layers
-    sequences = [Sequence(empty, int(calls[0] - before)) for before in padding]
-    after = np.zeros((len(calls), len(tokens), config.vocab_size))
-    held = []
+    policy, loaded = methods.get(method, budget), model_in(model)
+    config = loaded.config
+    caches = (empty_cache(policy, config.kv_heads, config.head_dim),) * config.layers
+    window, sinks = given["sliding_window"], given.get("learned_sinks")
+    fixed = (loaded, policy, given["softcap"], window, sinks)
+    rows = [Sequence(*fixed, int(calls[0] - before), caches) for before in padding]
+    after, held = np.zeros((len(calls), len(tokens), config.vocab_size)), []
     for number, last in enumerate(np.cumsum(calls)):
-        sequences = [sequences[row] for row in inputs["continues"][number]]
+        rows = [replace(rows[row]) for row in continues[number]]
         first = last - calls[number]
-        size = parameters["block_size"] or last - first
+        size = block_size or last - first
         for row, start in product(range(len(tokens)), range(first, last, size)):
             block = tokens[row, max(start, padding[row]) : min(start + size, last)]
             if len(block):  # the first blocks may be padding alone
-                after[number, row], sequences[row] = runner.block(sequences[row], block)
-        held.append([each.held(tokens.shape[1]) for each in sequences])
-    quantised = any((c.keys.bits < FULL_BITS).any() for each in sequences for c in each.caches)
-    error = CODED_LOGIT_ERROR if quantised else LOGIT_ERROR
-    most = np.full(len(calls), sum(each.most_bytes for each in sequences))
-    return Replayed(after, np.array(held), most, float(error * np.abs(after).max()))
-
-
-def is_steady(inputs: Inputs, parameters: Parameters, method: str | None) -> bool:
-    """Whether a stream ends the same if queries, keys and values are a little off in every layer.
-
-    So no score lies near its threshold, and no element near the border of two codes.
-    """
-    runner = runner_of(inputs, parameters, method)
-    expected = replay(runner, inputs, parameters)
-    for number in range(NUDGES):
-        source = Source("nudge of a whole cache", number)
-        found = replay(replace(runner, noise=NUDGE, source=source), inputs, parameters)
-        if not np.array_equal(found.kept, expected.kept):
-            return False
-        if np.abs(found.logits - expected.logits).max() > expected.allowed / 2:
-            return False
-    return True
-
-
-def _expect_whole_cache(inputs: Inputs, parameters: Parameters, method: str | None):
-    """Expect logits, kept positions, and a bound of the bytes."""
-    runner = runner_of(inputs, parameters, method)
-    found = replay(runner, inputs, parameters)
-    decided = np.ones(found.kept.shape, dtype=bool)
-    for layer in range(found.kept.shape[2]):
-        decided[:, :, layer] = not runner.slides(layer)
+                after[number, row] = rows[row].feed(block)
+        held.append([each.held(tokens.shape[1]) for each in rows])
+    coded = any((cache.keys.bits < FULL_BITS).any() for each in rows for cache in each.caches)
+    allowed = (CODED_LOGIT_ERROR if coded else LOGIT_ERROR) * np.abs(after).max()
+    decided = np.ones(np.shape(held), dtype=bool)
+    for layer in range(config.layers):
+        decided[:, :, layer] = not slides(window, layer)
+    most = sum(each.most_bytes for each in rows) * FLOAT32_PER_16_BITS * SLACK
     return {
-        "logits": Expected("numbers", found.logits, {"float32": Tolerance(found.allowed, 0.0)}),
-        "kept": exact(found.kept, decided),
-        "bytes": at_most(found.nbytes * FLOAT32_PER_16_BITS * SLACK),
+        "logits": Expected("numbers", after, {"float32": (float(allowed), 0.0)}),
+        "kept": exact(np.array(held), decided),
+        "bytes": at_most(np.full(len(calls), most)),
     }
 
 
-OPERATIONS: Mapping[str, Operation] = {
-    "whole_cache": described_operation("whole_cache", _expect_whole_cache)
-}
-"""The one step of a method that takes a whole model."""
+def first_calls(case: Case, count: int) -> Case:
+    """Return a case of the first calls alone; nothing is decided anew."""
+    calls = case.inputs["calls"][:count]
+    t = int(calls.sum())
+    inputs = {
+        **case.inputs,
+        "calls": calls,
+        "continues": case.inputs["continues"][:count],
+        "tokens": case.inputs["tokens"][:, :t],
+    }
+    expected = {}
+    for name, each in case.expected.items():
+        parts = [each.value[:count], None if each.where is None else each.where[:count]]
+        if name == "kept":
+            parts = [None if part is None else part[..., :t] for part in parts]
+        expected[name] = replace(each, value=parts[0], where=parts[1])
+    return replace(case, name="", inputs=inputs, expected=expected)

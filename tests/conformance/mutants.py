@@ -194,7 +194,7 @@ class Copy:
             targets = importlib.import_module(f"{PACKAGE}.conformance.targets")
             importlib.import_module(f"{PACKAGE}.methods").discover()
             importlib.import_module(f"{PACKAGE}.precisions").families()
-        self.described = targets.described
+        self.expected = targets.answer
 
     def offers(self, target: str) -> bool:
         """Everything."""
@@ -202,11 +202,9 @@ class Copy:
 
     def answer(self, case) -> dict[str, np.ndarray]:
         """Return what the copy computes, rounded as a kernel in float32 would."""
-        with np.errstate(all="ignore"):
-            expected = self.described(case).compute(case.inputs, case.parameters, case.method)
         return {
             name: each.value.astype(np.float32) if each.kind == "numbers" else each.value
-            for name, each in expected.items()
+            for name, each in self.expected(case).items()
         }
 
 

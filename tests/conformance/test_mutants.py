@@ -1,6 +1,6 @@
 """The kit notices every one of more than two hundred plausible bugs."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
@@ -8,10 +8,9 @@ from mutants import BUGS, CACHE_BUGS, SIZED_BUGS, Copy, identifier, table
 from sampling import sampled
 
 from kvlab.reference.conformance import Status, published
-from kvlab.reference.conformance.building import sized_cases
 from kvlab.reference.conformance.checker import belongs, run_case
-from kvlab.reference.conformance.draws import sized
-from kvlab.reference.conformance.groups import SIZED
+from kvlab.reference.conformance.draws import SIZES, sized
+from kvlab.reference.conformance.made import STREAMS, sized_cases
 from kvlab.reference.conformance.report import ABOUT_GROUPS
 
 ALL = (*BUGS, *SIZED_BUGS, *CACHE_BUGS)
@@ -21,7 +20,7 @@ copied = lru_cache(16)(Copy)
 
 def first_failure(copy: Copy, target: str, every: int = 1) -> str | None:
     """Return the first case of a target that fails, of every so many."""
-    for case in [case for case in published() if belongs(case, target)][::every]:
+    for case in [case for case in published() if belongs(case.target, target)][::every]:
         if run_case(copy, case).status == Status.FAILED:
             return case.name
     return None
@@ -57,8 +56,8 @@ def test_no_bug_is_lost_and_no_two_are_the_same():
     assert len({(bug.file, bug.changes) for bug in ALL}) == len(ALL)
 
 
-SIZED_GROUPS = {group: size for size in SIZED for _, group, _, _ in sized(size)}
-SIZED_GROUPS |= {group: size for size in SIZED for group in SIZED[size]}
+SIZED_GROUPS = {group: size for size in SIZES for _, group, _, _ in sized(size)}
+SIZED_GROUPS |= {group: size for size in SIZES for group in STREAMS[size]}
 PLANTED = sorted(group for group, bug in ABOUT_GROUPS.items() if "thread" not in bug)
 
 
@@ -94,10 +93,8 @@ def test_a_group_of_engines_finds_one_of_its_bugs(group):
 
 
 def finds(group, bug):
-    def wanted(target):
-        return bug.target in (target, target.rpartition(".")[0])
-
     size = SIZED_GROUPS.get(group)
+    wanted = partial(belongs, method=bug.target)
     cases = published() if size is None else sized_cases(size, 0, wanted)
     copy = copied(bug)
     asked = (run_case(copy, case) for case in cases if case.group == group)

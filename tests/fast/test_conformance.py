@@ -12,11 +12,10 @@ from sampling import sampled
 
 from kvlab.fast.lab import conformance
 from kvlab.reference import methods
-from kvlab.reference.conformance.building import cases_of_stream
 from kvlab.reference.conformance.checker import cases, check, run_case
 from kvlab.reference.conformance.implementation import load
+from kvlab.reference.conformance.made import cases_of_stream
 from kvlab.reference.conformance.report import Status
-from kvlab.reference.conformance.stages import recording
 from kvlab.reference.method import Example
 from kvlab.reference.methods import base_name
 from kvlab.reference.streams import Source, random_stream
@@ -52,9 +51,7 @@ def test_desirekv_answers_where_the_window_of_an_event_has_left(scope):
     """Only tokens from 29 on are there; the events of P = 4, R = 2 decide about earlier ones."""
     late = replace(random_stream(Source("late", 0), 2, 1, 8, 1, 7), blocks=(1, 1, 3), first=29)
     example = Example(f"desirekv@interval=4,selector=2,scope={scope}", None)
-    events = [*recording(methods.get(example.spec), late)]
-    due = [event for event in events if event.result.keep is not None]
-    asked = [*cases_of_stream(example, late, events, due, "late", ("select", "keep"))]
+    asked = cases_of_stream(example, late, "late", ("select", "keep"))
     assert {case.operation for case in asked} == {"select", "keep"}
     outcomes = [run_case(load(FILE), case) for case in asked]
     assert {each.status for each in outcomes} == {Status.PASSED}, outcomes[0].reason

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.conformance.stages import recording
+from kvlab.reference.conformance.made import recording
 from kvlab.reference.methods.desirekv import (
     DesireKV,
     decision_window,

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from node import find_node
 
-from kvlab.reference.conformance import Status, cases, check, published
-from kvlab.reference.conformance.case import Case
-from kvlab.reference.conformance.implementation import NotTestedError
+from kvlab.reference.conformance import Case, NotTestedError, Status, cases, check, published
 from kvlab.reference.conformance.program import SKIPPED, Program, read_outputs, request
 
 NODE = find_node()

@@ -25,25 +25,25 @@ from kvlab.fast.lab.terminal import (
     working,
 )
 from kvlab.reference import methods
-from kvlab.reference.conformance import standalone, vectors
-from kvlab.reference.conformance.building import made_of_examples
-from kvlab.reference.conformance.checker import cases, check
+from kvlab.reference.conformance import publishing, vectors
+from kvlab.reference.conformance.checker import cases, check, made_on_the_spot
 from kvlab.reference.conformance.checker import fuzz as ask_drawn
 from kvlab.reference.conformance.implementation import Implementation
-from kvlab.reference.conformance.isolated import Isolated, Loading
+from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.operation import DESCRIBED
 from kvlab.reference.conformance.program import Program
 from kvlab.reference.conformance.report import (
     ABOUT_GROUPS,
+    XFAILS,
     Report,
     Status,
+    judged,
+    read_xfails,
     shown,
     to_junit,
     to_plain,
 )
 from kvlab.reference.conformance.targets import operation_of
-from kvlab.reference.conformance.whole_cache import MODEL
-from kvlab.reference.conformance.xfails import FILE, judged, read_xfails
 from kvlab.reference.method import Method, Wrapper, field_docstrings
 
 app = typer.Typer(
@@ -87,19 +87,19 @@ class Tested(Json):
         prepare_output("junit", self.junit)
         if self.timeout <= 0:
             raise ValueError(f"timeout = {self.timeout} must be above 0 seconds")
-        if self.file is not None and self.program is None:
-            loading = Loading(self.file, self.arrays, self.device, self.precision)
-            under_test = Isolated(loading, self.timeout)
+        if (self.file is None) == (self.program is None):
+            raise ValueError("either a Python file or --exec PROGRAM must be given")
+        if self.program is not None and (self.arrays is not None or self.device is not None):
+            raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
+        if self.program is not None:
+            yield Program(self.program, self.precision or "float32", self.timeout)
+        elif self.file is not None:
+            given = self.file, self.arrays, self.device, self.precision or ""
+            under_test = Isolated(*given, self.timeout)
             try:
                 yield under_test
             finally:
                 under_test.close()
-            return
-        if self.program is None or self.file is not None:
-            raise ValueError("either a Python file or --exec PROGRAM must be given")
-        if self.arrays is not None or self.device is not None:
-            raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
-        yield Program(self.program, self.precision or "float32", self.timeout)
 
     def tell(self, report: Report) -> None:
         """Print a report and write it; leave with exit code 1 if a case fails."""
@@ -133,7 +133,7 @@ class RunSettings(Tested):
         str, typer.Option(help=f"Specification: {', '.join(vectors.SPECIFICATIONS)}.")
     ] = vectors.LATEST
     xfails: Annotated[
-        Path | None, typer.Option(help=f"Known failures; default: {FILE}, if there is one.")
+        Path | None, typer.Option(help=f"Known failures; default: {XFAILS}, if there is one.")
     ] = None
 
 
@@ -141,8 +141,8 @@ class RunSettings(Tested):
 @command
 def run(settings: RunSettings) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
-    listed = settings.xfails or (Path(FILE) if Path(FILE).exists() else None)
-    known = () if listed is None else read_xfails(listed)
+    listed = settings.xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
+    known = {} if listed is None else read_xfails(listed)
     with settings.implementation() as under_test, reporting(transient=True) as told:
         report = check(
             settings.target,
@@ -229,41 +229,39 @@ class ShowSettings(Json):
 @command
 def show_target(settings: ShowSettings) -> None:
     """Show what a target is given and has to return."""
-    target = settings.target
-    operation = operation_of(target)
-    own = [case for case in cases(target) if case.target == target]
+    operation = operation_of(settings.target)
+    own = [case for case in cases(settings.target) if case.target == settings.target]
     if not own:
-        raise ValueError(f"there are no vectors for {target!r}")
-    inputs = {name for case in own for name in case.inputs}
-    outputs = {name for case in own for name in case.expected}
-    values: dict[str, dict[str, None]] = {}
+        raise ValueError(f"there are no vectors for {settings.target!r}")
+    given = {name for case in own for name in (*case.inputs, *case.expected)}
+    values: dict[str, list[str]] = {}
     for case in own:
         for name, value in case.parameters.items():
-            values.setdefault(name, {})[str(value)] = None
+            values.setdefault(name, []).append(str(value))
     source, options = operation.source, {}
     if operation.of_method:
-        method = methods.parse(target.rpartition(".")[0])
+        method = methods.parse(settings.target.rpartition(".")[0])
         source, options = _sources(method), _meanings(method)
     meanings = {**DESCRIBED["parameters"], **options, **operation.parameters}
-    described = {
-        "summary": operation.summary,
-        "source": source,
-        "inputs": {k: vars(v) for k, v in operation.inputs.items() if k in inputs},
-        "outputs": {k: vars(v) for k, v in operation.outputs.items() if k in outputs},
-        "parameters": {name: meanings.get(name, "option of the method") for name in values},
+    arrays = {
+        kind: {name: vars(each) for name, each in fields.items() if name in given}
+        for kind, fields in (("inputs", operation.inputs), ("outputs", operation.outputs))
     }
+    parameters = {name: meanings.get(name, "option of the method") for name in values}
     if settings.json:
-        print_json(described)
+        told = {"summary": operation.summary, "source": source}
+        print_json({**told, **arrays, "parameters": parameters})
         return
-    print_line(f"{target}: {operation.summary}")
+    print_line(f"{settings.target}: {operation.summary}")
     print_line(f"source: {source}")
-    rows: list[Any] = []
-    for title in ("input", "output"):
-        for name, field in described[f"{title}s"].items():
-            axes = f"[{', '.join(field['axes'])}]"
-            rows.append((title, name, axes, field["kind"], field["meaning"]))
-    for name, meaning in described["parameters"].items():
-        rows.append(("parameter", name, "", ", ".join([*values[name]][:4]), meaning))
+    rows: list[Any] = [
+        (kind[:-1], name, f"[{', '.join(each['axes'])}]", each["kind"], each["meaning"])
+        for kind, fields in arrays.items()
+        for name, each in fields.items()
+    ]
+    for name, meaning in parameters.items():
+        some = ", ".join([*dict.fromkeys(values[name])][:4])
+        rows.append(("parameter", name, "", some, meaning))
     print_table(Table(("", "name", "axes", "kind or values", "meaning"), rows, words=5))
 
 
@@ -301,8 +299,8 @@ def generate(settings: GenerateSettings) -> None:
     prepare_output("out", settings.out / vectors.INDEX)
     with working("computing the vectors"):
         names = methods.names() if settings.method is None else (settings.method,)
-        made = [case for name in names for case in made_of_examples(name)]
-    vectors.write(made, settings.out)
+        made = [case for name in names for case in made_on_the_spot(name)]
+    publishing.write(made, settings.out)
     print_line(f"{len(made)} cases in {settings.out}")
 
 
@@ -321,7 +319,7 @@ build-backend = "setuptools.build_meta"
 packages = ["kvlab_vectors"]
 
 [tool.setuptools.package-data]
-kvlab_vectors = [{directories}, "model/*"]
+kvlab_vectors = ["*/*"]
 """
 
 
@@ -332,14 +330,13 @@ def export(
     """Write the vectors, the model and a reader as a package that needs no kvlab."""
     package = out / "kvlab_vectors"
     prepare_output("out", package / "__init__.py")
-    for directory in vectors.SPECIFICATIONS.values():
-        shutil.copytree(directory, package / directory.name, dirs_exist_ok=True)
+    for folder in vectors.SPECIFICATIONS.values():
+        shutil.copytree(vectors.HERE / folder, package / folder, dirs_exist_ok=True)
     (package / "model").mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(MODEL / name, package / "model")
-    shutil.copy(standalone.__file__, package / "__init__.py")
-    listed = ", ".join(f'"{each.name}/*"' for each in vectors.SPECIFICATIONS.values())
-    write_text(out / "pyproject.toml", PROJECT.format(spec=vectors.LATEST, directories=listed))
+        shutil.copy(vectors.MODEL / name, package / "model")
+    shutil.copy(vectors.__file__, package / "__init__.py")
+    write_text(out / "pyproject.toml", PROJECT.format(spec=vectors.LATEST))
     print_line(f"{out}: python -m pip install {out}")
 
 
@@ -349,7 +346,7 @@ def verify() -> None:
     count = 0
     for spec in vectors.SPECIFICATIONS:
         with working("computing the answers"):
-            same, different = vectors.check_answers(spec)
+            same, different = publishing.check_answers(spec)
         for line in different:
             errors.print(line, highlight=False)
         if different:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.reference import methods
-from kvlab.reference.conformance import vectors
+from kvlab.reference.conformance import publishing, vectors
 from kvlab.reference.conformance.checker import published
 
 RIGHT = """
@@ -102,7 +102,7 @@ def test_bad_input(file, refusal, text, arguments, said):
 def test_list_and_show():
     assert "caote:h2o.score" in invoke("list").output
     rows = json.loads(invoke("list", "--json").stdout)
-    on_the_spot = {name for name in methods.names() if name not in vectors.published_methods()}
+    on_the_spot = {name for name in methods.names() if name not in publishing.published_methods()}
     assert {target for target in rows if target.partition(".")[0] not in on_the_spot} == {
         case.target for case in published()
     }
@@ -117,7 +117,9 @@ def test_generate_and_verify(tmp_path, monkeypatch):
     """`test_vectors` verifies all files."""
     done = invoke("generate", "--method", "knorm", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
-    assert {case.target.partition(".")[0] for case in vectors.read(tmp_path)} == {"knorm"}
+    assert {case.target.partition(".")[0] for case in vectors.read_from(tmp_path)} == {"knorm"}
     for different, code in (([], 0), (["0123  blocks.safetensors"], 1)):
-        monkeypatch.setattr(vectors, "check_answers", lambda spec, found=different: ([spec], found))
+        monkeypatch.setattr(
+            publishing, "check_answers", lambda spec, found=different: ([spec], found)
+        )
         assert invoke("verify").exit_code == code

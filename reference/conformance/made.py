@@ -1,0 +1,357 @@
+"""Makes cases on the spot, with the reference's answers: of drawn inputs, and of streams' steps."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from kvlab.reference import methods
+from kvlab.reference.cache import LayerCache, State
+from kvlab.reference.conformance import draws
+from kvlab.reference.conformance.expecting import logit_size
+from kvlab.reference.conformance.stages import REMEMBERED
+from kvlab.reference.conformance.targets import (
+    STEPS,
+    answer,
+    composition,
+    examples_of,
+    operation_of,
+)
+from kvlab.reference.conformance.vectors import Case
+from kvlab.reference.method import CommonOptions, Example, Wrapper
+from kvlab.reference.notation import Array
+from kvlab.reference.policy import Full, Policy, Unlimited
+from kvlab.reference.quantization import FULL_BITS
+from kvlab.reference.step import Block, Look, StepResult, apply, empty_cache, look
+from kvlab.reference.streams import Source, Stream, random_stream
+
+STREAMS = draws.TABLES["streams"]
+"""Streams by size and group, and what is chosen about drawn ones."""
+
+ATTEMPTS = 20
+"""Most streams that are drawn until one has clear decisions only, of the small ones."""
+
+CLEAR = 1e-4
+"""Least relative distance between the lowest score that stays and the highest that goes."""
+
+CLEAR_PER_LOGIT = 4e-6
+"""The same, for every unit of the largest logit, whose error is relative to it."""
+
+TIED = ("ties", "repeated_entries")
+"""Streams of equal scores."""
+
+OPTION = ("plain", "gqa")
+"""Streams of an example that is not the main reading of its method."""
+
+OPTIONS = "options"
+"""Group under which the cases of such an example are listed."""
+
+Choose = Callable[[Sequence[Any]], Any]
+"""Chooses one of several values; the first is the simplest."""
+
+SEEDS = range(2**31)
+"""Seeds among which one is chosen."""
+
+
+def made_case(name: str, group: str, method: str | None, drawn: draws.Drawn) -> Case:
+    """Return a case of drawn inputs and parameters, with the reference's answer.
+
+    Args:
+        name: unique; it begins with the target.
+        group: what it stresses.
+        method: in registry syntax.
+        drawn: inputs, which are rounded as they are stored, and parameters.
+    """
+    inputs, parameters = drawn
+    stored = {key: x.astype(np.float32) if x.dtype.kind == "f" else x for key, x in inputs.items()}
+    blank = Case(name, name.partition("/")[0], group, method, parameters, stored, {})
+    return replace(blank, expected=answer(blank))
+
+
+def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
+    """Draw the cases of a size of all targets that are wanted.
+
+    Args:
+        size: ``kernel`` or ``long``.
+        seed: other seeds draw other numbers of the same shapes.
+        wanted: whether a target is tested.
+    """
+    for operation, group, number, sizes in draws.sized(size):
+        if wanted(operation):
+            name = f"{operation}/{group}/{number}"
+            drawn = draws.BLOCKS[operation](Source(f"{size} {name}", seed), **sizes)
+            assert drawn is not None
+            yield made_case(name, group, None, drawn)
+    for example in (each for name in methods.names() for each in methods.examples_of(name)):
+        steps = [step for step in STEPS if wanted(f"{composition(example.spec)}.{step}")]
+        if steps and not _is_option(example):
+            yield from method_cases(example, size, seed, steps)
+
+
+def drawn_case(target: str, choose: Choose, example: Example | None = None) -> Case | None:
+    """Draw a small case of any target but whole caches; None if what was chosen does not fit.
+
+    Args:
+        target: a building block, or a step of a method.
+        choose: chooses sizes, seeds and the like.
+        example: of the method; None: any of its examples.
+
+    Raises:
+        ValueError: if the target is unknown, or a whole cache: its streams are not drawn.
+    """
+    method, _, operation = target.rpartition(".")
+    if operation == "whole_cache":
+        raise ValueError(f"target = {target!r} must not be a whole cache: run its vectors")
+    if not operation_of(target).of_method:
+        sizes = {name: choose(values) for name, values in draws.SMALL[target].items()}
+        drawn = draws.BLOCKS[target](_chosen_source(f"drawn {target}", choose), **sizes)
+        return None if drawn is None else made_case(f"{target}/drawn", "drawn", None, drawn)
+    chosen: Example = example or choose(examples_of(method))
+    sizes = {name: choose(values) for name, values in STREAMS["drawn"].items()}
+    stream = draw_stream(_chosen_source("drawn stream", choose), **sizes)
+    found = cases_of_stream(chosen, stream, "drawn", [operation])
+    return choose(found) if found else None
+
+
+def _chosen_source(name: str, choose: Choose) -> Source:
+    return choose((draws.Whole, Source))(name, choose(SEEDS))
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+def draw_stream(
+    source: Source,
+    variant: str = "plain",
+    blocks: Sequence[int] = (),
+    first: int = 0,
+    softcap: float | None = None,
+    **sizes: Any,
+) -> Stream:
+    """Draw a stream with a variant of attention's queries, keys and values.
+
+    Args:
+        source: of the numbers.
+        variant: of `draws.ATTENTION`.
+        blocks: tokens of each block, if not as `random_stream` cuts them.
+        first: position of the first token; all tokens before it have left.
+        softcap: bound of the logits.
+        sizes: as `random_stream` takes them.
+    """
+    stream = random_stream(source, **sizes)
+    given = {name: getattr(stream, name) for name in ("queries", "keys", "values")}
+    draws.ATTENTION[variant](given)
+    lengths = tuple(blocks) or stream.blocks
+    return replace(stream, blocks=lengths, first=first, softcap=softcap)
+
+
+def method_cases(
+    example: Example, size: str, seed: int = 0, steps: Collection[str] = STEPS
+) -> Iterator[Case]:
+    """Draw the cases of an example on all streams of a size.
+
+    Args:
+        example: method and budget.
+        size: ``small``, ``kernel`` or ``long``.
+        seed: of the numbers.
+        steps: names of the steps of which cases are made.
+    """
+    for group, told in STREAMS[size].items():
+        option = _is_option(example)
+        if option and group not in OPTION:
+            continue
+        budget = None if example.budget is None else told.get("budget", example.budget)
+        found: list[Case] = []
+        for attempt in range(ATTEMPTS if size == "small" else 1):
+            source = Source(f"{size} {group} {attempt}", seed)
+            stream = draw_stream(source, **{k: v for k, v in told.items() if k != "budget"})
+            name = (OPTIONS, f"{group}-") if option else (group, "")
+            found = cases_of_stream(
+                replace(example, budget=budget), stream, name[0], steps, name[1]
+            )
+            if any(case.operation == "run" for case in found):
+                break
+        yield from found
+
+
+def _is_option(example: Example) -> bool:
+    """Whether an earlier example is the main reading of the same composition."""
+    return examples_of(composition(example.spec))[0].spec != example.spec
+
+
+@dataclass(frozen=True)
+class Event:
+    """The effect of one block on one layer."""
+
+    policy: Policy
+    block: Block
+    cache: LayerCache
+    """Cache before the block."""
+    looked: Look
+    result: StepResult
+
+    @property
+    def before(self) -> State:
+        """State before the block was observed; its own entries are there."""
+        block, columns = self.block, self.policy.score.columns
+        grown = self.cache.append(block.keys, block.values, block.clock.positions, columns)
+        return grown.state
+
+    @property
+    def stores(self) -> bool:
+        """Whether all entries were at full precision before, and some are not any more."""
+        was_full = (self.cache.keys.bits == FULL_BITS).all()
+        return bool(was_full and (self.result.cache.keys.bits < FULL_BITS).any())
+
+    @property
+    def evicts(self) -> bool:
+        """Whether an entry left."""
+        keep = self.result.keep
+        return keep is not None and keep.shape[1] < self.looked.seen.positions.shape[1]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the scores decide clearly, or are equal: then the later entry stays."""
+        decision, seen = self.looked.decision, self.looked.seen
+        if not self.evicts or self.policy.score.ordinal:
+            return True
+        assert decision is not None and decision.scores is not None
+        stays = np.zeros_like(decision.candidates)
+        np.put_along_axis(stays, decision.keep, True, axis=-1)
+        clear = CLEAR + CLEAR_PER_LOGIT * logit_size(seen.queries, seen.keys)
+        for scores, open_, kept in zip(decision.scores, decision.candidates, stays, strict=True):
+            if not (open_ & kept).any() or not (open_ & ~kept).any():
+                continue
+            low, high = scores[open_ & kept].min(), scores[open_ & ~kept].max()
+            if low != high and not low - high > clear * max(abs(low), abs(high)):
+                return False
+        return True
+
+
+def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
+    """Feed a stream to a policy and note every step.
+
+    Raises:
+        ValueError: if the policy cannot work with the stream's prompt, or the safe entries exceed
+            the budget.
+    """
+    policy.check(stream.prompt)
+    cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
+    for block in stream.pieces():
+        looked = look(policy, cache, block)
+        if looked.decision is None:
+            result = StepResult(looked.output, looked.cache, looked.seen)
+        else:
+            result = apply(policy, looked, looked.decision.keep)
+        yield Event(policy, block, cache, looked, result)
+        cache = result.cache
+
+
+# --- cases of steps ------------------------------------------------------------------------------
+
+
+def cases_of_stream(
+    example: Example, stream: Stream, group: str, steps: Collection[str], prefix: str = ""
+) -> list[Case]:
+    """Make cases of the last block of each kind that decides; none if the stream does not fit.
+
+    Args:
+        example: method and budget.
+        stream: the stream.
+        group: of the cases.
+        steps: names of the steps of which cases are made; ``run``, the whole stream, only if all
+            decisions are clear.
+        prefix: of the number in a case's name.
+    """
+    spec = example.spec
+    try:
+        events = [*recording(methods.get(spec, example.budget), stream)]
+    except ValueError:
+        return []
+    due = [event for event in events if event.looked.decision is not None]
+    deciding = [event for event in due if event.evicts or event.stores] or due[-1:]
+    kinds = {}
+    for event in deciding:
+        clock = event.block.clock
+        kinds[clock.prefilling, clock.block > 1, event.stores] = event
+    fixed = {"budget": example.budget, "softcap": stream.softcap, "prompt": stream.prompt}
+    parameters = {**_options_of(spec), **fixed}
+    found = []
+
+    def add(step: str, number: int, inputs: dict[str, Array], more: dict[str, int]) -> None:
+        if step in steps:
+            name = f"{composition(spec)}.{step}/{group}/{spec}/{prefix}{number}"
+            found.append(made_case(name, group, spec, (inputs, {**parameters, **more})))
+
+    for number, event in enumerate(kinds.values()):
+        clock = event.block.clock
+        here = {key: getattr(clock, key) for key in ("seen", "block", "prompt", "generated")}
+        for step, inputs, more in _event_inputs(event, group):
+            add(step, number, inputs, {**here, **more})
+    if stream.first == 0 and all(event.is_clear for event in events):
+        names = ("queries", "keys", "values", "confidence")
+        inputs = {name: getattr(stream, name) for name in names}
+        inputs["blocks"] = np.array(stream.blocks)
+        for event in due:
+            inputs |= event.policy.score.drawn(event.looked.seen)
+        add("run", 0, inputs, {})
+    return found
+
+
+def _options_of(spec: str) -> dict[str, Any]:
+    """Return all hyper-parameters of a method in registry syntax, those of a wrapper first.
+
+    An option that a method has itself hides the one of the same name that every method has.
+    """
+    parsed: Any = methods.parse(spec)
+    options: dict[str, Any] = {}
+    common = True
+    while True:
+        own = {f.name: getattr(parsed, f.name) for f in fields(parsed) if f.name != "base"}
+        options = {**options, **own} if common else {**own, **options}
+        if not isinstance(parsed, Wrapper):
+            return options
+        common, parsed = isinstance(parsed, CommonOptions), parsed.base
+
+
+def _event_inputs(
+    event: Event, group: str
+) -> Iterator[tuple[str, dict[str, Array], dict[str, int]]]:
+    """Yield name, inputs and further parameters of the steps that a block shows."""
+    policy, seen, decision = event.policy, event.looked.seen, event.looked.decision
+    names = ("queries", "keys", "values", "attention", "positions", "query_positions")
+    common = {name: getattr(seen, name) for name in names}
+    stored = {"stored_bits": seen.bits, "confidence": seen.confidence}
+    more = {} if isinstance(policy.precision, Full) else stored
+    assert decision is not None
+    if policy.score.columns:
+        yield "observe", {**common, **_state_inputs(policy, event.before)}, {}
+    if not isinstance(policy.budget, Unlimited):
+        state = _state_inputs(policy, event.looked.cache.state)
+        candidates, keep = decision.candidates, decision.keep
+        room = keep.shape[1] - int((~candidates).sum(axis=-1).max())
+        if not policy.score.ordinal and candidates.any():
+            yield "score", {**common, **state, "candidates": candidates}, {"room": room}
+        yield "select", {**common, **state, **more, **policy.score.drawn(seen)}, {}
+        (G, n), source = seen.positions.shape, Source(f"scores {group} {seen.positions.shape}")
+        scores = draws.SCORES["ties" if group in TIED else "plain"](source, G, n)
+        yield "keep", {"scores": scores, "positions": seen.positions, **more}, {}
+    if event.stores:
+        yield "store", {**common, "confidence": seen.confidence, "keep": decision.keep}, {}
+
+
+def _state_inputs(policy: Policy, state: State) -> dict[str, Array]:
+    """Return the state of a score as inputs.
+
+    Raises:
+        ValueError: if it remembers something of the stream that is no array of numbers.
+    """
+    remembered = {REMEMBERED + name: np.asarray(x) for name, x in state.stream.items()}
+    for name, x in remembered.items():
+        if x.dtype.kind not in "fib":
+            raise ValueError(
+                f"state.stream[{name.removeprefix(REMEMBERED)!r}] of {policy.name} must be an "
+                "array of numbers to be written into a test vector"
+            )
+    return {**{name: state.entries[name] for name in policy.score.columns}, **remembered}

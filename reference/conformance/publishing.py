@@ -1,0 +1,200 @@
+"""Writes test vectors as files, and compares the published ones with today's reference.
+
+``index.json`` (described by ``schema.json``) names the tensors of every case as ``file/tensor``. A
+tensor that occurs twice is stored once.
+
+Published files never change. The commit 16146a8 made all of them: ``kvlab conformance generate`` of
+that commit draws the same inputs and writes the same bytes. Here, today's reference answers the
+stored inputs anew, and `check_answers` compares.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from kvlab.reference import methods
+from kvlab.reference.conformance.operation import Field, Kind
+from kvlab.reference.conformance.targets import answer, composition, operation_of
+from kvlab.reference.conformance.vectors import (
+    FORMAT,
+    HERE,
+    INDEX,
+    MODEL,
+    SCHEMA,
+    SPECIFICATIONS,
+    SUMS,
+    Case,
+    Expected,
+    read_from,
+)
+from kvlab.reference.notation import Array
+
+FIRST = next(iter(SPECIFICATIONS))
+"""The only specification whose index does not name it."""
+
+SHARED = {"run": "streams", "whole_cache": "caches"}
+"""Files of the operations whose cases share their inputs, whatever the method."""
+
+STORED: Mapping[Kind, type] = {
+    "float": np.float32,
+    "int": np.int32,
+    "bool": np.bool_,
+    "code": np.uint8,
+}
+"""Number formats of the files."""
+
+NOTHING = 1e-13
+"""If terms cancel to less than this share of the largest number, the result is stored as 0."""
+
+GRID = 2.0**16
+"""Logits of whole caches are rounded to multiples of 1/GRID: every machine stores the same."""
+
+
+@lru_cache(maxsize=1)
+def published_methods() -> tuple[str, ...]:
+    """Return the names of the methods that have published vectors, in the order of the index."""
+    index = json.loads((HERE / SPECIFICATIONS[FIRST] / INDEX).read_text(encoding="utf-8"))
+    specs = (entry["method"] for entry in index["cases"])
+    return tuple(dict.fromkeys(methods.base_name(spec) for spec in specs if spec is not None))
+
+
+def check_answers(spec: str, directory: Path | None = None) -> tuple[list[str], list[str]]:
+    """Let today's reference answer the cases that a specification added, and write them anew.
+
+    Args:
+        spec: the specification.
+        directory: where its cases lie, if elsewhere.
+
+    Returns:
+        The lines of SHA256SUMS that are the same, and those that differ, stored and new.
+
+    Raises:
+        ValueError: if a file is not what its SHA256SUMS says.
+    """
+    directory = directory or HERE / SPECIFICATIONS[spec]
+    with TemporaryDirectory() as folder:
+        write([answered_anew(case) for case in read_from(directory)], Path(folder), spec)
+        old, new = (
+            (each / SUMS).read_text(encoding="utf-8").splitlines()
+            for each in (directory, Path(folder))
+        )
+    return sorted({*old} & {*new}), sorted({*old} ^ {*new})
+
+
+def answered_anew(case: Case) -> Case:
+    """Return a case with the answer of today's reference, rounded as it is stored."""
+    return replace(
+        case, expected={name: _rounded(name, each) for name, each in answer(case).items()}
+    )
+
+
+def _rounded(name: str, each: Expected) -> Expected:
+    """Round expected numbers as they are stored; exact values are stored as they are."""
+    if each.kind != "numbers":
+        return each
+    if name == "logits":
+        return replace(each, value=np.rint(each.value * GRID) / GRID)
+    value = each.value if each.where is None else np.where(each.where, each.value, 0.0)
+    finite = value[np.isfinite(value)]
+    if (finite < 0).any() and (finite > 0).any():
+        value = np.where(np.abs(value) <= NOTHING * np.abs(finite).max(), 0.0, value)
+    return replace(each, value=value)
+
+
+class Writer:
+    """Collects tensors by file; equal ones are the same."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, Array]] = {}
+        self._known: dict[tuple[str, str], str] = {}
+
+    def add(self, file: str, x: Array, kind: Kind) -> str:
+        """Store an array and return its name, ``file/tensor``."""
+        stored = np.ascontiguousarray(x, dtype=STORED[kind])
+        content = hashlib.sha256(f"{stored.dtype} {stored.shape} ".encode() + stored.tobytes())
+        key = file, content.hexdigest()
+        if key not in self._known:
+            tensors = self.files.setdefault(file, {})
+            name = f"t{len(tensors):04d}"
+            tensors[name] = stored
+            self._known[key] = f"{file}/{name}"
+        return self._known[key]
+
+
+def write(cases: Iterable[Case], directory: Path, spec: str = FIRST) -> None:
+    """Write the files of all cases.
+
+    Args:
+        cases: to be written.
+        directory: where.
+        spec: specification that the cases belong to; the index carries it, from 1.0 on.
+
+    Raises:
+        OSError: if the directory cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = Writer()
+    entries = [_entry(case, writer) for case in cases]
+    contents = {
+        f"{file}.safetensors": save(dict(tensors)) for file, tensors in writer.files.items()
+    }
+    lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+    carried = "" if spec == FIRST else f'"specification":"{spec}",'
+    contents[INDEX] = f'{{"format":{FORMAT},{carried}"cases":[\n{lines}\n]}}\n'.encode()
+    contents[SCHEMA] = (HERE / SPECIFICATIONS[spec] / SCHEMA).read_bytes()
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    digests = {name: hashlib.sha256(contents[name]).hexdigest() for name in sorted(contents)}
+    sums = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+    (directory / SUMS).write_text(sums, encoding="utf-8")
+
+
+def _entry(case: Case, writer: Writer) -> dict[str, Any]:
+    """Return a case's entry of the index, and hand its tensors to the writer."""
+    operation = operation_of(case.target)
+    own = "blocks" if case.method is None else composition(case.method).replace(":", "-")
+    shared = SHARED.get(case.operation, own)
+    answers = shared if case.operation == "whole_cache" else own
+    model = {"model": MODEL.name} if "model" in case.parameters else {}
+    return {
+        "name": case.name,
+        "target": case.target,
+        "group": case.group,
+        "method": case.method,
+        "parameters": {**case.parameters, **model},
+        "inputs": {
+            name: writer.add(shared, x, operation.input(name, x).kind)
+            for name, x in case.inputs.items()
+        },
+        "expected": {
+            name: _expected_entry(each, operation.outputs[name], answers, writer)
+            for name, each in case.expected.items()
+        },
+    }
+
+
+def _expected_entry(each: Expected, field: Field, file: str, writer: Writer) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "kind": each.kind,
+        "value": writer.add(file, each.value, field.kind),
+    }
+    if each.kind == "numbers":  # two digits: more would depend on the machine
+        entry["tolerance"] = {
+            precision: [float(f"{x:.1e}") for x in pair]
+            for precision, pair in each.tolerance.items()
+        }
+    if each.where is not None:
+        entry["where"] = writer.add(file, each.where, "bool")
+    if each.slack is not None:
+        entry["slack"] = writer.add(file, each.slack, "float")
+    if either := {name: x for name, x in each.either.items() if x.any()}:
+        entry["either"] = {name: writer.add(file, x, "bool") for name, x in either.items()}
+    return entry
