@@ -1,7 +1,6 @@
 """What the commands and the benchmarks print with."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -21,11 +20,6 @@ errors = Console(stderr=True)
 
 Report = Callable[[int, int, str], None]
 """A long computation calls it with the steps done, the steps in all, and what it is doing."""
-
-
-def is_first_process() -> bool:
-    """Say whether this process may print: of the processes that torchrun starts, one may."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def progress(transient: bool = False) -> Progress:

@@ -13,14 +13,7 @@ from kvlab.fast.lab.commands.settings import (
     ShardedModel,
     command,
 )
-from kvlab.fast.lab.terminal import (
-    errors,
-    is_first_process,
-    print_caption,
-    print_json,
-    print_table,
-    results_only,
-)
+from kvlab.fast.lab.terminal import errors, print_caption, print_json, print_table, results_only
 from kvlab.reference.models import reasoner_directory
 
 
@@ -50,8 +43,8 @@ def evaluate(settings: Settings) -> None:
     A budget in percent is that share of each request's own tokens: its prompt and the most that
     may be generated, or its prompt and the answer to rate.
     """
+    from kvlab.fast.lab import harness
     from kvlab.fast.lab.evaluate.likelihood import Reading
-    from kvlab.fast.lab.harness import run
 
     given = vars(settings) | {
         "methods": settings.specs,
@@ -64,18 +57,15 @@ def evaluate(settings: Settings) -> None:
     others = {name: value for name, value in given.items() if not hasattr(reading, name)}
 
     def report(done: int, total: int, what: str) -> None:
-        if is_first_process():
-            errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
+        errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
 
     with results_only():
-        found = run.evaluate_tasks(reading=reading, report=report, **others)
-    if not is_first_process():
-        return
+        rows = harness.evaluate_tasks(reading=reading, report=report, **others)
     if settings.json:
         folder = settings.include_path
         plain = {**given, "include_path": None if folder is None else str(folder)}
-        print_json({"settings": plain, **found.to_json()})
+        print_json({"settings": plain, **harness.to_json(rows)})
         return
-    for title, table in run.tables(found):
+    for title, table in harness.tables(rows):
         print_table(table, title)
     print_caption("value and standard error, as lm-eval counts them")

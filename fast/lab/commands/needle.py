@@ -12,7 +12,6 @@ from kvlab.fast.lab.commands.options import (
 )
 from kvlab.fast.lab.commands.settings import Budgets, Json, Methods, ShardedModel, command
 from kvlab.fast.lab.terminal import (
-    is_first_process,
     print_json,
     print_line,
     print_table,
@@ -78,8 +77,6 @@ def needle(settings: Settings) -> None:
         grid = searching.text_haystacks(tokenizer, text, sizes, shares, trials, seed, chat)
     with reporting(transient=True) as report:
         found = searching.search_needles(network, grid, reading, report)
-    if not is_first_process():
-        return
     searching.heat_map(found).save(settings.heat_map)
     if settings.json:
         print_json(asdict(found))

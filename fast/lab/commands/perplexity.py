@@ -6,7 +6,6 @@ from pathlib import Path
 from kvlab.fast.lab.commands.options import read_book, refuse_without_text
 from kvlab.fast.lab.commands.settings import Budgets, Feed, Json, Methods, ShardedModel, command
 from kvlab.fast.lab.terminal import (
-    is_first_process,
     print_caption,
     print_json,
     print_table,
@@ -64,8 +63,6 @@ def perplexity(settings: Settings) -> None:
         passages = measuring.cut_windows(token_ids(tokenizer, text), window, prompt, most)
     with reporting(transient=True) as report:
         found = measuring.measure_perplexity(network, passages, reading, report)
-    if not is_first_process():
-        return
     if settings.json:
         print_json(asdict(found))
         return

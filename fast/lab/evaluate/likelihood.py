@@ -17,9 +17,6 @@ from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
 
-Texts = Sequence[Sequence[int]]
-"""Token ids of several texts."""
-
 FEEDS = ("steps", "blocks")
 """``steps``: the continuation is fed token by token, as if the model had written it. ``blocks``: it
 belongs to the prompt, which is read block by block."""
@@ -51,14 +48,32 @@ class Reading:
             check_at_least(1, block_size=self.block_size)
         check_points(self.methods, self.budgets)
 
+    @property
+    def how(self) -> tuple[int | None, str, int]:
+        """Block size, feed and batch size."""
+        return self.block_size, self.feed, self.batch_size
+
     def points(self) -> Iterator[tuple[str, str | None]]:
         """Yield each method with each budget."""
         return points(self.methods, self.budgets)
 
 
 @dataclass(frozen=True)
+class Passage:
+    """A text that is read with one cache, as token ids."""
+
+    prompt: Sequence[int]
+    """What is given, at least one token."""
+    rated: Sequence[int]
+    """What follows, at least one token, whose likelihood counts; the last token is never fed."""
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.rated)
+
+
+@dataclass(frozen=True)
 class Likelihood:
-    """How likely a model finds one continuation."""
+    """How likely a model finds the rated tokens of a passage."""
 
     logprobs: Float[np.ndarray, " t"]
     """Log-probability of each token, in nats."""
@@ -73,46 +88,44 @@ class Likelihood:
 
 def likelihoods(
     model: Any,
-    policy: Policy,
-    contexts: Texts,
-    continuations: Texts,
+    policy_at: Callable[[int | None], Policy],
+    passages: Sequence[Passage],
+    budgets: Sequence[int | None],
     block_size: int | None = None,
     feed: str = "steps",
-    batch_size: int | None = None,
+    batch_size: int = 1,
     report: Callable[[int], object] = lambda done: None,
 ) -> list[Likelihood]:
-    """Rate continuations; every batch gets a fresh cache.
+    """Rate passages; every batch gets a fresh cache, and those whose budgets differ run apart.
 
     Args:
         model: a decoder of transformers.
-        policy: what to keep.
-        contexts: token ids before each continuation: the prompts.
-        continuations: token ids to rate; the last token of each is never fed.
+        policy_at: returns what to keep at a budget in entries.
+        passages: what to rate.
+        budgets: budget of each passage, in entries; None for methods that take none.
         block_size: tokens per block of what is read as a prompt; None reads it at once.
-        feed: how the continuations are fed, one of `FEEDS`.
-        batch_size: continuations that run together; None runs all together.
-        report: is called after each batch with the number of continuations that are rated.
+        feed: how rated tokens are fed, one of `FEEDS`.
+        batch_size: passages that run together at most.
+        report: is called after each batch with the number of passages that are rated.
 
     Raises:
-        ValueError: if a context or a continuation is empty, their numbers differ, ``feed`` is
-            unknown, or the policy does not fit the prompts.
+        ValueError: if a part of a passage is empty, ``feed`` is unknown, or the policy does not fit
+            the prompts.
     """
     check_choice(FEEDS, feed=feed)
-    if len(contexts) != len(continuations) or not contexts:
-        raise ValueError(
-            f"{len(contexts)} contexts and {len(continuations)} continuations must be equally "
-            "many, at least one"
-        )
-    if not all(len(tokens) for tokens in (*contexts, *continuations)):
-        raise ValueError("contexts and continuations must hold at least one token each")
+    if not all(len(each.prompt) and len(each.rated) for each in passages):
+        raise ValueError("prompt and rated tokens of a passage must be at least one each")
     read = _read_in_blocks if feed == "blocks" else _read_in_steps
-    size, found = batch_size or len(contexts), []
+    found: dict[int, Likelihood] = {}
     with torch.inference_mode():
-        for first in range(0, len(contexts), size):
-            some = slice(first, first + size)
-            found += read(model, policy, contexts[some], continuations[some], block_size)
-            report(len(found))
-    return found
+        for entries, numbers in grouped(budgets).items():
+            for first in range(0, len(numbers), batch_size):
+                some = numbers[first : first + batch_size]
+                with compress(model, policy_at(entries), block_size=block_size) as cache:
+                    rated = read(model, cache, [passages[number] for number in some])
+                found.update(zip(some, rated, strict=True))
+                report(len(found))
+    return [found[number] for number in range(len(passages))]
 
 
 def grouped(budgets: Iterable[int | None]) -> dict[int | None, list[int]]:
@@ -138,41 +151,39 @@ def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
 
 
 def _read_in_steps(
-    model: Any, policy: Policy, contexts: Texts, continuations: Texts, block_size: int | None
+    model: Any, cache: CompressedCache, passages: Sequence[Passage]
 ) -> list[Likelihood]:
-    steps, memory = [], [(0, 0.0)] * len(contexts)
-    with compress(model, policy, block_size=block_size) as cache:
-        for fed, logits in enumerate(feed_in_steps(model, cache, contexts, continuations), 1):
-            steps.append(_rate(logits, next_tokens(continuations, fed, model.device)))
-            ending = [row for row, tokens in enumerate(continuations) if len(tokens) == fed]
-            held = _held(cache) if ending else []
-            for row in ending:
-                memory[row] = held[row]
+    prompts, rated = [each.prompt for each in passages], [each.rated for each in passages]
+    steps, memory = [], [(0, 0.0)] * len(passages)
+    for fed, logits in enumerate(feed_in_steps(model, cache, prompts, rated), 1):
+        steps.append(_rate(logits, next_tokens(rated, fed, model.device)))
+        ending = [row for row, tokens in enumerate(rated) if len(tokens) == fed]
+        held = _held(cache) if ending else []
+        for row in ending:
+            memory[row] = held[row]
     logprobs, greedy = (torch.cat(part, dim=1).cpu().numpy() for part in zip(*steps, strict=True))
     return [
         Likelihood(logprobs[row, : len(tokens)], greedy[row, : len(tokens)], *memory[row])
-        for row, tokens in enumerate(continuations)
+        for row, tokens in enumerate(rated)
     ]
 
 
 def _read_in_blocks(
-    model: Any, policy: Policy, contexts: Texts, continuations: Texts, block_size: int | None
+    model: Any, cache: CompressedCache, passages: Sequence[Passage]
 ) -> list[Likelihood]:
-    texts = [[*before, *after] for before, after in zip(contexts, continuations, strict=True)]
-    ids, real = left_padded(texts, model.device)
-    with compress(model, policy, block_size=block_size) as cache:
-        output = model(
-            ids[:, :-1],
-            attention_mask=real[:, :-1].long(),
-            past_key_values=cache,
-            logits_to_keep=max(map(len, continuations)),
-        )
-        memory = _held(cache)
-    targets = ids[:, ids.shape[1] - output.logits.shape[1] :]
-    logprobs, greedy = (part.cpu().numpy() for part in _rate(output.logits, targets))
+    ids, real = left_padded([[*each.prompt, *each.rated] for each in passages], model.device)
+    rated = [len(each.rated) for each in passages]
+    logits = model(
+        ids[:, :-1],
+        attention_mask=real[:, :-1].long(),
+        past_key_values=cache,
+        logits_to_keep=max(rated),
+    ).logits
+    targets = ids[:, ids.shape[1] - logits.shape[1] :]
+    logprobs, greedy = (part.cpu().numpy() for part in _rate(logits, targets))
     return [
-        Likelihood(logprobs[row, -len(tokens) :], greedy[row, -len(tokens) :], *memory[row])
-        for row, tokens in enumerate(continuations)
+        Likelihood(logprobs[row, -count:], greedy[row, -count:], *held)
+        for row, (count, held) in enumerate(zip(rated, _held(cache), strict=True))
     ]
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from kvlab.fast import methods
 from kvlab.fast.lab.drawing import Picture, canvas, finish
-from kvlab.fast.lab.evaluate.likelihood import Reading, grouped, likelihoods
+from kvlab.fast.lab.evaluate.likelihood import Passage, Reading, likelihoods
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.points import Row, Told, measure_points
@@ -23,19 +23,13 @@ from kvlab.reference.tasks import reasoning
 
 
 @dataclass(frozen=True)
-class Haystack:
-    """A text in which needles are hidden, as token ids."""
+class Haystack(Passage):
+    """A passage in which needles are hidden; its rated tokens hold the answers."""
 
-    prompt: Sequence[int]
-    written: Sequence[int]
-    """What follows the prompt; it holds the answers."""
     needles: Sequence[tuple[int, slice]]
-    """Index of each needle's depth in `Grid.depths`, and the place of its answer in ``written``."""
+    """Index of each needle's depth in `Grid.depths`, and the place of its answer."""
     length: int
     """Index of the haystack's length in `Grid.lengths`."""
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.written)
 
 
 @dataclass(frozen=True)
@@ -101,10 +95,16 @@ def search_needles(
     Raises:
         ValueError: if no method could run.
     """
-    hidden = grid.count()
+    hidden, sizes = grid.count(), [len(each) for each in grid.haystacks]
 
     def measure(method: str, budget: str | None, told: Told) -> SearchedRow:
-        found = _find(model, method, budget, grid.haystacks, reading, told)
+        entries = [None if budget is None else budget_entries(budget, n) for n in sizes]
+        policy_at = partial(methods.get, method)
+        rated = likelihoods(model, policy_at, grid.haystacks, entries, *reading.how, told)
+        found = [
+            [bool(each.greedy[place].all()) for _, place in haystack.needles]
+            for haystack, each in zip(grid.haystacks, rated, strict=True)
+        ]
         counts = grid.count(found)
         right, trials = int(counts.sum()), int(hidden.sum())
         low, high = wilson(right, trials)
@@ -118,37 +118,8 @@ def search_needles(
             missed=tuple(1 - sum(own) / len(own) for own in found),
         )
 
-    rows = measure_points(reading.points(), len(grid.haystacks), measure, SearchedRow, report)
+    rows = measure_points(reading.points(), len(sizes), measure, SearchedRow, report)
     return Search(reading, grid.lengths, grid.depths, hidden.tolist(), rows)
-
-
-def _find(
-    model: Any,
-    method: str,
-    budget: str | None,
-    haystacks: Sequence[Haystack],
-    reading: Reading,
-    told: Told,
-) -> list[list[bool]]:
-    """Say which needles of each haystack are found; haystacks with one budget share a batch."""
-    found: dict[int, list[bool]] = {}
-    budgets = (None if budget is None else budget_entries(budget, len(each)) for each in haystacks)
-    for entries, numbers in grouped(budgets).items():
-        before = len(found)
-        rated = likelihoods(
-            model,
-            methods.get(method, entries),
-            [haystacks[number].prompt for number in numbers],
-            [haystacks[number].written for number in numbers],
-            reading.block_size,
-            reading.feed,
-            reading.batch_size,
-            lambda rows, before=before: told(before + rows),
-        )
-        for number, each in zip(numbers, rated, strict=True):
-            places = [place for _, place in haystacks[number].needles]
-            found[number] = [bool(each.greedy[place].all()) for place in places]
-    return [found[number] for number in range(len(haystacks))]
 
 
 # --- haystacks -----------------------------------------------------------------------------------

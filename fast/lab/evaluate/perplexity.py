@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from kvlab.fast import methods
-from kvlab.fast.lab.evaluate.likelihood import Likelihood, Reading, check_feed, likelihoods
+from kvlab.fast.lab.evaluate.likelihood import (
+    Likelihood,
+    Passage,
+    Reading,
+    check_feed,
+    likelihoods,
+)
 from kvlab.fast.lab.evaluate.statistics import paired_difference
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.points import Row, Told, measure_points, points
@@ -21,19 +27,6 @@ from kvlab.reference.tasks import reasoning
 
 YARDSTICK = "full"
 """The method that all others are compared with."""
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A text that is read with one cache."""
-
-    prompt: Sequence[int]
-    """Token ids that are given, at least one."""
-    rated: Sequence[int]
-    """Token ids whose likelihood counts, at least one."""
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.rated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +83,10 @@ def measure_perplexity(
     """
     if not passages:
         raise ValueError("passages must hold at least one")
-    mean_length = fmean(map(len, passages))
+    tokens, mean_length = sum(len(each.rated) for each in passages), fmean(map(len, passages))
     budgets = sorted({budget_entries(text, round(mean_length)) for text in reading.budgets})
     specs = [spec for spec in reading.methods if spec != YARDSTICK]
     yardstick: list[Likelihood] = []
-
-    prompts, rated = [each.prompt for each in passages], [each.rated for each in passages]
-    how = (reading.block_size, reading.feed, reading.batch_size)
 
     def measure(spec: str, entries: int | None, told: Told) -> RatedRow:
         if spec != YARDSTICK and not yardstick:
@@ -105,13 +95,14 @@ def measure_perplexity(
         only_codes = entries is None and isinstance(policy.precision, OnArrival)
         if reading.feed == "blocks" and spec != YARDSTICK and not only_codes:
             check_feed(policy.schedule, max(map(len, passages)) - 1, reading.block_size)
-        found = likelihoods(model, policy, prompts, rated, *how, told)
+        same = [entries] * len(passages)
+        found = likelihoods(model, lambda entries: policy, passages, same, *reading.how, told)
         yardstick.extend(() if yardstick else found)
         return _row(spec, entries, found, yardstick)
 
     asked = [(YARDSTICK, None), *points(specs, budgets)]
     rows = measure_points(asked, len(passages), measure, RatedRow, report)
-    return Perplexities(reading, len(passages), sum(map(len, rated)), mean_length, rows)
+    return Perplexities(reading, len(passages), tokens, mean_length, rows)
 
 
 def cut_windows(

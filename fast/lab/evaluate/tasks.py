@@ -37,21 +37,6 @@ class Problem(Protocol):
         ...
 
 
-@runtime_checkable
-class AskedAfter(Problem, Protocol):
-    """A problem whose prompt is a text and a question about it."""
-
-    @property
-    def context(self) -> str:
-        """The text. Problems that follow each other and have the same text share its cache."""
-        ...
-
-    @property
-    def question(self) -> str:
-        """What follows the text."""
-        ...
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How an answer was graded."""
@@ -72,7 +57,11 @@ class Task(ABC):
 
     @property
     def asks_after(self) -> bool:
-        """Whether problems are `AskedAfter`: texts are compressed before the question is known."""
+        """Whether a prompt's text is compressed before the question about it is known.
+
+        Such problems have a ``context`` and a ``question``, which follows it. Those that stand
+        beside each other and have the same context share its cache.
+        """
         return False
 
     @abstractmethod

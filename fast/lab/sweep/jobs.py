@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvlab.fast.lab.evaluate.backends import Backend, Request, load_backend
-from kvlab.fast.lab.evaluate.tasks import AskedAfter, Problem, Task, find_task
+from kvlab.fast.lab.evaluate.tasks import Problem, Task, find_task
 from kvlab.fast.lab.sweep.plan import ORACLE, Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
@@ -235,13 +235,12 @@ def _questions(job: Job) -> list[Question]:
 
 
 def _question(
-    number: int, problem: Problem, encode: Callable[[str], list[int]], task: Task
+    number: int, problem: Any, encode: Callable[[str], list[int]], task: Task
 ) -> Question:
     """Put a problem into token ids; a text that is compressed first is encoded by itself."""
     solution = encode(problem.solution)
     if not task.asks_after:
         return Question(number, problem, encode(problem.prompt), solution)
-    assert isinstance(problem, AskedAfter)
     context = encode(problem.context)
     prompt = [*context, *encode(problem.question)]
     return Question(number, problem, prompt, solution, len(context))

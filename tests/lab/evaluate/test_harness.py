@@ -2,10 +2,9 @@
 
 import json
 import re
-import runpy
 import tomllib
 from functools import partial
-from importlib.metadata import entry_points
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,12 +18,13 @@ from typer.testing import CliRunner
 pytest.importorskip("torch")
 lm_eval = pytest.importorskip("lm_eval")
 
+from lm_eval.api.registry import get_model  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
+from kvlab.fast.lab import harness  # noqa: E402
 from kvlab.fast.lab.cli import app, main  # noqa: E402
 from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
-from kvlab.fast.lab.harness.model import OPTIONS, CompressedLM  # noqa: E402
-from kvlab.fast.lab.harness.run import evaluate_tasks  # noqa: E402
+from kvlab.fast.lab.harness import OPTIONS, CompressedLM, evaluate_tasks  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
@@ -47,8 +47,6 @@ PASSAGES = [
     {
         "context": "Passage 1: " + "The river is slow. " * (1 + n),
         "question": "What is slow?",
-        "input": "The river is",
-        "answers": ["the river"],
         "outputs": ["slow"],
         "gen_prefix": "Answer:",
         "max_length": 4096,
@@ -67,16 +65,6 @@ def tasks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     write_task(
         folder, "gsm8k_local", QUESTIONS, include=str(GSM8K), generation_kwargs=SHORT, num_fewshot=2
-    )
-    write_task(
-        folder,
-        "longbench_local",
-        PASSAGES,
-        output_type="generate_until",
-        doc_to_text="{{context}}\n\nQuestion: {{question}}\nAnswer:",
-        doc_to_target="{{answers}}",
-        generation_kwargs=SHORT,
-        metric_list=[{"metric": "exact_match"}],
     )
     write_task(
         folder,
@@ -139,7 +127,7 @@ metric_list:
     aggregation: !function lm_eval.tasks.ruler.common_utils.aggregate_metrics
     higher_is_better: true
 """
-GENERATED = ("gsm8k_local", "longbench_local", "niah_local")
+GENERATED = ("gsm8k_local", "niah_local")
 RATED = ("choices_local", "rolling_local")
 
 
@@ -222,8 +210,6 @@ def test_answers_do_not_depend_on_the_batch(model, tasks, budget):
 def test_a_budget_in_percent_is_that_of_the_request(model):
     ours = CompressedLM(model, "h2o", "25%")
     assert [ours.entries_for(tokens) for tokens in (4, 100, 101)] == [1, 25, 26]
-    ours.use("h2o", 32)
-    assert ours.entries_for(4) == 32
     ours.use("full")
     assert ours.entries_for(4) is None
 
@@ -241,57 +227,36 @@ def test_blocks_rate_a_prompt_and_steps_a_text_that_is_written(model, tasks):
         np.testing.assert_allclose(one[name], other[name], rtol=FLOAT32_LOGITS, atol=FLOAT32_LOGITS)
 
 
-# --- the embedded model --------------------------------------------------------------------------
-
-
-def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(
-    tasks, tmp_path, monkeypatch, capfd
-):
-    monkeypatch.chdir(tmp_path)  # no git repository, and none is asked for
-    found = evaluate_tasks(
-        str(reasoner_directory()),
-        ("reasoner_local",),
-        Reading(("full", "streaming_llm"), ("50%",), batch_size=2),
-        include_path=tasks,
-    )
-    values = {(each["method"], each["budget"]): each["value"] for each in found.figures}
-    assert values["full", None] == 1.0
-    assert values["streaming_llm", "50%"] < 0.5
-    assert "git" not in capfd.readouterr().err
-    assert {each["filter"] for each in found.figures} == {"answer"}
-    assert {each["problems"] for each in found.figures} == {2}
-
-
 # --- the commands --------------------------------------------------------------------------------
 
 
-def test_kvlab_eval_prints_tables_and_json(tasks, monkeypatch):
-    ran = []
-
-    def once(**given):
-        ran.extend(() if ran else [evaluate_tasks(**given)])
-        return ran[0]
-
-    monkeypatch.setattr("kvlab.fast.lab.harness.run.evaluate_tasks", once)
+def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(tasks):
     arguments = [
-        *("eval", "--tasks", "reasoner_local", "--include-path", str(tasks), "--limit", "1"),
-        *("--methods", "full; h2o@every=8; h2o@recent=400", "--budgets", "60%"),
+        *("eval", "--tasks", "reasoner_local", "--include-path", str(tasks), "--batch-size", "2"),
+        *("--methods", "full; streaming_llm; h2o@recent=400", "--budgets", "50%", "--json"),
     ]
-    printed = CliRunner().invoke(app, arguments)
-    assert printed.exit_code == 0, (printed.output, printed.exception)
-    assert "reasoner_local, 1 problem" in printed.stdout
-    assert "h2o@every=8" in printed.stdout
-    result = CliRunner().invoke(app, [*arguments, "--json"])
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, (result.output, result.exception)
     found = json.loads(result.stdout)
-    assert [(each["method"], each["budget"]) for each in found["figures"]] == [
-        ("full", None),
-        ("h2o@every=8", "60%"),
-    ]
+    values = {(each["method"], each["budget"]): each["value"] for each in found["figures"]}
+    assert values["full", None] == 1.0
+    assert values["streaming_llm", "50%"] < 0.5
+    assert {(each["filter"], each["problems"]) for each in found["figures"]} == {("answer", 2)}
     (refusal,) = found["refusals"]
-    assert (refusal["method"], refusal["budget"]) == ("h2o@recent=400", "60%")
+    assert (refusal["method"], refusal["budget"]) == ("h2o@recent=400", "50%")
     assert "budget = " in refusal["reason"]
-    assert found["figures"][0]["value"] == 1.0
-    assert found["settings"]["limit"] == 1
+    assert found["settings"]["budgets"] == ["50%"]
+
+
+def test_tables_have_a_title_for_each_task_and_name_what_could_not_run():
+    figure = {"method": "h2o", "budget": "60%", "task": "sums", "metric": "match"}
+    figure |= {"filter": "none", "value": 0.5, "error": None, "problems": 1}
+    ran = harness.EvaluatedRow(method="h2o", budget="60%", figures=(figure,))
+    refused = harness.EvaluatedRow(method="tova", budget="60%", refusal="too small")
+    (title, table), (other, reasons) = harness.tables([ran, refused])
+    assert (title, other) == ("sums, 1 problem", "could not run")
+    assert table.rows == [("h2o", "60%", "match", "none", "0.500", "–")]
+    assert reasons.rows == [("tova", "60%", "too small")]
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED["eval"].items())
@@ -306,35 +271,11 @@ def test_bad_input_ends_with_one_line_and_exit_code_2(
     assert message in capfd.readouterr().err
 
 
-@pytest.fixture
-def without_own_tasks(monkeypatch):
-    """Let lm-eval not read the 14,000 files of its own tasks, which takes longer than a test."""
-    for module in ("lm_eval.tasks", "kvlab.fast.lab.harness.run"):
-        monkeypatch.setattr(f"{module}.TaskManager", partial(TaskManager, include_defaults=False))
-
-
-@pytest.mark.usefixtures("without_own_tasks")
-def test_an_unknown_task_is_refused():
+def test_an_unknown_task_is_refused(monkeypatch):
+    """Without the 14,000 files of lm-eval's own tasks, which take longer to read than a test."""
+    monkeypatch.setattr(harness, "TaskManager", partial(TaskManager, include_defaults=False))
     with pytest.raises(ValueError, match="unknown task 'no_such_task'"):
         evaluate_tasks(str(reasoner_directory()), ("no_such_task",), Reading(("full",)))
-
-
-@pytest.mark.usefixtures("without_own_tasks")
-def test_the_command_line_of_lm_eval_knows_the_model(model, tasks, tmp_path, monkeypatch, capsys):
-    """Options of a method are understood although lm-eval cuts its arguments at commas."""
-    arguments = [
-        *("lm_eval", "run", "--model", "kvlab"),
-        *("--model_args", f"pretrained={model},method=h2o@every=4,recent=8,budget=50%"),
-        *("--tasks", "gsm8k_local", "--include_path", str(tasks), "--batch_size", "2"),
-        *("--device", "cpu", "--output_path", str(tmp_path / "out.json")),
-    ]
-    monkeypatch.setattr("sys.argv", arguments)
-    runpy.run_module("kvlab.fast.lab.harness", run_name="__main__")
-    assert "gsm8k_local" in capsys.readouterr().out
-    (written,) = tmp_path.glob("out*.json")
-    config = json.loads(written.read_text())["config"]
-    assert config["model"] == "kvlab"
-    assert config["model_args"]["recent"] == 8
 
 
 def test_options_of_a_method_may_follow_as_arguments(model):
@@ -345,8 +286,10 @@ def test_options_of_a_method_may_follow_as_arguments(model):
 
 
 def test_lm_eval_is_told_of_the_model_by_an_entry_point():
-    (entry,) = (each for each in entry_points(group="lm_eval.models") if each.name == "kvlab")
-    assert entry.load() is CompressedLM
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["lm_eval.models"]["kvlab"].partition(":")
+    assert getattr(import_module(module), name) is CompressedLM
+    assert get_model("kvlab") is CompressedLM
 
 
 def test_no_option_of_a_method_has_the_name_of_a_model_argument():

@@ -1,5 +1,7 @@
 """Likelihoods under a policy: against the reference, alone and in batches."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from tolerances import FLOAT32_LOGITS, FLOAT64
@@ -8,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvlab.fast import methods  # noqa: E402
-from kvlab.fast.lab.evaluate.likelihood import check_feed, likelihoods  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Passage, check_feed, likelihoods  # noqa: E402
 from kvlab.fast.models.loading import load  # noqa: E402
 from kvlab.reference import Transformer  # noqa: E402
 from kvlab.reference import methods as reference  # noqa: E402
@@ -20,8 +22,10 @@ from kvlab.reference.tasks import reasoning  # noqa: E402
 
 ENCODE = load_tokenizer(reasoner_directory()).encode
 PROBLEMS = reasoning.held_out(3)
-PROMPTS = [ENCODE(problem.prompt).ids for problem in PROBLEMS]
-SOLUTIONS = [ENCODE(problem.solution).ids[: 30 + 3 * n] for n, problem in enumerate(PROBLEMS)]
+PASSAGES = [
+    Passage(ENCODE(problem.prompt).ids, ENCODE(problem.solution).ids[: 30 + 3 * n])
+    for n, problem in enumerate(PROBLEMS)
+]
 BLOCK = 16
 
 
@@ -33,6 +37,11 @@ def model():
 @pytest.fixture(scope="module")
 def teacher():
     return Transformer.from_directory(reasoner_directory())
+
+
+def rate(model, spec, budget, passages, *how):
+    policy_at = partial(methods.get, spec)
+    return likelihoods(model, policy_at, passages, [budget] * len(passages), *how)
 
 
 def log_softmax(logits):
@@ -67,8 +76,9 @@ def cut(tokens, size):
 )
 def test_a_continuation_is_fed_as_if_written_or_as_a_prompt(model, teacher, feed, spec):
     budget = None if spec == "full" else 70
-    policy, prompt, solution = methods.get(spec, budget), PROMPTS[0], SOLUTIONS[0]
-    (found,) = likelihoods(model, policy, [prompt], [solution], BLOCK, feed)
+    passage = PASSAGES[0]
+    prompt, solution = passage.prompt, passage.rated
+    (found,) = rate(model, spec, budget, [passage], BLOCK, feed)
     fed = [*prompt, *solution[:-1]]
     as_written = [*cut(prompt, BLOCK), *([token] for token in solution[:-1])]
     blocks, given = (as_written, prompt) if feed == "steps" else (cut(fed, BLOCK), fed)
@@ -78,7 +88,7 @@ def test_a_continuation_is_fed_as_if_written_or_as_a_prompt(model, teacher, feed
     if spec == "h2o" and feed == "steps":
         assert found.entries == 70
     if feed == "blocks":
-        (steps,) = likelihoods(model, policy, [prompt], [solution], BLOCK)
+        (steps,) = rate(model, spec, budget, [passage], BLOCK)
         other = np.abs(steps.logprobs - found.logprobs).max()
         assert other > 100 * FLOAT32_LOGITS, "another question"
 
@@ -86,20 +96,25 @@ def test_a_continuation_is_fed_as_if_written_or_as_a_prompt(model, teacher, feed
 @pytest.mark.parametrize("feed", ["steps", "blocks"])
 def test_a_batch_rates_what_each_alone_is_rated(model, feed):
     """Left padding moves the borders of blocks, so a prompt is read at once here."""
-    policy = methods.get("h2o", 80)
-    together = likelihoods(model, policy, PROMPTS, SOLUTIONS, None, feed)
-    for row, found in enumerate(together):
-        (alone,) = likelihoods(model, policy, [PROMPTS[row]], [SOLUTIONS[row]], None, feed)
+    together = rate(model, "h2o", 80, PASSAGES, None, feed, 3)
+    for passage, found in zip(PASSAGES, together, strict=True):
+        (alone,) = rate(model, "h2o", 80, [passage], None, feed)
         np.testing.assert_allclose(found.logprobs, alone.logprobs, rtol=0, atol=FLOAT64)
-        assert len(found.logprobs) == len(SOLUTIONS[row])
+        assert len(found.logprobs) == len(passage.rated)
         assert found.entries == alone.entries
 
 
+def test_passages_with_different_budgets_keep_their_order(model):
+    budgets, done = [80, 60, 80], []
+    policy_at = partial(methods.get, "h2o")
+    found = likelihoods(model, policy_at, PASSAGES, budgets, None, "steps", 3, done.append)
+    assert [each.entries for each in found] == budgets
+    assert done == [2, 3]
+
+
 def test_entries_of_a_shorter_row_are_counted_at_its_own_end(model):
-    found = likelihoods(model, methods.get("full"), PROMPTS, SOLUTIONS)
-    assert [each.entries for each in found] == [
-        len(prompt) + len(solution) - 1 for prompt, solution in zip(PROMPTS, SOLUTIONS, strict=True)
-    ]
+    found = rate(model, "full", None, PASSAGES, None, "steps", 3)
+    assert [each.entries for each in found] == [len(each) - 1 for each in PASSAGES]
 
 
 def test_a_policy_that_never_looks_in_a_prompt_cannot_be_rated_in_blocks():
@@ -111,15 +126,13 @@ def test_a_policy_that_never_looks_in_a_prompt_cannot_be_rated_in_blocks():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("passage", "feed", "message"),
     [
-        (([[1]], []), "1 contexts and 0 continuations"),
-        (([], []), "at least one"),
-        (([[]], [[1]]), "must hold at least one token each"),
-        (([[1]], [[]]), "must hold at least one token each"),
-        (([[1]], [[1]], None, "all"), "feed = 'all' must be one of 'steps', 'blocks'"),
+        (Passage([], [1]), "steps", "must be at least one each"),
+        (Passage([1], []), "blocks", "must be at least one each"),
+        (Passage([1], [1]), "all", "feed = 'all' must be one of 'steps', 'blocks'"),
     ],
 )
-def test_bad_input_is_refused(model, arguments, message):
+def test_bad_input_is_refused(model, passage, feed, message):
     with pytest.raises(ValueError, match=message):
-        likelihoods(model, methods.get("full"), *arguments)
+        rate(model, "full", None, [passage], None, feed)

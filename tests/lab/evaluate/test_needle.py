@@ -16,13 +16,10 @@ from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
 from kvlab.fast.lab.evaluate.needle import (  # noqa: E402
     Grid,
     Haystack,
-    heat_map,
-    problem_haystacks,
     search_needles,
     text_haystacks,
 )
 from kvlab.fast.models.loading import load  # noqa: E402
-from kvlab.reference.models import reasoner_directory  # noqa: E402
 
 HAY = "The river is long and slow. Nobody knows where it begins. " * 40
 DEPTHS = (0.0, 0.5, 1.0)
@@ -38,30 +35,25 @@ def reader(directory):
     return load(directory)
 
 
-@pytest.fixture(scope="module")
-def reasoner():
-    return load(reasoner_directory())
-
-
 def test_a_secret_number_is_hidden_at_every_depth_and_length(reader):
     _, tokenizer = reader
     grid = text_haystacks(tokenizer, HAY, (300, 600), DEPTHS, trials=2)
     assert len(grid.haystacks) == 2 * 3 * 2
     for haystack in grid.haystacks:
-        prompt, answer = (tokenizer.decode(ids) for ids in (haystack.prompt, haystack.written))
+        prompt, answer = (tokenizer.decode(ids) for ids in (haystack.prompt, haystack.rated))
         ((depth, place),) = haystack.needles
         stated = re.search(r"The secret number of (\w+) is (\d{6})\.", prompt)
         assert stated is not None
         city, number = stated.groups()
         assert answer == f" {number}"
         assert prompt.endswith(f"of {city}? The secret number of {city} is")
-        assert place == slice(0, len(haystack.written))
+        assert place == slice(0, len(haystack.rated))
         length = grid.lengths[haystack.length]
         assert 0.8 * length < len(haystack.prompt) <= length
         body = prompt.partition("\n\n")[0]
         before = body.index("The secret") / (len(body) - len("The secret number of Oslo is 1."))
         assert abs(before - DEPTHS[depth]) < 0.2
-    numbers = {tuple(haystack.written) for haystack in grid.haystacks}
+    numbers = {tuple(haystack.rated) for haystack in grid.haystacks}
     assert len(numbers) == len(grid.haystacks)
 
 
@@ -93,57 +85,36 @@ def test_what_the_model_writes_itself_is_found_with_room_and_lost_without(reader
     settings = Reading(("full", "streaming_llm"), ("10%",), 16, batch_size=3)
     found = search_needles(model, grid, settings)
     full, small = found.rows
-    assert found.hidden == [[2, 2], [2, 2]]
-    assert full.found == found.hidden
+    assert full.found == found.hidden == [[2, 2], [2, 2]]
     assert full.accuracy == 1
     assert small.accuracy is not None and small.accuracy < 0.5
-
-
-def test_the_reasoner_finds_its_definitions_with_the_full_cache(reasoner):
-    model, tokenizer = reasoner
-    grid = problem_haystacks(tokenizer, DEPTHS, trials=1)
-    assert grid.lengths == (183, 211, 239)
-    found = search_needles(
-        model, grid, Reading(("full", "streaming_llm"), ("50%",), 64, batch_size=3)
-    )
-    full, small = found.rows
-    assert sum(map(sum, found.hidden)) == 12 + 14 + 16
-    assert full.accuracy == 1.0
-    assert small.accuracy is not None and small.accuracy < 0.6
-    assert small.found is not None
-    counts = [len(haystack.needles) for haystack in grid.haystacks]
-    missed = sum(share * count for share, count in zip(small.missed, counts, strict=True))
-    assert round(missed) == sum(counts) - sum(map(sum, small.found))
-    first, *_, last = small.found
-    share = [sum(row) / sum(of) for row, of in zip((first, last), found.hidden[::2], strict=True)]
-    assert share[0] > share[1]  # the end of the problem is gone when its turn comes
-
-
-def test_a_method_that_cannot_run_says_why(reasoner):
-    model, tokenizer = reasoner
-    grid = problem_haystacks(tokenizer, (0.5,), trials=1)
-    found = search_needles(model, grid, Reading(("full", "raas"), ("20",), 64, batch_size=3))
-    assert "budget = 20" in str(found.rows[1].refusal)
-    assert heat_map(found).svg.count("QuadMesh") == 1
-    with pytest.raises(ValueError, match="no method could run; raas"):
-        search_needles(model, grid, Reading(("raas",), ("20",), 64, batch_size=3))
 
 
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_draws_and_prints(tmp_path):
+def test_the_reasoner_finds_its_definitions_with_the_full_cache(tmp_path):
     drawing = tmp_path / "deep" / "needle.svg"
     arguments = [
-        *("needle", "--methods", "full; h2o", "--budgets", "60%", "--trials", "1"),
-        *("--depths", "0,50%,100", "--heat-map", str(drawing)),
+        *("needle", "--methods", "full; streaming_llm; raas", "--budgets", "50%", "--trials", "1"),
+        *("--depths", "0,50%,100", "--heat-map", str(drawing), "--json"),
     ]
-    printed = CliRunner().invoke(app, arguments).stdout
-    assert "42 needles" in printed
+    found = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert found["lengths"] == [183, 211, 239]
+    needles = [12, 14, 16]
+    assert np.sum(found["hidden"], axis=0).tolist() == needles
+    full, small, refused = found["rows"]
+    assert full["accuracy"] == 1.0
+    assert small["accuracy"] < 0.6
+    missed = np.dot(small["missed"], needles)
+    assert round(missed) == sum(needles) - np.sum(small["found"])
+    at_start, *_, at_end = np.sum(small["found"], axis=1) / np.sum(found["hidden"], axis=1)
+    assert at_start > at_end  # the end of the problem is gone when its turn comes
+    assert "budget = " in refused["refusal"]
     svg = drawing.read_text()
     assert svg.startswith("<svg")
     assert svg.count("QuadMesh") == 2
-    assert "h2o, 60%" in svg
+    assert "streaming_llm, 50%" in svg
 
 
 def test_the_command_reads_a_text(directory, tmp_path):
@@ -154,9 +125,9 @@ def test_the_command_reads_a_text(directory, tmp_path):
         *("--methods", "h2o", "--budgets", "64", "--trials", "1", "--depths", "50", "--json"),
         *("--heat-map", str(tmp_path / "needle.svg")),
     ]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    found = json.loads(result.stdout)
+    printed = CliRunner().invoke(app, arguments[:-3] + arguments[-2:]).stdout
+    assert "2 needles: share found" in printed
+    found = json.loads(CliRunner().invoke(app, arguments).stdout)
     assert found["lengths"] == [200, 300]
     assert found["depths"] == [0.5]
     assert [row["method"] for row in found["rows"]] == ["h2o"]

@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvlab.fast.lab.cli import app  # noqa: E402
-from kvlab.fast.lab.evaluate.likelihood import Likelihood, Reading  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Likelihood, Passage, Reading  # noqa: E402
 from kvlab.fast.lab.evaluate.perplexity import (  # noqa: E402
-    Passage,
     _row,
     cut_windows,
     measure_perplexity,

@@ -1,0 +1,388 @@
+"""lm-evaluation-harness with a compressed cache: the model ``kvlab``, and tasks over methods.
+
+lm-eval finds the model by the entry point in ``pyproject.toml`` from the first release after 0.4.13
+on; until then, importing this module registers it.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from lm_eval import evaluator
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from kvlab.fast import methods
+from kvlab.fast.engine.policy import Policy
+from kvlab.fast.huggingface import compress
+from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, Reading, grouped, likelihoods
+from kvlab.fast.lab.points import Row, Told, measure_points
+from kvlab.fast.lab.tables import Column, Table, counted, tabulate
+from kvlab.fast.lab.terminal import Report
+from kvlab.fast.models.loading import load
+from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.selection import budget_entries
+
+log = logging.getLogger(__name__)
+
+Request = tuple[Any, list[int], list[int]]
+"""Texts or None, ids of the context, ids of the continuation."""
+
+
+Base: Any = HFLM
+"""The decorator of lm-eval's class hides the type of the class."""
+
+
+class CompressedLM(Base):
+    """lm-eval's Hugging Face model with a compressed cache.
+
+    Every batch gets a fresh cache. A budget in percent is that share of a request's own tokens:
+    its context and the most that it may generate, or its context and the continuation to rate. So
+    it does not depend on how requests are batched; requests whose budgets differ run apart.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | PreTrainedModel,
+        method: str = "full",
+        budget: int | str | None = None,
+        block_size: int | None = None,
+        feed: str = "steps",
+        device: str | None = None,
+        dtype: str = "auto",
+        parallel: str | None = None,
+        batch_size: int | str = 1,
+        **options: Any,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            pretrained: Hugging Face directory, or id on the hub; or a model, with its ``tokenizer``
+                among the options.
+            method: registry syntax.
+            budget: entries per KV head and layer, or percent, as in ``"50%"``.
+            block_size: read prompts in blocks of so many tokens.
+            feed: how continuations are rated, see `kvlab.fast.lab.evaluate.likelihood.FEEDS`.
+            device: as PyTorch names it.
+            dtype: as the checkpoint has it, or float64, float32, bfloat16 or float16.
+            parallel: see `kvlab.fast.models.loading.load`.
+            batch_size: requests that run together.
+            options: of lm-eval's own class, `OPTIONS`; all other options are hyper-parameters of
+                the method. So ``method=h2o@every=25,recent=8`` is understood although lm-eval cuts
+                its arguments at commas.
+
+        Raises:
+            ValueError: if the method, the budget, an option or the model is not allowed.
+            TypeError: if an option has the wrong type.
+            FileNotFoundError: if there is no such model.
+        """
+        own = {name: options.pop(name) for name in OPTIONS & set(options)}
+        try:
+            size = int(batch_size)
+        except ValueError:
+            raise ValueError(f"batch_size = {batch_size!r} must be a whole number") from None
+        check_at_least(1, batch_size=size)
+        self.use(method, budget, block_size, feed, **options)
+        network, name = pretrained, getattr(pretrained, "name_or_path", pretrained)
+        if isinstance(pretrained, str):
+            network, tokenizer = load(pretrained, dtype, _present(device), parallel)
+            own.setdefault("tokenizer", tokenizer)
+        with _quiet("lm_eval.models.huggingface"):  # it warns everybody who hands it a model
+            super().__init__(pretrained=network, batch_size=size, **own)
+        self.pretrained = name  # what lm-eval writes into its results
+
+    def use(
+        self,
+        method: str,
+        budget: int | str | None = None,
+        block_size: int | None = None,
+        feed: str = "steps",
+        **options: Any,
+    ) -> None:
+        """Take another method; arguments and errors are the constructor's."""
+        check_choice(FEEDS, feed=feed)
+        entries = None if budget is None else budget_entries(budget, 10**6)
+        methods.get(method, entries, **options)
+        self.spec, self.budget, self.method_options = method, budget, options
+        self.block_size, self.feed = block_size, feed
+
+    def policy_for(self, entries: int | None) -> Policy:
+        """Return the method at a budget in entries."""
+        return methods.get(self.spec, entries, **self.method_options)
+
+    def entries_for(self, tokens: int) -> int | None:
+        """Return the budget of a request of so many tokens."""
+        return None if self.budget is None else budget_entries(self.budget, tokens)
+
+    # --- generate_until ---
+
+    def _model_generate(
+        self, context: Int[Tensor, "N m"], max_length: int, stop: list[str], **options: Any
+    ) -> Int[Tensor, "N t"]:
+        """Continue a batch; rows whose budgets differ run apart."""
+        real = options.pop("attention_mask", torch.ones_like(context))
+        written = [torch.empty(0)] * len(context)
+        lengths = (real.sum(dim=1) + max_length - context.shape[1]).tolist()
+        for entries, rows in grouped(map(self.entries_for, lengths)).items():
+            longest = int(real[rows].sum(dim=1).max())
+            part, mask = context[rows, -longest:], real[rows, -longest:]
+            policy = self.policy_for(entries)
+            with compress(self.model, policy, block_size=self.block_size) as cache:
+                result = super()._model_generate(
+                    part,
+                    max_length - context.shape[1] + part.shape[1],
+                    stop,
+                    attention_mask=mask,
+                    past_key_values=cache,
+                    **options,
+                )
+            for row, tokens in zip(rows, result[:, part.shape[1] :], strict=True):
+                written[row] = tokens
+        answers = torch.nn.utils.rnn.pad_sequence(
+            written, batch_first=True, padding_value=self.tokenizer.pad_token_id
+        )
+        return torch.cat([context, answers], dim=1)
+
+    # --- loglikelihood and loglikelihood_rolling ---
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[Request],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        """Rate continuations; those whose budgets differ run apart."""
+        texts = [Passage(*self._cut(before, after)) for _, before, after in requests]
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i].prompt), reverse=True)
+        passages = [texts[i] for i in order]
+        answers: list[tuple[float, bool]] = [(0.0, False)] * len(texts)
+        with tqdm(total=len(texts), disable=disable_tqdm, desc="loglikelihood") as bar:
+            found = likelihoods(
+                self.model,
+                self.policy_for,
+                passages,
+                [self.entries_for(len(each)) for each in passages],
+                self.block_size,
+                self.feed,
+                override_bs or self.batch_size,
+                lambda done: bar.update(done - bar.n),
+            )
+        for i, likelihood in zip(order, found, strict=True):
+            answers[i] = float(likelihood.logprobs.sum()), bool(likelihood.greedy.all())
+        for (text, _, _), answer in zip(requests, answers, strict=True):
+            if text is not None:
+                self.cache_hook.add_partial("loglikelihood", text, answer)
+        return answers
+
+    def _cut(self, before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
+        """Leave out tokens from the left until the model can read the rest."""
+        excess = len(before) + len(after) - (self.max_length + 1)
+        if excess <= 0:
+            return before, after
+        if excess >= len(before):
+            raise ValueError(
+                f"a continuation of {len(after)} tokens does not fit max_length = {self.max_length}"
+            )
+        log.warning("left out %d tokens at the start of a context", excess)
+        return before[excess:], after
+
+
+register_model("kvlab")(CompressedLM)
+
+OPTIONS = {
+    "add_bos_token",
+    "chat_template_args",
+    "enable_thinking",
+    "max_length",
+    "max_batch_size",
+    "prefix_token_id",
+    "think_end_token",
+    "tokenizer",
+    "truncation",
+}
+"""Arguments of `HFLM` that also hold for a compressed cache."""
+
+
+def _present(device: str | None) -> str | None:
+    """Return the device, or the CPU if there is no CUDA: lm-eval asks for CUDA by default."""
+    if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+        log.warning("device = %r is not available: the CPU is used", device)
+        return "cpu"
+    return device
+
+
+@contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """Let a logger of lm-eval report errors only."""
+    chatter = logging.getLogger(logger)
+    before = chatter.level
+    chatter.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        chatter.setLevel(before)
+
+
+# --- tasks over methods and budgets --------------------------------------------------------------
+
+Figure = Mapping[str, Any]
+"""One metric of one task under one method: method, budget, task, metric, filter (lm-eval's name of
+the rule that cuts an answer out of the text), value, error (standard error, if lm-eval knows it),
+and number of problems."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedRow(Row):
+    """What lm-eval found under one method at one budget."""
+
+    figures: tuple[Figure, ...] = ()
+    versions: Mapping[str, Any] | None = None
+    """Versions of the tasks."""
+
+
+def evaluate_tasks(
+    model: str,
+    tasks: Sequence[str],
+    reading: Reading,
+    *,
+    limit: int | None = None,
+    fewshot: int | None = None,
+    chat: bool = False,
+    include_path: Path | None = None,
+    report: Report = lambda done, total, what: None,
+    **loading: Any,
+) -> tuple[EvaluatedRow, ...]:
+    """Run every task under every method at every budget.
+
+    Args:
+        model: Hugging Face directory, or id on the hub.
+        tasks: names of lm-eval's tasks, groups and tags.
+        reading: methods, budgets, and how texts are read. A budget in percent is a share of each
+            request's own tokens.
+        limit: problems of each task; None takes all.
+        fewshot: solved examples before each problem; None takes what the task says.
+        chat: apply the tokenizer's chat template.
+        include_path: folder of further tasks.
+        report: is called with (runs done, runs in all, the method) before each run.
+        loading: device, dtype and parallel, as `CompressedLM` takes them.
+
+    Raises:
+        ValueError: if an argument is not allowed, a task is unknown, or no method could run.
+        FileNotFoundError: if there is no such model.
+    """
+    if not tasks:
+        raise ValueError("tasks must name at least one")
+    check_at_least(1, limit=1 if limit is None else limit)
+    if fewshot is not None and fewshot < 0:
+        raise ValueError(f"fewshot = {fewshot} must not be negative")
+    if include_path is not None and not include_path.is_dir():
+        raise ValueError(f"include_path = {include_path} must be a folder")
+    manager = _task_manager(model, tasks, include_path)
+    network = CompressedLM(model, batch_size=reading.batch_size, **loading)
+
+    def measure(method: str, budget: str | None, told: Told) -> EvaluatedRow:
+        told(0)
+        network.use(method, budget, reading.block_size, reading.feed)
+        with _quiet("lm_eval"):
+            results: Any = evaluator.simple_evaluate(
+                model=network,
+                tasks=list(tasks),
+                num_fewshot=fewshot,
+                limit=limit,
+                apply_chat_template=chat,
+                fewshot_as_multiturn=chat,
+                task_manager=manager,
+                log_samples=False,
+            )
+        figures = tuple(_figures(method, budget, results))
+        return EvaluatedRow(
+            method=method, budget=budget, figures=figures, versions=results["versions"]
+        )
+
+    return measure_points(reading.points(), 1, measure, EvaluatedRow, report)
+
+
+def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:
+    """Find the tasks; lm-eval's own are read only if needed, because that takes ten seconds.
+
+    RULER's tasks make their texts with the tokenizer that the metadata name.
+    """
+    folder = None if include_path is None else str(include_path)
+    metadata: Any = {"pretrained": model}
+    if folder is not None:
+        manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+        if all(manager.match_tasks([task]) for task in tasks):
+            return manager
+    manager = TaskManager(include_path=folder, metadata=metadata)
+    for task in tasks:
+        if not manager.match_tasks([task]):
+            raise ValueError(
+                f"unknown task {task!r}: `lm_eval ls tasks` lists those of lm-eval "
+                f"{version('lm-eval')}, --include-path adds others"
+            )
+    return manager
+
+
+def _figures(method: str, budget: str | None, results: Mapping[str, Any]) -> Iterator[Figure]:
+    """Sort out lm-eval's ``metric,filter`` keys; groups come after their tasks."""
+    for task, found in {**results["results"], **results.get("groups", {})}.items():
+        problems = results["n-samples"].get(task, {}).get("effective", 0)
+        for key, value in found.items():
+            metric, comma, cut = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = found.get(f"{metric}_stderr,{cut}")
+            yield {
+                **{"method": method, "budget": budget, "task": task},
+                **{"metric": metric, "filter": cut, "value": float(value)},
+                "error": error if isinstance(error, float) else None,
+                "problems": problems,
+            }
+
+
+def to_json(rows: Sequence[EvaluatedRow]) -> dict[str, Any]:
+    """Return what was found as plain data, with the versions of tasks and of lm-eval."""
+    return {
+        "figures": [figure for row in rows for figure in row.figures],
+        "refusals": [
+            {"method": row.method, "budget": row.budget, "reason": row.refusal}
+            for row in rows
+            if row.refusal is not None
+        ],
+        "task_versions": {k: v for row in rows for k, v in (row.versions or {}).items()},
+        "lm_eval": version("lm-eval"),
+    }
+
+
+# --- printing ------------------------------------------------------------------------------------
+
+COLUMNS = (
+    Column("method"),
+    Column("budget"),
+    Column("metric"),
+    Column("filter"),
+    Column("value", format=".3f"),
+    Column("± error", "error", ".3f"),
+)
+
+
+def tables(rows: Sequence[EvaluatedRow]) -> Iterator[tuple[str, Table]]:
+    """Yield a title and a table for each task, and a table of what could not run."""
+    found = [figure for row in rows for figure in row.figures]
+    for task in dict.fromkeys(figure["task"] for figure in found):
+        figures = [figure for figure in found if figure["task"] == task]
+        problems = figures[0]["problems"]
+        title = f"{task}, {counted(problems, 'problem')}" if problems else task
+        yield title, tabulate(figures, COLUMNS, words=4)
+    if refused := [row for row in rows if row.refusal is not None]:
+        yield "could not run", tabulate(refused, (*COLUMNS[:2], Column("reason", lambda row: None)))
