@@ -10,7 +10,8 @@ from texts import byte_model
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend
-from kvlab.fast.lab.evaluate.perplexity import Passage, problem_passages
+from kvlab.fast.lab.evaluate.likelihood import Passage
+from kvlab.fast.lab.evaluate.perplexity import problem_passages
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before
