@@ -64,17 +64,14 @@ def fetched_directory(name: str) -> Path:
     return cache_directory() / "models" / name
 
 
-def is_fetched(name: str) -> bool:
-    """Say whether a model of this name was fetched; only complete ones count."""
-    return bool(NAME.fullmatch(name)) and (cache_directory() / "models" / name).is_dir()
-
-
 def fetched_models() -> tuple[str, ...]:
-    """Return the short names of all models that were fetched."""
-    directory = cache_directory() / "models"
-    if not directory.is_dir():
-        return ()
-    return tuple(sorted(each.name for each in directory.iterdir() if NAME.fullmatch(each.name)))
+    """Return the short names of all models that were fetched; only complete ones count."""
+    return tuple(sorted(each.name for each in (cache_directory() / "models").glob("[!.]*")))
+
+
+def is_fetched(name: str) -> bool:
+    """Say whether a model of this name was fetched."""
+    return name in fetched_models()
 
 
 def model_location(model: str | Path) -> str:

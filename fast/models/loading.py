@@ -59,7 +59,7 @@ def load(
     place = _device(device) if parallel is None else None
     model = model_location(model)
     local = _is_directory(model)
-    with _quietly(local):
+    with quietly(local):
         network = _load_network(str(model), dtype, local, parallel)
         tokenizer = _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
     network.eval()
@@ -78,11 +78,13 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise FileNotFoundError(f"model = {file} does not exist")
     import_module("gguf")
     inside: dict[str, Any] = {"gguf_file": file.name}
-    with _quietly(local=False):
+    with quietly(local=False):
         tokenizer = _attempt(str(file.parent), True, AutoTokenizer, **inside)
         network = _attempt(
             str(file.parent), True, AutoModelForCausalLM, dtype=torch.bfloat16, **inside
         )
+    network.hf_quantizer = None  # the weights are plain numbers now
+    del network.config.quantization_config
     end = tokenizer.convert_ids_to_tokens(network.config.eos_token_id)
     tokenizer.eos_token = end  # transformers takes the token that begins a message
     tokenizer.clean_up_tokenization_spaces = False
@@ -93,7 +95,7 @@ def load_tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer alone; models and errors are those of `load`."""
     model = model_location(model)
     local = _is_directory(model)
-    with _quietly(local):
+    with quietly(local):
         return _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
 
 
@@ -177,7 +179,7 @@ def _one_line(error: Exception) -> str:
 
 
 @contextmanager
-def _quietly(local: bool) -> Iterator[None]:
+def quietly(local: bool) -> Iterator[None]:
     """Mute reports that `load` turns into errors; downloads alone show their progress."""
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]

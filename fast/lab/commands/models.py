@@ -30,23 +30,20 @@ def list_models(settings: Json) -> None:
     rows = [{"name": name, **_facts(name)} for name in names]
     if settings.json:
         print_json(rows)
-        return
-    columns = [Column(name, lambda row, name=name: row[name]) for name in rows[0]]
-    print_table(tabulate(rows, columns), f"models in {cache_directory() / 'models'}")
+    else:
+        columns = [Column(name) for name in rows[0]]
+        print_table(tabulate(rows, columns), f"models in {cache_directory() / 'models'}")
 
 
 def _facts(name: str) -> dict[str, str]:
     """Say what a model is and where it lies."""
     if name in EMBEDDED:
-        return {
-            "about": f"embedded: solves {EMBEDDED[name]}",
-            "license": "Apache-2.0",
-            "here": "yes",
-        }
-    here = "yes" if is_fetched(name) else "no"
-    if name in PUBLISHED:
-        return {"about": PUBLISHED[name].about, "license": PUBLISHED[name].license, "here": here}
-    return {"about": "converted from a file", "license": "", "here": here}
+        about, license_, here = f"embedded: solves {EMBEDDED[name]}", "Apache-2.0", True
+    elif name in PUBLISHED:
+        about, license_, here = PUBLISHED[name].about, PUBLISHED[name].license, is_fetched(name)
+    else:
+        about, license_, here = "converted from a file", "", True
+    return {"about": about, "license": license_, "here": "yes" if here else "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
