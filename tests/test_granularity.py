@@ -1,7 +1,5 @@
 """What leaves together: pages and heads, by hand and on random streams."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from build import observation
@@ -126,9 +124,3 @@ def test_whole_pages_leave_and_heads_that_decide_together_keep_the_same(spec, se
             assert (members == whole).all()
         if result.keep is not None:
             assert positions.shape[1] <= BUDGET
-
-
-def test_a_page_of_one_and_a_head_of_its_own_are_the_method_itself():
-    assert replace(methods.get("h2o@page=1,kv_heads=head", 12), name="h2o") == methods.get(
-        "h2o", 12
-    )

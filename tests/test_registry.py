@@ -16,10 +16,9 @@ import pytest
 from outside import SOURCE, methods_named
 from shapes import shapes_checked
 
-from kvlab.reference import Example, Method, Needs, check_promises, files, methods
+from kvlab.reference import Example, Method, Needs, check_promises, methods
 from kvlab.reference.accounting import Sizes
 from kvlab.reference.files import divergences_in
-from kvlab.reference.granularity import Pages
 from kvlab.reference.methods import known, lookup
 from kvlab.reference.methods.caote import Caote
 from kvlab.reference.methods.h2o import H2O
@@ -53,12 +52,6 @@ def test_divergences_are_of_files_and_their_options_can_be_typed(package):
             methods.parse(spec)
 
 
-def test_an_unknown_field_of_a_divergence_is_noticed(monkeypatch):
-    monkeypatch.setattr(files, "_read_data", lambda path: {"h2o": [{"subject": "heads"}]})
-    with pytest.raises(TypeError, match="subject"):
-        divergences_in("methods")
-
-
 @pytest.mark.parametrize("variant", sorted(methods.variants()))
 def test_variants_are_compositions(variant):
     spec = methods.variants()[variant]
@@ -84,10 +77,6 @@ def test_keyword_options_and_text_are_the_same():
 def test_what_cannot_be_is_refused(kind, spec, budget, message):
     with pytest.raises(kind, match=message):
         methods.get(spec, budget or None)
-
-
-def test_two_pages_of_protected_entries_are_enough():
-    assert methods.get("h2o@page=16,recent=16", 32).budget == Pages(32, 16)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +144,6 @@ def test_it_keeps_every_promise(file):
         assert not [each for each in found if each.objection]
         around = check_promises(lambda budget: methods.get("caote:looks@recent=3", budget))
         assert not [each for each in around if each.objection]
-
-
-def test_an_installed_module_is_named_without_its_file(file, monkeypatch):
-    monkeypatch.syspath_prepend(file.parent)
-    with methods_named("looks_file"):
-        assert methods.lookup("looks").__module__ == "looks_file"
-    sys.modules.pop("looks_file")
 
 
 REGISTERED = "@methods.register\n@dataclass(frozen=True)\nclass Looks"

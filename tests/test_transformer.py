@@ -165,13 +165,6 @@ def test_blocks_of_any_size_give_the_same_logits(tmp_path):
     np.testing.assert_allclose(once, split, rtol=0, atol=FLOAT64)
 
 
-def test_turning_back_undoes_turning(llama):
-    model = Transformer.from_directory(llama)
-    vectors, positions = np.random.default_rng(2).normal(size=(2, 5, 6)), np.arange(5)
-    back = model.rotate(model.rotate(vectors, positions), -positions)
-    np.testing.assert_allclose(back, vectors, rtol=0, atol=FLOAT64)
-
-
 # --- bad input -----------------------------------------------------------------------------------
 
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from build import kept, observation, run, stream
+from build import observation, run
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.attention import logits, softmax, visible
+from kvlab.reference.attention import logits
 from kvlab.reference.methods.ahakv import AhaKV, StepGain
 
 
@@ -49,20 +49,6 @@ def test_value_prior_by_hand():
     np.testing.assert_allclose(norm.prior(values), [[0.5, 0, 0, 1.0]], atol=FLOAT64)
 
 
-def test_recent_rows_are_summed_with_equal_count():
-    """The last r = 4 queries, recomputed over the present entries, with each row's own gain."""
-    queries, keys, values = stream(np.random.default_rng(32), 1, 2, 4, 16)
-    policy = methods.get("ahakv@recent=4,value_prior=none", 6)
-    result = run(policy, queries, keys, values, prompt=16)[0]
-    seen = result.seen
-    rows = np.arange(12, 16)
-    gains = np.sqrt(2 * np.log((rows + 1) / 6))
-    raw = logits(queries[:, :, 12:], keys) * gains[:, None]
-    expected = softmax(raw, visible(rows, seen.positions)).sum(axis=2).mean(axis=1)
-    got = policy.score.accumulated(result.cache.state, seen)
-    np.testing.assert_allclose(got, expected, atol=FLOAT64)
-
-
 def test_accumulation_leans_to_the_first_tokens_and_recent_accumulation_does_not():
     """Logits all equal: H2O's sums are H_n − H_{j−1}; r rows give every candidate the same."""
     n, r = 12, 3
@@ -75,16 +61,6 @@ def test_accumulation_leans_to_the_first_tokens_and_recent_accumulation_does_not
     aha = run(policy, queries, keys, values, prompt=n)[0]
     recent = policy.score.accumulated(aha.cache.state, aha.seen)[0, : n - r]
     np.testing.assert_allclose(recent, harmonic[n] - harmonic[n - r], atol=FLOAT64)
-
-
-def test_keep_set_by_hand():
-    """Equal attention, κ = 1: ‖v‖² decides. Of 4, 1, 9, 0 the two largest stay, and the newest."""
-    values = np.array([[2.0], [1], [3], [0], [0]])
-    seen = observation(np.full((1, 5), 0.2), keys=np.zeros(5), queries=[0.0], values=values)
-    policy = methods.get("ahakv@recent=1,kernel=1", 3)
-    from kvlab.reference.cache import State
-
-    assert kept(policy, policy.score.observe(State(), seen), seen) == [0, 2, 4]
 
 
 def test_measured_gain_is_invariant_under_scale_and_shift_of_the_logits():

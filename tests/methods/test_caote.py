@@ -88,17 +88,6 @@ def test_equal_entries_have_exactly_equal_errors(error):
             assert len(set(errors[order == entry])) == 1
 
 
-def test_independent_scores_can_be_as_bad_as_can_be():
-    """α = 1/5, v = 1, −1, .3, .3, −.6: independent scores drop the two .3 (error 1/5); dropping
-    1 and −1 would cost nothing. X = 0, so c = |v|/4."""
-    h, values = np.full(5, 0.2), np.array([[1.0], [-1.0], [0.3], [0.3], [-0.6]])
-    seen = observation([h], values=values)
-    assert kept(methods.get("caote:tova", 3), State(), seen) == [0, 1, 4]
-    worst = joint_error(h, values, np.array([False, False, True, True, False]))
-    best = joint_error(h, values, np.array([True, True, False, False, False]))
-    assert worst == pytest.approx(0.2) and best == pytest.approx(0.0, abs=FLOAT64)
-
-
 @given(st.integers(0, 10**6))
 def test_joint_greedy_grows_its_set_by_the_exact_error(seed):
     h, values = random_case(seed)
@@ -140,18 +129,6 @@ def test_h2o_sums_are_normalised():
     state, seen = observe_rows(policy.score, [[1.0], [0.6, 0.4], [0.2, 0.3, 0.5]])
     retention = policy.score.inner.retention(state, seen, np.ones((1, 3), dtype=bool))
     np.testing.assert_allclose(normalize(retention), [[[0.6, 0.7 / 3, 0.5 / 3]]], atol=FLOAT64)
-
-
-def test_fast_equals_exact_for_uniform_weights_and_is_bounded_otherwise():
-    """|c_fast − c| ≤ h/(1−h)·‖X − v̄‖."""
-    h, values = random_case(3)
-    uniform = np.full(7, 1 / 7)
-    np.testing.assert_allclose(
-        fast_eviction_error(uniform, values), eviction_error(uniform, values), atol=FLOAT64
-    )
-    gap = np.abs(fast_eviction_error(h, values) - eviction_error(h, values))
-    reach = np.linalg.norm(h @ values - values.mean(axis=0))
-    assert (gap <= h / (1 - h) * reach + FLOAT64).all()
 
 
 def test_all_scores_zero_become_uniform():

@@ -1,14 +1,9 @@
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from build import kept, observe_rows
-from hypothesis import given
-from hypothesis import strategies as st
 from tolerances import DECIMALS
 
 from kvlab.reference import methods
-from kvlab.reference.methods.lazy_eviction import decreasing
 
 
 def one_entry(active_at, born=3, now=12, **options):
@@ -65,25 +60,6 @@ def test_readings_by_hand(active, options, interval, expected):
     assert state.entries["interval"][0, 2] == interval
     if expected is not None:
         assert score == pytest.approx(expected, abs=DECIMALS)
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=25))
-def test_recurrence_equals_brute_force(activity):
-    """MRI = longest gap between activations, the step before birth counted as one."""
-    active = {3 + i for i, is_active in enumerate(activity) if is_active}
-    now = 2 + len(activity)
-    state, _ = one_entry(active, born=3, now=now)
-    times = [2, *sorted(active)]
-    gaps = [later - earlier for earlier, later in pairwise(times)]
-    assert state.entries["interval"][0, 2] == max(gaps, default=0)
-    assert state.entries["stamp"][0, 2] == times[-1]
-
-
-@pytest.mark.parametrize("form", ["sigmoid", "exp", "tanh", "inverse", "log"])
-def test_forms_fall_from_one_to_zero(form):
-    x = np.linspace(0, 15, 200)
-    y = decreasing(form)(x)
-    assert y[0] == 1 and (np.diff(y) < 0).all() and (y > 0).all()
 
 
 def test_the_guard_spares_what_is_not_overdue():

@@ -30,18 +30,6 @@ def test_three_lengths_by_hand(spec, vectors, scores, stay):
     assert kept(methods.get(spec, 2), State(), observation(ATTENTION, **vectors)) == stay
 
 
-def test_turning_a_key_changes_nothing():
-    angle = 0.7
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    turned = scored("knorm", keys=np.array(KEYS) @ turn.T)
-    np.testing.assert_allclose(turned, scored("knorm", keys=KEYS), rtol=1e-12)
-
-
-def test_keys_and_attention_do_not_change_value_norms():
-    other = scored("value_norm", [[0.9, 0.1, 0.0]], keys=KEYS, values=VALUES)
-    np.testing.assert_array_equal(other, scored("value_norm", values=VALUES))
-
-
 def test_caote_takes_lengths_for_weights():
     """Values (1, 0), (0, 1), (0, 2) have the lengths 1, 1, 2, so the weights ¼, ¼, ½.
 

@@ -1,5 +1,5 @@
 import numpy as np
-from build import kept, observe_rows, run, stream
+from build import kept, observe_rows
 
 from kvlab.reference import methods
 
@@ -20,18 +20,6 @@ def test_the_top_half_is_stamped_instead_of_a_threshold():
     policy = methods.get("raas@share=0.5,pin_prompt=false", 3)
     state, _ = observe_rows(policy.score, ROWS)
     np.testing.assert_array_equal(state.entries["stamp"], [[2, 3, 4, 4]])
-
-
-def test_pages_leave_whole_and_the_open_one_stays():
-    queries, keys, values = stream(np.random.default_rng(7), 2, 2, 4, 41)
-    policy = methods.get("raas@page=4,pin_prompt=false", 16)
-    for result in run(policy, queries, keys, values, prompt=6):
-        clock, positions = result.seen.clock, result.cache.positions
-        for row in positions:
-            pages, sizes = np.unique(row // 4, return_counts=True)
-            assert (sizes[pages < (clock.seen - 1) // 4] == 4).all()
-            assert pages[-1] == (clock.seen - 1) // 4
-            assert len(pages) <= 4 or clock.prefilling
 
 
 def test_page_bound_by_hand():

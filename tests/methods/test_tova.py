@@ -1,7 +1,5 @@
-import numpy as np
 import pytest
-from build import kept, observation, run, stream
-from tolerances import FLOAT64
+from build import kept, observation
 
 from kvlab.reference import methods
 from kvlab.reference.cache import State
@@ -28,12 +26,3 @@ def test_all_kv_heads_share_one_keep_set():
     own = select(methods.get("tova@per_head=true", 2), State(), seen).keep
     assert shared.tolist() == [[0, 2], [0, 2]]
     assert own.tolist() == [[0, 1], [1, 2]]
-
-
-def test_scores_sum_to_one():
-    queries, keys, values = stream(np.random.default_rng(2), 2, 2, 4, 15)
-    policy = methods.get("tova", 6)
-    for result in run(policy, queries, keys, values, prompt=5):
-        everything = np.ones(result.seen.positions.shape, dtype=bool)
-        scores = policy.score.score(result.cache.state, result.seen, everything, 0)
-        np.testing.assert_allclose(scores.sum(axis=-1), 1, atol=FLOAT64)

@@ -5,14 +5,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from tolerances import FLOAT16_METADATA, FLOAT64
+from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.methods import desirekv as method
 from kvlab.reference.methods.desirekv import decision_window
 from kvlab.reference.policy import Never
 from kvlab.reference.proofs import desirekv as proofs
-from kvlab.reference.quantization import quantize
 from kvlab.reference.simulator.observed import observe_heads
 from kvlab.reference.streams import Stream, run_stream
 from kvlab.reference.windows import mean_pool
@@ -32,17 +31,6 @@ def test_the_method_scores_outliers_by_equation_6():
     for key in keys():
         expected = float(proofs.outlier_score(exact(key)))
         assert method.outlier_score(key) == pytest.approx(expected, rel=FLOAT64, abs=FLOAT64)
-
-
-@pytest.mark.parametrize("bits", [2, 4])
-def test_the_quantiser_keeps_the_bound(bits):
-    for key in keys()[::4]:
-        stored = quantize(key, bits, 32).dequantize()
-        step = (key.max() - key.min()) / (2**bits - 1)
-        slack = FLOAT16_METADATA * np.abs(key).max()
-        assert np.abs(stored - key).max() <= step / 2 + 2 * slack
-        off = np.abs(stored - np.array([float(x) for x in proofs.quantized(exact(key), bits)]))
-        assert np.minimum(off, np.abs(off - step)).max() <= 4 * slack
 
 
 def test_a_full_cache_holds_the_bytes_of_equation_2():

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pytest
 
 from kvlab.fast.lab.evaluate.tasks import Outcome, find_task
@@ -27,13 +26,6 @@ def test_a_depth_is_a_share(depth):
         needle.hide(HAY, "Look.", depth)
 
 
-def test_a_question_asks_for_what_was_hidden():
-    hidden = needle.draw(np.random.default_rng(0))
-    assert hidden.sentence == f"{hidden.opening}{hidden.answer}."
-    assert hidden.question[:-1].endswith(hidden.opening[4:-3])
-    assert len(hidden.answer) == 7
-
-
 def test_every_definition_is_worked_out_in_its_step():
     (problem,) = reasoning.held_out(1, variables=16)
     tokens = problem.solution.split(" ")
@@ -45,22 +37,10 @@ def test_every_definition_is_worked_out_in_its_step():
     assert tokens[places[-1].stop] == "#"
 
 
-def test_the_novel_is_long_enough_and_whole():
-    text = english.novel()
-    assert text.startswith("CHAPTER 1\n\nNo one who had ever seen Catherine Morland")
-    assert len(text.split()) > 76_000
-    assert not any(word in text for word in ("Gutenberg", "Signet"))
-
-
 def test_sentences_do_not_end_at_titles():
     sentences = english.novel_sentences()
     assert not [each for each in sentences if each.endswith(("Mr.", "Mrs.", "Dr."))]
-    assert " ".join(sentences).split() == [
-        word
-        for paragraph in english.novel().split("\n\n")
-        if not paragraph.startswith("CHAPTER")
-        for word in paragraph.split()
-    ]
+    assert sum(len(each.split()) for each in sentences) > 76_000
 
 
 @pytest.mark.parametrize("words", [100, 900])
