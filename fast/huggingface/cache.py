@@ -1,6 +1,7 @@
 """The cache that `compress` gives to a model: its layers, its clock, and what users ask of it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,8 +28,8 @@ class UnsupportedModelError(ValueError):
 
 
 CLOSED = (
-    "the context of compress() ended while the model was still at work with its cache: inside the "
-    "context, wait for the thread that generates"
+    "the context of compress() that gave this cache has ended: call compress() again, and if a "
+    "thread generates, wait for the thread inside the context"
 )
 
 
@@ -122,6 +123,8 @@ class CompressedCache(Cache):
             for number, layer in enumerate(layers)
         ]
         self.closed = False
+        self.attachment = ExitStack()
+        """What takes the cache out of the model again."""
         self.compressed_layers = [new for new in replaced if isinstance(new, CompressedLayer)]
         """The layers that the policy decides about; sliding-window layers are not changed."""
         self._forget()
@@ -163,6 +166,18 @@ class CompressedCache(Cache):
         """What the policy keeps."""
 
     # --- what users ask ---
+
+    def close(self) -> None:
+        """Restore the model, which is then called without this cache; what it holds stays."""
+        self.attachment.close()
+
+    def __enter__(self) -> "CompressedCache":
+        return self
+
+    def __exit__(self, error: type | None, *_: Any) -> None:
+        self.close()
+        if error is None:
+            self.check()
 
     @property
     def confidence(self) -> Float[Tensor, "N t"]:

@@ -48,8 +48,9 @@ class StreamClock:
             )
         if self._gave_many and m > 1:
             raise ValueError(
-                "the prompt came in pieces: give it at once, and compress(block_size=...) "
-                "instead of prefill_chunk_size"
+                "two texts came without a generated token between them: give a prompt at once, and "
+                "compress(block_size=...) instead of prefill_chunk_size; call reset() before "
+                "another text"
             )
 
     def begin(self, prompts: Sequence[int], device: Any) -> None:

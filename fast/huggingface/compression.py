@@ -1,7 +1,6 @@
 """`compress`: puts a policy into a Hugging Face model, and takes it away again."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from kvlab.fast import methods
@@ -13,7 +12,6 @@ from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.reference import policy as reference
 
 
-@contextmanager
 def compress(
     model: Any,
     policy: str | Policy | reference.Policy,
@@ -22,7 +20,7 @@ def compress(
     watch: Watch | None = None,
     verify: bool = True,
     **options: Any,
-) -> Iterator[CompressedCache]:
+) -> CompressedCache:
     """Compress the KV cache of a Hugging Face model.
 
     ```python
@@ -32,7 +30,8 @@ def compress(
 
     Every call of the model inside has to be given the cache. The tokens of the first call are the
     prompt; whatever comes later, also a next turn of a chat, counts as generated. The model is as
-    it was before when the context ends, also after an error.
+    it was before when the context ends, also after an error; without ``with``, when the cache's
+    ``close()`` is called.
 
     Args:
         model: a decoder of transformers whose attention goes through its attention interface.
@@ -62,9 +61,8 @@ def compress(
         )
     if verify:
         check_agreement(model)
-    with attached(model, cache, block_size):
-        yield cache
-        cache.check()
+    cache.attachment.enter_context(attached(model, cache, block_size))
+    return cache
 
 
 def _check_block_size(block_size: int | None) -> None:

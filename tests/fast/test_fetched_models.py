@@ -1,7 +1,6 @@
 """Fetching real models: nothing is used unchecked, and what is stored is what was read."""
 
 import json
-import os
 import zipfile
 from pathlib import Path
 
@@ -136,14 +135,3 @@ def test_the_real_model_speaks():
         found = network.generate(ids, max_new_tokens=1, do_sample=False)
     assert tokenizer.decode(found[0]) == "The capital of France is Paris"
     assert (network.dtype, network.config.max_position_embeddings) == (torch.float32, 8192)
-
-
-@real
-def test_the_real_tokenizer_cuts_numbers_into_digits_and_puts_text_together_again():
-    _, tokenizer = load(REAL, device="cpu")
-    text = "The secret number of Oslo is 742135.\n\nWhat?"
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(ids) == text
-    assert [tokenizer.decode([token]) for token in ids][6:14] == list(" 742135.")
-    assert tokenizer.eos_token_id == 2
-    assert os.listdir(model_location(REAL)).count("model.safetensors") == 1

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from models import prompts, tiny, written
-from replay import Comparison, Tolerance, follow_with_reference, random_blocks
+from replay import Comparison, Tolerance, random_blocks
 from sampling import diagonal, sampled
 from test_differential import DTYPES, HEADS
-from test_real_models import assert_alike
-from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
+from tolerances import FLOAT64
 
 from kvlab.fast import compress, twin_of
 from kvlab.fast.engine import host, port
@@ -21,10 +20,8 @@ from kvlab.fast.engine.policy import Score as FastScore
 from kvlab.fast.engine.twins import TWINS
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.methods.caote import Caote, EvictionError
 from kvlab.reference.methods.h2o import H2O
-from kvlab.reference.models import reasoner_directory
 from kvlab.reference.policy import (
     NO_ATTENTION,
     Edges,
@@ -35,7 +32,6 @@ from kvlab.reference.policy import (
     Score,
 )
 from kvlab.reference.policy import Full as FullPrecision
-from kvlab.reference.tasks import reasoning
 
 BUDGET = 12
 
@@ -151,25 +147,6 @@ def test_streams_agree_with_the_reference(name, kind):
     assert comparison.found.evictions > 10
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    diagonal(["own state", "CAOTE", "newest row"], [torch.float32, torch.bfloat16]),
-)
-def test_layers_agree_with_the_reference(name, dtype):
-    output = FLOAT32_SCORES if dtype == torch.float32 else 4 * BFLOAT16_OUTPUT
-    tolerance = Tolerance(FLOAT32_SCORES, 4 * output)
-    follow_with_reference(tiny("qwen2", dtype), POLICIES[name], tolerance)
-
-
-@pytest.mark.parametrize("name", sampled(["own state", "CAOTE"], ["CAOTE"]))
-def test_a_trained_model_writes_alike(name):
-    tokenizer = load_tokenizer(reasoner_directory())
-    problem = reasoning.held_out(1, seed=3)[0]
-    prompt, solution = (tokenizer.encode(t).ids for t in (problem.prompt, problem.solution))
-    large = replace(POLICIES[name], budget=Entries(100))
-    assert_alike(reasoner_directory(), large, prompt, len(solution))
-
-
 # --- methods with twins, run without them --------------------------------------------------------
 
 
@@ -208,7 +185,7 @@ def generation(model, chosen, inputs, **options):
 
 @pytest.mark.parametrize(
     ("spec", "beams"),
-    sampled(product(SPECS, [1, 3]), [("h2o@every=4", 1), ("nacl", 3), ("caote:h2o", 1)]),
+    sampled(product(SPECS, [1, 3]), [("h2o@every=4", 1), (SPECS[2], 3), ("caote:h2o", 1)]),
 )
 def test_a_method_writes_the_same_with_and_without_twins(spec, beams):
     model, inputs, chosen = tiny("llama"), prompts([21, 13]), methods.get(spec, BUDGET)
@@ -224,19 +201,6 @@ def test_a_method_writes_the_same_with_and_without_twins(spec, beams):
     found, expected = (generation(model, each, inputs, **options) for each in (alone, chosen))
     assert not found[3]
     torch.testing.assert_close(found[:3], expected[:3], rtol=0, atol=1e-6)
-
-
-def test_state_moves_with_beams():
-    """A wrong order of the stream's state would be seen: it differs from beam to beam."""
-    model = tiny("llama")
-    with compress(model, POLICIES["own state"]) as cache:
-        written(model, cache, prompts([21]), 8, num_beams=3)
-        layer = cache.compressed.caches[0]
-        usual = [state["usual"] for state in layer.state.stream[host.STREAM]]
-        assert len(set(usual)) > 1
-        layer.map_rows(lambda x: x[torch.tensor([2, 0, 1])], [2, 0, 1])
-        moved = [state["usual"] for state in layer.state.stream[host.STREAM]]
-    assert moved == [usual[2], usual[0], usual[1]]
 
 
 def test_memory_counts_what_lies_on_the_host():

@@ -132,33 +132,6 @@ def test_a_model_that_speaks_writes_alike(spec):
     assert_alike(fetched_directory("smollm2"), methods.get(spec, budget), prompt, 16)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", SPECS)
-@speaks
-def test_a_padded_batch_of_a_model_that_speaks_writes_what_each_text_alone_does(spec):
-    texts, tokens = [haystack(words=90), haystack(words=60)], 12
-    longest, shortest = (size(len(text) for text in texts) for size in (max, min))
-    assert 105 < shortest < longest
-    budget = longest + 8 if "pin_prompt=true" in spec else SPECS[spec]
-    policy, model = methods.get(spec, budget), fast_model(fetched_directory("smollm2"))
-    padded = [[0] * (longest - len(text)) + text for text in texts]
-    mask = [[0] * (longest - len(text)) + [1] * len(text) for text in texts]
-    together = {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(mask)}
-    with compress(model, policy) as cache:
-        found, _ = written(model, cache, together, tokens)
-        kept = cache.positions()
-    for number, text in enumerate(texts):
-        ids = torch.tensor([text])
-        alone = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        with compress(model, policy) as cache:
-            expected, _ = written(model, cache, alone, tokens)
-            assert found[number].tolist() == expected[0].tolist()
-            for layer, (ours, its) in enumerate(zip(kept, cache.positions(), strict=True)):
-                for head in range(its.shape[1]):
-                    mine = ours[number, head]
-                    assert mine[mine >= 0].tolist() == its[0, head].tolist(), (layer, head)
-
-
 # --- layers on several devices -------------------------------------------------------------------
 
 needs_accelerate = pytest.mark.skipif(not find_spec("accelerate"), reason="needs accelerate")

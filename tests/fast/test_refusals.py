@@ -143,6 +143,18 @@ def test_another_text_in_a_cache_that_holds_one_is_told_to_reset():
             model(**prompts([12]), past_key_values=cache)
 
 
+def test_a_cache_is_closed_by_hand_where_there_is_no_context():
+    model, inputs = tiny("llama"), prompts([12])
+    cache = compress(model, "h2o", BUDGET)
+    model(**inputs, past_key_values=cache)
+    cache.close()
+    cache.close()
+    assert model.config._attn_implementation != "kvlab"
+    assert cache.kept()[0] == (BUDGET,)
+    with pytest.raises(ValueError, match="has ended: call compress"):
+        model(**inputs, past_key_values=cache)
+
+
 def test_a_context_that_ends_while_a_thread_generates_says_so():
     model, begun, ended, errors = tiny("llama"), threading.Event(), threading.Event(), []
 
