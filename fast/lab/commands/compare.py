@@ -1,14 +1,20 @@
 """``kvlab compare``: methods side by side on a task, by default that of an embedded model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.commands.options import prepare_output, read_methods
-from kvlab.fast.lab.commands.settings import Budgets, Json, Problems, Workers, command
+from kvlab.fast.lab.commands.settings import (
+    Budgets,
+    Json,
+    Problems,
+    Workers,
+    command,
+    prepare_output,
+    read_methods,
+)
 from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep import compare as comparing
@@ -37,7 +43,6 @@ WHAT_IT_IS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Budgets, Problems, Workers, Json):
     """What to compare, and on what."""
 

@@ -3,15 +3,13 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from kvlab.fast.lab.commands.options import prepare_output
-from kvlab.fast.lab.commands.settings import Json, command
+from kvlab.fast.lab.commands.settings import Group, Json, command, prepare_output
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import (
@@ -54,7 +52,6 @@ MOST_NAMES = 12
 """How many targets without a test the report names at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Tested(Json):
     """What is tested, and where the report goes."""
 
@@ -113,7 +110,6 @@ class Tested(Json):
             raise typer.Exit(1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunSettings(Tested):
     """Which cases are run."""
 
@@ -159,7 +155,6 @@ def run(settings: RunSettings) -> None:
     settings.tell(judged(report, known))
 
 
-@dataclass(frozen=True, kw_only=True)
 class FuzzSettings(Tested):
     """Which cases are drawn, and how many."""
 
@@ -217,7 +212,6 @@ def list_targets(settings: Json) -> None:
     print_table(Table(("group", "stresses", "finds, among others", "thread"), told, words=4))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShowSettings(Json):
     """What is shown."""
 
@@ -280,8 +274,7 @@ def _meanings(method: Method) -> dict[str, str]:
     return {**_meanings(method.base), **own} if isinstance(method, Wrapper) else own
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerateSettings:
+class GenerateSettings(Group):
     """Which cases are made, and where they go."""
 
     out: Path

@@ -1,9 +1,8 @@
 """``kvlab eval``: the tasks of lm-evaluation-harness under methods and budgets."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
-from kvlab.fast.lab.commands.options import words
 from kvlab.fast.lab.commands.settings import (
     BlockSize,
     Budgets,
@@ -12,12 +11,12 @@ from kvlab.fast.lab.commands.settings import (
     Methods,
     ShardedModel,
     command,
+    words,
 )
 from kvlab.fast.lab.terminal import errors, print_caption, print_json, print_table, results_only
 from kvlab.reference.models import reasoner_directory
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Methods, Budgets, BlockSize, Feed, ShardedModel, Json):
     """What to evaluate."""
 

@@ -1,10 +1,17 @@
 """``kvlab generate``: a model writes under a method, and says what that cost."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from kvlab.fast.lab.commands.options import check_seed, read_prompt
-from kvlab.fast.lab.commands.settings import BlockSize, Json, Prompt, TypedModel, command
+from kvlab.fast.lab.commands.settings import (
+    BlockSize,
+    Json,
+    Prompt,
+    TypedModel,
+    check_seed,
+    command,
+    read_prompt,
+)
 from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting
 from kvlab.reference.checks import check_at_least
@@ -13,7 +20,6 @@ if TYPE_CHECKING:
     from kvlab.fast.lab.generation import Written
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Prompt, BlockSize, TypedModel, Json):
     """What to continue, and how."""
 

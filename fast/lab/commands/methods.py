@@ -1,7 +1,6 @@
 """``kvlab methods`` and ``kvlab recurrence``. They need the reference alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,6 @@ from kvlab.reference.models import EMBEDDED
 from kvlab.reference.simulator.observed import recurrence as measure_recurrence
 
 
-@dataclass(frozen=True, kw_only=True)
 class Listed(Json):
     """What to list."""
 
@@ -79,7 +77,6 @@ def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
             print_line(f"{name}: no divergences")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Measured(Problems, Threshold, ReferenceModel, Json):
     """What to measure."""
 

@@ -1,12 +1,11 @@
 """``kvlab models``: real language models for the commands' ``--model``."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.commands.settings import Json, command
+from kvlab.fast.lab.commands.settings import Group, Json, command
 from kvlab.fast.lab.tables import Column, tabulate
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, results_only, working
 from kvlab.fast.models import (
@@ -46,8 +45,7 @@ def _facts(name: str) -> dict[str, str]:
     return {"about": about, "license": license_, "here": "yes" if here else "no"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fetched:
+class Fetched(Group):
     """What to fetch, and from where."""
 
     name: Annotated[str, typer.Argument()]

@@ -1,16 +1,20 @@
 """``kvlab needle``: how often a model under a method still finds a fact from long ago."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from kvlab.fast.lab.commands.options import (
+from kvlab.fast.lab.commands.settings import (
+    Budgets,
+    Json,
+    Methods,
+    ShardedModel,
     check_seed,
+    command,
     prepare_output,
     read_book,
     refuse_without_text,
     words,
 )
-from kvlab.fast.lab.commands.settings import Budgets, Json, Methods, ShardedModel, command
 from kvlab.fast.lab.terminal import (
     print_json,
     print_line,
@@ -20,7 +24,6 @@ from kvlab.fast.lab.terminal import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Methods, Budgets, ShardedModel, Json):
     """What to hide, and how it is read."""
 

@@ -1,10 +1,18 @@
 """``kvlab perplexity``: how much worse a model predicts a text under a method."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from kvlab.fast.lab.commands.options import read_book, refuse_without_text
-from kvlab.fast.lab.commands.settings import Budgets, Feed, Json, Methods, ShardedModel, command
+from kvlab.fast.lab.commands.settings import (
+    Budgets,
+    Feed,
+    Json,
+    Methods,
+    ShardedModel,
+    command,
+    read_book,
+    refuse_without_text,
+)
 from kvlab.fast.lab.terminal import (
     print_caption,
     print_json,
@@ -14,7 +22,6 @@ from kvlab.fast.lab.terminal import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Methods, Budgets, Feed, ShardedModel, Json):
     """What to read, and how."""
 

@@ -1,21 +1,19 @@
 """``kvlab plan``: memory, time and devices, from the cost model. Needs the reference alone."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvlab.fast.lab import planning
-from kvlab.fast.lab.commands.options import prepare_output
-from kvlab.fast.lab.commands.settings import BlockSize, Json, Methods, command
+from kvlab.fast.lab.commands.settings import BlockSize, Json, Methods, command, prepare_output
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, working
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_hardware, find_shape
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Methods, BlockSize, Json):
     """What to serve, and on what."""
 

@@ -1,6 +1,5 @@
 """``kvlab prove``: check every statement of the papers. Needs the reference alone."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,6 @@ from kvlab.fast.lab.terminal import console, errors, print_json, reporting
 from kvlab.reference import proofs
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Workers, Json):
     """What to check."""
 

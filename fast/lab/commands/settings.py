@@ -1,9 +1,8 @@
-"""Commands take their options from a dataclass each; and the groups of options that many share.
+"""Commands take their options from a dataclass each; groups of options that many share; checks.
 
-The settings of a command are a frozen dataclass with keywords only, built of the groups below; the
-command is a function of such settings:
+The settings of a command are a dataclass, built of the groups below; the command is a function of
+such settings:
 
-    @dataclass(frozen=True, kw_only=True)
     class Settings(Methods, Budgets, Json):
         methods: str = "h2o tova"
         trace: Annotated[Path, typer.Argument()]
@@ -32,15 +31,25 @@ from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from tempfile import TemporaryFile
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+)
 
 import typer
 
-from kvlab.fast.lab.commands.options import read_methods, words
+from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.terminal import working
 from kvlab.reference.method import docstrings_below
-from kvlab.reference.models import reasoner_directory
+from kvlab.reference.models import EMBEDDED, reasoner_directory
 from kvlab.reference.selection import budget_entries
+from kvlab.reference.tasks import english
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -95,16 +104,23 @@ def _meanings(module: str) -> dict[str, dict[str, str]]:
     return {each.name: docstrings_below(each) for each in classes}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Json:
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Group:
+    """Options; a class below this one is a frozen dataclass with keywords only."""
+
+    def __init_subclass__(cls) -> None:
+        """Make a dataclass of it."""
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Json(Group):
     """Whether tables are wanted as data."""
 
     json: bool = False
     """Print JSON instead of tables."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Methods:
+class Methods(Group):
     """Methods to compare."""
 
     methods: Annotated[str, typer.Option("--methods", "--method")]
@@ -116,8 +132,7 @@ class Methods:
         return read_methods(self.methods)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Budgets:
+class Budgets(Group):
     """Budgets under which to compare them."""
 
     budgets: Annotated[list[str] | None, typer.Option("--budgets", "--budget")] = None
@@ -131,32 +146,28 @@ class Budgets:
         return found or default
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockSize:
+class BlockSize(Group):
     """How prompts are read."""
 
     block_size: int | None = None
     """Read prompts in blocks of so many tokens; default: at once."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Feed:
+class Feed(Group):
     """How tokens whose probability counts are read."""
 
     feed: str = "steps"
     """How tokens are rated: fed one by one as if written (steps), or as a prompt (blocks)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workers:
+class Workers(Group):
     """How many processes compute."""
 
     workers: Annotated[int, typer.Option(min=1)] = os.cpu_count() or 1
     """Processes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problems:
+class Problems(Group):
     """Problems that no model was trained on."""
 
     problems: int = 16
@@ -165,24 +176,21 @@ class Problems:
     """Seed of the held-out problems."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Threshold:
+class Threshold(Group):
     """When an entry is important."""
 
     threshold: float = 0.01
     """Attention that counts as an activation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReferenceModel:
+class ReferenceModel(Group):
     """A model for the reference."""
 
     model: Path | None = None
     """Short name (kvlab models list) or directory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(Group):
     """A model for PyTorch, and where it runs."""
 
     model: str | None = None
@@ -200,7 +208,6 @@ class Model:
             return loading.load(self.model or reasoner_directory(), dtype, self.device, parallel)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TypedModel(Model):
     """A model for PyTorch, where it runs, and in which number format."""
 
@@ -208,7 +215,6 @@ class TypedModel(Model):
     """auto, float64, float32, bfloat16 or float16."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ShardedModel(TypedModel):
     """A model for PyTorch that may be spread over several devices."""
 
@@ -216,8 +222,7 @@ class ShardedModel(TypedModel):
     """layers: over all devices."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
+class Prompt(Group):
     """A text to continue, and for how long."""
 
     prompt: str | None = None
@@ -226,3 +231,110 @@ class Prompt:
     """UTF-8 file with the text to continue."""
     max_new_tokens: int = 128
     """Tokens to write at most."""
+
+
+# --- what options hold ---------------------------------------------------------------------------
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return what commas and blanks separate, without repetitions."""
+    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def read_methods(text: str) -> tuple[str, ...]:
+    """Return the specifications in an option, which ``;`` or blanks separate.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    specs = text.replace(";", " ").split()
+    if not specs:
+        raise ValueError("methods must name at least one method")
+    return tuple(specs)
+
+
+def refuse_without_text(**options: object) -> None:
+    """Raise ValueError if an option is given that only a text to read gives a meaning."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"--{name} needs a --text, or a --model that reads English")
+
+
+def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -> str:
+    """Return the text to continue, unchanged: nothing is stripped, no chat template is applied.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: if text and file are given, if neither is given although the model is not
+            embedded, or if text or file are no UTF-8 text.
+    """
+    if text is not None and file is not None:
+        raise ValueError("--prompt and --prompt-file cannot both be given")
+    if text is not None:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError(f"--prompt = {text!a} must be UTF-8 text") from None
+        return text
+    if file is None:
+        if model is not None and str(model) not in EMBEDDED:
+            raise ValueError("--prompt or --prompt-file must be given with --model")
+        task = find_task(EMBEDDED[str(model or "reasoner")])
+        return task.problems(1, seed=0)[0].prompt
+    return read_text("prompt_file", file)
+
+
+def read_book(file: Path | None, model: str | Path | None) -> str | None:
+    """Return a text to read: the file, or the novel for a model that is not embedded, else None.
+
+    The errors are those of `read_text`.
+    """
+    if file is not None:
+        return read_text("text", file)
+    return None if str(model or "reasoner") in EMBEDDED else english.novel()
+
+
+def read_text(name: str, file: Path) -> str:
+    """Return the text of a file, unchanged.
+
+    Raises:
+        FileNotFoundError: if the file does not exist.
+        ValueError: if the file is no UTF-8 text.
+    """
+    if not file.exists():
+        raise FileNotFoundError(f"{name} = {file} does not exist")
+    if not file.is_file():
+        raise ValueError(f"{name} = {file} must be a file")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{name} = {file} must be UTF-8 text") from None
+
+
+def prepare_output(name: str, file: Path | None) -> None:
+    """Make the directory of a file, before anything is computed for it.
+
+    Raises:
+        ValueError: if nothing can be written there.
+    """
+    if file is None:
+        return
+    if file.is_dir():
+        raise ValueError(f"{name} = {file} is a directory")
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{name} = {file} is no regular file")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{name} = {file} cannot be written: {error.strerror}; choose a path below a directory "
+            "that you may write to"
+        ) from None
+
+
+def check_seed(seed: int) -> None:
+    """Raise ValueError if PyTorch does not take a number as a seed."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed = {seed} must be at least 0 and below 2**63")

@@ -1,13 +1,12 @@
 """``kvlab simulate``: replay a trace under methods and budgets. Needs the reference alone."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvlab.fast.lab import simulation
-from kvlab.fast.lab.commands.options import prepare_output
 from kvlab.fast.lab.commands.settings import (
     BlockSize,
     Budgets,
@@ -16,13 +15,13 @@ from kvlab.fast.lab.commands.settings import (
     Threshold,
     Workers,
     command,
+    prepare_output,
 )
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, reporting
 from kvlab.reference.simulator.judge import EXACT
 from kvlab.reference.simulator.trace import load_trace
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Methods, Budgets, BlockSize, Threshold, Workers, Json):
     """What to replay, and how it is judged."""
 

@@ -1,13 +1,11 @@
 """``kvlab sweep`` and ``kvlab report``: many comparisons that survive being killed."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.commands.options import prepare_output
-from kvlab.fast.lab.commands.settings import Json, command
+from kvlab.fast.lab.commands.settings import Json, command, prepare_output
 from kvlab.fast.lab.terminal import (
     errors,
     print_caption,
@@ -23,7 +21,6 @@ STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class SweepSettings(Json):
     """What to run, and where."""
 
@@ -83,7 +80,6 @@ def _say(facts: dict[str, int | str], as_json: bool) -> None:
         print_line(", ".join(f"{name}: {value}" for name, value in facts.items()))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportSettings(Json):
     """What to report on."""
 

@@ -1,14 +1,19 @@
 """``kvlab trace``: records a generation for the simulator."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from kvlab.fast.lab.commands.options import prepare_output, read_prompt
-from kvlab.fast.lab.commands.settings import Json, Model, Prompt, command
+from kvlab.fast.lab.commands.settings import (
+    Json,
+    Model,
+    Prompt,
+    command,
+    prepare_output,
+    read_prompt,
+)
 from kvlab.fast.lab.files import named
 from kvlab.fast.lab.tables import MISSING
 from kvlab.fast.lab.terminal import print_facts, print_json, reporting, working
@@ -16,7 +21,6 @@ from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.trace import DTYPES, Trace, save_trace
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Model, Prompt, Json):
     """What to record."""
 

@@ -1,13 +1,12 @@
 """``kvlab view``: one HTML page that plays what methods keep. Needs the reference alone."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvlab.fast.lab import viewing
-from kvlab.fast.lab.commands.options import prepare_output, read_prompt
 from kvlab.fast.lab.commands.settings import (
     BlockSize,
     Json,
@@ -16,6 +15,8 @@ from kvlab.fast.lab.commands.settings import (
     ReferenceModel,
     Threshold,
     command,
+    prepare_output,
+    read_prompt,
 )
 from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
@@ -24,7 +25,6 @@ from kvlab.reference.models import EMBEDDED
 from kvlab.reference.simulator.recorder import MOST_VALUES
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settings(Methods, ReferenceModel, Prompt, BlockSize, Threshold, Json):
     """What to play."""
 
