@@ -1,4 +1,4 @@
-"""Precisions on arrival: floats of 8 and 4 bits, rotated codes; by hand, properties, refusals."""
+"""Precisions on arrival: floats of 8 and 4 bits, rotated codes; by hand, bounds, refusals."""
 
 import numpy as np
 import pytest
@@ -10,16 +10,14 @@ from tolerances import EXACT, FLOAT64, MONTE_CARLO
 from kvlab.reference import methods
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.codes import E2M1, E4M3, E5M2
-from kvlab.reference.precisions import OnArrival, fp8, precisions, turboquant
+from kvlab.reference.precisions import OnArrival, precisions, turboquant
 from kvlab.reference.precisions.fp8 import FP8
-from kvlab.reference.precisions.nvfp4 import NVFP4
 from kvlab.reference.precisions.turboquant import TurboQuantMSE, TurboQuantProd
 from kvlab.reference.simulator.occupancy import occupancy
 from kvlab.reference.stored_vectors import StoredVectors
 from kvlab.reference.streams import Source, random_stream, run_stream
 
 ON_ARRIVAL = [name for name in precisions() if name != "full"]
-SEEDS = st.integers(0, 2**32 - 1)
 QUICK = settings(max_examples=15, deadline=None)
 NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40).map(np.array)
 
@@ -247,24 +245,6 @@ def test_inner_products_are_right_on_average_with_the_correction_alone(bits):
     assert abs(mean[TurboQuantMSE] - biased) < error[TurboQuantMSE] + 1e-4
     assert mean[TurboQuantMSE] + error[TurboQuantMSE] < x @ y
     assert abs(1 - exact_distortion(1, 2048) - 2 / np.pi) < 1e-3
-
-
-# --- properties ----------------------------------------------------------------------------------
-
-
-@QUICK
-@given(seed=SEEDS, d=st.sampled_from([2, 7, 16, 20, 64]))
-def test_the_error_of_float_codes_is_bounded(seed, d):
-    x = np.random.default_rng(seed).normal(size=(9, d)) * 10.0 ** (seed % 5 - 4)
-    for format, small in fp8.FORMATS.items():
-        read = FP8(format, per_head=False).decode(FP8(format, per_head=False).encode(x), d)
-        half = 2.0 ** -(small.mantissa_bits + 1)
-        step = 2.0 ** (small.least_exponent - small.mantissa_bits)
-        assert (np.abs(x - read) <= np.maximum(half * np.abs(x), step / 2)).all()
-    parts = NVFP4().encode(x)
-    scales = np.repeat(E4M3.decode(parts[1]), 16, axis=1)[:, :d]
-    beyond = np.abs(x) - 6 * scales
-    assert (np.abs(x - NVFP4().decode(parts, d)) <= np.maximum(scales, beyond) + 1e-12).all()
 
 
 # --- in a cache ----------------------------------------------------------------------------------

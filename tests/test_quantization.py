@@ -35,15 +35,6 @@ def test_the_error_is_at_most_half_a_step(bits, group, seed):
         assert (np.abs(block - got) <= step / 2 + metadata).all()
 
 
-@given(st.sampled_from(WIDTHS), st.integers(0, 10**6))
-def test_quantising_again_changes_nothing_that_counts(bits, seed):
-    """Idempotent up to the rounding of scale and zero point."""
-    x = np.random.default_rng(seed).normal(size=(2, 8))
-    once = quantize(x, bits, 8).dequantize()
-    twice = quantize(once, bits, 8).dequantize()
-    np.testing.assert_allclose(once, twice, atol=2.0**-9 * np.abs(x).max())
-
-
 def test_a_constant_group_gets_codes_zero():
     stored = quantize(np.full((1, 4), 2.5), 4, 4)
     assert stored.codes.tolist() == [[0, 0]]
@@ -54,12 +45,6 @@ def test_halves_round_to_even():
     """Δ = 1: .5 → 0, 1.5 → 2, 2.5 → 2."""
     stored = quantize(np.array([[0.0, 0.5, 1.5, 2.5, 3.0]]), 2, 5)
     assert unpack(stored.codes, 2, 5).tolist() == [[0, 0, 2, 2, 3]]
-
-
-def test_bytes_are_those_of_the_arrays():
-    stored = quantize(np.zeros((6, 100)), 4, 64)
-    assert stored.codes.nbytes == 6 * 50
-    assert stored.scale.nbytes + stored.zero.nbytes == 6 * 2 * (2 + 2)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 import importlib
 import inspect
 import itertools
-import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections import Counter
@@ -160,15 +158,6 @@ def test_a_module_may_import_its_method_and_be_imported_before(file, monkeypatch
         assert methods.lookup("looks").__module__ == "looks_file"
     for name in ("shelf", "looks_file"):
         sys.modules.pop(name)
-
-
-def test_other_processes_know_it_too(file):
-    code = "from kvlab.reference import methods; print(methods.get('looks', 9).score)"
-    environment = {**os.environ, methods.OUTSIDE: str(file)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "MostLooks(share=0.05)"
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,6 @@ def filled(seed=0, G=2, n=12, d=8):
     return storage, vectors
 
 
-def test_appended_vectors_are_read_back():
-    storage, vectors = filled()
-    np.testing.assert_array_equal(storage.vectors, vectors)
-    assert storage.payload_bytes == 2 * 12 * 8 * 2
-    assert storage.overhead_bytes == 0
-
-
 def test_taken_entries_are_bit_exact_and_the_others_leave_memory():
     storage, vectors = filled()
     entries = np.zeros((2, 12), dtype=bool)
@@ -66,10 +59,3 @@ def test_channel_blocks_cannot_be_split():
     entries[:, 8] = True
     with pytest.raises(ValueError, match="must be a multiple of group = 4"):
         storage.quantize_channels(entries, 4, 4)
-
-
-def test_nothing_to_quantise_changes_nothing():
-    storage, _ = filled()
-    nothing = np.zeros((2, 12), dtype=bool)
-    assert storage.quantize_tokens(nothing, 4, 4) is storage
-    assert storage.quantize_channels(nothing, 4, 4) is storage

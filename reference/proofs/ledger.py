@@ -1,8 +1,7 @@
 """The ledger: everything that the four papers contain, and what became of each row."""
 
-import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -27,11 +26,11 @@ class Measured:
 
     def text(self) -> str:
         """Return figures, what they are and where they come from, in words."""
-        shown = (f"`{name}` {m:.3g} ({low:.3g} to {high:.3g})" for name, (m, low, high) in self)
+        shown = (
+            f"`{name}` {m:.3g} ({low:.3g} to {high:.3g})"
+            for name, (m, low, high) in self.figures.items()
+        )
         return f"{self.what}: {', '.join(shown)}; {self.where}"
-
-    def __iter__(self) -> Iterator[tuple[str, Sequence[float]]]:
-        return iter(self.figures.items())
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,6 @@ class Row:
     """What nobody here can check, and why."""
     repeat: tuple[str, ...] = ()
     """Commands for readers who have what is missing here."""
-
-    @property
-    def covers(self) -> list[str]:
-        """Numbered things that the place names: Eq. 5-7 are three."""
-        found = re.fullmatch(r"(\D+?) (\d+)-(\d+)", self.place)
-        if not found:
-            return [self.place]
-        kind, first, last = found[1], int(found[2]), int(found[3])
-        return [f"{kind} {number}" for number in range(first, last + 1)]
 
     @property
     def commands(self) -> list[str]:
@@ -86,18 +76,6 @@ def ledger() -> tuple[Row, ...]:
         for name in PAPERS
         for each in stored[name]
     )
-
-
-def contents() -> dict[str, list[str]]:
-    """Return what a paper's rows have to cover, by paper: Eq. 1, Eq. 2, …, Table 1, …"""
-    return {
-        name: [
-            f"{kind} {number}"
-            for kind, numbers in kinds.items()
-            for number in (range(1, numbers + 1) if isinstance(numbers, int) else numbers)
-        ]
-        for name, kinds in _read("ledger.toml")["contents"].items()
-    }
 
 
 def _row(name: str, each: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> Row:
