@@ -7,14 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from kvlab.fast.lab.drawing import (
-    Picture,
-    canvas,
-    curve_style,
-    draw_curves,
-    finish,
-    mark_end_of_prompt,
-)
+from kvlab.fast.lab.drawing import Picture, canvas, draw_curves, finish, mark_end_of_prompt
 from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
@@ -52,11 +45,6 @@ class SimulatedRow(Row):
     """Share of entries that were there when they regained importance; None if none did."""
     premature: float | None = None
     """Share of the evicted entries that a later token activated; None if none was evicted."""
-
-    @property
-    def label(self) -> str:
-        """Method and budget."""
-        return self.method if self.budget is None else f"{self.method}, {self.budget}"
 
 
 @dataclass(frozen=True)
@@ -192,12 +180,11 @@ def write_report(found: Simulation, path: Path) -> None:
         f"{title(found.trace)}. The vertical line in the last picture is the end of the prompt; a "
         "line ends where its entry left."
     )
-    memory = {
-        row.label: heads * np.sum([judged[number].fate.bits for judged in layers], 0) / 8 / 1024
-        for number, row in enumerate(rows)
-    }
-    middle = layers[len(layers) // 2]
-    left = {row.label: each.fate.left[0] for row, each in zip(rows, middle, strict=True)}
+    middle, memory, left = layers[len(layers) // 2], {}, {}
+    for number, row in enumerate(rows):
+        name = row.method if row.budget is None else f"{row.method}, {row.budget}"
+        memory[name] = heads * np.sum([each[number].fate.bits for each in layers], 0) / 8 / 1024
+        left[name] = middle[number].fate.left[0]
     shown = dict(list(left.items())[:MOST_LIFETIMES])
     kept = f"Who was kept when: layer {middle[0].fate.layer}, KV head 0"
     memory_curves = draw_curves(memory, "tokens", "KiB of keys and values")
@@ -207,20 +194,9 @@ def write_report(found: Simulation, path: Path) -> None:
         table(found),
         Text(caption(found)),
         Drawing("memory", "Memory over tokens", memory_curves),
-        Drawing("error", "Error over memory", _error_over_memory(rows)),
         Drawing("kept", kept, lifetimes(shown, found.trace.prompt)),
     ]
     write_html(blocks, path)
-
-
-def _error_over_memory(rows: Sequence[SimulatedRow]) -> Picture:
-    figure, (axes,) = canvas(height=4.6)
-    specs = list(dict.fromkeys(row.method for row in rows))
-    for number, spec in enumerate(specs):
-        own = sorted((row.kilobytes, row.error) for row in rows if row.method == spec)
-        axes.plot(*zip(*own, strict=True), label=spec, **curve_style(number, len(specs)))
-    axes.set(xlabel="KiB of keys and values at their most", ylabel="relative error", ylim=(0, None))
-    return finish(figure, "Error of the attention output over the memory.", legend="right")
 
 
 def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:

@@ -5,6 +5,7 @@ hardware's peak, and a fixed time to start. Sequences of a batch are at the same
 counted for 16-bit weights on one device; communication between devices is not modelled.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -105,6 +106,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_at_least(1, prompt=self.prompt, generated=self.generated, batch=self.batch)
+        check_at_least(1, block_size=1 if self.block_size is None else self.block_size)
         self.policy.check(self.prompt)
 
     @cached_property
@@ -370,8 +372,6 @@ def fleet(
         )
     if batch is not None:
         return Fleet(-(-users // batch), batch, fastest, "batch")
-    low, high = 1, most
-    while low < high:  # the largest batch that is fast enough
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if speed(middle) >= least_speed else (low, middle - 1)
-    return Fleet(-(-users // low), low, speed(low), "memory" if low == most else "speed")
+    largest = bisect_left(range(1, most + 1), True, key=lambda size: speed(size) < least_speed)
+    limit = "memory" if largest == most else "speed"
+    return Fleet(-(-users // largest), largest, speed(largest), limit)

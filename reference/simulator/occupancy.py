@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.accounting import StoredBits
-from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.observation import Clock, Observation
 from kvlab.reference.policy import Policy
@@ -59,15 +58,7 @@ def occupancy(
         generated: tokens written and read.
         block_size: tokens per block of the prompt; None for the whole prompt at once.
         head_dim: channels d of keys and values.
-
-    Raises:
-        ValueError: if a count is negative, ``block_size`` or ``head_dim`` is below 1, or the policy
-            cannot work with such a prompt.
     """
-    check_at_least(0, prompt=prompt, generated=generated)
-    check_at_least(1, block_size=1 if block_size is None else block_size, head_dim=head_dim)
-    check_at_least(1, tokens=prompt + generated)
-    policy.check(prompt)
     t = prompt + generated
     found = Occupancy(
         attended=np.zeros(t, dtype=np.int64),

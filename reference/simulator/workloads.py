@@ -256,19 +256,3 @@ def key_outliers(
     achieved: Float[Array, "t t"] = queries[0, 0, 0] @ keys[0, 0].T / np.sqrt(tokens)
     trace = replace(plain.trace, queries=queries, keys=keys)
     return Workload(trace, achieved, {"outliers": chosen, "importance": importance})
-
-
-WORKLOADS = {
-    function.__name__: function
-    for function in (
-        periodic_recurrence,
-        pure_recency,
-        sinks,
-        needles,
-        exchangeable,
-        varying_values,
-        equal_distances,
-        key_outliers,
-    )
-}
-"""Workloads by name; each takes ``seed`` and its own parameters."""

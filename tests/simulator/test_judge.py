@@ -12,7 +12,6 @@ from tolerances import FLOAT64
 from kvlab.reference import methods
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Full, Policy, Score
 from kvlab.reference.simulator.judge import (
-    best_left,
     bound_of,
     judge,
     oracle_of,
@@ -22,7 +21,6 @@ from kvlab.reference.simulator.judge import (
     survival,
 )
 from kvlab.reference.simulator.replay import Fate, FullAttention, Layer, replay, replay_layer
-from kvlab.reference.simulator.workloads import periodic_recurrence
 
 # --- the best, chance, and a bound ----------------------------------------------------------------
 
@@ -60,16 +58,6 @@ def test_the_oracle_is_the_best_of_all_keep_sets(budget, prompt):
     for head, attention in enumerate(attention_of(trace)):
         expected = best_by_trying_everything(attention, prompt, budget)
         assert masses[head] == pytest.approx(expected, rel=FLOAT64)
-
-
-@pytest.mark.parametrize("budget", [1, 4, 30])
-def test_the_oracle_keeps_within_its_budget(budget):
-    attention = attention_of(noise(layers=1))[0]
-    left = best_left(attention, 20, budget)
-    for token in range(19, 70):
-        present = (left > token) & (np.arange(70) <= token)
-        assert present.sum() <= budget
-    assert (left >= np.maximum(np.arange(70), 19)).all()
 
 
 @dataclass(frozen=True)
@@ -184,37 +172,13 @@ def test_a_longer_gap_asks_for_less_and_nothing_is_asked_of_the_prompt(prompt, g
     assert recall(scripted(prompt), [], 0.15, gap) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"), [((-0.1, 3), "threshold = -0.1"), ((0.1, -1), "gap = -1")]
-)
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        recall(scripted(), [], *arguments)
-
-
-def test_lagged_tracking_hits_what_recurs_more_often():
-    workload = periodic_recurrence(seed=0)
-    policies = [
-        methods.get("lazy_eviction@window=64,threshold=0.05", 112),
-        methods.get("tova", 112),
-    ]
-    ((lazy, tova),) = judge(workload.trace, policies, threshold=0.05, exact=False)
-    rates = [each.recall.hits.sum() / each.recall.regained.sum() for each in (lazy, tova)]
-    assert rates[0] > rates[1] + 0.2
-    assert skill([lazy]) > skill([tova])
-
-
 def test_workers_change_nothing():
     policies = [methods.get("h2o", 12), methods.get("desirekv@interval=8,selector=2,group=4")]
-    alone, shared = ([*judge(noise(), policies, workers=n)] for n in (1, 2))
-    for one, two in zip(alone, shared, strict=True):
-        for first, second in zip(one, two, strict=True):
-            assert (first.mass, first.best, first.random) == (
-                second.mass,
-                second.best,
-                second.random,
-            )
-            np.testing.assert_array_equal(first.recall.hits, second.recall.hits)
+    alone, shared = (
+        [[(x.mass, x.best, x.random, *x.recall.hits) for x in layer] for layer in each]
+        for each in (judge(noise(), policies, workers=n) for n in (1, 2))
+    )
+    assert alone == shared
 
 
 def test_chance_has_no_skill_and_a_full_cache_none_to_have():

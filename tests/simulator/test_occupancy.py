@@ -77,18 +77,3 @@ def test_what_is_quantised_when():
     events = np.nonzero(ddks.ranked[10:])[0].tolist()
     assert events == [10, 18]
     assert (ddks.quantised[10:][events] == 6).all()  # of eight, a quarter stays wide
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((-1, 5), "prompt = -1"),
-        ((5, -1), "generated = -1"),
-        ((0, 0), "tokens = 0"),
-        ((5, 5, 0), "block_size = 0"),
-        ((5, 5, None, 0), "head_dim = 0"),
-    ],
-)
-def test_bad_input(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        occupancy(methods.get("h2o", 4), *arguments)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,37 +55,23 @@ def test_what_is_saved_comes_back(dtype, tmp_path):
     trace = example(dtype)
     save_trace(trace, tmp_path / "new" / "trace.npz")
     found = load_trace(tmp_path / "new" / "trace.npz")
-    for name in MEMBERS:
-        before, after = getattr(trace, name), getattr(found, name)
-        if isinstance(before, np.ndarray):
-            np.testing.assert_array_equal(after, before)
-            assert after.dtype == before.dtype
-        else:
-            assert after == before
-    assert isinstance(found.prompt, int)
+    assert (found.prompt, found.metadata) == (trace.prompt, trace.metadata)
+    for name in ("queries", "keys", "values", "positions", "tokens", "confidence"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(trace, name))
+        assert getattr(found, name).dtype == getattr(trace, name).dtype
 
 
-def test_the_schema_is_the_documented_one(tmp_path):
+def test_the_schema_is_the_documented_one_and_what_others_add_is_ignored(tmp_path):
     """The members, their shapes and the entries of the metadata, written out once more."""
     save_trace(example(), tmp_path / "trace.npz")
     with np.load(tmp_path / "trace.npz", allow_pickle=False) as file:
         shapes = {name: member.shape for name, member in file.items()}
         facts = json.loads(str(file["metadata"]))
-    assert shapes == {
-        "queries": (2, 3, 2, 5, 4),
-        "keys": (2, 3, 5, 4),
-        "values": (2, 3, 5, 4),
-        "positions": (5,),
-        "tokens": (5,),
-        "prompt": (),
-        "confidence": (5,),
-        "metadata": (),
-    }
+    vectors = {"queries": (2, 3, 2, 5, 4), "keys": (2, 3, 5, 4), "values": (2, 3, 5, 4)}
+    tokens = dict.fromkeys(("positions", "tokens", "confidence"), (5,))
+    assert shapes == {**vectors, **tokens, "prompt": (), "metadata": ()}
     assert facts.pop("kvlab")
     assert facts == {"version": 1, "model": "model", "layers": [0, 7], "softcap": 50.0}
-
-
-def test_what_others_add_is_ignored(tmp_path):
     path = stored(tmp_path, note=np.array("hello"), metadata=metadata(note="hello"))
     assert load_trace(path).metadata.model == "m"
 
@@ -136,42 +121,33 @@ def test_metadata_that_is_not_allowed_is_named(changed, message, tmp_path):
         load_trace(stored(tmp_path, metadata=metadata(**changed)))
 
 
+WHOLE = np.zeros((2, 3, 5, 4), int)
+
+
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("name", "member", "message"),
     [
-        ({"metadata": "{"}, "metadata is not valid JSON"),
-        ({"metadata": "[1]"}, "metadata must be a JSON object"),
-        ({"metadata": np.arange(3)}, "metadata is not valid JSON"),
-        ({"prompt": 1.5}, "prompt of type float64 must be whole numbers"),
-        ({"prompt": 6}, "prompt = 6 must be between 0 and the 5 tokens"),
-        ({"prompt": -1}, "prompt = -1 must be between 0 and the 5 tokens"),
-        (
-            {"queries": np.zeros((2, 3, 2, 5, 4), np.int64)},
-            "queries of type int64 must be float16 or fl",
-        ),
-        ({"keys": np.zeros((2, 3, 5, 4), int)}, "keys of type int64 must be floating point"),
-        ({"queries": np.zeros((2, 3, 5, 4))}, "queries of shape (2, 3, 5, 4) must be [L, G, rho,"),
-        ({"queries": np.zeros((2, 3, 2, 0, 4))}, "queries of shape (2, 3, 2, 0, 4) must be [L, G,"),
-        ({"keys": np.zeros((2, 3, 4, 4))}, "keys of shape (2, 3, 4, 4) must have the shape (2, 3,"),
-        ({"values": np.zeros((2, 3, 5, 4))}, "values of type float64 must be float32, as queries"),
-        (
-            {"keys": np.zeros((2, 3, 5, 4), "float16")},
-            "keys of type float16 must be float32, as queries",
-        ),
-        ({"tokens": np.zeros(5)}, "tokens of type float64 must be whole numbers"),
-        ({"tokens": np.arange(4)}, "tokens of shape (4,) must have the shape (5,)"),
-        ({"positions": np.arange(5) - 1}, "positions and tokens must be at least 0"),
-        ({"positions": np.array([0, 1, 1, 2, 3])}, "positions must be strictly ascending"),
-        ({"positions": np.arange(5, dtype="u1")[::-1]}, "positions must be strictly ascending"),
-        ({"confidence": np.full(5, 1.5)}, "confidence must be NaN or between 0 and 1"),
-        ({"confidence": np.full(5, -np.inf)}, "confidence must be NaN or between 0 and 1"),
-        ({"confidence": np.ones(5, int)}, "confidence of type int64 must be floating point"),
-        ({"keys": np.array([{}], object)}, "'keys' cannot be read: Object arrays cannot be loaded"),
+        ("metadata", "{", "metadata is not valid JSON"),
+        ("metadata", "[1]", "metadata must be a JSON object"),
+        ("prompt", 1.5, "prompt of type float64 must be whole numbers"),
+        ("prompt", 6, "prompt = 6 must be between 0 and the 5 tokens"),
+        ("queries", np.zeros((2, 3, 2, 5, 4), int), "queries of type int64 must be float16 or fl"),
+        ("queries", np.zeros((2, 3, 2, 0, 4)), "queries of shape (2, 3, 2, 0, 4) must be [L, G,"),
+        ("keys", WHOLE, "keys of type int64 must be floating point"),
+        ("keys", WHOLE[..., 1:, :] + 0.5, "keys of shape (2, 3, 4, 4) must have the shape (2, 3,"),
+        ("values", WHOLE + 0.5, "values of type float64 must be float32, as queries"),
+        ("tokens", np.zeros(5), "tokens of type float64 must be whole numbers"),
+        ("positions", np.arange(5) - 1, "positions and tokens must be at least 0"),
+        ("positions", np.array([0, 1, 1, 2, 3]), "positions must be strictly ascending"),
+        ("positions", np.arange(5, dtype="u1")[::-1], "positions must be strictly ascending"),
+        ("confidence", np.full(5, 1.5), "confidence must be NaN or between 0 and 1"),
+        ("confidence", np.full(5, -np.inf), "confidence must be NaN or between 0 and 1"),
+        ("keys", np.array([{}], object), "'keys' cannot be read: Object arrays cannot be loaded"),
     ],
 )
-def test_a_member_that_does_not_fit_is_named(changed, message, tmp_path):
+def test_a_member_that_does_not_fit_is_named(name, member, message, tmp_path):
     with pytest.raises(ValueError, match=re.escape(message)):
-        load_trace(stored(tmp_path, **changed))
+        load_trace(stored(tmp_path, **{name: member}))
 
 
 @pytest.mark.parametrize("name", ["queries", "keys", "values"])
@@ -191,21 +167,12 @@ def test_a_file_that_is_no_trace_is_named(tmp_path):
         np.save(file, np.arange(3))
     with pytest.raises(ValueError, match="is no trace: it is no complete archive of arrays"):
         load_trace(path)
-    for content in (b"", b"PK\x03\x04", b"no archive"):
+    save_trace(example(), path)
+    whole = path.read_bytes()
+    for content in (b"", b"PK\x03\x04", b"no archive", whole[:100], whole[: len(whole) // 2]):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"trace\.npz is no trace"):
             load_trace(path)
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_file_that_was_cut_or_damaged_is_refused(share, tmp_path):
-    path = tmp_path / "trace.npz"
-    save_trace(example(), path)
-    whole = path.read_bytes()
-    place = int(share * len(whole))
-    path.write_bytes(whole[:place])
-    with pytest.raises(ValueError, match=r"trace\.npz is no trace"):
-        load_trace(path)
 
 
 def test_a_damaged_member_is_named(tmp_path):
@@ -214,9 +181,3 @@ def test_a_damaged_member_is_named(tmp_path):
     path.write_bytes(content.replace(example().keys.tobytes()[:16], b"0" * 16))
     with pytest.raises(ValueError, match="'keys' cannot be read"):
         load_trace(path)
-
-
-def test_a_trace_does_not_change():
-    with pytest.raises(AttributeError):
-        example().prompt = 0
-    assert replace(example(), prompt=0).prompt == 0

@@ -181,7 +181,7 @@ def test_table_and_report_show_who_was_kept_and_who_was_refused(printed, noise_f
     shown = printed("simulate", noise_file, *arguments, "--report", tmp_path / "r.html")
     assert "noise: 20 tokens given, 50 generated" in shown and "tova" in shown
     html = (tmp_path / "r.html").read_text()
-    assert html.count("<svg") == 3
+    assert html.count("<svg") == 2
     assert ">tova</td>" in html
     assert "budget = 12 must be at least the 20 entries" in html
 
