@@ -53,84 +53,9 @@ def opened(page, found, tmp_path):
     return page
 
 
-def classes(page, pane, tokens):
-    spans = page.locator("#panes [role=listbox]").nth(pane).locator("[role=option]")
-    names = spans.evaluate_all("all => all.map(span => span.className.split(' '))")
-    return names[:tokens]
-
-
-def shows(page, run, pane, step, kept):
-    """Compare the colours of one pane with the share of heads that keep each token."""
-    page.evaluate(
-        "step => { const s = document.getElementById('step'); s.value = step;"
-        " s.dispatchEvent(new Event('input')); }",
-        step,
-    )
-    for position, names in enumerate(classes(page, pane, run.read)):
-        if position >= run.steps[step]:
-            assert "f" in names
-        else:
-            share = kept[position]
-            assert f"l{0 if share == 0 else max(1, round(8 * share))}" in names, (position, names)
-
-
-@pytest.mark.parametrize("step", [0, 5, 17, 30])
-def test_slider_and_selectors_show_what_the_timeline_says(page, tmp_path, step):
-    found = recorded()
-    opened(page, found, tmp_path)
-    for pane, run in enumerate(found.runs):
-        kept = run.stored(step) != GONE
-        page.select_option("#layer", "all")
-        page.select_option("#head", "all")
-        shows(page, run, pane, step, kept.mean(axis=(0, 1)))
-        page.select_option("#layer", "1")
-        page.select_option("#head", "0")
-        shows(page, run, pane, step, kept[1, 0].astype(float))
-    assert not page.problems
-
-
-def test_another_step_looks_different(page, tmp_path):
-    run = recorded().runs[0]
-    opened(page, recorded(), tmp_path)
-    with pytest.raises(AssertionError):
-        shows(page, run, 0, 25, (run.stored(12) != GONE).mean(axis=(0, 1)))
-
-
-def test_a_long_text_shows_what_the_timeline_says_in_view_and_when_it_rests(page, tmp_path):
-    found = recorded(1600, 480)
-    opened(page, found, tmp_path)
-    for pane, run in enumerate(found.runs):
-        for step, layer, head in ((1000, "all", "all"), (360, "1", "1"), (1199, "0", "0")):
-            page.select_option("#layer", layer)
-            page.select_option("#head", head)
-            kept = run.stored(step) != GONE
-            one = layer != "all"
-            share = kept[int(layer), int(head)].astype(float) if one else kept.mean(axis=(0, 1))
-            expected = levels(run, step, share)
-            moved = page.evaluate(MOVED, [pane, step, run.read])
-            visible, names = moved["visible"], moved["classes"]
-            assert 50 < len(visible) < run.read
-            assert {p: level(names[p]) for p in visible} == {p: expected[p] for p in visible}
-            page.wait_for_function(RESTED, arg=[pane, expected])
-    assert not page.problems
-
-
-def level(names):
-    """Return the class that says what share of the heads keeps a token."""
-    return next(name for name in names.split() if re.fullmatch(r"f|l\d", name))
-
-
-def levels(run, step, share):
-    seen = run.steps[step]
-    return [
-        "f" if p >= seen else f"l{0 if kept == 0 else max(1, math.floor(8 * kept + 0.5))}"
-        for p, kept in enumerate(share.tolist())
-    ]
-
-
-MOVED = """([pane, step, read]) => {
+MOVED = """([pane, step]) => {
   const text = document.querySelectorAll("#panes [role=listbox]")[pane];
-  const spans = [...text.querySelectorAll("[role=option]")].slice(0, read);
+  const spans = [...text.querySelectorAll("[role=option]")];
   const slider = document.getElementById("step");
   slider.value = step;
   slider.dispatchEvent(new Event("input"));
@@ -150,12 +75,55 @@ RESTED = """([pane, expected]) => {
 }"""
 
 
+def level(names):
+    """Return the class that says what share of the heads keeps a token."""
+    return next(name for name in names.split() if re.fullmatch(r"f|l\d", name))
+
+
+def levels(run, step, place=()):
+    """Return that class of every token, of all heads together or of one layer and head."""
+    kept = (run.stored(step) != GONE)[place].astype(float)
+    share = kept if place else kept.mean(axis=(0, 1))
+    return [
+        "f" if p >= run.steps[step] else f"l{0 if x == 0 else max(1, math.floor(8 * x + 0.5))}"
+        for p, x in enumerate(share.tolist())
+    ]
+
+
+def shown(page, pane, step):
+    """Move the slider; return the classes of the tokens in view, by position."""
+    moved = page.evaluate(MOVED, [pane, step])
+    return {position: level(moved["classes"][position]) for position in moved["visible"]}
+
+
+PLACES = {("all", "all"): (), ("1", "0"): (1, 0), ("0", "1"): (0, 1)}
+
+
+@pytest.mark.parametrize("tokens", [41, 1600])
+def test_slider_and_selectors_show_what_the_timeline_says(page, tmp_path, tokens):
+    """In view at once, everywhere when it rests."""
+    found = recorded(tokens, tokens // 3)
+    opened(page, found, tmp_path)
+    for pane, run in enumerate(found.runs):
+        for (layer, head), place in PLACES.items():
+            page.select_option("#layer", layer)
+            page.select_option("#head", head)
+            for step in (0, len(run.steps) // 2, len(run.steps) - 1):
+                expected, seen = levels(run, step, place), shown(page, pane, step)
+                assert seen == {p: expected[p] for p in seen} and len(seen) >= min(41, tokens)
+                page.wait_for_function(RESTED, arg=[pane, expected])
+    last = len(run.steps) - 1
+    seen, other = shown(page, 1, last // 2), levels(run, last, place)
+    assert seen != {p: other[p] for p in seen}, "another step looks different"
+    assert not page.problems
+
+
 def test_a_scrolled_text_is_right_before_the_steps_rest(page, tmp_path):
     found = recorded(2000, 600, layers=1)
-    run, step = found.runs[0], 1000
+    run = found.runs[0]
     opened(page, found, tmp_path)
-    expected = levels(run, step, (run.stored(step) != GONE).mean(axis=(0, 1)))
-    for place in (0, 700, 200):
+    for place, step in ((0, 1000), (700, 700), (200, 850)):
+        expected = levels(run, step)
         page.evaluate(
             "place => { clearTimeout(panes[0].rest);"
             " document.querySelector('#panes [role=listbox]').scrollTop = place; }",
@@ -163,11 +131,9 @@ def test_a_scrolled_text_is_right_before_the_steps_rest(page, tmp_path):
         )
         page.evaluate("() => new Promise(requestAnimationFrame)")
         page.evaluate("() => new Promise(requestAnimationFrame)")
-        moved = page.evaluate(MOVED, [0, step, run.read])
+        moved = page.evaluate(MOVED, [0, step])
         assert all(level(moved["classes"][p]) == expected[p] for p in moved["visible"])
         far = [p for p in range(run.read) if level(moved["classes"][p]) != expected[p]]
-        step = 700 if step == 1000 else 1000
-        expected = levels(run, step, (run.stored(step) != GONE).mean(axis=(0, 1)))
         assert far, "nothing was left to be drawn: the view is all of the text"
     assert not page.problems
 

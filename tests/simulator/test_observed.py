@@ -52,13 +52,9 @@ def test_intervals_are_those_that_lazy_eviction_tracks(tracked):
     trace, live = tracked
     found = [entry.interval for entry in activations(trace, THRESHOLD)]
     np.testing.assert_array_equal(found, live)
+    others = [entry.interval for entry in activations(trace, 10 * THRESHOLD)]
+    assert (np.array(others) != live).any()
     assert intervals(reasoner_directory(), 1, 0, THRESHOLD).tolist() == found
-
-
-def test_another_threshold_gives_other_intervals(tracked):
-    trace, live = tracked
-    found = [entry.interval for entry in activations(trace, 10 * THRESHOLD)]
-    assert (np.array(found) != live).any()
 
 
 def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():
@@ -70,11 +66,6 @@ def test_the_most_recurring_entries_of_a_workload_are_those_that_recur():
     by_place = dict(zip(workload.facts["recurring"], workload.facts["intervals"], strict=True))
     # an entry's first gap starts at the step before its birth, one earlier than the workload's
     assert all(entry.interval == by_place[entry.position] + 1 for entry in found)
-
-
-def test_a_negative_threshold_is_refused(tracked):
-    with pytest.raises(ValueError, match="threshold = -1 must be between 0 and 1"):
-        next(activations(tracked[0], -1))
 
 
 # --- who leaves -----------------------------------------------------------------------------------
@@ -94,12 +85,9 @@ def test_attention_and_error_name_other_entries():
     np.testing.assert_allclose(found.by_attention, [6 / 13], atol=FLOAT64)
     np.testing.assert_allclose(found.by_error, [1 / 13], atol=FLOAT64)
     assert found.common.tolist() == [0]
-
-
-def test_several_leave_together():
     # without entries 0 and 1 all values are 1: 13/7 − 1 = 6/7, over 13/7: 6/13.
-    found = choice(head([2, 3, 15, 1], [10, 1, 1, 1]), 0.7, first=3)
-    np.testing.assert_allclose(found.by_attention, [6 / 13], atol=FLOAT64)
+    together = choice(head([2, 3, 15, 1], [10, 1, 1, 1]), 0.7, first=3)
+    np.testing.assert_allclose(together.by_attention, [6 / 13], atol=FLOAT64)
 
 
 def test_the_last_entry_never_leaves():
@@ -116,13 +104,6 @@ def test_on_the_reasoner_one_victim_of_least_error_is_the_best_there_is():
     ]
     best = min(recomputed) / np.linalg.norm(h @ values)
     assert found[5].by_error[0] == pytest.approx(best, rel=1e-6)
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(ValueError, match="first = 1 must be at least 2"):
-        choice(head([1], [1]), first=1)
-    with pytest.raises(ValueError, match="share = 1 must be at least 0 and below 1"):
-        choice(head([1], [1]), share=1)
 
 
 # --- importance and sensitivity -------------------------------------------------------------------
@@ -156,6 +137,14 @@ def test_larger_outliers_cost_more_to_store():
     assert (errors <= 0.51 * steps).all() and (errors > 0.05 * steps).all()
 
 
-def test_something_must_be_left_to_judge():
-    with pytest.raises(ValueError, match="recent = 69 must leave two of the 70 tokens"):
-        quadrants(Layer.of(noise(t=70), 0), recent=69)
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (lambda: choice(head([1], [1]), first=1), "first = 1 must be at least 2"),
+        (lambda: choice(head([1], [1]), share=1), "share = 1 must be at least 0 and below 1"),
+        (lambda: quadrants(Layer.of(noise(), 0), recent=69), "recent = 69 must leave two of the"),
+    ],
+)
+def test_bad_arguments_are_named(asked, message):
+    with pytest.raises(ValueError, match=message):
+        asked()
