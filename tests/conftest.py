@@ -6,9 +6,12 @@ import os
 import hypothesis
 import torch
 import typecheck  # noqa: F401  (before kvlab is imported)
+from jaxtyping import config
 
-# What is imported stays to the end: the garbage collector would walk over it in vain.
+# What is imported stays to the end: the garbage collector would walk over it in vain. And what
+# modules do while they are imported is no test.
 gc.disable()
+config.update("jaxtyping_disable", True)
 
 NO_CLOCK = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("thorough", **NO_CLOCK)
@@ -26,7 +29,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Take what is imported out of the garbage collector's walks: it stays to the end."""
-    gc.collect()
+    """Check shapes from now on; take what is imported out of the garbage collector's walks."""
+    config.update("jaxtyping_disable", False)
     gc.freeze()
     gc.enable()
