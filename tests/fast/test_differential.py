@@ -8,7 +8,6 @@ import pytest
 import torch
 from cases import BUDGETED, CODED, GRANULAR, OWN_SIZE, QUANTIZING, SELF_SIZED
 from replay import Comparison, Tolerance, random_blocks
-from sampling import sampled
 from shapes import shapes_checked
 from tolerances import BFLOAT16_OUTPUT, FLOAT32_SCORES, FLOAT64
 
@@ -96,14 +95,18 @@ def compare(spec: str, heads: str, dtype: str, flow: str, batch: str) -> Compari
     return comparison
 
 
-@pytest.mark.parametrize(
-    ("spec", "heads", "dtype", "flow", "batch"),
-    sampled(((spec, *case) for spec, case in product(SPECS, sorted(MATRIX))), QUICK),
-)
+@pytest.mark.parametrize(("spec", "heads", "dtype", "flow", "batch"), QUICK)
 def test_fast_agrees_with_the_reference(spec, heads, dtype, flow, batch):
     found = compare(spec, heads, dtype, flow, batch).found
     if flow in ("short", "both") and spec != "full":
         assert found.evictions > 0 or found.coded > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS)
+def test_fast_agrees_with_the_reference_in_every_case(spec):
+    for case in sorted(MATRIX):
+        test_fast_agrees_with_the_reference(spec, *case)
 
 
 def test_the_comparison_can_fail():
