@@ -37,12 +37,6 @@ class Example:
     """The method in registry syntax."""
     budget: int | None = 12
     """Entries that may stay; None where the method sizes itself."""
-    groups: tuple[str, ...] | None = None
-    """Groups of test vectors; None: those that suit the first example of a method, or an option."""
-    extra_groups: tuple[str, ...] = ()
-    """Further groups."""
-    ties: bool = False
-    """Whether equal scores decide in every group, as where a score counts steps."""
     shared: bool = True
     """Whether the tests that all methods share run it; if it takes a budget, it must work with any
     budget of at least six entries."""

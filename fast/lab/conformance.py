@@ -79,22 +79,14 @@ def _keep_set(scores, safe, room):
 
 
 def _compacted(keys, values, positions, accumulated, stamp, keep):
-    vectors = torch.stack([keys, values])[:, None]
     columns = {
-        "vectors": vectors.contiguous(),
-        "integers": torch.stack([positions, stamp]).to(torch.int32)[:, None].contiguous(),
+        "vectors": torch.stack([keys, values])[:, None],
+        "integers": torch.stack([positions, stamp])[:, None].to(torch.int32),
         "floats": accumulated[None, None].clone(),
     }
     move_survivors(columns, keep[None], ascending=True)
-    kept = keep.shape[1]
-    moved = {name: x[:, 0, :, :kept] for name, x in columns.items()}
-    return {
-        "keys": moved["vectors"][0],
-        "values": moved["vectors"][1],
-        "positions": moved["integers"][0],
-        "stamp": moved["integers"][1],
-        "accumulated": moved["floats"][0],
-    }
+    vectors, integers, floats = (x[:, 0, :, : keep.shape[1]] for x in columns.values())
+    return *vectors, integers[0], *floats, integers[1]
 
 
 def _quantize(x, bits, group):
@@ -234,19 +226,10 @@ def _select(method, budget, **given):
 
 
 def _keep(method, budget, scores, **given):
-    G, n = given["positions"].shape
-    nothing = torch.zeros(G, n, 1)
-    vectors = {
-        "queries": torch.zeros(G, 1, given["block"], 1),
-        "keys": nothing,
-        "values": nothing,
-        "query_positions": torch.arange(given["seen"] - given["block"], given["seen"]),
-    }
-    policy, seen = _prepared(method, budget, {**given, **vectors})
-    clock = seen.clock.rows[0]
-    safe = policy.protect.safe(seen)
+    policy, seen = _prepared(method, budget, given)
+    safe, n = policy.protect.safe(seen), given["positions"].shape[1]
     protected = 0 if safe is None else int(safe[0, 0].sum())
-    room = policy.budget.room(clock, n, protected)
+    room = policy.budget.room(seen.clock.rows[0], n, protected)
     assert room is not None
     kept = min(n, protected + room)
     return keep_slots(scores[None], safe, seen.positions, [kept], ordered=True)[0]
@@ -283,12 +266,16 @@ def _run(method, budget, queries, keys, values, blocks, confidence, prompt, soft
         layers.begin(clock)
         layers.attend(0, Block(clock, 0, *new, confidence[None, :done], softcap=softcap))
         layers.finish()
-    present = torch.zeros(len(steps), keys.shape[0], t + 1, dtype=torch.bool)
-    for there, (_, cache) in zip(present, steps, strict=True):
-        there.scatter_(1, torch.where(cache.positions[0] < 0, t, cache.positions[0]).long(), True)
-    output = torch.cat([output for output, _ in steps], dim=2)
-    found = {"output": output, "present": present[:, :, :t]}
+    present = torch.stack([_marked(cache.positions[0], t) for _, cache in steps])
+    found = {"output": torch.cat([output for output, _ in steps], dim=2), "present": present}
     return found | (_stored(layers.copies()[0]) if policy.precision.quantises else {})
+
+
+def _marked(positions: Tensor, tokens: int) -> Tensor:
+    """Mark positions along a last axis of so many tokens; negative ones are no positions."""
+    there = torch.zeros(*positions.shape[:-1], tokens + 1, dtype=torch.bool)
+    there.scatter_(-1, torch.where(positions < 0, tokens, positions).long(), True)
+    return there[..., :tokens]
 
 
 def _batch_clock(clock: Clock) -> BatchClock:
@@ -301,31 +288,25 @@ def _prepared(
 ) -> tuple[Policy, Observation]:
     """Fill a cache with a case's entries, all at full precision, and state.
 
-    Args:
-        method: in registry syntax.
-        budget: budget of the method.
-        given: inputs and parameters.
-        before: whether the state is that before the block, of older entries alone.
+    ``before``: the state is that before the block, of older entries alone.
     """
-    policy = get(method, budget)
-    keys, positions = given["keys"], given["positions"]
-    cache, n = policy.empty_cache(), positions.shape[1]
-    places = torch.arange(n, dtype=torch.int32)[None]
-    cache.append(keys[None], given["values"][None], places, (n,))
+    policy, positions, block = get(method, budget), given["positions"], given["block"]
+    (G, n), cache = positions.shape, policy.empty_cache()
+    keys, values = (given.get(name, torch.zeros(G, n, 1)) for name in ("keys", "values"))
+    cache.append(keys[None], values[None], torch.arange(n, dtype=torch.int32)[None], (n,))
     cache.positions.copy_(positions[None])
-    clock = _batch_clock(Clock(given["seen"], given["block"], given["prompt"]))
-    _fill_state(policy, cache, given, given["block"] if before else 0)
-    weights, queries = given.get("attention"), given["queries"][None]
-    queries = queries.to(compute_dtype(keys.dtype))
-    confidence = given.get("confidence")
-    unknown = torch.full((1, given["seen"]), torch.nan)
+    clock = _batch_clock(Clock(given["seen"], block, given["prompt"]))
+    _fill_state(policy, cache, given, block if before else 0)
+    weights, confidence = given.get("attention"), given.get("confidence")
+    queries = given.get("queries", torch.zeros(G, 1, block, 1))[None].to(compute_dtype(keys.dtype))
+    unknown = torch.full((given["seen"],), torch.nan)
     seen = Observation(
         clock=clock,
         layer=0,
         queries=queries,
-        query_positions=given["query_positions"][None],
+        query_positions=clock.positions,
         view=LayerView(cache, given.get("softcap")),
-        confidence=unknown if confidence is None else confidence[None],
+        confidence=(unknown if confidence is None else confidence)[None],
         attended=Attended(None if weights is None else weights[None].to(queries)),
     )
     return policy, seen
@@ -358,17 +339,11 @@ def decoder(directory: str, sliding_window: int | None) -> PreTrainedModel:
     model, _ = load(directory, "float32", "cpu")
     if sliding_window is None:
         return model
-    config = model.config.to_dict()
-    config.pop("architectures")
-    config.pop("model_type")
-    kinds = ("full_attention", "sliding_attention")
-    layers = range(config["num_hidden_layers"])
-    config |= {
-        "layer_types": [kinds[layer % 2] for layer in layers],
-        "sliding_window": sliding_window,
-        "use_sliding_window": True,
-    }
-    sliding = Qwen2ForCausalLM(Qwen2Config(**config)).eval()
+    given, kinds = model.config.to_dict(), ("full_attention", "sliding_attention")
+    given["layer_types"] = [kinds[layer % 2] for layer in range(given["num_hidden_layers"])]
+    given |= {"sliding_window": sliding_window, "use_sliding_window": True}
+    del given["architectures"], given["model_type"]
+    sliding = Qwen2ForCausalLM(Qwen2Config(**given)).eval()
     biases = {name: x.zero_() for name, x in sliding.state_dict().items() if "_proj.bias" in name}
     sliding.load_state_dict({**biases, **model.state_dict()})
     return sliding
@@ -404,18 +379,10 @@ def _whole_cache(method, budget, model, tokens, padding, calls, continues, **giv
 
 def _held(cache: CompressedCache, tokens: int) -> Tensor:
     """Mark the positions that each layer and head holds; none in layers with a window."""
-    layers = iter(cache.positions())
-    marks = []
-    for layer in cache.layers:
-        if layer in cache.compressed_layers:
-            places = next(layers)
-            there = torch.zeros(*places.shape[:2], tokens + 1, dtype=torch.bool)
-            there.scatter_(2, torch.where(places < 0, tokens, places).long(), True)
-            marks.append(there[..., :tokens])
-        else:
-            marks.append(None)
-    nowhere = torch.zeros_like(next(each for each in marks if each is not None))
-    return torch.stack([nowhere if each is None else each for each in marks], dim=1)
+    held = iter([_marked(positions, tokens) for positions in cache.positions()])
+    nowhere = _marked(torch.full_like(cache.positions()[0], -1), tokens)
+    compressed = [layer in cache.compressed_layers for layer in cache.layers]
+    return torch.stack([next(held) if each else nowhere for each in compressed], dim=1)
 
 
 IMPLEMENTATIONS = {

@@ -171,13 +171,7 @@ def _run_cases(
 
 
 def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Report:
-    """Ask an implementation drawn cases until one fails; each is asked several times in a row.
-
-    Args:
-        target: a building block, or a step of a method.
-        under_test: the implementation.
-        seed: the same seed draws the same cases.
-        count: cases that are drawn at most.
+    """Ask an implementation ``count`` drawn cases, several times in a row, until one fails.
 
     Raises:
         ValueError: if the target is unknown, is not offered, or is a whole cache.
@@ -212,9 +206,7 @@ def _implementation(
     if isinstance(implementation, Mapping):
         functions = {_full_target(method, name): f for name, f in implementation.items()}
     elif callable(implementation):
-        if method is None or any(
-            case.target.rpartition(".")[0] == method for case in cases(method)
-        ):
+        if method is None or method.partition(":")[0] in methods.names():
             raise TypeError(
                 f"a function alone needs a target, as in check('h2o.score', f), got {method!r}"
             )
@@ -240,11 +232,6 @@ def _selected(
     groups: Iterable[str] | None,
     exclude: Iterable[str],
 ) -> list[Case]:
-    """Return the cases of a target or method, in these groups.
-
-    Raises:
-        ValueError: if a target has no cases, or a group is unknown.
-    """
     chosen = [case for case in everything if belongs(case.target, method)]
     if not chosen:
         operation_of(method or "")
@@ -263,13 +250,9 @@ def _selected(
 def run_case(
     under_test: Implementation, case: Case, seconds: float = 0.0, calls: int = 1
 ) -> Outcome:
-    """Let an implementation answer one case.
+    """Let an implementation answer one case so often; every answer has to be right.
 
-    Args:
-        under_test: the implementation.
-        case: what it is asked.
-        seconds: time for finding a small case that fails, too.
-        calls: how often it is asked; every answer has to be right.
+    If it fails, so many seconds may be spent on finding a small case that fails, too.
     """
     try:
         mistakes = (_mistake(under_test, case) for _ in range(calls))
@@ -292,12 +275,7 @@ def run_case(
 
 
 def _mistake(under_test: Implementation, case: Case) -> str | None:
-    """Return what is wrong with an implementation's answer, None if it is right.
-
-    Raises:
-        NotTestedError: if it does not do what the case asks for.
-        LostError: if its process crashed or hung.
-    """
+    """Return what is wrong with an implementation's answer, None if it is right."""
     for expected in case.expected.values():
         if expected.tolerance and under_test.precision not in expected.tolerance:
             raise NotTestedError(f"there is no tolerance for {under_test.precision}")

@@ -174,7 +174,6 @@ def exact_in_16_bits(x: Array) -> bool:
 
 
 def _check_function(target: str, function: Any) -> None:
-    """Raise TypeError or ValueError if a function cannot be asked, or there is no such target."""
     refusal = f"implementation of {target!r} must"
     if not callable(function):
         raise TypeError(f"{refusal} be a function, got {function!r}")
@@ -198,11 +197,7 @@ def _check_function(target: str, function: Any) -> None:
 
 
 def _named(target: str, function: Any, available: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a function names; all where it takes any.
-
-    Raises:
-        TypeError: if it needs an argument that it is not given.
-    """
+    """Return the arguments that a function names; all where it takes any."""
     parameters = inspect.signature(function).parameters
     takes_any = False
     for name, each in parameters.items():
@@ -220,11 +215,7 @@ def _named(target: str, function: Any, available: Mapping[str, Any]) -> dict[str
 
 
 def _outputs_of(returned: Any, case: Case, operation: Operation) -> dict[str, Array]:
-    """Return outputs by name: of a dictionary, of a tuple in order, or of one array.
-
-    Raises:
-        TypeError: if there are too many or too few, or one is no array.
-    """
+    """Return outputs by name: of a dictionary, of a tuple in order, or of one array."""
     names = [*case.expected]
     if isinstance(returned, Mapping):
         unknown = set(returned) - {*operation.outputs}
@@ -283,11 +274,7 @@ def _converter(library: str, device: str | None) -> Callable[[Array], Any]:
 
 
 def _to_numpy(x: Any) -> Array:
-    """Return an array of any library in main memory, 16-bit formats as float32.
-
-    Raises:
-        TypeError: if it is no array.
-    """
+    """Return an array of any library in main memory, 16-bit formats as float32."""
     host = x
     if hasattr(x, "detach"):  # PyTorch
         host = x.detach().cpu()

@@ -55,13 +55,9 @@ SEEDS = range(2**31)
 
 
 def made_case(name: str, group: str, method: str | None, drawn: draws.Drawn) -> Case:
-    """Return a case of drawn inputs and parameters, with the reference's answer.
+    """Return a case of inputs, rounded as they are stored, and parameters, with its answer.
 
-    Args:
-        name: unique; it begins with the target.
-        group: what it stresses.
-        method: in registry syntax.
-        drawn: inputs, which are rounded as they are stored, and parameters.
+    The name is unique and begins with the target.
     """
     inputs, parameters = drawn
     stored = {key: x.astype(np.float32) if x.dtype.kind == "f" else x for key, x in inputs.items()}
@@ -70,12 +66,9 @@ def made_case(name: str, group: str, method: str | None, drawn: draws.Drawn) -> 
 
 
 def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator[Case]:
-    """Draw the cases of a size of all targets that are wanted.
+    """Draw the cases of a size, ``kernel`` or ``long``, of all targets that are wanted.
 
-    Args:
-        size: ``kernel`` or ``long``.
-        seed: other seeds draw other numbers of the same shapes.
-        wanted: whether a target is tested.
+    Other seeds draw other numbers of the same shapes.
     """
     for operation, group, number, sizes in draws.sized(size):
         if wanted(operation):
@@ -92,10 +85,7 @@ def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator
 def drawn_case(target: str, choose: Choose, example: Example | None = None) -> Case | None:
     """Draw a small case of any target but whole caches; None if what was chosen does not fit.
 
-    Args:
-        target: a building block, or a step of a method.
-        choose: chooses sizes, seeds and the like.
-        example: of the method; None: any of its examples.
+    Sizes, seeds and the like are chosen, and one of the method's examples if none is given.
 
     Raises:
         ValueError: if the target is unknown, or a whole cache: its streams are not drawn.
@@ -129,15 +119,10 @@ def draw_stream(
     softcap: float | None = None,
     **sizes: Any,
 ) -> Stream:
-    """Draw a stream with a variant of attention's queries, keys and values.
+    """Draw a stream of `random_stream`'s sizes, with a variant of `draws.ATTENTION`.
 
-    Args:
-        source: of the numbers.
-        variant: of `draws.ATTENTION`.
-        blocks: tokens of each block, if not as `random_stream` cuts them.
-        first: position of the first token; all tokens before it have left.
-        softcap: bound of the logits.
-        sizes: as `random_stream` takes them.
+    ``blocks`` are the tokens of each block, if not as `random_stream` cuts them; before the
+    position ``first`` all tokens have left.
     """
     stream = random_stream(source, **sizes)
     given = {name: getattr(stream, name) for name in ("queries", "keys", "values")}
@@ -149,16 +134,9 @@ def draw_stream(
 def method_cases(
     example: Example, size: str, seed: int = 0, steps: Collection[str] = STEPS
 ) -> Iterator[Case]:
-    """Draw the cases of an example on all streams of a size.
-
-    Args:
-        example: method and budget.
-        size: ``small``, ``kernel`` or ``long``.
-        seed: of the numbers.
-        steps: names of the steps of which cases are made.
-    """
+    """Draw the cases of some steps of an example on all streams of a size."""
+    option = _is_option(example)
     for group, told in STREAMS[size].items():
-        option = _is_option(example)
         if option and group not in OPTION:
             continue
         budget = None if example.budget is None else told.get("budget", example.budget)
@@ -256,13 +234,7 @@ def cases_of_stream(
 ) -> list[Case]:
     """Make cases of the last block of each kind that decides; none if the stream does not fit.
 
-    Args:
-        example: method and budget.
-        stream: the stream.
-        group: of the cases.
-        steps: names of the steps of which cases are made; ``run``, the whole stream, only if all
-            decisions are clear.
-        prefix: of the number in a case's name.
+    ``run``, the whole stream, is a case only if all decisions are clear.
     """
     spec = example.spec
     try:
@@ -342,11 +314,6 @@ def _event_inputs(
 
 
 def _state_inputs(policy: Policy, state: State) -> dict[str, Array]:
-    """Return the state of a score as inputs.
-
-    Raises:
-        ValueError: if it remembers something of the stream that is no array of numbers.
-    """
     remembered = {REMEMBERED + name: np.asarray(x) for name, x in state.stream.items()}
     for name, x in remembered.items():
         if x.dtype.kind not in "fib":

@@ -196,16 +196,16 @@ class Caote(Wrapper):
     published = "2025-04"
     equations = ("CAOTE 7", "CAOTE 8", "CAOTE 21", "CAOTE 22", "CAOTE 23")
     examples = (
-        Example("caote:h2o@recent=4", extra_groups=("alpha_near_one",)),
-        Example("caote:tova", extra_groups=("alpha_near_one",)),
+        Example("caote:h2o@recent=4"),
+        Example("caote:tova"),
         Example("caote:tova@heads=layer"),
-        Example("caote:tova@heads=max", groups=("gqa",), shared=False),
-        Example("caote:tova@heads=attention", groups=("gqa",), shared=False),
+        Example("caote:tova@heads=max", shared=False),
+        Example("caote:tova@heads=attention", shared=False),
         Example("caote:h2o@recent=4,evict_before_attend=true", shared=False),
         Example("caote:h2o@recent=4,several=joint_greedy"),
         Example("caote:h2o@recent=4,several=sequential"),
-        Example("caote:snapkv@window=4", groups=("plain", "gqa")),
-        Example("caote:tova@every=5", groups=()),
+        Example("caote:snapkv@window=4"),
+        Example("caote:tova@every=5"),
     )
     compared = ("caote:h2o", "caote:tova", "caote:tova@heads=layer", "caote:snapkv@window=16")
 
@@ -259,7 +259,7 @@ class FastCaote(Caote):
 
     name = "fast_caote"
     examples = (
-        Example("fast_caote:h2o@recent=4", extra_groups=("alpha_near_one",)),
-        Example("fast_caote:tova", groups=("plain", "gqa")),
+        Example("fast_caote:h2o@recent=4"),
+        Example("fast_caote:tova"),
     )
     compared = ("fast_caote:h2o", "fast_caote:tova", "fast_caote:snapkv@window=16")

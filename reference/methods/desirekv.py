@@ -283,7 +283,7 @@ class DesireKV(Method):
         Example("desirekv@interval=6,selector=3,group=4", None),
         Example("desirekv@interval=6,selector=3,group=4,doubt_shift=0", None, shared=False),
         Example("desirekv@interval=6,selector=3,group=4,scope=all", None),
-        Example("desirekv@interval=6,selector=3,low_bits=16,high_bits=16", None, groups=()),
+        Example("desirekv@interval=6,selector=3,low_bits=16,high_bits=16", None),
     )
     compared = ("desirekv@interval=32,selector=8,group=32",)
     variants = {

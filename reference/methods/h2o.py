@@ -59,8 +59,8 @@ class H2O(Method):
     examples = (
         Example("h2o@recent=4"),
         Example("h2o@every=5,recent=3"),
-        Example("h2o@recent=4,reduce=max", groups=("gqa",)),
-        Example("h2o@recent=4,reduce=sum", groups=("gqa",), shared=False),
+        Example("h2o@recent=4,reduce=max"),
+        Example("h2o@recent=4,reduce=sum", shared=False),
     )
     compared = ("h2o", "h2o@every=16")
 

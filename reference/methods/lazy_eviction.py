@@ -140,16 +140,12 @@ class LazyEviction(Method):
     published = "2025-06"
     equations = ("LazyEviction 1", "LazyEviction 2", "LazyEviction 5")
     examples = (
-        Example("lazy_eviction@window=4,threshold=0.05", extra_groups=("late_steps",)),
-        Example("lazy_eviction@window=4,threshold=2.0", groups=("mri_zero",), shared=False),
-        Example("lazy_eviction@window=4,threshold=0.0625", groups=("at_threshold",), shared=False),
+        Example("lazy_eviction@window=4,threshold=0.05"),
+        Example("lazy_eviction@window=4,threshold=2.0", shared=False),
+        Example("lazy_eviction@window=4,threshold=0.0625", shared=False),
         Example("lazy_eviction@window=4,threshold=0.05,official=true", shared=False),
         Example("lazy_eviction@window=4,threshold=0.05,h2_reading=printed", shared=False),
-        Example(
-            "lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation",
-            groups=("gqa", "equal_scores"),
-            shared=False,
-        ),
+        Example("lazy_eviction@window=4,threshold=0.05,stamp_start=first_activation", shared=False),
         Example("lazy_eviction@window=4,threshold=0.05,guard=true"),
     )
     compared = ("lazy_eviction", "lazy_eviction@window=16,threshold=0.01")

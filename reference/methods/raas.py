@@ -121,12 +121,10 @@ class RaaS(Method):
     published = "2025-02"
     equations = ("RaaS 1", "RaaS 2", "RaaS 3")
     examples = (
-        Example("raas@pin_prompt=false,threshold=0.05", ties=True),
-        Example(
-            "raas@pin_prompt=false,threshold=0.0625", 15, groups=("at_threshold",), shared=False
-        ),
-        Example("raas@threshold=0.02", 26, groups=("equal_scores",), shared=False),
-        Example("raas@pin_prompt=false,share=0.5,every=5", groups=("equal_scores",)),
+        Example("raas@pin_prompt=false,threshold=0.05"),
+        Example("raas@pin_prompt=false,threshold=0.0625", 15, shared=False),
+        Example("raas@threshold=0.02", 26, shared=False),
+        Example("raas@pin_prompt=false,share=0.5,every=5"),
         Example("raas@page=4,pin_prompt=false,every=3", 16, shared=False),
     )
     compared = ("raas", "raas@pin_prompt=false,threshold=0.01")

@@ -107,13 +107,7 @@ class RKV(Method):
     published = "2025-05"
     equations = ("R-KV 1", "R-KV 2", "R-KV 3", "R-KV 4")
     examples = (
-        Example(
-            "rkv@every=6,window=3",
-            groups=(
-                *("plain", "gqa", "mqa", "block_not_dividing", "softcap", "bf16_inputs"),
-                *("float32_inputs", "budget_ge_length", "repeated_entries"),
-            ),
-        ),
+        Example("rkv@every=6,window=3"),
         Example("rkv@every=6,window=3,mix=0.5,similarity=0.2", shared=False),
     )
     compared = ("rkv@every=16",)

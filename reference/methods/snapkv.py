@@ -84,7 +84,7 @@ class SnapKV(Method):
     published = "2024-04"
     equations = ("SnapKV 1", "SnapKV 2")
     examples = (
-        Example("snapkv@window=4", extra_groups=("ties",)),
+        Example("snapkv@window=4"),
         Example("snapkv@window=4,schedule=every_block"),
         Example("snapkv@window=3,pooling=max,kernel=7"),
         Example("snapkv@window=3,border=shrink", shared=False),

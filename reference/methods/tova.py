@@ -53,9 +53,9 @@ class TOVA(Method):
     published = "2024-01"
     equations = ("TOVA 1",)
     examples = (
-        Example("tova", extra_groups=("ties",)),
+        Example("tova"),
         Example("tova@per_head=true"),
-        Example("tova@every=5", groups=()),
+        Example("tova@every=5"),
     )
     compared = ("tova", "tova@per_head=true")
 
