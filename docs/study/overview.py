@@ -33,7 +33,7 @@ def families(stored: Stored) -> list[str]:
 def under_budgets(found: TaskSummary, specs: Sequence[str], budgets: Sequence[str]) -> Table:
     """Set methods side by side: problems solved under each budget, as the study states them."""
     rows = [
-        [spec, *(accuracy_cell(found, found.point_at(spec, text)) for text in budgets)]
+        [spec, *(accuracy_cell(found, found.point(spec, text)) for text in budgets)]
         for spec in specs
     ]
     return Table(("method", *(f"{text} = {found.budgets[text]}" for text in budgets)), rows)

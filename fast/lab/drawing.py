@@ -28,7 +28,6 @@ RED = "tab:red"
 MARKERS = "os^vD<>p*h"
 PIXELS_PER_INCH = 96
 
-Legend = Literal["axes", "right", "below", "none"]
 OUTSIDE: dict[str, dict[str, Any]] = {
     "right": {"loc": "outside right upper"},
     "below": {"loc": "outside lower center", "ncols": 2},
@@ -112,7 +111,9 @@ def mark_end_of_prompt(axes: "Axes", prompt: int) -> None:
     axes.axvline(prompt - 0.5, color=RED, linewidth=0.8)
 
 
-def finish(figure: "Figure", description: str, legend: Legend = "axes") -> Picture:
+def finish(
+    figure: "Figure", description: str, legend: Literal["axes", "right", "below", "none"] = "axes"
+) -> Picture:
     """Turn a drawing into a picture.
 
     Args:
@@ -127,21 +128,15 @@ def finish(figure: "Figure", description: str, legend: Legend = "axes") -> Pictu
         axes.title.set_fontsize(9)
         axes.xaxis.label.set_fontsize(8.5)
         axes.yaxis.label.set_fontsize(8.5)
-    _add_legend(figure, legend)
+        labelled, style = axes.get_legend_handles_labels(), {"fontsize": 7.5, "frameon": False}
+        if labelled[0] and legend == "axes" and axes.get_legend() is None:
+            axes.legend(**style)
+        elif labelled[0] and legend in OUTSIDE and not figure.legends:
+            figure.legend(*labelled, **OUTSIDE[legend], **style)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     width = figure.get_figwidth() * PIXELS_PER_INCH
     return Picture(_follow_theme(buffer.getvalue(), width, description), description)
-
-
-def _add_legend(figure: "Figure", place: Legend) -> None:
-    style = {"fontsize": 7.5, "frameon": False}
-    if place == "axes":
-        for axes in figure.axes:
-            if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
-                axes.legend(**style)
-    elif place != "none" and (labelled := figure.axes[0].get_legend_handles_labels())[0]:
-        figure.legend(*labelled, **OUTSIDE[place], **style)
 
 
 def _follow_theme(drawing: str, width: float, description: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from markdown_it import MarkdownIt
 from rich import box
+from rich.console import Console
 from rich.markup import escape as escape_rich
 from rich.table import Table as RichTable
 
@@ -19,6 +20,8 @@ MISSING = "–"
 """Stands in a cell that has no figure."""
 LONG = 32
 """In a terminal, columns of figures break into lines only if a cell has more characters."""
+WIDE = 200
+"""Characters of a line of plain text."""
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -175,17 +178,10 @@ class Table:
 
     def __str__(self) -> str:
         """Return aligned text."""
-        lines = [self.columns, *([text_of(cell) for cell in row] for row in self.rows)]
-        complete = [line for line in lines if len(line) == len(self.columns)]
-        sides = "<" * self.words + ">" * (len(self.columns) - self.words)
-        widths = [max(map(len, cells)) for cells in zip(*complete, strict=True)]
-        return "\n".join(
-            "  ".join(
-                f"{cell:{side}{width}}"
-                for cell, side, width in zip(line, sides, widths, strict=False)
-            ).rstrip()
-            for line in lines
-        )
+        console = Console(width=WIDE, color_system=None)
+        with console.capture() as shown:
+            console.print(self.terminal())
+        return "\n".join(line[1:].rstrip() for line in shown.get().splitlines()).strip("\n")
 
     __repr__ = __str__
 

@@ -52,7 +52,7 @@ def test_tables_say_what_is_stored(panels):
     shown = {(row[0], row[2]): row for row in equal_bytes.table(panels[0]).rows}
     found = stored_summary("equal_bytes")
     assert {point.method for point in found.points} <= {method for method, _ in shown}
-    point, whole = found.point_at("h2o@precision=fp8", "50%"), found.point("full", None)
+    point, whole = found.point("h2o@precision=fp8", "50%"), found.point("full", None)
     row = shown[point.method, "50 %"]
     share = (point.mean("nbytes") or 0) / (whole.mean("nbytes") or 1)
     assert row[3] == f"{100 * share:.1f}"

@@ -23,7 +23,7 @@ def test_cells_are_shares_of_the_study_and_methods_of_the_papers_come_last(read)
     assert [row[0] for row in grid.rows] == specs
     for spec, *cells in grid.rows:
         for cell, budget in zip(cells, ("30%", "50%"), strict=True):
-            assert text_of(cell).startswith(f"{100 * found.point_at(spec, budget).solved:.1f} (")
+            assert text_of(cell).startswith(f"{100 * found.point(spec, budget).solved:.1f} (")
     drawing = solved_over_memory(found, specs)._repr_html_()
     assert all(part in drawing for spec in specs for part in spec.split("@"))
 
@@ -37,7 +37,7 @@ def test_methods_without_budget_are_listed_by_memory():
 def test_both_models_are_side_by_side():
     rows = {row[0]: row[1:] for row in overview.on_both_models().rows}
     needles = stored_summary("needle_smollm2").point("h2o", 512)
-    points = stored_summary("study").point_at("h2o", "50%"), needles
+    points = stored_summary("study").point("h2o", "50%"), needles
     for cell, point in zip(rows["h2o"], points, strict=False):
         assert cell.startswith(f"{100 * sum(point.outcomes) / point.problems:.1f} (")
     losses = stored_file("perplexity_smollm2")["rows"]

@@ -25,17 +25,8 @@ from kvlab.fast.lab.terminal import print_caption, print_json, print_line, repor
 from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
 
-BATCH = {"fast": 32, "reference": 1}
-"""Problems that run together: the reference takes one after the other anyway."""
-MEASURED = {"fast": 4, "reference": 1}
-"""Most problems on which errors and memory are measured; accuracy counts all problems."""
-
 WIDTHS = (20, 6, 18, *[9] * 6)
 """Characters of each column; the first one is aligned to the left."""
-ENGINES = {
-    "fast": "PyTorch, all problems of a batch at once",
-    "reference": "NumPy, one problem after the other",
-}
 
 WHAT_IT_IS = (
     "A language model keeps a key and a value of every token that it has read: the KV cache. Each "
@@ -58,18 +49,19 @@ class Settings(Budgets, Problems, Workers, Json):
     """HTML report to write: tables and curves."""
 
     def sweep(self) -> Sweep:
-        """Return the comparison that is asked for."""
+        """Return the comparison that is asked for; errors and memory are of the first problems."""
         backend, model = self.backend or default_backend(), self.model or MODEL
         task = self.task or EMBEDDED.get(model, TASK)
+        batch, measured = (32, 4) if backend == "fast" else (1, 1)
         return Sweep(
             methods=registry.compared() if self.methods is None else read_methods(self.methods),
             budgets=self.asked("70%", "85%"),
             problems=self.problems,
-            measured=min(self.problems, MEASURED.get(backend, 1)),
+            measured=min(self.problems, measured),
             models=(model,),
             tasks=(task,),
             seeds=(self.seed,),
-            batch=BATCH.get(backend, 1),
+            batch=batch,
             backend=backend,
             to_first_error=find_task(task).one_answer,
         )
@@ -105,10 +97,9 @@ def compare(settings: Settings) -> None:
 
 def _row(point: Point) -> str:
     """Return the line of a point; a refusal takes the place of the figures."""
-    if point.refusal is None:
-        return _line([text_of(column.cell(point)) for column in comparing.COLUMNS])
-    method, budget = (text_of(column.cell(point)) for column in comparing.COLUMNS[:2])
-    return f"{_line([method, budget])}  {point.refusal}"
+    shown = comparing.COLUMNS if point.refusal is None else comparing.COLUMNS[:2]
+    cells = [text_of(column.cell(point)) for column in shown]
+    return f"{_line(cells)}  {point.refusal or ''}".rstrip()
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -121,11 +112,10 @@ def _line(cells: Sequence[str]) -> str:
 
 def _caption(sweep: Sweep) -> str:
     """Explain the columns."""
-    count = sweep.measured
-    few = "all problems" if count == sweep.problems else f"the first {count} problems"
+    together = "all problems of a batch at once" if sweep.batch > 1 else "one problem at a time"
     return (
         "solved: whole solution right, with 95 % interval · error: attention output against "
         "everything seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · "
         "bits: stored per element of the full cache, scales included · from error to bits: on "
-        f"{'the first problem' if count == 1 else few} · ms: per token, {ENGINES[sweep.backend]}"
+        f"the first {counted(sweep.measured, 'problem')} · ms: per token, {together}"
     )

@@ -135,8 +135,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """
     if wrong := [p for p in p_values if not 0 <= p <= 1]:
         raise ValueError(f"p = {wrong[0]} must be between 0 and 1")
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, number in enumerate(sorted(range(len(p_values)), key=lambda n: p_values[n])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[number]))
-        adjusted[number] = largest
-    return adjusted
+    order = np.argsort(p_values)
+    counted = np.arange(len(order), 0, -1) * np.asarray(p_values)[order]
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, counted))
+    return adjusted.tolist()

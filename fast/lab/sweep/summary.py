@@ -34,12 +34,9 @@ class Point(Row):
     budget: int | None
     problems: int
     """Problems that were asked."""
-    wanted: int
     solved: float | None = None
     interval: Interval | None = None
     """Wilson's interval of ``solved``."""
-    answered: float | None = None
-    """Share with the right final answer; None if that is not known of every problem."""
     by_seed: Mapping[int, float] = field(default_factory=dict)
     """Share solved of every seed's problems."""
     measured: Mapping[str, Interval] = field(default_factory=dict)
@@ -113,27 +110,21 @@ class TaskSummary:
     """Per budget at which eviction at random was tried, the methods that are not shown to solve
     more than its best variant (McNemar's test, adjusted by Holm)."""
 
-    def point(self, method: str, budget: int | None) -> Point:
+    def point(self, method: str, budget: int | str | None) -> Point:
         """Return one point; a method that takes no budget has the same point at every budget.
+
+        Args:
+            method: as the sweep names it.
+            budget: entries, or a text as the sweep states it.
 
         Raises:
             KeyError: if there is none.
         """
+        entries = self.budgets[budget] if isinstance(budget, str) else budget
         for each in self.points:
-            if each.method == method and each.budget in (budget, None):
+            if each.method == method and each.budget in (entries, None):
                 return each
         raise KeyError((method, budget))
-
-    def point_at(self, method: str, budget: str | None) -> Point:
-        """Return one point by its budget as the sweep states it.
-
-        Raises:
-            KeyError: if there is none, or the point has no figures.
-        """
-        found = self.point(method, None if budget is None else self.budgets[budget])
-        if found.refusal is not None:
-            raise KeyError((method, budget))
-        return found
 
 
 @dataclass(frozen=True)
@@ -156,8 +147,11 @@ def summarise(results: Results) -> list[TaskSummary]:
     A seed counts once all its jobs on the model and task are done, so that all methods answer for
     the same problems. Where no seed is complete, incomplete points have no figures.
     """
-    plan = results.plan
-    rows = _rows_by_point(results)
+    plan, rows = results.plan, defaultdict(list)
+    jobs = {job.id: job for job in plan.jobs()}
+    for row in results.rows:
+        job = jobs[row["job"]]  # the name of a model comes from the plan, not from the row
+        rows[job.model, job.task, job.method, job.budget].append(row)
     missing = {(job.model, job.task, job.seed) for job in results.missing()}
     found = []
     for model in plan.sweep.models:
@@ -167,9 +161,8 @@ def summarise(results: Results) -> list[TaskSummary]:
             wanted = plan.sweep.problems * len(seeds)
             points = []
             for method, budget in plan.points(model, task):
-                own = rows.get((model, task, method, budget), [])
-                counted = [row for row in own if row["seed"] in seeds]
-                points.append(point_of(method, budget, counted, wanted))
+                own = [row for row in rows[model, task, method, budget] if row["seed"] in seeds]
+                points.append(point_of(method, budget, own, wanted))
             found.append(
                 TaskSummary(
                     model=model,
@@ -186,22 +179,9 @@ def summarise(results: Results) -> list[TaskSummary]:
     return found
 
 
-Rows = Sequence[Mapping[str, Any]]
-
-
-def _rows_by_point(results: Results) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
-    """Group the rows by point; the name of a point comes from the plan, not from the row."""
-    jobs = {job.id: job for job in results.plan.jobs()}
-    grouped = defaultdict(list)
-    for row in results.rows:
-        job = jobs[row["job"]]
-        grouped[job.model, job.task, job.method, job.budget].append(row)
-    return grouped
-
-
-def point_of(method: str, budget: int | None, rows: Rows, wanted: int) -> Point:
+def point_of(method: str, budget: int | None, rows: Sequence[Found], wanted: int) -> Point:
     """Sum up the rows of one point, of which ``wanted`` are expected."""
-    point = partial(Point, method=method, budget=budget, problems=len(rows), wanted=wanted)
+    point = partial(Point, method=method, budget=budget, problems=len(rows))
     refused = [row["refusal"] for row in rows if row["refusal"] is not None]
     if refused:
         return point(refusal=f"does not fit {len(refused)} of {len(rows)} problems: {refused[0]}")
@@ -211,11 +191,10 @@ def point_of(method: str, budget: int | None, rows: Rows, wanted: int) -> Point:
     outcomes = tuple(row["solved"] for row in rows)
     columns = {name: [row[name] for row in rows if row[name] is not None] for name in MEASURED}
     figures = {name: tuple(values) for name, values in columns.items() if values}
-    share = float(np.mean(outcomes))
+    share, seconds = float(np.mean(outcomes)), [row["seconds_per_token"] for row in rows]
     return point(
         solved=share,
         interval=Interval(share, *wilson(sum(outcomes), len(outcomes), LEVEL)),
-        answered=_mean(rows, "answer_correct"),
         by_seed={
             seed: float(np.mean([row["solved"] for row in own]))
             for seed, own in groupby(rows, key=itemgetter("seed"))
@@ -226,7 +205,7 @@ def point_of(method: str, budget: int | None, rows: Rows, wanted: int) -> Point:
             if len(values) > 1
         },
         peak_entries=max(figures.get("entries", ()), default=None),
-        seconds_per_token=_mean(rows, "seconds_per_token"),
+        seconds_per_token=None if None in seconds else float(np.mean(seconds)),
         outcomes=outcomes,
         figures=figures,
     )
@@ -247,12 +226,6 @@ def plain(point: Point) -> dict[str, Any]:
         "kilobytes": None if nbytes is None else nbytes / 1024,
         "milliseconds_per_token": None if seconds is None else 1000 * seconds,
     }
-
-
-def _mean(rows: Rows, column: str) -> float | None:
-    """Return the mean of a column, None if a value is not known."""
-    values = [row[column] for row in rows]
-    return None if None in values else float(np.mean(values))
 
 
 # --- tests of pairs ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import tomllib
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -190,13 +191,6 @@ def test_pairs_are_tested_on_the_same_problems(stored):
     assert [test.p_adjusted for test in summary.tests] == holm(p_values)
 
 
-def test_leaders_hold_the_budget_and_are_not_shown_to_be_worse(stored):
-    (summary,) = summarise(stored)
-    assert summary.leaders == {50: {"h2o", "tova"}, 60: {"h2o", "tova"}}
-    points = [point for point in summary.points if point.method != "h2o"]
-    assert leaders(points)[50] == {"tova"}
-
-
 def held(stored, peaks):
     """Sum a sweep up in which h2o's measured problems held so many entries at most."""
     rows = []
@@ -228,53 +222,40 @@ def test_the_measured_problems_tell_of_the_budget(stored, peaks, holds, mark):
     assert summary.point("full", None).holds_budget is True
 
 
-@pytest.mark.parametrize(
-    ("worse", "leading"), [(("tova",), {"h2o"}), (("h2o", "tova"), set())], ids=("one", "all")
-)
-def test_a_method_that_is_worse_or_solves_nothing_is_no_leader(stored, monkeypatch, worse, leading):
-    for method in worse:
-        monkeypatch.setitem(SOLVED, (method, 60), lambda n: False)
-    rows = [row for job in stored.plan.jobs() for row in found(job)]
-    (summary,) = summarise(replace(stored, rows=rows))
-    assert summary.leaders == {50: {"h2o", "tova"}, 60: leading}
-    assert accuracy_cell(summary, summary.point("tova", 60)) == "0.0 (0.0–8.8)"
-
-
-def point(method, solved, budget=50):
-    """One point of 40 problems, of which those are solved that ``solved`` says."""
-    outcomes = tuple(map(solved, range(40)))
-    share = sum(outcomes) / 40
-    return Point(
-        method=method, budget=budget, problems=40, wanted=40, solved=share, outcomes=outcomes
-    )
-
-
-def test_methods_that_are_not_shown_to_beat_random_are_named():
-    points = [
-        point("random", lambda n: False),
-        point("random@recent=16", lambda n: n < 10),
-        point("h2o", lambda n: n < 30),
-        point("tova", lambda n: n < 14),
-        point("knorm", lambda n: n > 39),
-        point("oracle", lambda n: True),
-        point("h2o", lambda n: True, budget=60),
+def points(budget=50, peak=50.0, **solved):
+    """Points of 40 problems, of which each method solves the first so many."""
+    outcomes = {method: tuple(n < count for n in range(40)) for method, count in solved.items()}
+    facts = {"budget": budget, "problems": 40, "peak_entries": peak}
+    return [
+        Point(method=method, solved=float(np.mean(each)), outcomes=each, **facts)
+        for method, each in outcomes.items()
     ]
-    assert not_above_chance(points) == {50: {"tova", "knorm"}}
-    assert not_above_chance(points[2:]) == {}, "nothing to compare with"
 
 
-def test_what_is_not_above_chance_is_marked(stored):
+@pytest.mark.parametrize(
+    ("given", "leading"),
+    [
+        pytest.param(points(h2o=22, tova=24), {"h2o", "tova"}, id="none is worse"),
+        pytest.param(points(h2o=20, tova=0, knorm=5), {"h2o"}, id="two are worse"),
+        pytest.param(points(h2o=0, tova=0), set(), id="nothing is solved"),
+        pytest.param(points(h2o=4, oracle=40), {"h2o"}, id="the oracle is no method"),
+        pytest.param(points(h2o=4) + points(tova=40, peak=51), {"h2o"}, id="one exceeds"),
+        pytest.param(points(h2o=4) + points(tova=40, peak=None), {"h2o"}, id="one may exceed"),
+    ],
+)
+def test_leaders_hold_the_budget_and_are_not_shown_to_be_worse(given, leading):
+    assert leaders(given) == {50: leading}
+
+
+def test_methods_that_are_not_shown_to_beat_random_are_named_and_marked(stored):
+    given = [*points(random=0, oracle=40, h2o=30, tova=14, knorm=0), *points(h2o=40, budget=60)]
+    assert not_above_chance(given) == {50: {"knorm"}}
+    better = [*given, *[replace(each, method="random@recent=16") for each in points(x=10)]]
+    assert not_above_chance(better) == {50: {"tova", "knorm"}}
+    assert not_above_chance(given[1:]) == {}, "nothing to compare with"
     (summary,) = summarise(stored)
     marked = replace(summary, chance={60: frozenset({"h2o"})})
     assert accuracy_cell(marked, marked.point("h2o", 60)) == Bold("50.0 (35.2–64.8) ≈")
-
-
-def test_the_oracle_leads_nobody():
-    points = [
-        replace(point(name, solved), figures={"entries": (50.0,)}, peak_entries=50.0)
-        for name, solved in (("oracle", lambda n: True), ("h2o", lambda n: n < 4))
-    ]
-    assert leaders(points) == {50: {"h2o"}}
 
 
 def test_a_seed_counts_when_it_is_complete(stored):
@@ -315,23 +296,16 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     assert [test["verdict"] for test in plain["tasks"][0]["tests"]][2] == "full"
     assert plain["sweep"]["problems"] == 20
     assert r"h2o & \textbf{40.0 (26.3–55.4)} & \textbf{50.0 (35.2–64.8)} \\" in latex
+    (again,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert make_sweep(tomllib.loads(again)) == stored.plan.sweep
+    for name in ("commit", "python", "numpy", "model reasoner"):
+        assert f"| {name} |" in text
     rows = [*csv.DictReader(table.splitlines())]
     assert len(rows) == len(plain["tasks"][0]["points"])
     assert [(row["spec"], row["budget"], row["accuracy"]) for row in rows[:2]] == [
         ("full", "", "1.0"),
         ("h2o", "50", "0.4"),
     ]
-
-
-def test_what_is_needed_to_run_again_is_in_the_report(stored, tmp_path):
-    write_report(stored, tmp_path / "out")
-    text = (tmp_path / "out" / "report.md").read_text()
-    (written,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    path = tmp_path / "again.toml"
-    path.write_text(written)
-    assert read_sweep(path) == stored.plan.sweep
-    for name in ("commit", "python", "numpy", "model reasoner"):
-        assert f"| {name} |" in text
 
 
 def test_the_command_reports(stored, tmp_path):
