@@ -70,9 +70,8 @@ def test_readings_are_compared_problem_by_problem():
     def point(spec, marks, errors):
         outcomes = tuple(mark == "1" for mark in marks)
         figures = {"kl": (1.0, 1.0, 2.0, 2.0), "output_error": errors}
-        counts = {"problems": 4, "wanted": 4}
-        facts = {"outcomes": outcomes, "figures": figures, **counts}
-        return Point(method=spec, budget=9, **facts)
+        facts = {"outcomes": outcomes, "figures": figures}
+        return Point(method=spec, budget=9, problems=4, **facts)
 
     default = point("h2o", "1100", (0.1, 0.2, 0.3, 0.4))
     other = point("tova", "1110", (0.2, 0.3, 0.4, 0.5))
