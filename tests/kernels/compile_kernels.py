@@ -1,171 +1,102 @@
 """Compiles every kernel for a GPU that need not be there; run as a program, not interpreted.
 
 The interpreter takes what the compiler refuses: shapes that are no powers of two, operands of
-different types, variables that change type in a loop.
+different types, variables that change type in a loop. Kernels are called as the benchmark and
+methods call them, on tensors of the CPU: what would be launched is compiled, and nothing runs.
 """
 
 import sys
+from types import SimpleNamespace
 
+import torch
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
 
-from kvlab.fast.kernels import (
-    caote,
-    decode,
-    keep,
-    mixed_precision,
-    move,
-    prefill,
-    quantise,
-)
+from kvlab.fast.kernels import choice, common
+from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
+from kvlab.fast.kernels.mixed_precision import attend_to_tables
+from kvlab.fast.kernels.prefill import attend_block, received_attention
+from kvlab.fast.kernels.quantise import outlier_scores, quantise
+from kvlab.fast.kernels.vector_tables import VectorTable
+from kvlab.fast.lab.benchmarks import kernels
 
-SIZES = {"RHO": 4, "D": 128, "BLOCK_D": 128, "BLOCK_N": 32}
-POINTERS = {
-    "positions": "*i32", "safe": "*u8", "kept": "*i64", "keep": "*i64", "wide": "*i32",
-    "narrow": "*i32", "other": "*i32", "rows_at": "*i32", "entries_at": "*i32",
-    "heaviest": "*i32", "elapsed": "*i32", "interval": "*i32",
-    **dict.fromkeys(["raw", "part_output", "received", "retention", "points",
-                     "others", "mass", "errors", "output", "scores", "gains", "lse", "sums"],
-                    "*fp32"),
-}  # fmt: skip
 MOST_SHARED = 227 * 1024
 """Bytes of shared memory that a block of an H100 or H200 can have."""
-NUMBERS = dict.fromkeys(["scale", "softcap", "threshold", "safe_mass", "most"], "fp32")
+ENTRIES = 320
+ONCE, EVERY = "--once" in sys.argv, "--every" in sys.argv
+"""Whether a kernel is compiled for its first call alone; for every configuration."""
+compiled = {}
+launch = JITFunction.run
 
 
-def kernels(stored):
-    """Yield kernels, their constants, and what they are compiled for."""
-    vectors = dict.fromkeys(["queries", "keys", "values"], f"*{stored}")
-    wide = {"WIDE": stored == "fp32"}
-    for wide_head in (False, True):
-        sizes = {"D": 256, "BLOCK_D": 256} if wide_head else {"D": 128, "BLOCK_D": 128}
-        rows = {**sizes, "SOFTCAP": wide_head, "GAIN": False, **wide}
-        one = {"BLOCK_M": 16, "CAUSAL": False, "RAGGED": wide_head, "SCORES": wide_head}
-        absent = {"rows_at": None, "gains": None, **({} if wide_head else {"entries_at": None})}
-        yield decode.attend_to_parts, {**rows, **one, **absent, "WITH_VALUES": True}, vectors
-        many = {"CAUSAL": True, "RAGGED": True, "SCORES": False, "raw": None}
-        kinds = {**vectors, "output": f"*{stored}"}
-        attend = prefill.attend_block_of_rows
-        yield attend, {**rows, **many, "gains": None, "WITH_VALUES": True}, kinds
-        gained = {**rows, **many, "GAIN": True, "output": None, "WITH_VALUES": False}
-        yield attend, gained, kinds
-        sums = {**rows, "RHO": 2 if wide_head else 4, "GAIN": wide_head}
-        yield prefill.column_sums, sums if wide_head else {**sums, "gains": None}, kinds
-    for reduce, count in (("none", False), ("max", True), ("mean", False), ("skip", False)):
-        yield (
-            decode.combine,
-            {**SIZES, "PARTS": 64, "BLOCK_PARTS": 64, "BLOCK_RHO": 16, "REDUCE": reduce,
-             "COUNT": count, "BLOCK_N": 512},
-            {"output": f"*{stored}"},
-        )  # fmt: skip
-    yield (
-        caote.find_heaviest,
-        {"ROWS": 4, "D": 128, "BLOCK_H": 4096, "BLOCK_N": 64, "BLOCK_D": 128},
-        vectors,
-    )
-    constants = {"ROWS": 4, "D": 128, "PARTS": 64, "BLOCK_ROWS": 16, "BLOCK_D": 128}
-    yield caote.weighted_sums, constants, {**vectors, "weights": "*fp32"}
-    for fast in (False, True):
-        constants = {"ROWS": 4, "D": 128, "BLOCK_D": 128, "FAST": fast}
-        yield caote.errors_of_entries, constants, vectors
-    yield tables_of(stored, (4,), (False,), (4,))
-    if stored != "fp16":
-        yield tables_of(stored, (2, 16), (True, False), (2, 16))
-    if stored == "bf16":
-        yield tables_of(stored, (16, 8, 4, 2), (False,) * 4, (4, 16, 8, 2))
-    for bits in (8, 4, 2):
-        constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "BITS": bits}
-        kinds = {"vectors": f"*{stored}", "codes": "*u8", "scales": "*fp16", "zeros": "*fp16"}
-        yield quantise.quantise_groups, constants, kinds
-    constants = {"LENGTH": 128, "GROUP": 64, "GROUPS": 2, "OF_OUTLIERS": True, "BLOCK": 16}
-    yield quantise.outliers_of_groups, constants, {"vectors": f"*{stored}", "scores": "*fp64"}
-    if stored == "bf16":  # of these, no argument has the type of the entries
-        yield keep.keep_sets, {"SCORE_HEADS": 1, "BLOCK_N": 1024, "SAFE": True}, {}
-        constants = {"WIDE_SLICES": 4, "NARROW": 3, "WORDS": 64, "BLOCK_N": 128,
-                     "BLOCK_W": 32}  # fmt: skip
-        yield move.move_columns, constants, {}
+def compile_only(self, *arguments, warmup=False, **options):
+    """Compile for these arguments, unless that is done; return the bytes of shared memory."""
+    kind = f"{self.fn.__name__}{' of a block' if options.get('CAUSAL') else ''}"
+    if ONCE and kind in {name for name, _ in compiled}:
+        return 0
+    kernel = launch(self, *arguments, warmup=True, **options)
+    compiled[kind, kernel.hash] = kernel.metadata.shared
+    return kernel.metadata.shared
 
 
-def tables_of(stored, key_bits, by_channel, value_bits):
-    """Return attention to tables of these precisions, its constants, its arguments' types."""
-    plain = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}[stored]
-    group = 64 if 2 not in key_bits else 32
-    constants = {
-        "RHO": 4, "D": 128, "PARTS": 64, "KEY_BITS": key_bits, "KEY_OWN": (group,) * len(key_bits),
-        "BY_CHANNEL": by_channel, "VALUES": tuple(range(len(value_bits))),
-        "VALUE_BITS": value_bits, "VALUE_OWN": (group,) * len(value_bits), "GROUP": group,
-        "BLOCK_RHO": 4, "BLOCK_GROUPS": 128 // group, "BLOCK_D": 128,
-        "SOFTCAP": len(key_bits) > 1, "SCORES": len(key_bits) > 1, "TYPE": plain,
-    }  # fmt: skip
-    kinds = {16: f"*{stored}", 8: "*u8", 4: "*i32", 2: "*i32"}
-    codes = [tuple(kinds[b] for b in bits) for bits in (key_bits, value_bits)]
-    codes[0] = tuple("*u8" if c else k for c, k in zip(by_channel, codes[0], strict=True))
-    scales = [
-        tuple(f"*{stored}" if b == 16 else "*fp16" for b in bits) for bits in (key_bits, value_bits)
-    ]
-    count = len(key_bits)
-    types = {
-        "queries": f"*{stored}", "keys": codes[0], "key_scales": scales[0], "key_zeros": scales[0],
-        "values": codes[1], "value_scales": scales[1], "value_zeros": scales[1],
-        "slots": ("*i64",) * count, "partners": ("*i32",) * count, "key_rows": ("i32",) * count,
-        "value_rows": ("i32",) * len(value_bits), "firsts": ("i32",) * (count + 1),
-    }  # fmt: skip
-    return mixed_precision.attend_to_a_part_of_tables, constants, types
+def compile_configurations(self, *arguments, **options):
+    """Compile the first configuration that fits, or every one."""
+    fits = []
+    for tried in self.configs:
+        shared = self.fn.run(*arguments, **options, **tried.all_kwargs())
+        fits.append(shared <= MOST_SHARED)
+        if fits[-1] and not EVERY:
+            break
+    assert any(fits), f"no configuration of {self.fn} fits"
 
 
-def variants(kernel, constants):
-    """Yield a tuned kernel's function and constants for each of its configurations."""
-    if not isinstance(kernel, Autotuner):
-        yield kernel, constants, {}
-        return
-    for tried in kernel.configs:
-        options = {"num_warps": tried.num_warps, "num_stages": tried.num_stages}
-        yield kernel.fn, {**constants, **tried.kwargs}, options
+def call(dtype: torch.dtype) -> None:
+    """Call every kernel with what it is called with, in one number format of the entries."""
+    size = kernels.Size(1, ENTRIES, "cpu", dtype, kv_heads=2)
+    for cases in kernels.CASES:
+        for case in cases(size):
+            case.run()
+    places = size.positions()
+    for d in (128, 256):
+        queries, rows = size.random(2, 1, d), size.random(2, 64, d)
+        keys, row_places = size.random(ENTRIES, d), places[:, 0, -64:].contiguous()
+        for reduce in ("none", "sum", "mean", "max", "skip"):
+            decode_attention(queries, keys, keys, places, 5.0, reduce)
+        counts = places.clone(), places.clone()
+        decode_attention(queries, keys, keys, None, None, "sum", RecurrenceCounters(*counts, 0.1))
+        attend_block(rows, keys, keys, row_places, places, 5.0)
+        received_attention(rows, keys, row_places, places, torch.ones(1, 64), 5.0)
+    outlier_scores(keys, 64)
+    several(size)
 
 
-def shared_memory(kernel, constants, options, types) -> int:
-    """Compile for sm_90, and return the bytes of shared memory that a program takes."""
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32")
-        for name in kernel.arg_names
-    }
-    aligned = {}
-    for number, (name, kind) in enumerate(signature.items()):
-        several = isinstance(kind, tuple)
-        for place, one in enumerate(kind if several else [kind]):
-            if one.startswith("*") or name.endswith(("_head", "_row")):
-                where = (number, place) if several else (number,)
-                aligned[where] = [["tt.divisibility", 16]]
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    target = GPUTarget("cuda", 90, 32)
-    return triton.compile(source, target=target, options=options).metadata.shared
-
-
-def main(types_of_entries: tuple[str, ...], every: bool, once: bool) -> None:
-    """Compile each kernel's first configuration that fits, or every one; errors end the program.
-
-    With ``once``, kernels are compiled with one set of constants.
-    """
-    for stored in types_of_entries:
-        seen = set()
-        for kernel, constants, types in kernels(stored):
-            if once and kernel in seen:
-                continue
-            seen.add(kernel)
-            types, fits = {**POINTERS, **NUMBERS, **types}, 0
-            for function, sizes, options in variants(kernel, constants):
-                shared = shared_memory(function, sizes, options, types)
-                fits += shared <= MOST_SHARED
-                print(f"{function.__name__} {stored} {options}: {shared} bytes shared")
-                if fits and not every:
-                    break
-            assert fits, f"no configuration of {kernel} fits"
-    sys.stdout.flush()
+def several(size: kernels.Size) -> None:
+    """Call attention to tables of all precisions at once."""
+    vectors, number = size.random(ENTRIES, 128), torch.arange(ENTRIES) % 4
+    tables = []
+    for turn, bits in enumerate((16, 8, 4, 2)):
+        slots = (number == turn).nonzero()[:, 0].expand(1, 2, -1)
+        own = vectors[:, :, number == turn]
+        tables.append(VectorTable(slots, own if bits == 16 else quantise(own, bits, 64)))
+    queries = size.random(4, 1, 128)
+    attend_to_tables(queries, tables, [tables[i] for i in (2, 0, 1, 3)], ENTRIES, 5.0)
 
 
 if __name__ == "__main__":
-    wanted = ("bf16", "fp16", "fp32") if "all" in sys.argv else ("bf16",)
-    main(wanted, "--every" in sys.argv, "--once" in sys.argv)
+    target = GPUTarget("cuda", 90, 32)
+    triton.runtime.driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device: 0,
+            get_current_target=lambda: target,
+        )
+    )
+    JITFunction.run, Autotuner.run = compile_only, compile_configurations
+    choice.kernels_for = lambda device: choice.Kernels.TRITON
+    common.multiplied_in_float32 = lambda x: x.dtype == torch.float32
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)[: 3 if "all" in sys.argv else 1]:
+        call(dtype)
+    for (kind, _), shared in compiled.items():
+        print(f"{kind}: {shared} bytes shared")

@@ -1,11 +1,11 @@
 """Who takes part in the benchmarks: transformers itself, kvlab and kvpress."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 from transformers import DynamicCache
@@ -71,8 +71,8 @@ class KvpressWorker:
 
     def __init__(self, python: Path, *arguments: str) -> None:
         script = Path(__file__).with_name("kvpress_contender.py")
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([python, script, *arguments], text=True, **pipes)
+        command = [python, script, *arguments]
+        self.process = Popen(command, text=True, stdin=PIPE, stdout=PIPE)
         self.versions: dict[str, str] = self._receive()
 
     def ask(self, **request: Any) -> dict[str, Any]:

@@ -216,6 +216,9 @@ def coded_cases(size: Size) -> Iterator[Case]:
         yield size.case(f"{name}, keys by channel", attend(keys, narrow, "skip"), moved, PLAIN)
 
 
+CASES = (decode_cases, caote_cases, keep_cases, prefill_cases, coded_cases)
+
+
 def timed(
     found: Iterator[Case], device: str, repeats: int, bandwidth: float
 ) -> tuple[list[dict[str, Any]], bool]:
@@ -294,7 +297,7 @@ def main(
     found |= {"left_out": left_out, "results": results}
     with progress() as bar:
         for size in bar.track(sizes, description="kernels"):
-            for cases in (decode_cases, caote_cases, keep_cases, prefill_cases, coded_cases):
+            for cases in CASES:
                 more, fitted = timed(cases(size), device, repeats, bandwidth)
                 results += more
                 if not fitted:
