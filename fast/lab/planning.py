@@ -1,7 +1,7 @@
 """Memory, time and devices that a model needs under methods, from the cost model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -55,24 +55,6 @@ class Serving:
             check_at_least(1, **{name: getattr(self, name)})
             if getattr(self, name) > most:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at most {most:,}")
-
-    def plan(self, spec: str, budget: int | None) -> Plan:
-        """Return the cost model of a method, at the batch that is asked for or one sequence.
-
-        Raises:
-            ValueError: if the method cannot be built.
-        """
-        return Plan(
-            self.shape,
-            self.hardware,
-            methods.get(spec, budget),
-            self.prompt,
-            self.length,
-            self.batch or 1,
-            self.block_size,
-            self.runtime,
-            self.spread,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +110,20 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
             serve.
     """
     entries = budget_entries(budget, serving.prompt + serving.length)
-    full, plans = serving.plan("full", None), []
+    plans: list[tuple[str, Plan]] = []
+    full = Plan(
+        serving.shape,
+        serving.hardware,
+        methods.get("full"),
+        serving.prompt,
+        serving.length,
+        block_size=serving.block_size,
+        runtime=serving.runtime,
+        spread=serving.spread,
+    )
 
     def measure(spec: str, budget: int | None, told: Told) -> PlannedRow:
-        plan = serving.plan(spec, budget)
+        plan = replace(full, policy=methods.get(spec, budget))
         servers = fleet(plan, serving.users, serving.speed, serving.batch)
         plan = plan.with_batch(servers.batch)
         plans.append((spec, plan))

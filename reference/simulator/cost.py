@@ -118,14 +118,27 @@ class Plan:
 
     # --- memory ---
 
-    @property
-    def sequence_bytes(self) -> float:
-        """Cache and state of one sequence while it writes, at its fullest or, spread, in the mean.
+    @cached_property
+    def _sequence(self) -> tuple[float, float, float]:
+        """Cache and state of one sequence while it writes, and what reading its prompt adds.
 
         Layers decide one after another: while one layer still holds the entries that a step
         attended to, the other layers hold the entries that are left after their decisions.
         """
-        return sum(self._while_writing(bytes_) for bytes_ in self._bytes_over_time)
+        held, shape, most = self.held, self.shape, np.mean if self.spread else np.max
+        arriving = held.attended - held.entries
+        after = held.elements(shape.head_dim) / 8
+        cache = shape.layers * after + arriving * WIDE * 2 * shape.head_dim
+        columns = NUMBER * (1 + len(self.policy.score.columns))
+        state = columns * (shape.layers * held.entries + arriving)
+        writing = [shape.kv_heads * float(most(each[self.prompt :])) for each in (cache, state)]
+        reading = shape.kv_heads * float((cache + state)[: self.prompt].max())
+        return (*writing, max(0.0, reading - sum(writing)))
+
+    @property
+    def sequence_bytes(self) -> float:
+        """Cache and state of one sequence that writes: at its fullest or, spread, in the mean."""
+        return sum(self._sequence[:2])
 
     @property
     def prompt_bytes(self) -> float:
@@ -133,23 +146,7 @@ class Plan:
 
         Prompts are read one after another, so that only one sequence at a time takes it.
         """
-        cache, state = self._bytes_over_time
-        return max(0.0, float((cache + state)[: self.prompt].max()) - self.sequence_bytes)
-
-    @property
-    def _bytes_over_time(self) -> tuple[Float[Array, " t"], Float[Array, " t"]]:
-        """Cache and state of one sequence at every token."""
-        held, shape = self.held, self.shape
-        arriving = held.attended - held.entries
-        after = held.elements(shape.head_dim) / 8
-        cache = shape.layers * after + arriving * WIDE * 2 * shape.head_dim
-        columns = NUMBER * (1 + len(self.policy.score.columns))
-        state = columns * (shape.layers * held.entries + arriving)
-        return shape.kv_heads * cache, shape.kv_heads * state.astype(float)
-
-    def _while_writing(self, bytes_: Float[Array, " t"]) -> float:
-        written = bytes_[self.prompt :]
-        return float(written.mean() if self.spread else written.max())
+        return self._sequence[2]
 
     @property
     def workspace(self) -> int:
@@ -160,7 +157,7 @@ class Plan:
     @property
     def memory(self) -> Memory:
         """Bytes at the fullest moment."""
-        cache, state = (self._while_writing(bytes_) for bytes_ in self._bytes_over_time)
+        cache, state, _ = self._sequence
         logits = NUMBER * self.shape.vocabulary
         return Memory(
             self.shape.weight_bytes,

@@ -262,25 +262,17 @@ def intervals(
 # --- who leaves (CAOTE §1, Fig. 1) ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Changes of one head's output, one per step, relative to the output's size."""
-
-    by_attention: Float[Array, " steps"]
-    """Change when the entries with the least attention leave."""
-    by_error: Float[Array, " steps"]
-    """Change when the entries with the least eviction errors leave."""
-    common: Float[Array, " steps"]
-    """Share of the leaving entries that both choices have in common."""
-
-
-def choice(head: Head, share: float = 0.0, first: int = 40) -> Choice:
+def choice(head: Head, share: float = 0.0, first: int = 40) -> Float[Array, "3 steps"]:
     """Let every query from the token ``first`` on drop entries that it sees, its own excluded.
 
     Args:
         head: head of `observe_heads`.
         share: share of the entries that leave together; at least one does.
         first: index of the first query, at least 2.
+
+    Returns:
+        Change of the output, relative to its size, when the entries with the least attention leave
+        and when those with the least eviction errors do; share of them that both have in common.
 
     Raises:
         ValueError: if ``first`` is below 2, or ``share`` not in [0, 1).
@@ -292,17 +284,11 @@ def choice(head: Head, share: float = 0.0, first: int = 40) -> Choice:
     for query in range(first, len(rows)):
         h, values = rows[query, : query + 1], head.values[: query + 1]
         leaving = max(1, int(share * query))
-        unseen = least(h, leaving)
-        unmissed = least(eviction_error(h, values), leaving)
+        unseen, unmissed = (least(x, leaving) for x in (h, eviction_error(h, values)))
+        changes = [joint_error(h, values, marks) for marks in (unseen, unmissed)]
         size = np.linalg.norm(h @ values)
-        steps.append(
-            (
-                joint_error(h, values, unseen) / size,
-                joint_error(h, values, unmissed) / size,
-                (unseen & unmissed).sum() / leaving,
-            )
-        )
-    return Choice(*np.array(steps, dtype=float).T)
+        steps.append((*np.array(changes) / size, (unseen & unmissed).sum() / leaving))
+    return np.array(steps, dtype=float).T
 
 
 def least(score: Float[Array, " n"], count: int) -> Array:

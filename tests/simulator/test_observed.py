@@ -82,12 +82,10 @@ def test_attention_and_error_name_other_entries():
     # weights 2, 3, 15, 1 of 21; values 10, 1, 1, 1: output 39/21 = 13/7.
     # entry 0: 2/19·(10 − 13/7) = 6/7; entry 1: 3/18·(13/7 − 1) = 1/7; over 13/7: 6/13 and 1/13.
     found = choice(head([2, 3, 15, 1], [10, 1, 1, 1]), 0.0, first=3)
-    np.testing.assert_allclose(found.by_attention, [6 / 13], atol=FLOAT64)
-    np.testing.assert_allclose(found.by_error, [1 / 13], atol=FLOAT64)
-    assert found.common.tolist() == [0]
+    np.testing.assert_allclose(found, [[6 / 13], [1 / 13], [0]], atol=FLOAT64)
     # without entries 0 and 1 all values are 1: 13/7 − 1 = 6/7, over 13/7: 6/13.
     together = choice(head([2, 3, 15, 1], [10, 1, 1, 1]), 0.7, first=3)
-    np.testing.assert_allclose(together.by_attention, [6 / 13], atol=FLOAT64)
+    np.testing.assert_allclose(together[0], [6 / 13], atol=FLOAT64)
 
 
 def test_the_last_entry_never_leaves():
@@ -97,13 +95,13 @@ def test_the_last_entry_never_leaves():
 def test_on_the_reasoner_one_victim_of_least_error_is_the_best_there_is():
     heads, query = observe_heads(reasoner_directory()), 160
     found = [choice(head, first=query) for head in heads]
-    assert all((one.by_error <= one.by_attention + FLOAT64).all() for one in found)
+    assert all((error <= attention + FLOAT64).all() for attention, error, _ in found)
     h, values = heads[5].attention()[query, : query + 1], heads[5].values[: query + 1]
     recomputed = [
         np.linalg.norm(output_without(np.log(h), values, [j]) - h @ values) for j in range(query)
     ]
     best = min(recomputed) / np.linalg.norm(h @ values)
-    assert found[5].by_error[0] == pytest.approx(best, rel=1e-6)
+    assert found[5][1, 0] == pytest.approx(best, rel=1e-6)
 
 
 # --- importance and sensitivity -------------------------------------------------------------------
