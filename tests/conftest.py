@@ -5,6 +5,7 @@ import os
 
 import hypothesis
 import torch
+import transformers.utils
 import typecheck  # noqa: F401  (before kvlab is imported)
 from jaxtyping import config
 
@@ -12,6 +13,9 @@ from jaxtyping import config
 # modules do while they are imported is no test.
 gc.disable()
 config.update("jaxtyping_disable", True)
+
+# Else transformers imports scikit-learn, where lm-eval brings it: for assisted generation.
+transformers.utils.is_sklearn_available = lambda: False
 
 NO_CLOCK = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("thorough", **NO_CLOCK)
