@@ -77,7 +77,6 @@ def teacher_forced(
     prompt: Sequence[int],
     continuation: Sequence[int],
     full_logits: Float[Array, "steps vocab"] | None = None,
-    block_size: int | None = None,
 ) -> tuple[Measurement, Float[Array, "steps vocab"]]:
     """Feed a continuation under a policy and compare every step with the full cache.
 
@@ -87,7 +86,6 @@ def teacher_forced(
         prompt: token ids.
         continuation: token ids that follow; all but the last are fed.
         full_logits: what a run with the full cache returned; None: this run is the yardstick.
-        block_size: tokens per block of prefill.
 
     Returns:
         The measurement, and the logits of every step.
@@ -97,7 +95,7 @@ def teacher_forced(
     shadow = DenseShadow()
     watch: Watch = shadow.watch
     rng = np.random.default_rng()
-    row, session = prefill(model, policy, prompt, block_size, watch=watch)
+    row, session = prefill(model, policy, prompt, watch=watch)
     logits, columns = [row], [_memory(session, shadow.mean_error())]
     for token in continuation[:-1]:
         _, confidence = choose(logits[-1], 0.0, rng)

@@ -26,7 +26,7 @@ from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, Reading, grouped, likelihoods
-from kvlab.fast.lab.points import Row, Told, measure_points
+from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models.loading import load
@@ -283,10 +283,7 @@ def evaluate_tasks(
     if not tasks:
         raise ValueError("tasks must name at least one")
     check_at_least(1, limit=1 if limit is None else limit)
-    if fewshot is not None and fewshot < 0:
-        raise ValueError(f"fewshot = {fewshot} must not be negative")
-    if include_path is not None and not include_path.is_dir():
-        raise ValueError(f"include_path = {include_path} must be a folder")
+    check_at_least(0, fewshot=0 if fewshot is None else fewshot)
     manager = _task_manager(model, tasks, include_path)
     network = CompressedLM(model, batch_size=reading.batch_size, **loading)
 
@@ -309,7 +306,8 @@ def evaluate_tasks(
             method=method, budget=budget, figures=figures, versions=results["versions"]
         )
 
-    return measure_points(reading.points(), 1, measure, EvaluatedRow, report)
+    asked = points(reading.methods, reading.budgets)
+    return measure_points(asked, 1, measure, EvaluatedRow, report)
 
 
 def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:
@@ -317,6 +315,8 @@ def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -
 
     RULER's tasks make their texts with the tokenizer that the metadata name.
     """
+    if include_path is not None and not include_path.is_dir():
+        raise ValueError(f"include_path = {include_path} must be a folder")
     folder = None if include_path is None else str(include_path)
     metadata: Any = {"pretrained": model}
     if folder is not None:

@@ -6,7 +6,7 @@ ValueError, the method cannot run, and the row says why.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.methods import takes_budget
@@ -59,7 +59,8 @@ def measure_points(
             rows.append(measure(method, budget, told))
         except ValueError as error:
             rows.append(refused(method=method, budget=budget, refusal=str(error)))
-    check_some_ran(rows)
+    if all(row.refusal is not None for row in rows):
+        raise ValueError(f"no method could run; {rows[0].method}: {rows[0].refusal}")
     return tuple(rows)
 
 
@@ -85,9 +86,3 @@ def check_points(specs: Sequence[str], budgets: Sequence[str]) -> None:
     for text in budgets:
         budget_entries(text, 100)
     list(points(specs, budgets))
-
-
-def check_some_ran(rows: Sequence[Any]) -> None:
-    """Raise ValueError if every row, with its ``method`` and ``refusal``, is a refusal."""
-    if all(row.refusal is not None for row in rows):
-        raise ValueError(f"no method could run; {rows[0].method}: {rows[0].refusal}")

@@ -1,6 +1,6 @@
 """How likely a model finds given continuations under a policy."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
-from kvlab.fast.lab.points import check_points, points
+from kvlab.fast.lab.points import check_points
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
@@ -52,10 +52,6 @@ class Reading:
     def how(self) -> tuple[int | None, str, int]:
         """Block size, feed and batch size."""
         return self.block_size, self.feed, self.batch_size
-
-    def points(self) -> Iterator[tuple[str, str | None]]:
-        """Yield each method with each budget."""
-        return points(self.methods, self.budgets)
 
 
 @dataclass(frozen=True)

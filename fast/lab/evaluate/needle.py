@@ -13,7 +13,7 @@ from kvlab.fast.lab.drawing import Picture, canvas, finish
 from kvlab.fast.lab.evaluate.likelihood import Passage, Reading, likelihoods
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.generation import token_ids
-from kvlab.fast.lab.points import Row, Told, measure_points
+from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
@@ -118,7 +118,8 @@ def search_needles(
             missed=tuple(1 - sum(own) / len(own) for own in found),
         )
 
-    rows = measure_points(reading.points(), len(sizes), measure, SearchedRow, report)
+    asked = points(reading.methods, reading.budgets)
+    rows = measure_points(asked, len(sizes), measure, SearchedRow, report)
     return Search(reading, grid.lengths, grid.depths, hidden.tolist(), rows)
 
 

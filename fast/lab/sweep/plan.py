@@ -118,17 +118,13 @@ class Sweep:
     def _check_methods(self) -> None:
         for spec in self.methods:
             try:
-                if spec != ORACLE:
-                    methods.parse(spec)
+                needs_budget = budgeted(spec)
             except (ValueError, TypeError) as error:
                 raise type(error)(f"methods: {spec}: {error}") from None
-        if not self.budgets and (needing := [m for m in self.methods if budgeted(m)]):
-            raise ValueError(f"budgets must name at least one: {needing[0]} takes a budget")
+            if needs_budget and not self.budgets:
+                raise ValueError(f"budgets must name at least one: {spec} takes a budget")
         for text in self.budgets:
-            try:
-                budget_entries(text, 100)
-            except ValueError as error:
-                raise ValueError(f"budgets: {error}") from None
+            budget_entries(text, 100)
 
 
 def budgeted(spec: str) -> bool:

@@ -1,6 +1,7 @@
 """Questions about a compressed text are answered as if each had been asked alone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,34 +65,9 @@ def test_what_was_evicted_is_missed(backend):
     assert backend.answer("full", None) != backend.answer("h2o", 12)
 
 
-def test_an_answer_ends_at_its_stop_or_its_first_error(backend):
-    whole = backend.answer("full", None)
-    stopped = backend.answer("full", None, QUESTIONS[:1], stop=whole[0][2])
-    assert stopped == [whole[0][: whole[0].index(whole[0][2]) + 1]]
-    solutions = [[*answer[:2], (answer[2] + 1) % 97, 0] for answer in whole]
-    cut = backend.answer("full", None, solutions=solutions)
-    assert cut == [answer[:3] for answer in whole]
-
-
 def test_a_text_of_one_token_is_refused(backend):
     with pytest.raises(ValueError, match="1 tokens must hold at least two"):
         backend.answer("full", None, text=[3])
-
-
-@dataclass(frozen=True)
-class Halved:
-    """A problem of the reasoner, cut into a text and what follows it."""
-
-    whole: tasks.Problem
-    context: str
-    question: str
-    prompt: str
-    solution: str
-
-
-def halved(whole):
-    cut = whole.prompt.rindex(" ; ")
-    return Halved(whole, whole.prompt[:cut], whole.prompt[cut:], whole.prompt, whole.solution)
 
 
 @dataclass(frozen=True)
@@ -101,7 +77,13 @@ class HalvedReasoning(tasks.Reasoning):
         return True
 
     def problems(self, count, seed) -> Any:
-        return [halved(problem) for problem in super().problems(count, seed)]
+        """Cut problems of the reasoner into a text and what follows it."""
+        found = []
+        for whole in super().problems(count, seed):
+            cut = whole.prompt.rindex(" ; ")
+            parts = {"context": whole.prompt[:cut], "question": whole.prompt[cut:]}
+            found.append(SimpleNamespace(whole=whole, **vars(whole), **parts))
+        return found
 
     def grade(self, problem, text):
         return super().grade(problem.whole, text)
@@ -127,11 +109,3 @@ def test_a_sweep_asks_after_the_text_is_compressed(sweep):
     for job in make_plan(sweep).jobs():
         solved.setdefault(job.method, []).extend(row["solved"] for row in do_job(job))
     assert solved == {"full": [True] * 2, "streaming_llm": [False] * 2}
-
-
-@pytest.mark.parametrize("change", [{"backend": "reference"}, {"measured": 1, "block_size": None}])
-def test_what_cannot_be_asked_afterwards_is_refused(change, sweep):
-    with pytest.raises(ValueError, match="asks after the text is compressed"):
-        replace(sweep, **change)
-    with pytest.raises(ValueError, match="measured must be 0 with block_size"):
-        replace(sweep, tasks=("reasoning",), measured=1)

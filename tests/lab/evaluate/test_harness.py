@@ -214,19 +214,6 @@ def test_a_budget_in_percent_is_that_of_the_request(model):
     assert ours.entries_for(4) is None
 
 
-def test_blocks_rate_a_prompt_and_steps_a_text_that_is_written(model, tasks):
-    """TOVA evicts in both; only one prompt's tokens see their whole block."""
-    steps = CompressedLM(model, "tova", 20, block_size=32)
-    blocks = CompressedLM(model, "tova", 20, block_size=32, feed="blocks")
-    one, other = (numbers(answers(each, tasks, RATED[1:])[0]) for each in (steps, blocks))
-    assert abs(one["rolling_local"] - other["rolling_local"]) > 1
-    wide = CompressedLM(model, "full", block_size=32, feed="blocks")
-    plain = CompressedLM(model, "full")
-    one, other = (numbers(answers(each, tasks, RATED)[0]) for each in (wide, plain))
-    for name in RATED:
-        np.testing.assert_allclose(one[name], other[name], rtol=FLOAT32_LOGITS, atol=FLOAT32_LOGITS)
-
-
 # --- the commands --------------------------------------------------------------------------------
 
 
