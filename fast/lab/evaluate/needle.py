@@ -203,7 +203,7 @@ def check_grid(depths: Sequence[float], trials: int) -> None:
     if not depths:
         raise ValueError("depths must name at least one")
     if wrong := [depth for depth in depths if not 0 <= depth <= 1]:
-        raise ValueError(f"depth = {wrong[0]} must be between 0 and 1")
+        raise ValueError(f"depth = {100 * wrong[0]:g} % must be between 0 and 100 %")
     check_at_least(1, trials=trials)
 
 

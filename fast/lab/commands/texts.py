@@ -1,0 +1,154 @@
+"""``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from kvlab.fast.lab.commands.settings import (
+    Budgets,
+    Feed,
+    Json,
+    Methods,
+    ShardedModel,
+    check_seed,
+    command,
+    prepare_output,
+    read_book,
+    refuse_without_text,
+    words,
+)
+from kvlab.fast.lab.terminal import (
+    print_caption,
+    print_json,
+    print_line,
+    print_table,
+    reporting,
+    working,
+)
+
+
+class Text(Methods, Budgets, ShardedModel, Json):
+    """What is read."""
+
+    text: Path | None = None
+    """UTF-8 file; default: a novel; for embedded models problems, and solutions to rate."""
+    batch_size: int | None = None
+    """Texts that are read together; default: 1; problems of embedded models: 8."""
+
+    def read(self, **only: object) -> tuple[str | None, int]:
+        """Return the text, None for problems, and the batch size; refuse options of texts only."""
+        text = read_book(self.text, self.model)
+        if text is None:
+            refuse_without_text(**only)
+        default = 8 if text is None else 1
+        return text, default if self.batch_size is None else self.batch_size
+
+
+class PerplexitySettings(Text, Feed):
+    """What to read, and how."""
+
+    methods: str = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova"
+    window: int | None = None
+    """Tokens of the text that are read with one cache; default: 4096."""
+    prompt: int | None = None
+    """Tokens at the start of a window that are not rated; default: 1."""
+    windows: int | None = None
+    """Windows to read; default: all; problems of embedded models: 50."""
+    block_size: int | None = None
+    """Tokens of a block; default: 128, for the problems 16."""
+    feed: str = "blocks"
+
+
+@command
+def perplexity(settings: PerplexitySettings) -> None:
+    """Measure the perplexity of a text under methods, against the full cache (CAOTE Table 4).
+
+    A budget in percent is that share of a window.
+    """
+    text, batch = settings.read(window=settings.window, prompt=settings.prompt)
+    specs, asked, most = settings.specs, settings.asked("50%"), settings.windows
+    with working("loading PyTorch"):
+        from kvlab.fast.lab.evaluate import perplexity as measuring
+        from kvlab.fast.lab.evaluate.likelihood import Reading
+        from kvlab.fast.lab.generation import token_ids
+
+    usual = 16 if text is None else 128
+    block = usual if settings.block_size is None else settings.block_size
+    reading = Reading(specs, asked, block, settings.feed, batch)
+    window = 4096 if settings.window is None else settings.window
+    prompt = 1 if settings.prompt is None else settings.prompt
+    measuring.check_window(window, prompt, most)
+    network, tokenizer = settings.load(settings.dtype, settings.parallel)
+    if text is None:
+        passages = measuring.problem_passages(tokenizer, 50 if most is None else most)
+    else:
+        passages = measuring.cut_windows(token_ids(tokenizer, text), window, prompt, most)
+    with reporting(transient=True) as report:
+        found = measuring.measure_perplexity(network, passages, reading, report)
+    if settings.json:
+        print_json(asdict(found))
+        return
+    print_table(measuring.table(found), measuring.title(found))
+    print_caption(measuring.caption(found))
+
+
+class NeedleSettings(Text):
+    """What to hide, and how it is read."""
+
+    methods: str = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova"
+    lengths: str | None = None
+    """Tokens of a prompt in a text, separated by commas."""
+    depths: str = "0,25,50,75,100"
+    """Percent of the text before the needle, separated by commas."""
+    trials: int = 10
+    """Needles per cell; embedded models: problems per length."""
+    seed: int = 0
+    """Seed of needles and problems."""
+    chat: bool = False
+    """Apply the chat template."""
+    block_size: int = 128
+    """Read prompts in blocks of so many tokens."""
+    heat_map: Path = Path("kvlab-report/needle.svg")
+    """SVG to write."""
+
+
+@command
+def needle(settings: NeedleSettings) -> None:
+    """Search needles over depth and length, and draw what was found (CAOTE Fig. 2, Table 5).
+
+    A budget in percent is that share of each haystack.
+    """
+    trials, seed, chat = settings.trials, settings.seed, settings.chat
+    text, batch = settings.read(lengths=settings.lengths, chat=chat or None)
+    check_seed(seed)
+    shares = [_number("depths", each) / 100 for each in words(settings.depths)]
+    lengths = words(settings.lengths or "512,1024,2048,4096")
+    sizes = [int(_number("lengths", each)) for each in lengths]
+    specs, asked = settings.specs, settings.asked("70%")
+    prepare_output("heat_map", settings.heat_map)
+    with working("loading PyTorch"):
+        from kvlab.fast.lab.evaluate import needle as searching
+        from kvlab.fast.lab.evaluate.likelihood import Reading
+
+    reading = Reading(specs, asked, settings.block_size, batch_size=batch)
+    searching.check_grid(shares, trials)
+    network, tokenizer = settings.load(settings.dtype, settings.parallel)
+    if text is None:
+        grid = searching.problem_haystacks(tokenizer, shares, trials, seed)
+    else:
+        grid = searching.text_haystacks(tokenizer, text, sizes, shares, trials, seed, chat)
+    with reporting(transient=True) as report:
+        found = searching.search_needles(network, grid, reading, report)
+    searching.heat_map(found).save(settings.heat_map)
+    if settings.json:
+        print_json(asdict(found))
+        return
+    print_table(searching.table(found), searching.title(found))
+    print_line(f"heat map: {settings.heat_map}")
+
+
+def _number(name: str, text: str) -> float:
+    """Read a number, with or without a percent sign."""
+    try:
+        return float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError(f"{name}: {text!r} must be a number") from None
