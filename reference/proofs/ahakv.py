@@ -5,18 +5,18 @@ are modelled as there, as independent Gaussians of variance s²; a softmax over 
 energy model with i levels.
 """
 
-from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise, permutations
 from math import exp, log, sqrt
-from statistics import NormalDist
+from statistics import NormalDist, mean
 from typing import Any
 
 import mpmath
 import numpy as np
 import sympy
 from jaxtyping import Float
+from scipy.stats import entropy
 
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.notation import Array
@@ -45,10 +45,7 @@ STANDARD_ERRORS = 4
 
 def entropies(logits: Float[Array, "draws i"]) -> Float[Array, " draws"]:
     """Entropy in nats of every row's softmax."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    weights = np.exp(shifted)
-    total = weights.sum(axis=-1)
-    return np.log(total) - (weights * shifted).sum(axis=-1) / total
+    return np.asarray(entropy(softmax(logits), axis=-1))
 
 
 @cache
@@ -181,12 +178,12 @@ def sharpening_lessens_the_bias() -> Finding:
         for gain in (1, 2, 3):
             attention = [Fraction(w**gain, sum(x**gain for x in weights)) for w in weights]
             scores = [a / (1 + j) for j, a in enumerate(attention)]  # priors 1, 1/2, 1/3, …
-            by_position = [_mean(position) for position in zip(*permutations(scores), strict=True)]
+            by_position = [mean(position) for position in zip(*permutations(scores), strict=True)]
             if len(set(by_position)) > 1:
                 favoured.append(f"weights {weights}, gain {gain}")
             if weights == (1, 2, 5):
                 shown.append(str(by_position[0]))
-            moments.append(_mean([a**2 for a in attention]))
+            moments.append(mean([a**2 for a in attention]))
         scattered.append(moments[0] < moments[1] < moments[2])
     if favoured:
         return verified(f"{favoured[0]}: not all positions expect the same")
@@ -199,10 +196,6 @@ def sharpening_lessens_the_bias() -> Finding:
         "the bias",
         all(scattered),
     )
-
-
-def _mean(numbers: Sequence[Fraction]) -> Fraction:
-    return sum(numbers, Fraction(0)) / len(numbers)
 
 
 @PAPER.ours("AK-10", "Eq. 4's model against real attention", Verdict.VERIFIED)

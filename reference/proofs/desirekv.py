@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import combinations_with_replacement, permutations
 from math import floor
-from statistics import NormalDist
+from statistics import NormalDist, mean, quantiles
 from typing import Any
 
 import numpy as np
@@ -40,24 +40,11 @@ Block = Sequence[Fraction]
 # --- definitions ---------------------------------------------------------------------------------
 
 
-def quantile(block: Block, share: Fraction) -> Fraction:
-    """Linear interpolation between the sorted values."""
-    ordered, place = sorted(block), share * (len(block) - 1)
-    low = floor(place)
-    high = min(low + 1, len(block) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
 def outliers(block: Block) -> list[int]:
     """Places of the values beyond the fences, Eq. 6."""
-    first, third = (quantile(block, Fraction(q, 4)) for q in (1, 3))
+    first, _, third = quantiles(block, n=4, method="inclusive")
     reach = Fraction(3, 2) * (third - first)
     return [j for j, x in enumerate(block) if x < first - reach or x > third + reach]
-
-
-def mean(block: Block) -> Fraction:
-    """Sum over number."""
-    return sum(block, Fraction(0)) / len(block)
 
 
 def outlier_score(block: Block) -> Fraction:

@@ -9,12 +9,13 @@ otherwise.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise, product
-from math import log2, tanh
+from math import log2
 from typing import Literal, get_args
 
 import numpy as np
 import sympy
 from jaxtyping import Float, Int
+from scipy.special import expit as sigmoid
 from sympy import Expr
 
 from kvlab.reference.files import printed_tables
@@ -46,11 +47,6 @@ Importance = Callable[[float, float], float]
 
 
 # --- definitions ---------------------------------------------------------------------------------
-
-
-def sigmoid(x: float) -> float:
-    """1/(1 + e^−x), without overflow."""
-    return (1 + tanh(x / 2)) / 2
 
 
 def printed_h2(mri: float) -> float:
