@@ -26,7 +26,10 @@ from kvlab.fast.kernels.common import tl, triton
 
 @dataclass(frozen=True)
 class RecurrenceCounters:
-    """Counters by which LazyEviction decides: attention to one token updates them, in place."""
+    """Counters by which LazyEviction decides: attention to one token updates them, in place.
+
+    Both have equal strides.
+    """
 
     elapsed: Int[Tensor, "N G n"]
     """Tokens since the entry was last active: since what it received reached the threshold."""
@@ -307,11 +310,7 @@ class Parts:
         reduce: Reduction,
         counters: RecurrenceCounters | None = None,
     ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-        """Return the output and the probabilities, as `decode_attention` does.
-
-        Raises:
-            ValueError: if the columns of the counters lie differently in memory.
-        """
+        """Return the output and the probabilities, as `decode_attention` does."""
         N, G, rho, _, d = queries.shape
         output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         reduced = reduce not in ("none", "skip")
@@ -319,11 +318,6 @@ class Parts:
         elapsed = interval = received
         if counters is not None:
             elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
-            if elapsed.stride() != interval.stride():
-                raise ValueError(
-                    f"counters must have equal strides, got {elapsed.stride()} for elapsed and "
-                    f"{interval.stride()} for interval"
-                )
         parts = self.lse.shape[1]
         combine[(N * G, 1 if reduce == "skip" else triton.cdiv(n, TOGETHER))](
             self.raw, self.lse, self.output, output, received, elapsed, interval,

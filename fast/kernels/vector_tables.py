@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -94,15 +95,9 @@ class VectorTable:
 
     def extend(self, other: "VectorTable") -> "VectorTable":
         """Return this table followed by another of the same format."""
-        match self.vectors, other.vectors:
-            case (Quantized() as ours, Quantized() as theirs):
-                vectors = ours.extend(theirs)
-            case (Coded() as ours, Coded() as theirs):
-                vectors = ours.extend(theirs)
-            case (Tensor() as ours, Tensor() as theirs):
-                vectors = torch.cat([ours, theirs], dim=2)
-            case _:
-                raise TypeError(f"tables of {self.format} and {other.format} cannot be joined")
+        ours: Any = self.vectors
+        both = ours, other.vectors
+        vectors = torch.cat(both, dim=2) if isinstance(ours, Tensor) else ours.extend(both[1])
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         slots = torch.cat([self.slots, other.slots], dim=2)
         return replace(self, slots=slots, vectors=vectors, counts=counts)

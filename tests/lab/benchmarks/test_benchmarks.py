@@ -5,35 +5,59 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer import BadParameter
+import torch
+import typer
+from tolerances import FLOAT32_SCORES
+from typer.testing import CliRunner
 
-from kvlab.fast.lab.benchmarks import contenders, decode, memory
+from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, kernels, memory
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
 from kvlab.fast.lab.reports import Text
 from kvlab.reference.models import reasoner_directory
-from study.benchmarks import decoding
+from study.benchmarks import decoding, result_blocks
 
 ENTRY = 4 * 8 * 2 * 32 * 4
 """Bytes of one cached token: layers, heads, key and value, channels, float32."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def test_decoding_speed_is_written_with_machine_and_versions(tmp_path):
-    out, absent = tmp_path / "decode.json", tmp_path / "python"
-    decode.main(out=out, kvpress=absent, repeats=2, whole_repeats=1, tokens=40, stretch=4)
-    found = json.loads(out.read_text())
+@pytest.fixture
+def measured(tmp_path):
+    """Run a benchmark as a command; return what it writes."""
+
+    def run(benchmark, *arguments):
+        app, out = typer.Typer(), tmp_path / "result.json"
+        app.command()(benchmark.main)
+        done = CliRunner().invoke(app, [*map(str, arguments), "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        return json.loads(out.read_text())
+
+    return run
+
+
+def by_name(outcomes):
+    return {outcome["name"]: outcome for outcome in outcomes}
+
+
+# --- decoding ------------------------------------------------------------------------------------
+
+
+def test_decoding_speed_is_written_with_machine_and_versions(measured, tmp_path):
+    absent = tmp_path / "python"
+    rounds = ("--repeats", 2, "--whole-repeats", 1, "--tokens", 40, "--stretch", 4)
+    found = measured(decode, "--kvpress", absent, *rounds)
     assert found["schema"] == decode.SCHEMA
     assert found["machine"]["cores"] >= 1
     assert found["versions"]["torch"]
     assert found["kvpress"] == {"measured": False, "reason": f"{absent} does not exist"}
-    constant = {outcome["name"]: outcome for outcome in found["parts"]["constant"]}
+    constant, whole = (by_name(found["parts"][name]) for name in ("constant", "whole"))
     assert constant["transformers full cache"]["share_of_full"] == 1
     assert {constant[f"kvlab {name}"]["peak"]["entries"] for name in decode.PER_STEP} == {256}
     for outcome in constant.values():
         assert len(outcome["tokens_per_second"]) == 2
         assert 0 < outcome["lowest"] <= outcome["median"] <= outcome["highest"]
         assert outcome["peak"]["bytes"] >= ENTRY * outcome["peak"]["entries"]
-    whole = {outcome["name"]: outcome for outcome in found["parts"]["whole"]}
     assert whole["transformers full cache"]["peak"] == {"entries": 103, "bytes": 103 * ENTRY}
 
 
@@ -44,40 +68,37 @@ def test_all_keep_as_many_entries_as_they_should():
     assert kept == [256 + 20 - 1, 256 + 20 - 1, 256 + 31]
 
 
-def test_a_language_model_is_measured_with_a_quarter_of_the_entries(tmp_path):
-    out = tmp_path / "real.json"
+def test_a_language_model_is_measured_with_a_quarter_of_the_entries(measured):
     model = str(reasoner_directory())
-    decode.main(out=out, whole_repeats=1, tokens=3, model=model, prompt=160, cpu_time=True)
-    found = json.loads(out.read_text())
+    asked = ("--model", model, "--prompt", 160, "--tokens", 3, "--whole-repeats", 1, "--cpu-time")
+    found = measured(decode, *asked)
     parameters = {"entries": 40, "cpu_time": True, "model": model, "prompt": 160, "tokens": 3}
     assert found["parameters"] == {**parameters, "whole_repeats": 1}
-    real = {outcome["name"]: outcome for outcome in found["parts"]["real"]}
+    real = by_name(found["parts"]["real"])
     assert real["transformers full cache of 40"]["peak"]["entries"] == 40 + 1
     assert real["transformers full cache"]["peak"]["entries"] == 160 + 1
-    for outcome in real.values():
-        assert len(outcome["first_seconds"]) == 1 and outcome["first_seconds"][0] > 0
+    assert all(len(each["first_seconds"]) == 1 for each in real.values())
     shown = " ".join(block.text for block in decoding(found) if isinstance(block, Text))
-    assert (
-        "Seconds are CPU time" in shown
-        and "reads 160 tokens, at once unless a row says otherwise" in shown
-    )
+    assert "Seconds are CPU time" in shown and "reads 160 tokens, at once unless a row" in shown
 
 
 def test_shares_are_taken_within_a_round():
     assert decode.share_of([50, 100, 300], full=[100, 200, 400]) == 0.5
 
 
+WORKER = """
+import json
+print(json.dumps({'kvpress': '0'}), flush=True)
+asked = json.loads(input())
+tokens = asked['run']['tokens']
+print(json.dumps({'first': asked['entries'], 'rest': 2, 'tokens': tokens}), flush=True)
+"""
+
+
 def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
-    script = tmp_path / "kvpress_contender.py"
-    script.write_text(
-        "import json, sys\n"
-        "print(json.dumps({'kvpress': '0'}), flush=True)\n"
-        "asked = json.loads(input())\n"
-        "tokens = asked['run']['tokens']\n"
-        "print(json.dumps({'first': asked['entries'], 'rest': 2, 'tokens': tokens}), flush=True)\n"
-    )
+    (tmp_path / "kvpress_contender.py").write_text(WORKER)
     monkeypatch.setattr(contenders, "__file__", str(tmp_path / "contenders.py"))
-    worker = contenders.KvpressWorker(Path(sys.executable), "cpu", "1", "")
+    worker = contenders.KvpressWorker(Path(sys.executable))
     press = contenders.kvpress(worker, Setting(None, entries=5), "tova", 1)
     assert worker.versions == {"kvpress": "0"}
     timing = press.measured(Run(3, 7), False)
@@ -89,15 +110,104 @@ def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
     worker.process.communicate()
 
 
-def test_memory_is_read_along_the_way(tmp_path, monkeypatch):
-    out = tmp_path / "memory.json"
-    memory.main(method="h2o", tokens=300, every=50, out=out)
-    found = json.loads(out.read_text())
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_memory_is_read_along_the_way(measured, monkeypatch):
+    found = measured(memory, "--method", "h2o", "--tokens", 300, "--every", 50)
     assert list(map(int, found["resident_bytes"])) == [50, 100, 150, 200, 250, 300]
     assert found["kept"] == found["entries"] == 256
     read = iter([9, 7, 5, 8, 6, 7])
     monkeypatch.setattr(memory, "resident_bytes", lambda: next(read))
-    memory.main(method="h2o", tokens=12, every=2, out=out)
-    assert json.loads(out.read_text())["growth_bytes"] == 8 - 5
-    with pytest.raises(BadParameter, match="no reading after 3 tokens"):
-        memory.main(method="h2o", tokens=7, every=9, out=out)
+    found = measured(memory, "--method", "h2o", "--tokens", 12, "--every", 2)
+    assert found["growth_bytes"] == 8 - 5
+
+
+# --- what needs a GPU runs a small case anywhere --------------------------------------------------
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there is a GPU")
+@pytest.mark.parametrize("benchmark", [end_to_end, kernels])
+def test_a_gpu_is_asked_for(benchmark):
+    with pytest.raises(SystemExit, match="needs a GPU"):
+        benchmark.main()
+
+
+def test_a_tiny_model_runs_everywhere_and_is_shown(measured, monkeypatch):
+    monkeypatch.setattr(end_to_end, "WARM_UP", 16)  # no kernel is compiled for a tiny model
+    found = measured(end_to_end, "--small")
+    methods = [each["method"] for each in found["latency"]]
+    assert methods == ["transformers full cache", "kvlab full", "tova", "lazy_eviction"]
+    assert found["latency"][0]["over_full"] == 0
+    full, ours, desirekv = found["capacity"]
+    assert full["batch"] == ours["batch"] == desirekv["batch"] == 2
+    assert [full["method"], ours["method"]] == methods[:2]
+    whole = 2 * 4 * 8 * 32 * 2 * 4 * (end_to_end.PROMPT + 24 - 1)
+    assert 0 < desirekv["cache_bytes"] < whole == full["cache_bytes"] <= ours["cache_bytes"]
+    shown = result_blocks("result.json", found)
+    cells = {cell for block in shown for row in getattr(block, "rows", ()) for cell in row}
+    assert {"lazy_eviction", "desirekv@interval=16,selector=4,group=32"} <= cells
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 13, 64, 100, 300])
+def test_the_largest_batch_is_found_to_an_eighth(limit):
+    most, fits, too_many, batch, tried = 256, 0, 257, 1, 0
+    while batch < too_many:
+        fits, too_many = (batch, too_many) if batch <= limit else (fits, batch)
+        batch, tried = end_to_end.next_batch(fits, too_many, most), tried + 1
+    assert 0 <= min(limit, most) - fits <= max(1, fits // 8)
+    assert tried < 16
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setenv("KVLAB_KERNELS", "interpret")
+    monkeypatch.setattr(kernels, "ROWS", 5)  # the interpreter takes a minute for a prompt
+
+
+def test_small_sizes_run_everywhere(interpreted, measured):
+    found = measured(kernels, "--small")
+    names = {each["kernel"] for each in found["results"]}
+    assert len(names) == 29
+    assert {each["rival"] for each in found["results"]} <= names | {""}
+    assert found["left_out"] == []
+    assert all(each["seconds"] > 0 for each in found["results"])
+    assert found["versions"]["triton"]
+
+
+def test_rivals_attend_to_the_same(interpreted):
+    """A rival that computes something else says nothing."""
+    size = kernels.Size(1, 20, DEVICE, torch.float32)
+    both = (kernels.decode_cases, kernels.prefill_cases)
+    found = {case.kernel: case.run for cases in both for case in cases(size)}
+    for rival, name in (
+        ("SDPA of PyTorch, 5 rows", "attention of 5 rows with log-sum-exps"),
+        ("SDPA of PyTorch", "decode attention, no scores"),
+    ):
+        ours, _ = found[name]()
+        theirs = found[rival]().view_as(ours)
+        torch.testing.assert_close(theirs, ours, atol=FLOAT32_SCORES, rtol=FLOAT32_SCORES)
+
+
+def test_gains_are_compared_with_what_bytes_allow():
+    size = {"batch": 1, "entries": 8}
+    slow = {**size, "kernel": "wide", "rival": "", "bytes": 400, "seconds": 4.0}
+    fast = {**size, "kernel": "narrow", "rival": "wide", "bytes": 100, "seconds": 2.0}
+    unbounded = {**size, "kernel": "other", "rival": "wide", "bytes": 0, "seconds": 1.0}
+    kernels.add_gains([fast, slow, unbounded])
+    assert (fast["gain"], fast["share_of_gain"]) == (2.0, 0.5)  # a quarter of the bytes allows 4
+    assert (unbounded["gain"], unbounded["share_of_gain"]) == (4.0, None)
+    assert "gain" not in slow
+
+
+def test_what_memory_is_not_enough_for_is_left_out():
+    def run():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    fits = kernels.Case("fits", 1, 8, lambda: None, 100, rival="large")
+    large = kernels.Case("large", 1, 8, run, 400)
+    results, fitted = kernels.timed(iter([fits, large]), "cpu", 1, 1e9)
+    assert ([each["kernel"] for each in results], fitted) == (["fits"], False)
+    kernels.add_gains(results)
+    assert results[0]["gain"] is None
