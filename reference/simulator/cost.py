@@ -131,9 +131,10 @@ class Plan:
         cache = shape.layers * after + arriving * WIDE * 2 * shape.head_dim
         columns = NUMBER * (1 + len(self.policy.score.columns))
         state = columns * (shape.layers * held.entries + arriving)
-        writing = [shape.kv_heads * float(most(each[self.prompt :])) for each in (cache, state)]
-        reading = shape.kv_heads * float((cache + state)[: self.prompt].max())
-        return (*writing, max(0.0, reading - sum(writing)))
+        reading = float((cache + state)[: self.prompt].max())
+        cached, known = (float(most(each[self.prompt :])) for each in (cache, state))
+        more = max(0.0, reading - cached - known)
+        return shape.kv_heads * cached, shape.kv_heads * known, shape.kv_heads * more
 
     @property
     def sequence_bytes(self) -> float:
