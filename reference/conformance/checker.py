@@ -23,7 +23,6 @@ from kvlab.reference.conformance.report import Group, Outcome, Report, Status
 from kvlab.reference.conformance.targets import STEPS, operation_of
 from kvlab.reference.conformance.vectors import LATEST, Case, difference, read
 from kvlab.reference.conformance.whole_cache import first_calls
-from kvlab.reference.method import Example
 from kvlab.reference.notation import Array
 from kvlab.reference.streams import Source
 
@@ -335,7 +334,6 @@ def _smallest(under_test: Implementation, case: Case, seconds: float) -> Outcome
         counts = range(1, len(case.inputs["calls"]))
         shorter = (failing(first_calls(case, count)) for count in counts)
         return next((each for each in shorter if each or monotonic() > deadline), None)
-    example = None if case.method is None else Example(case.method, case.parameters["budget"])
     source = Source(f"smallest {case.name}")
 
     def tried(numbers: Sequence[int]) -> tuple[list[int], Outcome] | None:
@@ -346,7 +344,7 @@ def _smallest(under_test: Implementation, case: Case, seconds: float) -> Outcome
             taken.append(min(given, len(values) - 1))
             return values[taken[-1]]
 
-        found = failing(drawn_case(case.target, choose, example))
+        found = failing(drawn_case(case.target, choose, case))
         return None if found is None else (taken, found)
 
     variants = [*SMALL.get(case.target, {}).get("variant", ())]

@@ -1,7 +1,5 @@
 """Expected outputs with their tolerances, which follow from the size of what is added up."""
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -126,22 +124,22 @@ def near_threshold(
 
     If only entries on one side are that close, the choice is clear and no entry is marked.
     """
-    either = np.zeros_like(candidates)
-    for g in range(len(rated)):
-        stays, goes = candidates[g] & kept[g], candidates[g] & ~kept[g]
-        if not stays.any() or not goes.any():
-            continue
-        lowest, highest = rated[g, stays].min(), rated[g, goes].max()
-        if _equal_enough(lowest, highest, tolerance):
-            near = _equal_enough(rated[g], lowest, tolerance)
-            near |= _equal_enough(rated[g], highest, tolerance)
-            either[g] = candidates[g] & near
-    return either
+    lowest, highest = threshold(rated, candidates, kept)
+
+    def near(x: Array, y: Array) -> Array:
+        absolute, relative = tolerance
+        size = np.maximum(np.abs(x), np.abs(y))
+        with np.errstate(invalid="ignore"):
+            return (np.abs(x - y) <= TIES * (absolute + relative * size)) | (x == y)
+
+    both = [(candidates & side).any(axis=-1, keepdims=True) for side in (kept, ~kept)]
+    doubtful = near(lowest, highest) & both[0] & both[1]
+    return candidates & doubtful & (near(rated, lowest) | near(rated, highest))
 
 
-def _equal_enough(x: Array | float, y: Array | float, tolerance: tuple[float, float]) -> Any:
-    absolute, relative = tolerance
-    size = np.maximum(np.abs(x), np.abs(y))
-    with np.errstate(invalid="ignore"):
-        near = np.abs(x - y) <= TIES * (absolute + relative * size)
-    return near | (x == y)
+def threshold(
+    rated: Float[Array, "G n"], candidates: Bool[Array, "G n"], kept: Bool[Array, "G n"]
+) -> tuple[Float[Array, "G 1"], Float[Array, "G 1"]]:
+    """Return the lowest score that stays, ∞ if none does, and the highest that goes, or −∞."""
+    stays = np.where(candidates & kept, rated, np.inf).min(axis=-1, keepdims=True)
+    return stays, np.where(candidates & ~kept, rated, -np.inf).max(axis=-1, keepdims=True)

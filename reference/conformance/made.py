@@ -9,7 +9,7 @@ import numpy as np
 from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.conformance import draws
-from kvlab.reference.conformance.expecting import logit_size
+from kvlab.reference.conformance.expecting import logit_size, threshold
 from kvlab.reference.conformance.stages import REMEMBERED
 from kvlab.reference.conformance.targets import (
     STEPS,
@@ -43,9 +43,6 @@ TIED = ("ties", "repeated_entries")
 
 OPTION = ("plain", "gqa")
 """Streams of an example that is not the main reading of its method."""
-
-OPTIONS = "options"
-"""Group under which the cases of such an example are listed."""
 
 Choose = Callable[[Sequence[Any]], Any]
 """Chooses one of several values; the first is the simplest."""
@@ -82,10 +79,11 @@ def sized_cases(size: str, seed: int, wanted: Callable[[str], bool]) -> Iterator
             yield from method_cases(example, size, seed, steps)
 
 
-def drawn_case(target: str, choose: Choose, example: Example | None = None) -> Case | None:
+def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | None:
     """Draw a small case of any target but whole caches; None if what was chosen does not fit.
 
-    Sizes, seeds and the like are chosen, and one of the method's examples if none is given.
+    Sizes, seeds and the like are chosen, and one of the method's examples; or method, budget and
+    softcap are those of another case.
 
     Raises:
         ValueError: if the target is unknown, or a whole cache: its streams are not drawn.
@@ -97,10 +95,17 @@ def drawn_case(target: str, choose: Choose, example: Example | None = None) -> C
         sizes = {name: choose(values) for name, values in draws.SMALL[target].items()}
         drawn = draws.BLOCKS[target](_chosen_source(f"drawn {target}", choose), **sizes)
         return None if drawn is None else made_case(f"{target}/drawn", "drawn", None, drawn)
-    chosen: Example = example or choose(examples_of(method))
+    if like is None or like.method is None:
+        example, softcap = choose(examples_of(method)), None
+    else:
+        example = Example(like.method, like.parameters["budget"])
+        softcap = like.parameters.get("softcap")
     sizes = {name: choose(values) for name, values in STREAMS["drawn"].items()}
-    stream = draw_stream(_chosen_source("drawn stream", choose), **sizes)
-    found = cases_of_stream(chosen, stream, "drawn", [operation])
+    stream = draw_stream(_chosen_source("drawn stream", choose), softcap=softcap, **sizes)
+    try:
+        found = cases_of_stream(example, stream, "drawn", [operation])
+    except ValueError:  # the prompt is safe, and exceeds the budget
+        return None
     return choose(found) if found else None
 
 
@@ -139,15 +144,16 @@ def method_cases(
     for group, told in STREAMS[size].items():
         if option and group not in OPTION:
             continue
+        sizes = {name: value for name, value in told.items() if name != "budget"}
         budget = None if example.budget is None else told.get("budget", example.budget)
         found: list[Case] = []
         for attempt in range(ATTEMPTS if size == "small" else 1):
-            source = Source(f"{size} {group} {attempt}", seed)
-            stream = draw_stream(source, **{k: v for k, v in told.items() if k != "budget"})
-            name = (OPTIONS, f"{group}-") if option else (group, "")
-            found = cases_of_stream(
-                replace(example, budget=budget), stream, name[0], steps, name[1]
-            )
+            stream = draw_stream(Source(f"{size} {group} {attempt}", seed), **sizes)
+            try:
+                found = cases_of_stream(replace(example, budget=budget), stream, group, steps)
+            except ValueError:  # the prompt is safe, and exceeds the budget
+                if group in OPTION:
+                    raise
             if any(case.operation == "run" for case in found):
                 break
         yield from found
@@ -197,14 +203,10 @@ class Event:
         assert decision is not None and decision.scores is not None
         stays = np.zeros_like(decision.candidates)
         np.put_along_axis(stays, decision.keep, True, axis=-1)
+        low, high = threshold(decision.scores, decision.candidates, stays)
         clear = CLEAR + CLEAR_PER_LOGIT * logit_size(seen.queries, seen.keys)
-        for scores, open_, kept in zip(decision.scores, decision.candidates, stays, strict=True):
-            if not (open_ & kept).any() or not (open_ & ~kept).any():
-                continue
-            low, high = scores[open_ & kept].min(), scores[open_ & ~kept].max()
-            if low != high and not low - high > clear * max(abs(low), abs(high)):
-                return False
-        return True
+        apart = np.isinf(low) | np.isinf(high) | (low == high)
+        return bool((apart | (low - high > clear * np.maximum(abs(low), abs(high)))).all())
 
 
 def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
@@ -230,17 +232,17 @@ def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
 
 
 def cases_of_stream(
-    example: Example, stream: Stream, group: str, steps: Collection[str], prefix: str = ""
+    example: Example, stream: Stream, group: str, steps: Collection[str]
 ) -> list[Case]:
-    """Make cases of the last block of each kind that decides; none if the stream does not fit.
+    """Make cases of the last block of each kind that decides.
 
     ``run``, the whole stream, is a case only if all decisions are clear.
+
+    Raises:
+        ValueError: if the policy cannot work with the stream.
     """
     spec = example.spec
-    try:
-        events = [*recording(methods.get(spec, example.budget), stream)]
-    except ValueError:
-        return []
+    events = [*recording(methods.get(spec, example.budget), stream)]
     due = [event for event in events if event.looked.decision is not None]
     deciding = [event for event in due if event.evicts or event.stores] or due[-1:]
     kinds = {}
@@ -253,7 +255,7 @@ def cases_of_stream(
 
     def add(step: str, number: int, inputs: dict[str, Array], more: dict[str, int]) -> None:
         if step in steps:
-            name = f"{composition(spec)}.{step}/{group}/{spec}/{prefix}{number}"
+            name = f"{composition(spec)}.{step}/{group}/{spec}/{number}"
             found.append(made_case(name, group, spec, (inputs, {**parameters, **more})))
 
     for number, event in enumerate(kinds.values()):

@@ -11,9 +11,6 @@ from kvlab.reference.conformance import Status, check, published
 from kvlab.reference.conformance.checker import run_case
 from kvlab.reference.conformance.implementation import Functions
 from kvlab.reference.conformance.report import ABOUT_GROUPS
-from kvlab.reference.conformance.vectors import MODEL
-from kvlab.reference.conformance.whole_cache import model_in, whole_cache
-from kvlab.reference.streams import Source
 
 
 @lru_cache
@@ -43,73 +40,6 @@ def test_the_kit_notices(bug):
 def test_the_engine_without_a_bug_passes(group):
     found = {*statuses(None, group)}
     assert Status.PASSED in found and Status.FAILED not in found
-
-
-def inputs(calls):
-    return {
-        "tokens": Source("property").integers(
-            1, model_in(str(MODEL)).config.vocab_size, 1, sum(calls)
-        ),
-        "padding": np.zeros(1, dtype=int),
-        "calls": np.array(calls),
-        "continues": np.zeros((len(calls), 1), dtype=int),
-    }
-
-
-def answered(method, budget, calls, block_size=None):
-    variant = dict.fromkeys(("softcap", "sliding_window"))
-    found = whole_cache(
-        method=method,
-        budget=budget,
-        model=str(MODEL),
-        block_size=block_size,
-        **inputs(calls),
-        **variant,
-    )
-    return found["logits"].value, found["kept"].value
-
-
-def test_a_budget_above_the_length_is_the_full_cache():
-    full, everything = answered("full", None, (12, 1, 1, 1))
-    for method in ("h2o@recent=4", "streaming_llm@sinks=2", "tova"):
-        logits, kept = answered(method, 15, (12, 1, 1, 1))
-        np.testing.assert_array_equal(logits, full)
-        np.testing.assert_array_equal(kept, everything)
-
-
-def test_chunks_are_one_shot_where_nothing_is_evicted_in_between():
-    for method, budget in (("full", None), ("snapkv@window=4,kernel=3", 6)):
-        whole, everything = answered(method, budget, (12, 1, 1))
-        for size in (1, 3, 5, 11):
-            logits, kept = answered(method, budget, (12, 1, 1), block_size=size)
-            np.testing.assert_allclose(logits, whole, atol=1e-9)
-            np.testing.assert_array_equal(kept, everything)
-
-
-def test_an_evicted_prefix_is_dense_attention_over_the_suffix_with_true_positions():
-    budget, prompt = 7, 12
-    logits, kept = answered("streaming_llm@sinks=0", budget, (prompt, 1))
-    tokens, store = inputs((prompt, 1))["tokens"][0], {}
-
-    def attend(layer, queries, keys, values):
-        old_keys, old_values = store.get(layer, (keys[:, :0], values[:, :0]))
-        keys, values = (np.concatenate(x, axis=1) for x in ((old_keys, keys), (old_values, values)))
-        store[layer] = keys, values
-        n, m, rho = keys.shape[1], queries.shape[1], len(queries) // len(keys)
-        rows = np.arange(n - m, n)[:, None]
-        seen = np.arange(n) <= rows
-        if m == 1:  # the query after the prompt sees the last entries of the prompt, and itself
-            seen &= np.arange(n) >= prompt - budget
-        products = queries @ np.repeat(keys, rho, axis=0).swapaxes(1, 2) / np.sqrt(keys.shape[2])
-        weights = np.exp(np.where(seen, products, -np.inf))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        return weights @ np.repeat(values, rho, axis=0)
-
-    model = model_in(str(MODEL))
-    model.forward(tokens[:prompt], 0, attend)
-    after = model.forward(tokens[prompt:], prompt, attend)[-1]
-    np.testing.assert_allclose(logits[1, 0], after, atol=1e-9)
-    assert kept[0, 0].all(axis=(0, 1)).nonzero()[0].tolist() == [*range(5, 12)]
 
 
 class Late:
