@@ -287,52 +287,50 @@ TOGETHER = 512
 """Entries whose probabilities a program of the second kernel finishes."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What attention to each part of the entries leaves for `combine`."""
+def new_parts(
+    queries: Float[Tensor, "N G rho 1 d"], n: int, parts: int, scores: bool
+) -> tuple[Tensor, Float[Tensor, "heads parts rho"], Float[Tensor, "heads parts rho d"]]:
+    """Allocate what attention to each part of n entries leaves for `combine`.
 
-    raw: Float[Tensor, "heads rho n"] | Float[Tensor, "0"]
-    """Logits; empty if no probabilities are asked for."""
-    lse: Float[Tensor, "heads parts rho"]
-    output: Float[Tensor, "heads parts rho d"]
+    Logits ``[heads, rho, n]``, none without ``scores``; log-sum-exps; outputs.
+    """
+    N, G, rho, _, d = queries.shape
+    shapes = ((N * G, rho, n) if scores else (0,), (N * G, parts, rho), (N * G, parts, rho, d))
+    raw, lse, outputs = (queries.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return raw, lse, outputs
 
-    @classmethod
-    def of(cls, queries: Float[Tensor, "N G rho 1 d"], n: int, parts: int, scores: bool) -> "Parts":
-        """Allocate what so many parts of n entries leave; with ``scores`` the logits, too."""
-        N, G, rho, _, d = queries.shape
-        shapes = ((N * G, rho, n) if scores else (0,), (N * G, parts, rho), (N * G, parts, rho, d))
-        return cls(*(queries.new_empty(shape, dtype=torch.float32) for shape in shapes))
 
-    def combined(
-        self,
-        queries: Float[Tensor, "N G rho 1 d"],
-        n: int,
-        reduce: Reduction,
-        counters: RecurrenceCounters | None = None,
-    ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-        """Return the output and the probabilities, as `decode_attention` does."""
-        N, G, rho, _, d = queries.shape
-        output = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        reduced = reduce not in ("none", "skip")
-        received = self.raw.new_empty((N, G, n) if reduced else 0)
-        elapsed = interval = received
-        if counters is not None:
-            elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
-        parts = self.lse.shape[1]
-        combine[(N * G, 1 if reduce == "skip" else triton.cdiv(n, TOGETHER))](
-            self.raw, self.lse, self.output, output, received, elapsed, interval,
-            n, counters.threshold if counters else 0.0, elapsed.stride(0),
-            RHO=rho, D=d, PARTS=parts, BLOCK_RHO=common.columns(rho), BLOCK_D=common.columns(d),
-            BLOCK_N=TOGETHER, BLOCK_PARTS=common.magnitude(parts),
-            REDUCE=reduce, COUNT=counters is not None,
-        )  # fmt: skip
-        return output, self.raw.view(N, G, rho, 1, n) if reduce == "none" else received
+def combined(
+    raw: Tensor,
+    lse: Float[Tensor, "heads parts rho"],
+    outputs: Float[Tensor, "heads parts rho d"],
+    queries: Float[Tensor, "N G rho 1 d"],
+    n: int,
+    reduce: Reduction,
+    counters: RecurrenceCounters | None = None,
+) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
+    """Return the output and the probabilities, as `decode_attention` does."""
+    N, G, rho, _, d = queries.shape
+    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    received = raw.new_empty(0 if reduce in ("none", "skip") else (N, G, n))
+    elapsed = interval = received
+    if counters is not None:
+        elapsed, interval = map(common.per_head, (counters.elapsed, counters.interval))
+    parts = lse.shape[1]
+    combine[(N * G, 1 if reduce == "skip" else triton.cdiv(n, TOGETHER))](
+        raw, lse, outputs, output, received, elapsed, interval,
+        n, counters.threshold if counters else 0.0, elapsed.stride(0),
+        RHO=rho, D=d, PARTS=parts, BLOCK_RHO=common.columns(rho), BLOCK_D=common.columns(d),
+        BLOCK_N=TOGETHER, BLOCK_PARTS=common.magnitude(parts),
+        REDUCE=reduce, COUNT=counters is not None,
+    )  # fmt: skip
+    return output, raw.view(N, G, rho, 1, n) if reduce == "none" else received
 
 
 def nothing_read(
     queries: Float[Tensor, "N G rho 1 d"], n: int, reduce: Reduction
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-    """Return zeros, in the form of `Parts.combined`: no entry is there."""
+    """Return zeros, in the form of `combined`: no entry is there."""
     weights = queries.new_zeros((*queries.shape[:4], n), dtype=torch.float32)
     return torch.zeros_like(queries), handed_out(weights, reduce)
 
@@ -396,11 +394,12 @@ def _attend_in_triton(
     if not n:
         return nothing_read(queries, 0, reduce)
     count = common.split(n, common.ENTRIES_OF_A_PART, N * G, queries.device)
-    parts, values = Parts.of(queries, n, count, scores), common.per_head(values)
+    raw, lse, outputs = new_parts(queries, n, count, scores)
+    values = common.per_head(values)
     attend_to_parts[(N * G, 1, count)](
-        values=values, raw=parts.raw, lse=parts.lse, output=parts.output, parts=count,
+        values=values, raw=raw, lse=lse, output=outputs, parts=count,
         v_head=values.stride(0), v_row=values.stride(1), BLOCK_M=common.columns(rho),
         CAUSAL=False, RAGGED=positions is not None, SCORES=scores, WITH_VALUES=True,
         **arguments_of(queries, keys, None, positions, None, softcap),
     )  # fmt: skip
-    return parts.combined(queries, n, reduce, counters)
+    return combined(raw, lse, outputs, queries, n, reduce, counters)

@@ -30,7 +30,7 @@ from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import bias_of, read_channels, read_rows, read_scales
 from kvlab.fast.kernels.common import tl, triton
-from kvlab.fast.kernels.decode import Parts, handed_out, nothing_read
+from kvlab.fast.kernels.decode import combined, handed_out, new_parts, nothing_read
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
 
 MOST_SPREAD = 128
@@ -325,8 +325,8 @@ def _attend_in_triton(
         common.split(sum(rows), common.ENTRIES_OF_A_PART, heads, queries.device),
         common.magnitude(len(rows)),
     )
-    parts = Parts.of(queries, entries, count, scores)
-    parts.raw.fill_(-torch.inf)
+    raw, lse, outputs = new_parts(queries, entries, count, scores)
+    raw.fill_(-torch.inf)
     group = _smallest_group(tables, d)
     groups = common.magnitude(max(1, d // group))
     key_vectors, key_scales, key_zeros, key_own = zip(
@@ -341,7 +341,7 @@ def _attend_in_triton(
         tuple(table.slots.contiguous() for table, _ in asked),
         tuple(found.contiguous() for _, found in asked),
         value_vectors, value_scales, value_zeros,
-        parts.raw, parts.lse, parts.output,
+        raw, lse, outputs,
         as_odd(rows), as_odd([x.rows for _, x in given]), as_odd(first_parts(rows, count)),
         entries, common.magnitude(sum(rows)), d**-0.5, softcap or 0.0,
         KEY_BITS=tuple(table.bits for table, _ in asked), KEY_OWN=key_own,
@@ -352,7 +352,7 @@ def _attend_in_triton(
         SOFTCAP=softcap is not None, SCORES=scores, TYPE=_product_type(queries, tables),
         RHO=rho, D=d, PARTS=count, BLOCK_D=common.columns(d),
     )  # fmt: skip
-    return parts.combined(queries, entries, reduce)
+    return combined(raw, lse, outputs, queries, entries, reduce)
 
 
 def as_odd(numbers: Sequence[int]) -> tuple[int, ...]:

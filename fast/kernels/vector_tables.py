@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -95,9 +95,9 @@ class VectorTable:
 
     def extend(self, other: "VectorTable") -> "VectorTable":
         """Return this table followed by another of the same format."""
-        ours: Any = self.vectors
-        both = ours, other.vectors
-        vectors = torch.cat(both, dim=2) if isinstance(ours, Tensor) else ours.extend(both[1])
+        ours, theirs = cast(Any, self.vectors), cast(Any, other.vectors)
+        plain = isinstance(ours, Tensor)
+        vectors = torch.cat([ours, theirs], dim=2) if plain else ours.extend(theirs)
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         slots = torch.cat([self.slots, other.slots], dim=2)
         return replace(self, slots=slots, vectors=vectors, counts=counts)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -174,8 +175,7 @@ def _attempt(model: str, local: bool, loader: Any, **options: Any) -> Any:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else f"{text[:299]}…"
+    return textwrap.shorten(str(error), 300, placeholder="…")
 
 
 @contextmanager

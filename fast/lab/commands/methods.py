@@ -56,12 +56,7 @@ def methods(wanted: Listed) -> None:
 
 
 def _options_of(defaults: Mapping[str, Any]) -> str:
-    words = {True: "true", False: "false", None: "none"}
-    written = {
-        name: words[value] if value is None or isinstance(value, bool) else value
-        for name, value in defaults.items()
-    }
-    return ", ".join(f"{name}={value}" for name, value in written.items())
+    return ", ".join(f"{name}={str(value).lower()}" for name, value in defaults.items())
 
 
 def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
