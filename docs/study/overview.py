@@ -9,7 +9,6 @@ from kvlab.fast.lab.sweep.report import (
     EXCEEDED,
     accuracy_cell,
     is_of_the_papers,
-    percent,
 )
 from kvlab.fast.lab.sweep.run import Stored, read_stored
 from kvlab.fast.lab.sweep.summary import FULL, LEVEL, TaskSummary
@@ -48,7 +47,7 @@ def under_own_rules(found: TaskSummary) -> Table:
     points = [point for point in found.points if point.budget is None and point.measured]
     bits = {point.method: point.measured["average_bits"].mean for point in points}
     rows = [
-        [point.method, f"{100 * bits[point.method] / FULL_BITS:.0f} %", percent(point.interval)]
+        [point.method, f"{100 * bits[point.method] / FULL_BITS:.0f} %", point.percent]
         for point in sorted(points, key=lambda point: bits[point.method])
         if bits[point.method] < FULL_BITS or point.method == "full"
     ]
@@ -96,7 +95,7 @@ def on_both_models(shown: Collection[str] | None = None) -> Table:
 
     def share(found: TaskSummary, spec: str, budget: int) -> str:
         mark = f" {CHANCE}" if spec in found.chance.get(budget, ()) else ""
-        return percent(found.point(spec, None if spec == FULL else budget).interval) + mark
+        return found.point(spec, None if spec == FULL else budget).percent + mark
 
     half = solved.budgets["50%"]
     columns = [

@@ -52,11 +52,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def percent_interval(mean: float, low: float, high: float) -> str:
-    """Write a share and its interval in percent."""
-    return f"{percent(mean)} ({100 * low:.0f}–{100 * high:.0f})"
-
-
 def escape_markdown(text: str) -> str:
     """Write text so that Markdown shows it as it is; Python-Markdown knows no escape of ``<``."""
     return re.sub(r"([\\`*_\[\]>|#])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from kvlab.fast.lab import terminal as printing
-from kvlab.fast.lab.tables import Bold, Column, Table, percent, percent_interval, tabulate
+from kvlab.fast.lab.tables import Bold, Column, Table, percent, tabulate
 
 HOSTILE = "[red]<script>alert('x')</script>"
 
@@ -114,7 +114,6 @@ def test_shares_are_written_in_percent():
         "+20 %",
     )
     assert percent(None) == "–"
-    assert percent_interval(0.5, 0.254, 0.747) == "50 % (25–75)"
 
 
 def test_rows_go_into_a_pipe_while_a_bar_is_on_the_terminal(monkeypatch, capsys):

@@ -22,6 +22,11 @@ class Interval:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
+    def percent(self, digits: int = 1, sign: str = "", to: str = "–") -> str:
+        """Write a share, or a difference of shares, in percent."""
+        mean, low, high = (f"{100 * x:{sign}.{digits}f}" for x in (self.mean, self.low, self.high))
+        return f"{mean} ({low}{to}{high})"
+
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
     """Return the Wilson score interval of a share.

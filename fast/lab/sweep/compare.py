@@ -11,7 +11,7 @@ from kvlab.fast.lab.evaluate.backends import load_backend
 from kvlab.fast.lab.sweep.jobs import Failure, Found, in_processes, in_this_process
 from kvlab.fast.lab.sweep.plan import Sweep, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, plain, point_of, summarise
-from kvlab.fast.lab.tables import Column, percent_interval
+from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import model_location
 
@@ -21,7 +21,7 @@ Tell = Callable[[Point], None]
 COLUMNS = (
     Column("method"),
     Column("budget"),
-    Column("solved (95 %)", "interval", lambda share: percent_interval(*vars(share).values())),
+    Column("solved, %", "interval", lambda share: share.percent(0)),
     Column("error", lambda point: point.mean("output_error"), ".3f"),
     Column("KL", lambda point: point.mean("kl"), ".3f"),
     Column("entries", lambda point: point.mean("entries"), ".0f"),

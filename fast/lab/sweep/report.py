@@ -191,16 +191,8 @@ def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
         return MISSING
     marks = {None: f" {UNKNOWN}", False: f" {EXCEEDED}", True: ""}
     at_random = f" {CHANCE}" if point.method in each.chance.get(point.budget, ()) else ""
-    text = f"{percent(point.interval)}{at_random}{marks[point.holds_budget]}"
+    text = f"{point.percent}{at_random}{marks[point.holds_budget]}"
     return Bold(text) if point.method in each.leaders.get(point.budget, ()) else text
-
-
-def percent(share: Interval | None, sign: str = "", to: str = "–") -> str:
-    """Write a share, or a difference of shares, and its interval in percent; or a dash."""
-    if share is None:
-        return MISSING
-    mean, low, high = (f"{100 * x:{sign}.1f}" for x in vars(share).values())
-    return f"{mean} ({low}{to}{high})"
 
 
 def _with_interval(name: str) -> Callable[[Point], str | None]:
@@ -217,7 +209,7 @@ def _with_interval(name: str) -> Callable[[Point], str | None]:
 
 METHOD = Column("method")
 FIGURES = (
-    Column("solved %", "interval", percent),
+    Column("solved %", "percent"),
     Column("entries", lambda point: point.mean("entries"), ".0f"),
     Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
@@ -245,7 +237,7 @@ TESTS = (
     Column("2nd %", "second_solved", lambda share: f"{100 * share:.1f}"),
     Column("only 1st", "only_first"),
     Column("only 2nd", "only_second"),
-    Column("difference", format=lambda difference: percent(difference, "+", " to ")),
+    Column("difference", format=lambda difference: difference.percent(1, "+", " to ")),
     Column("p", format=lambda p: _p(p)),
     Column("Holm", "p_adjusted", lambda p: _p(p)),
 )

@@ -21,6 +21,7 @@ from kvlab.fast.lab.evaluate.statistics import (
 from kvlab.fast.lab.points import Row
 from kvlab.fast.lab.sweep.jobs import MEASURED, Found
 from kvlab.fast.lab.sweep.plan import ORACLE, Job, Plan
+from kvlab.fast.lab.tables import MISSING
 from kvlab.reference.methods import base_name
 
 LEVEL = 0.95
@@ -56,6 +57,11 @@ class Point(Row):
         if self.budget is None:
             return True
         return None if self.peak_entries is None else self.peak_entries <= self.budget
+
+    @property
+    def percent(self) -> str:
+        """The share solved with its interval, in percent; or a dash."""
+        return MISSING if self.interval is None else self.interval.percent()
 
     def mean(self, name: str) -> float | None:
         """Return the mean of one of `MEASURED`; None if nothing was measured."""

@@ -30,7 +30,7 @@ from kvlab.fast.lab.sweep.plan import ORACLE, make_plan, make_sweep, read_sweep
 from kvlab.fast.lab.sweep.report import accuracy_cell, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import Point, leaders, not_above_chance, summarise
-from kvlab.fast.lab.tables import Bold, escape_markdown
+from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
 
@@ -324,29 +324,26 @@ def test_a_report_needs_results(stored, tmp_path):
 
 @given(st.text(alphabet="a1 .<>&;|*_`[]()#\\$~", max_size=20))
 @example("p < 0.05 & &lt; <b>")
-def test_the_site_shows_text_as_it_is(text):
-    """Python-Markdown knows fewer escapes than CommonMark."""
+def test_site_and_reports_show_text_as_it_is(text):
+    """Python-Markdown, which makes the site, knows fewer escapes than the reports' CommonMark."""
     line = f"x{text}x"
     shown = Markdown(extensions=["tables"]).convert(escape_markdown(line))
     assert shown == f"<p>{escape(line, quote=False)}</p>"
+    assert html_of(escape_markdown(line)) == f"<p>{escape(line)}</p>\n"
 
 
 # --- the study -----------------------------------------------------------------------------------
 
 
-def test_the_study_asks_for_every_method():
+def test_the_study_asks_for_every_method_and_is_of_the_model_in_the_package():
     sweep = read_sweep(RESULTS / "study" / "sweep.toml")
     named = {methods.base_name(spec) for spec in sweep.methods}
     assert set(methods.names()) == named - {ORACLE}
     assert sweep.budgets == ("15%", "20%", "30%", "40%", "50%", "70%")
     assert sweep.problems * len(sweep.seeds) >= 300
-
-
-def test_the_study_is_of_the_model_in_the_package():
     stored = read_stored(RESULTS / "study")
-    plan = make_plan(read_sweep(RESULTS / "study" / "sweep.toml"))
-    assert plan == stored.plan
-    assert {job.seed for job in plan.jobs()} - {job.seed for job in stored.missing()}
+    assert make_plan(sweep) == stored.plan, "of the model in the package"
+    assert set(sweep.seeds) - {job.seed for job in stored.missing()}
 
 
 def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
@@ -359,10 +356,6 @@ def test_the_page_of_the_study_is_what_its_data_say(tmp_path):
 
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-
-
-def shown(share, mark: str = "") -> str:
-    return f"{100 * share.mean:.1f} ({100 * share.low:.1f}–{100 * share.high:.1f}){mark}"
 
 
 def section(page: str, heading: str) -> str:
@@ -390,13 +383,13 @@ def test_a_table_of_the_page_is_what_its_data_say(heading, columns):
     assert set(rows) == {each.method for each in results[0][0].points if each.budget}
     for name, cells in rows.items():
         expected = [
-            shown(found.point(name, budget).interval, " ≈" if name in found.chance[budget] else "")
+            found.point(name, budget).percent + (" ≈" if name in found.chance[budget] else "")
             for found, budget in results
             if name in {each.method for each in found.points}
         ]
         assert cells.replace(" | –", "") == " | ".join(expected), name
     for found, _ in results:
-        assert shown(found.point("full", None).interval) in written
+        assert found.point("full", None).percent in written
 
 
 def test_the_table_of_pages_and_heads_is_what_its_data_say():
@@ -412,8 +405,8 @@ def test_the_table_of_pages_and_heads_is_what_its_data_say():
                 shares[base + own] = cell
     assert set(shares) == {each.method for each in found.points} - {"full"}
     for method, cell in shares.items():
-        assert cell == shown(found.point(method, found.budgets["50%"]).interval), method
-    assert shown(found.point("full", None).interval) in written
+        assert cell == found.point(method, "50%").percent, method
+    assert found.point("full", None).percent in written
 
 
 def test_two_numbers_on_the_real_model_are_what_the_page_says():
@@ -421,6 +414,6 @@ def test_two_numbers_on_the_real_model_are_what_the_page_says():
     for name in ("reading_known_smollm2", "reading_smollm2"):
         found = stored_summary(name)
         full, *others = found.points
-        assert full.method == "full" and shown(full.interval).replace(" ", " % ") in written
+        assert full.method == "full" and full.percent.replace(" ", " % ") in written
         assert {(each.problems, each.solved) for each in others} == {(16, 0.0)}
-        assert shown(others[0].interval).partition(" ")[2] in written
+        assert others[0].percent.partition(" ")[2] in written
