@@ -396,7 +396,7 @@ def test_the_command_runs(page, monkeypatch):
         result = CliRunner().invoke(app, [*arguments, *own])
     assert result.exit_code == 0, result.output
     spec = parsed(page)[1]["picture"][0]
-    assert re.search(rf"^{re.escape(spec)}\s+\S+\s+\d+ % \(", result.output, re.MULTILINE)
+    assert re.search(rf"^{re.escape(spec)}\s+\S+\s+\d+ \(", result.output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

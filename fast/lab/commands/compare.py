@@ -112,10 +112,11 @@ def _line(cells: Sequence[str]) -> str:
 
 def _caption(sweep: Sweep) -> str:
     """Explain the columns."""
+    few = "problem" if sweep.measured == 1 else f"{sweep.measured} problems"
     together = "all problems of a batch at once" if sweep.batch > 1 else "one problem at a time"
     return (
         "solved: whole solution right, with 95 % interval · error: attention output against "
         "everything seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · "
         "bits: stored per element of the full cache, scales included · from error to bits: on "
-        f"the first {counted(sweep.measured, 'problem')} · ms: per token, {together}"
+        f"the first {few} · ms: per token, {together}"
     )
