@@ -15,7 +15,7 @@ from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.notation import Array
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.judge import EXACT, Judgement, judge, skill
+from kvlab.reference.simulator.judge import Judgement, judge, skill
 from kvlab.reference.simulator.replay import check_replay
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.streams import Source, random_stream, run_stream
@@ -55,8 +55,6 @@ class Simulation:
     rows: tuple[SimulatedRow, ...]
     layers: Sequence[Sequence[Judgement]]
     """For each layer, the judgements of the rows without refusal."""
-    exact: bool
-    """Whether the best keep sets were found, or bounded."""
 
 
 def simulate(
@@ -107,7 +105,7 @@ def simulate(
         report(len(layers), L, "layers")
     judgements = iter(zip(*layers, strict=True))
     rows = tuple(row if row.refusal else _sum_up(trace, row, next(judgements)) for row in asked)
-    return Simulation(trace, rows, layers, tokens <= EXACT if exact is None else exact)
+    return Simulation(trace, rows, layers)
 
 
 def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:
@@ -144,6 +142,13 @@ COLUMNS = (
     Column("hits", format=percent),
     Column("early", "premature", percent),
 )
+CAPTION = (
+    "over the generated tokens, all recorded layers and KV heads · entries, KiB: largest · mass: "
+    "share of the full cache's attention on kept entries · skill: of the way from evicting at "
+    "random, 0 %, to the best keep sets, which know the future, or a bound on them, 100 % · error: "
+    "attention output, relative · hits: entries there when they regained importance · early: "
+    "entries evicted, and activated again later"
+)
 
 
 def table(found: Simulation) -> Table:
@@ -155,21 +160,6 @@ def title(trace: Trace) -> str:
     """Say what was recorded."""
     tokens = trace.shape[3]
     return f"{trace.metadata.model}: {trace.prompt} tokens given, {tokens - trace.prompt} generated"
-
-
-def caption(found: Simulation) -> str:
-    """Explain the columns."""
-    best = (
-        "the best keep sets, 100 %, which know the future"
-        if found.exact
-        else "a bound that no keep sets can exceed, 100 %"
-    )
-    return (
-        "over the generated tokens, all recorded layers and KV heads · entries, KiB: largest · "
-        "mass: share of the full cache's attention on kept entries · skill: of the way from "
-        f"evicting at random, 0 %, to {best} · error: attention output, relative · hits: entries "
-        "there when they regained importance · early: entries evicted, and activated again later"
-    )
 
 
 def write_report(found: Simulation, path: Path) -> None:
@@ -192,7 +182,7 @@ def write_report(found: Simulation, path: Path) -> None:
         Heading("kvlab simulate", 1),
         Text(about),
         table(found),
-        Text(caption(found)),
+        Text(CAPTION),
         Drawing("memory", "Memory over tokens", memory_curves),
         Drawing("kept", kept, lifetimes(shown, found.trace.prompt)),
     ]

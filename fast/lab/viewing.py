@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -163,17 +162,9 @@ def text_source(
     """
     check_at_least(1, max_new_tokens=max_new_tokens)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-    given: dict[str, Any] = {
-        "prompt": text,
-        "max_new_tokens": max_new_tokens,
-        "stop": end_of_text(directory),
-    }
-    run = partial(record_generation, model, tokenizer, **given)
-
-    def length() -> int:
-        return run(methods.get("full"), most_values=1).read
-
-    return Source(directory.name, partial(run, solved=solved), length)
+    given = {"prompt": text, "max_new_tokens": max_new_tokens, "stop": end_of_text(directory)}
+    run = partial(record_generation, model, tokenizer, **given, solved=solved)
+    return Source(directory.name, run, lambda: run(methods.get("full"), most_values=1).read)
 
 
 def trace_source(path: Path, directory: Path | None = None) -> Source:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.transformer import ModelConfig, read_json
 
 WIDE = 2
@@ -170,13 +170,3 @@ HARDWARE: Mapping[str, Hardware] = {
     ),
 }
 """GPUs by the name that `kvlab plan --gpu` takes."""
-
-
-def find_hardware(name: str) -> Hardware:
-    """Return a GPU of the table.
-
-    Raises:
-        ValueError: if there is none of that name.
-    """
-    check_choice(HARDWARE, gpu=name.lower())
-    return HARDWARE[name.lower()]

@@ -56,9 +56,6 @@ from jaxtyping import Bool, Float, Int
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import FULL_BITS
 
-VERSION = 1
-"""Version of the schema that this module writes."""
-
 GONE, WIDE = 0, 1
 """Indices into `Run.states` that every run has: evicted, and kept at full precision."""
 
@@ -156,7 +153,7 @@ def write(timeline: Timeline) -> str:
     return json.dumps(
         {
             "format": "kvlab timeline",
-            "version": VERSION,
+            "version": 1,
             "kvlab": installed_version("kvlab"),
             "model": timeline.model,
             "threshold": timeline.threshold,

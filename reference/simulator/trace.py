@@ -238,8 +238,6 @@ def load_trace(path: str | Path) -> Trace:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"trace = {path} does not exist")
-    if not path.is_file():
-        raise ValueError(f"trace = {path} must be a file")
     try:
         if not zipfile.is_zipfile(path):  # NumPy takes it for objects to be loaded unsafely
             raise ValueError("it is no complete archive of arrays (.npz)")

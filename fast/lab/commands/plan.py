@@ -9,9 +9,9 @@ import typer
 from kvlab.fast.lab import planning
 from kvlab.fast.lab.commands.settings import BlockSize, Json, Methods, command, prepare_output
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, working
-from kvlab.reference.checks import check_at_least
+from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.cost import Runtime
-from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_hardware, find_shape
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_shape
 
 
 class Settings(Methods, BlockSize, Json):
@@ -51,9 +51,10 @@ def plan(settings: Settings) -> None:
     """Plan memory, time and devices for a model under a method; nothing is run."""
     prepare_output("report", settings.report)
     check_at_least(0, host=settings.host)
+    check_choice(HARDWARE, gpu=settings.gpu.lower())
     serving = planning.Serving(
         find_shape(settings.model),
-        find_hardware(settings.gpu),
+        HARDWARE[settings.gpu.lower()],
         settings.prompt,
         settings.length,
         settings.batch,

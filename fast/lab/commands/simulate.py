@@ -66,6 +66,6 @@ def simulate(settings: Settings) -> None:
         print_json([asdict(row) for row in found.rows])
         return
     print_table(simulation.table(found), simulation.title(found.trace))
-    print_caption(simulation.caption(found))
+    print_caption(simulation.CAPTION)
     if settings.report is not None:
         print_line(f"report: {settings.report}")
