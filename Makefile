@@ -9,7 +9,7 @@ export NO_MKDOCS_2_WARNING = 1
 # Else every process of the tests compiles kvlab and the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-all real test test-all check gpu format lint types unit notebooks docs pages serve screenshots release clean
+.PHONY: help demo demo-all real test test-all check gpu format lint types unit notebooks docs pages serve release clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -81,9 +81,6 @@ serve:  ## show the built site at http://localhost:8000, or at PORT=...
 	@$(PYTHON) -c 'import socket; socket.create_server(("", $(PORT)))' 2> /dev/null || \
 	  { echo "kvlab: port $(PORT) is taken: make serve PORT=8001"; exit 1; }
 	$(PYTHON) -m http.server -d site $(PORT)
-
-screenshots: .venv/dev  ## pictures of the built site for a look at it, into build/screenshots/
-	$(BIN)/python tests/browser/screenshots.py
 
 release:  ## sdist and wheel, checked as the index does and tried; REPOSITORY=https://... for links
 	rm -rf dist build && $(PYTHON) -m venv build/tools
