@@ -13,6 +13,7 @@ import yaml
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 from mkdocs.utils.meta import get_data
+from sampling import sampled
 from shapes import shapes_checked
 from typer.testing import CliRunner
 
@@ -32,6 +33,8 @@ finally:
     sys.path.pop(0)
 
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
+ONE = sampled(PAGES, [ROOT / "docs" / "methods" / "h2o.md"])
+"""What runs on every page in the slow tests."""
 FOLDERS = {"reference": "reference/", "fast": "fast/", "kernel": "fast/kernels/", "test": "tests/"}
 SECTIONS = (
     "Four answers",
@@ -50,7 +53,8 @@ def parsed(page):
     return get_data(page.read_text(encoding="utf-8"))
 
 
-def generated(page, root=ROOT):
+@cache
+def generated(page):
     """The page's Markdown without its picture and costs, and its links to lines."""
     body, meta = parsed(page)
     links = []
@@ -164,16 +168,6 @@ def test_every_link_leads_to_the_line_that_holds_what_it_names(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_of_an_equation_lead_where_their_labels_say(page):
-    for each in parsed(page)[1]["equations"]:
-        for kind, folder in FOLDERS.items():
-            given = each.get(kind, ())
-            for named in [given] if isinstance(given, str) else given:
-                assert named.startswith(folder)
-                assert kind != "test" or ":test_" in named
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_formula_becomes_mathml(page):
     text, _ = generated(page)
     formulas = re.findall(r"\$\$(.+?)\$\$|(?<![\w$])\$([^$\n]+)\$", text, re.DOTALL)
@@ -221,12 +215,10 @@ def test_a_name_that_is_not_there_is_refused(small, target, message):
     "moved",
     [
         "class M:\n    def score(self): ...\n\n    def norm(self): ...  # [M 1]\n",
-        "class M:\n    def norm(self):\n        return 1  # [M 1]\n",
         "class M:\n    def score(self):\n        return 1\n\n    x = 1  # [M 1]\n",
-        "def score(self):\n    return 1  # [M 1]\n",
         "x = 1  # [M 1]\n\n\nclass M:\n    def score(self):\n        return 1\n",
     ],
-    ids=["function", "renamed", "class", "other class", "module"],
+    ids=["function", "class", "module"],
 )
 def test_a_tag_that_moved_into_another_function_is_refused(small, moved):
     path = "reference/methods/m.py"
@@ -258,12 +250,10 @@ def test_a_twin_of_another_name_has_to_be_given(small):
     "after",
     [
         "# a new line\nclass M:\n    def score(self):\n        return 1  # [M 1]\n",
-        "class M:\n    def rate(self):\n        return 1  # [M 2]\n",
         "class M:\n    def scores(self):\n        return 1  # [M 11]\n",
-        "class M:\n",
         "",
     ],
-    ids=["moved", "renamed", "longer names", "removed", "emptied"],
+    ids=["moved", "longer names", "emptied"],
 )
 def test_a_link_is_stale_once_its_line_holds_something_else(small, after):
     path = "reference/methods/m.py"
@@ -301,9 +291,14 @@ def test_a_site_whose_links_lead_elsewhere_ends_the_build(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_reference_link_shows_the_function_that_the_page_names(page):
+def test_links_of_an_equation_lead_where_their_labels_say(page):
     text, links = generated(page)
     for each in parsed(page)[1]["equations"]:
+        for kind, folder in FOLDERS.items():
+            given = each.get(kind, ())
+            for named in [given] if isinstance(given, str) else given:
+                assert named.startswith(folder)
+                assert kind != "test" or ":test_" in named
         (address,) = {address for target, address in links if target.name == each["tag"]}
         assert f'<a href="{address}"' in text
         assert f'line {address.partition("#L")[2]}"><code>{each["reference"]}</code></a>' in text
@@ -319,17 +314,6 @@ def test_a_page_whose_equation_is_in_another_function_ends_the_build():
     del wrong["reference"]
     with pytest.raises(PluginError, match="its front matter lacks 'reference'"):
         method_pages.written("caote", {**meta, "equations": [wrong]}, body, str, "", "")
-
-
-def test_a_page_that_names_what_is_not_there_ends_the_build():
-    body, meta = parsed(ROOT / "docs" / "methods" / "h2o.md")
-    wrong = {**meta["equations"][0], "test": "tests/methods/test_h2o.py:test_nothing"}
-    with pytest.raises(PluginError, match=r"docs/methods/h2o.md: .* defines no test_nothing"):
-        method_pages.written("h2o", {**meta, "equations": [wrong]}, body, str, "", "")
-    del wrong["latex"]
-    wrong["test"] = meta["equations"][0]["test"]
-    with pytest.raises(PluginError, match="its front matter lacks 'latex'"):
-        method_pages.written("h2o", {**meta, "equations": [wrong]}, body, str, "", "")
 
 
 # --- source pages --------------------------------------------------------------------------------
@@ -351,7 +335,10 @@ def test_source_pages_stay_out_of_the_search():
 # --- what the package says -----------------------------------------------------------------------
 
 
-def test_options_are_the_registrys_with_their_defaults():
+def test_options_are_the_registrys_with_their_defaults_and_say_what_they_mean():
+    for name, about in methods.describe().items():
+        said = method_sections.field_docstrings(methods.lookup(name))
+        assert set(about["options"]) <= said.keys()
     listed = method_sections.options("lazy_eviction")
     for option, default in methods.describe()["lazy_eviction"]["options"].items():
         assert f"- `{option} = {method_sections.value(default)}` (" in listed
@@ -359,12 +346,6 @@ def test_options_are_the_registrys_with_their_defaults():
     assert "Generated tokens W between two evictions" in listed
     assert "`lazy_eviction-h1` is `lazy_eviction@h1=none`" in listed
     assert method_sections.options("full") == "None."
-
-
-@pytest.mark.parametrize("name", methods.names())
-def test_every_option_says_what_it_means(name):
-    said = method_sections.field_docstrings(methods.lookup(name))
-    assert set(methods.describe()[name]["options"]) <= said.keys()
 
 
 def test_every_reading_is_listed_with_its_option():
@@ -377,13 +358,7 @@ def test_every_reading_is_listed_with_its_option():
         method_sections.refuted_claims("H2O")
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=page.stem, marks=[] if page.stem == "h2o" else pytest.mark.slow)
-        for page in PAGES
-    ],
-)
+@pytest.mark.parametrize("page", ONE, ids=lambda page: page.stem)
 def test_the_command_runs(page, monkeypatch):
     monkeypatch.setattr(
         "kvlab.fast.lab.sweep.compare.in_processes", lambda jobs, workers: in_this_process(jobs)
@@ -391,7 +366,8 @@ def test_the_command_runs(page, monkeypatch):
     text = method_sections.usage(parsed(page)[1])
     program, *arguments = shlex.split(re.findall(r"^kvlab .+$", text, re.MULTILINE)[0])
     assert program == "kvlab"
-    own = ["--problems=1", "--backend=reference", "--workers=1"]
+    short = ["--problems=1", "--task=jumps@fewest=4,most=6"]
+    own = [*short, "--backend=reference", "--workers=1"]
     with shapes_checked(False):
         result = CliRunner().invoke(app, [*arguments, *own])
     assert result.exit_code == 0, result.output
@@ -399,7 +375,7 @@ def test_the_command_runs(page, monkeypatch):
     assert re.search(rf"^{re.escape(spec)}\s+\S+\s+\d+ \(", result.output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", ONE, ids=lambda page: page.stem)
 def test_the_example_runs(page, capsys):
     text = method_sections.usage(parsed(page)[1])
     (snippet,) = re.findall(r"```python\n(.+?)```", text, re.DOTALL)

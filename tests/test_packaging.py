@@ -42,27 +42,16 @@ def version_of_project() -> str:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-def test_the_reference_does_not_import_torch():
-    python("import kvlab.reference, sys; assert 'torch' not in sys.modules")
-
-
-def test_every_module_of_the_reference_and_the_command_work_without_torch():
+def test_every_module_of_the_reference_and_proofs_work_without_torch():
     walk = """
-import importlib, pkgutil, kvlab.reference, kvlab.fast.lab.cli
+import importlib, pkgutil, sys, kvlab.reference
+from kvlab.fast.lab.cli import main
 for module in pkgutil.walk_packages(kvlab.reference.__path__, "kvlab.reference."):
     importlib.import_module(module.name)
-print(len(sys.modules))
-"""
-    assert int(python(BLOCK_TORCH + walk)) > 100
-
-
-def test_proofs_run_without_torch():
-    prove = """
-sys.argv = ["kvlab", "prove", "--paper", "ahakv", "--workers", "1"]
-from kvlab.fast.lab.cli import main
+sys.argv = ["kvlab", "prove", "--claim", "AK-1", "--workers", "1"]
 main()
 """
-    assert "printed claims refuted" in python(BLOCK_TORCH + prove)
+    assert "AK-1" in python(BLOCK_TORCH + walk)
 
 
 def test_the_reference_never_names_torch_or_fast():
@@ -175,24 +164,9 @@ def test_the_package_says_its_version():
         package["__getattr__"]("versions")
 
 
-def absolute_links(root: Path) -> list[str]:
-    """Return the tracked symbolic links that lead out of the repository."""
-    tracked = subprocess.run(
-        ["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True, check=True
-    ).stdout.split("\0")
-    links = [root / name for name in tracked if name and (root / name).is_symlink()]
-    return [str(link) for link in links if link.readlink().is_absolute()]
-
-
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
 def test_no_tracked_link_leads_out_of_the_repository():
     """A tracked link to somebody's environment dangles everywhere else, and `make` stops."""
-    assert not absolute_links(ROOT)
-
-
-def test_a_tracked_link_that_leads_out_is_noticed(tmp_path):
-    (tmp_path / "out").symlink_to("/nowhere")
-    (tmp_path / "in").symlink_to("here")
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
-    assert absolute_links(tmp_path) == [str(tmp_path / "out")]
+    names = subprocess.check_output(["git", "-C", str(ROOT), "ls-files", "-z"], text=True)
+    links = [path for name in names.split("\0") if name and (path := ROOT / name).is_symlink()]
+    assert not [link for link in links if link.readlink().is_absolute()]
