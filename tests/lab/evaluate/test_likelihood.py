@@ -10,14 +10,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvlab.fast import methods  # noqa: E402
-from kvlab.fast.lab.evaluate.likelihood import Passage, check_feed, likelihoods  # noqa: E402
+from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods  # noqa: E402
 from kvlab.fast.models.loading import load  # noqa: E402
 from kvlab.reference import Transformer  # noqa: E402
 from kvlab.reference import methods as reference  # noqa: E402
 from kvlab.reference.files import load_tokenizer  # noqa: E402
 from kvlab.reference.generate import advance, start  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
-from kvlab.reference.policy import EveryBlock, EveryDecode  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
 
 ENCODE = load_tokenizer(reasoner_directory()).encode
@@ -115,14 +114,6 @@ def test_passages_with_different_budgets_keep_their_order(model):
 def test_entries_of_a_shorter_row_are_counted_at_its_own_end(model):
     found = rate(model, "full", None, PASSAGES, None, "steps", 3)
     assert [each.entries for each in found] == [len(each) - 1 for each in PASSAGES]
-
-
-def test_a_policy_that_never_looks_in_a_prompt_cannot_be_rated_in_blocks():
-    with pytest.raises(ValueError, match="nothing is evicted while 40 tokens are read in blocks"):
-        check_feed(EveryDecode(), 40, 16)
-    with pytest.raises(ValueError, match="in blocks of 40"):
-        check_feed(EveryBlock(), 40, None)
-    check_feed(EveryBlock(), 40, 16)
 
 
 @pytest.mark.parametrize(

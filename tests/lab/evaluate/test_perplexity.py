@@ -109,7 +109,7 @@ def test_a_method_that_only_looks_while_writing_needs_steps(loaded):
     passages = cut_windows(token_ids(tokenizer, TEXT), 60, 10, most=1)
     spec = "lazy_eviction@window=4,threshold=0.05"
     refused = measure_perplexity(model, passages, Reading((spec,), ("20",), 16, "blocks")).rows[1]
-    assert "take --feed steps" in str(refused.refusal)
+    assert "nothing is evicted while 59 tokens are read in blocks of 16" in str(refused.refusal)
     assert refused.perplexity is None
     ran = measure_perplexity(model, passages, Reading((spec,), ("20",), 16, "steps")).rows[1]
     assert ran.refusal is None
@@ -119,6 +119,8 @@ def test_a_method_that_only_looks_while_writing_needs_steps(loaded):
 def test_windows_cut_a_text_and_leave_the_rest_out():
     assert cut_windows([1, 2, 3, 4, 5, 6, 7], 3, 1) == [Passage([1], [2, 3]), Passage([4], [5, 6])]
     assert cut_windows([1, 2, 3, 4], 2, 1, most=1) == [Passage([1], [2])]
+    with pytest.raises(ValueError, match="the text has 3 tokens, too few for window = 10"):
+        cut_windows([1, 2, 3], 10, 1)
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -151,8 +153,3 @@ def test_the_command_needs_no_text_for_the_embedded_model():
     full, h2o, caote = found["rows"]
     assert full["perplexity"] < 1.01
     assert caote["gap"] < h2o["gap"]
-
-
-def test_a_text_that_is_too_short_is_refused(loaded):
-    with pytest.raises(ValueError, match="the text has 3 tokens, too few for window = 10"):
-        cut_windows([1, 2, 3], 10, 1)
