@@ -1,7 +1,7 @@
 """Quantising in one pass, and what outliers say about how much it loses.
 
 Bytes of `quantise`, for vectors of d channels of e bytes: read d·e, written d·bits/8 and 4 per
-group. Bytes of `outlier_scores`: read d·e, written 8 per group.
+group. Outliers are sought in PyTorch: DesireKV asks for them once in many tokens.
 """
 
 # pyright: reportArgumentType=false, reportPrivateImportUsage=false
@@ -44,8 +44,6 @@ def outlier_scores(
         group: channels that are judged together.
         over: average over the outliers, or over the whole group so that their number counts.
     """
-    if uses_triton(x) and group & (group - 1) == 0 and x.shape[-1] % group == 0:
-        return _outliers_in_triton(x, group, over)
     return torch.stack([one_group(block, over) for block in x.double().split(group, -1)], dim=-1)
 
 
@@ -111,45 +109,6 @@ def quantise_groups(
     tl.store(zeros + row * GROUPS + group, zero, mask=row < rows)
 
 
-@triton.jit
-def outliers_of_groups(
-    vectors, scores, rows,
-    LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, OF_OUTLIERS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Mean distance of a group's outliers to its mean. Grid: (blocks of rows, GROUPS)."""
-    row, group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
-    channel = tl.arange(0, GROUP)
-    inside = (row < rows)[:, None] & (channel >= 0)[None, :]
-    at = row[:, None] * LENGTH + group * GROUP + channel
-    narrow = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float32)
-    ordered = tl.sort(narrow, dim=1).to(tl.float64)
-    x = narrow.to(tl.float64)
-    # the quartile at q lies between two of the ordered values, q·(GROUP − 1) counted from 0
-    below: tl.constexpr = (GROUP - 1) // 4
-    part: tl.constexpr = (GROUP - 1) % 4 * 0.25
-    above: tl.constexpr = 3 * (GROUP - 1) // 4
-    share: tl.constexpr = 3 * (GROUP - 1) % 4 * 0.25
-    place = channel[None, :]
-    low = tl.sum(tl.where(place == below, ordered, 0.0), axis=1)
-    first = low + part * (tl.sum(tl.where(place == below + 1, ordered, 0.0), axis=1) - low)
-    if part == 0:
-        first = low
-    high = tl.sum(tl.where(place == above, ordered, 0.0), axis=1)
-    third = high + share * (tl.sum(tl.where(place == above + 1, ordered, 0.0), axis=1) - high)
-    if share == 0:
-        third = high
-    reach = 1.5 * (third - first)
-    outlier = (x < (first - reach)[:, None]) | (x > (third + reach)[:, None])
-    mean = tl.sum(x, axis=1) / GROUP
-    distance = tl.where(outlier, tl.abs(x - mean[:, None]), 0.0)
-    total = tl.sum(distance, axis=1)
-    count = tl.full([BLOCK], GROUP, tl.float64)
-    if OF_OUTLIERS:
-        count = tl.maximum(tl.sum(outlier.to(tl.int32), axis=1), 1).to(tl.float64)
-    tl.store(scores + row * GROUPS + group, total / count, mask=row < rows)
-
-
 @on_its_device
 def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Quantized:
     *leading, length = x.shape
@@ -164,17 +123,3 @@ def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Quantized:
         )  # fmt: skip
     codes, scales, zeros = (x.view(*leading, x.shape[1]) for x in (codes, scales, zeros))
     return Quantized(codes, scales, zeros, bits, group, length)
-
-
-@on_its_device
-def _outliers_in_triton(x: Tensor, group: int, over: str) -> Tensor:
-    *leading, length = x.shape
-    flat, groups = x.reshape(-1, length).contiguous(), length // group
-    rows, block = flat.shape[0], 16
-    scores = flat.new_empty((rows, groups), dtype=torch.float64)
-    if rows:
-        outliers_of_groups[(triton.cdiv(rows, block), groups)](
-            flat, scores, rows,
-            LENGTH=length, GROUP=group, GROUPS=groups, OF_OUTLIERS=over == "outliers", BLOCK=block,
-        )  # fmt: skip
-    return scores.view(*leading, groups)

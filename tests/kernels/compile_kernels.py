@@ -18,7 +18,7 @@ from kvlab.fast.kernels import choice, common
 from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.prefill import attend_block, received_attention
-from kvlab.fast.kernels.quantise import outlier_scores, quantise
+from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.fast.lab.benchmarks import kernels
 
@@ -68,7 +68,6 @@ def call(dtype: torch.dtype) -> None:
         decode_attention(queries, keys, keys, None, None, "sum", RecurrenceCounters(*counts, 0.1))
         attend_block(rows, keys, keys, row_places, places, 5.0)
         received_attention(rows, keys, row_places, places, torch.ones(1, 64), 5.0)
-    outlier_scores(keys, 64)
     several(size)
 
 
