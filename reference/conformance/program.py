@@ -67,6 +67,9 @@ class Program:
                 raise FailedError(f"the program wrote no {made.name}")
             return read_outputs(made.read_bytes())
 
+    def close(self) -> None:
+        """Do nothing: no process outlives its case."""
+
     def _run(self, case: Case, given: Path, made: Path) -> None:
         command = [*shlex.split(self.command), case.target, str(given), str(made)]
         try:

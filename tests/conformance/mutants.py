@@ -2,7 +2,8 @@
 
 `bugs.toml` lists them. A bug of the reference is planted in a copy of it that is imported anew, and
 the copy is put to the test as anybody's kernel would be; a bug of whole caches is planted in a copy
-of `engine.py`. ``PYTHONPATH=tests python tests/conformance/mutants.py`` prints the page of bugs.
+of `engine.py`. ``PYTHONPATH=tests python tests/conformance/mutants.py`` prints the rows of
+docs/conformance_bugs.md.
 """
 
 import importlib
@@ -76,39 +77,15 @@ CACHE_BUGS = bugs("cache", HERE)
 """Bugs of whole caches."""
 
 
-def table() -> str:
-    """Return the list of bugs as the documentation shows it."""
-    lines = [
-        "# Bugs that the conformance kit finds",
-        "",
-        f"{len(BUGS)} plausible bugs, each a change of a line of the reference. Every one makes "
-        "the kit fail, and the",
-        "unchanged reference passes: `tests/conformance/test_mutants.py` plants them one by one. "
-        "The list is written by",
-        "`PYTHONPATH=tests python tests/conformance/mutants.py > docs/conformance_bugs.md`.",
-        "",
-        "| bug | what notices | planted in |",
-        "|---|---|---|",
-        *(
-            f"| {bug.name} | `{bug.target}` | `{bug.file.relative_to(ROOT).as_posix()}` |"
-            for bug in BUGS
-        ),
-        "",
-        "## Whole caches",
-        "",
-        f"{len(CACHE_BUGS)} plausible bugs of engines, each a change of a line of a small engine "
-        "in NumPy that passes without it",
-        "(`tests/conformance/engine.py`). `tests/conformance/test_whole_caches.py` plants them one "
-        "by one.",
-        "",
-        "| bug | group that notices | what the group stresses |",
-        "|---|---|---|",
-        *(
-            f"| {bug.name} | `{bug.target}` | {ABOUT_GROUPS[bug.target]['stresses']} |"
-            for bug in CACHE_BUGS
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+def rows() -> list[str]:
+    """Return the rows of the tables that the documentation shows."""
+    of_reference = (
+        (bug.name, f"`{bug.target}`", f"`{bug.file.relative_to(ROOT).as_posix()}`") for bug in BUGS
+    )
+    of_caches = (
+        (bug.name, f"`{bug.target}`", ABOUT_GROUPS[bug.target]["stresses"]) for bug in CACHE_BUGS
+    )
+    return [f"| {' | '.join(row)} |" for row in (*of_reference, *of_caches)]
 
 
 def planted_engine(bug: Bug | None) -> ModuleType:
@@ -209,4 +186,4 @@ class Copy:
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print("\n".join(rows()))

@@ -1,8 +1,7 @@
 """``kvlab conformance``: test kernels against the reference. Needs the reference alone."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,6 @@ from kvlab.reference import methods
 from kvlab.reference.conformance import publishing, vectors
 from kvlab.reference.conformance.checker import cases, check, made_on_the_spot
 from kvlab.reference.conformance.checker import fuzz as ask_drawn
-from kvlab.reference.conformance.implementation import Implementation
 from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.operation import DESCRIBED
 from kvlab.reference.conformance.program import Program
@@ -72,15 +70,8 @@ class Tested(Json):
     junit: Path | None = None
     """JUnit XML to write."""
 
-    @contextmanager
-    def implementation(self) -> Iterator[Implementation]:
-        """Yield the implementation, in a process of its own, which ends with the context.
-
-        Raises:
-            ValueError: if a file and a program are given, or neither, or if what is given cannot be
-                used.
-            FileNotFoundError: if the file does not exist.
-        """
+    def implementation(self) -> Isolated | Program:
+        """Return the implementation, in a process of its own, which has to be closed."""
         prepare_output("junit", self.junit)
         if self.timeout <= 0:
             raise ValueError(f"timeout = {self.timeout} must be above 0 seconds")
@@ -88,15 +79,10 @@ class Tested(Json):
             raise ValueError("either a Python file or --exec PROGRAM must be given")
         if self.program is not None and (self.arrays is not None or self.device is not None):
             raise ValueError("--arrays and --device are for Python files, --exec exchanges files")
-        if self.program is not None:
-            yield Program(self.program, self.precision or "float32", self.timeout)
-        elif self.file is not None:
+        if self.file is not None:
             given = self.file, self.arrays, self.device, self.precision or ""
-            under_test = Isolated(*given, self.timeout)
-            try:
-                yield under_test
-            finally:
-                under_test.close()
+            return Isolated(*given, self.timeout)
+        return Program(str(self.program), self.precision or "float32", self.timeout)
 
     def tell(self, report: Report) -> None:
         """Print a report and write it; leave with exit code 1 if a case fails."""
@@ -139,7 +125,7 @@ def run(settings: RunSettings) -> None:
     """Run an implementation on the vectors; exit code 1 if a case fails."""
     listed = settings.xfails or (Path(XFAILS) if Path(XFAILS).exists() else None)
     known = {} if listed is None else read_xfails(listed)
-    with settings.implementation() as under_test, reporting(transient=True) as told:
+    with closing(settings.implementation()) as under_test, reporting(transient=True) as told:
         report = check(
             settings.target,
             under_test,
@@ -168,7 +154,7 @@ class FuzzSettings(Tested):
 @command
 def fuzz(settings: FuzzSettings) -> None:
     """Draw cases of one target until one fails, ask each eleven times; exit code 1 if one fails."""
-    with settings.implementation() as under_test:
+    with closing(settings.implementation()) as under_test:
         report = ask_drawn(settings.target, under_test, settings.seed, settings.count)
     settings.tell(report)
 
