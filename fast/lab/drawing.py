@@ -25,7 +25,6 @@ GREY = "0.5"
 """For curves that other curves are compared with."""
 RED = "tab:red"
 """For limits, and for points that a reader should notice."""
-MARKERS = "os^vD<>p*h"
 PIXELS_PER_INCH = 96
 
 OUTSIDE: dict[str, dict[str, Any]] = {
@@ -77,6 +76,7 @@ def canvas(
         subplots: further arguments of `matplotlib.figure.Figure.subplots`.
     """
     import matplotlib
+    from cycler import cycler
     from matplotlib.figure import Figure
 
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kvlab"})
@@ -85,23 +85,15 @@ def canvas(
     for each in axes.flat:
         each.spines[["top", "right"]].set_visible(False)
         each.tick_params(labelsize=8)
+        each.set_prop_cycle(cycler(linestyle=("-", "-.")) * matplotlib.rcParams["axes.prop_cycle"])
     return figure, list(axes.flat)
-
-
-def curve_style(number: int, curves: int) -> dict[str, Any]:
-    """Return colour and marker of one of several curves, as arguments of `Axes.plot`."""
-    import matplotlib
-
-    palette = matplotlib.colormaps["tab10" if curves <= 10 else "tab20"]
-    return {"color": palette(number % palette.N), "marker": MARKERS[number % len(MARKERS)]}
 
 
 def draw_curves(values: Mapping[str, "ArrayLike"], xlabel: str, ylabel: str) -> Picture:
     """Draw named curves over whole numbers, from 0 upwards."""
     figure, (axes,) = canvas(height=4.6)
-    for number, (name, heights) in enumerate(values.items()):
-        color = curve_style(number, len(values))["color"]
-        axes.plot(heights, label=name, linewidth=1.2, color=color)
+    for name, heights in values.items():
+        axes.plot(heights, label=name, linewidth=1.2)
     axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
     return finish(figure, f"{ylabel} over the {xlabel}.", legend="right")
 

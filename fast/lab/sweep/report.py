@@ -4,12 +4,13 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlab.fast.lab.drawing import GREY, Picture, canvas, curve_style, finish
+from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.reports import (
@@ -287,15 +288,14 @@ def _solved_over(
             axes.axhline(100 * point.solved, color=GREY, linestyle=":", label="full cache")
         elif place is not None and point.interval is not None and point.method in methods:
             curves.setdefault(point.method, []).append((100 * place, point.interval))
-    for number, (method, points) in enumerate(curves.items()):
+    for (method, points), marker in zip(curves.items(), cycle("os^vD<>p*hX8P")):
         places, intervals = zip(*points, strict=True)
         share, low, high = np.array([[*vars(each).values()] for each in intervals]).T * 100
-        style = curve_style(number, len(curves))
-        style |= {"linewidth": 2.0 if is_of_the_papers(method) else 0.9, "markersize": 4}
+        style: dict[str, Any] = {"marker": marker, "markersize": 4, "capsize": 2, "label": method}
+        style["linewidth"] = 2.0 if is_of_the_papers(method) else 0.9
         if method == ORACLE or base_name(method) == CONTROL:
             style |= {"color": GREY, "linestyle": "--"}
-        bars = {"elinewidth": 0.6, "capsize": 2}
-        axes.errorbar(places, share, [share - low, high - share], label=method, **bars, **style)
+        axes.errorbar(places, share, [share - low, high - share], **style)
     axes.set(xlabel=label, ylabel="problems solved, %", ylim=(-5, 105))
     return finish(
         figure, f"Problems solved over {label.partition(',')[0]}, per method.", legend="below"

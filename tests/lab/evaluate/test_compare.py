@@ -107,12 +107,3 @@ def test_rows_are_printed_with_their_refusals_and_wide_names(printed, tmp_path, 
     after = shown[shown.index(wide) + 1]
     assert after.split()[0] == "20" and after.index("20") == rows[0].index("20")
     assert not list(tmp_path.iterdir()), "a page is written where one is asked for"
-
-
-def test_methods_lists_options_and_divergences():
-    listed = CliRunner().invoke(app, ["methods", "--json"])
-    assert set(json.loads(listed.stdout)["methods"]) == set(methods.names())
-    found = CliRunner().invoke(app, ["methods", "caote", "--divergences", "--json"])
-    topics = [entry["topic"] for entry in json.loads(found.stdout)["caote"]]
-    assert "order within a step" in topics
-    assert "Divergence" not in CliRunner().invoke(app, ["methods", "caote"]).stdout
