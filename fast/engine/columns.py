@@ -138,7 +138,7 @@ class Columns:
         """
         for name, new in rows.items():
             if slots is None:
-                self.of_sequences(name, first, len(new), self.count - 1).copy_(new)
+                self.of_sequences(name, first, new.shape[0], self.count - 1).copy_(new)
             else:
                 self.flat(name).index_copy_(0, slots, new.flatten(0, 2))
 

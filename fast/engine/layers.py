@@ -28,6 +28,8 @@ class Layers:
         self.policy, self.count, self.watch = policy, count, watch
         self.groups = [Group(policy, policy.empty_cache(), watch) for _ in range(count)]
         """One for every layer, or one for all of them."""
+        self.shared = False
+        """Whether all layers share a cache now."""
         self._asks_again = 0
 
     def begin(self, clock: BatchClock) -> None:
@@ -36,11 +38,12 @@ class Layers:
         if self.shared and not single:
             self.groups[0].catch_up()
             self.groups = [Group(self.policy, cache, self.watch) for cache in self.copies()]
+            self.shared = False
         elif single and not self.shared and self._can_share(clock):
             for group in self.groups:
                 group.catch_up()
             cache = LayerCache.joined(self.caches)
-            self.groups = [Group(self.policy, cache, self.watch)]
+            self.groups, self.shared = [Group(self.policy, cache, self.watch)], True
         if self.shared:
             self.groups[0].begin(clock.to(self.caches[0].positions.device))
 
@@ -82,11 +85,6 @@ class Layers:
         )
 
     # --- what users ask ---
-
-    @property
-    def shared(self) -> bool:
-        """Whether all layers share a cache now."""
-        return len(self.groups) < self.count
 
     @property
     def caches(self) -> list[LayerCache]:
