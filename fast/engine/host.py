@@ -31,7 +31,7 @@ STREAM = "sequences"
 _named: set[type] = set()
 
 
-def _say_once(part: object) -> None:
+def say_once(part: object) -> None:
     """Warn that a part of a policy is slow; once per process and class."""
     if type(part) not in _named:
         _named.add(type(part))
@@ -45,9 +45,6 @@ def _say_once(part: object) -> None:
 @dataclass(frozen=True)
 class HostScore(Score[reference.Score]):
     """A score of the reference."""
-
-    def __post_init__(self) -> None:
-        _say_once(self.spec)
 
     @property
     def needs(self) -> Needs:
@@ -93,9 +90,6 @@ class HostProtect(Protect[reference.Protect]):
 
     on_host = True
 
-    def __post_init__(self) -> None:
-        _say_once(self.spec)
-
     def safe(self, seen: Observation) -> Marks:
         marks = torch.zeros(seen.positions.shape, dtype=torch.bool)
         for row in sequences(seen):
@@ -119,9 +113,6 @@ class HostBudget(Budget[reference.Budget]):
 
     on_host = True
 
-    def __post_init__(self) -> None:
-        _say_once(self.spec)
-
     def room(self, clock: Clock, entries: int, safe: int) -> None:
         return
 
@@ -135,17 +126,21 @@ class HostSequence:
     """One sequence of a batch as the reference sees it."""
 
     def __init__(self, seen: Observation, number: int) -> None:
-        cache, self.number = seen.cache, number
+        self.cache = cache = seen.cache
+        self.number = number
         self.clock = seen.clock.rows[number]
-        self.cache, self.layer = cache, seen.layer
         positions = as_array(seen.positions[number])
         empty = positions.shape[1] - cache.counts[number]
         self.slots = positions.argsort(axis=-1, kind="stable")[:, empty:]
         """Slots of the entries, per head in ascending position: empty slots have position -1."""
         self.width, self.entries = positions.shape[1], cache.counts[number]
         self.seen = self._observation(seen, positions)
+        remembered = cache.columns.state
         self.state = ReferenceState(
-            {name: self.of_entries(self._column(name)) for name in cache.columns.state},
+            {
+                name: self.of_entries(cache.columns[name][number].cpu().numpy())
+                for name in remembered
+            },
             cache.state.stream[STREAM][number] if STREAM in cache.state.stream else {},
         )
 
@@ -177,9 +172,6 @@ class HostSequence:
             last = weights[:, :, weights.shape[2] - rows :]
             attention[:, :, block - rows :] = np.take_along_axis(last, index, axis=-1)
         return attention
-
-    def _column(self, name: str) -> Array:
-        return self.cache.columns[name][self.number].cpu().numpy()
 
     def of_entries(self, per_slot: Array) -> Array:
         """Return the part of ``[G, slots, ...]`` that belongs to entries, in ascending position."""

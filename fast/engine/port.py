@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from kvlab.fast.engine.host import HostBudget, HostProtect, HostScore
+from kvlab.fast.engine.host import HostBudget, HostProtect, HostScore, say_once
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.twins import find_twin
 from kvlab.reference import policy as reference
@@ -45,6 +45,7 @@ def port_part(part: Any) -> Any:
         return twin(part, **{name: port_part(getattr(part, name)) for name in inner})
     for kind, on_host in ON_HOST.items():
         if isinstance(part, kind):
+            say_once(part)
             return on_host(part)
     name = type(part).__name__
     raise ValueError(

@@ -51,6 +51,7 @@ class StepResult:
     scores: Scores | None
     """None if nothing had to leave."""
     protected: Marks | None
+    """Entries that had to stay; None if nothing had to leave, or every entry could."""
     copied: Callable[[], LayerCache]
 
     @cached_property

@@ -64,12 +64,11 @@ class ReferenceRow:
         """Take a block, but keep what the fast side kept if it may."""
         looked = look(self.policy, self.cache, block)
         decision, positions = looked.decision, looked.seen.positions
-        scores, margin, places = None, False, np.zeros(positions.shape[1])
         if decision is None:
             self.cache = looked.cache
-            return Seen(looked.output, positions, scores, margin, places)
-        keep, scores = decision.keep, decision.scores
-        if scores is not None:
+            return Seen(looked.output, positions)
+        keep, margin, places = decision.keep, False, np.zeros(positions.shape[1])
+        if decision.scores is not None:
             places = uncertain_places(self.policy, looked, decision, tolerance)
             if isinstance(self.policy.precision, reference.Full | OnArrival):
                 ours = [np.flatnonzero(np.isin(p, k)) for p, k in zip(positions, kept, strict=True)]
@@ -77,7 +76,7 @@ class ReferenceRow:
                 keep = np.array(ours)
         result = apply(self.policy, looked, keep)
         self.cache = result.cache
-        return Seen(result.output, positions, scores, margin, places)
+        return Seen(result.output, positions, decision.scores, decision.candidates, margin, places)
 
 
 @dataclass
@@ -86,9 +85,10 @@ class Seen:
 
     output: np.ndarray
     positions: np.ndarray
-    scores: np.ndarray | None
-    margin: bool
-    places: np.ndarray
+    scores: np.ndarray | None = None
+    candidates: np.ndarray | None = None
+    margin: bool = False
+    places: np.ndarray | None = None
 
 
 def uncertain_places(
@@ -118,7 +118,7 @@ def differ_by_margin(decision: Decision, ours, tolerance: float, places) -> bool
         if len(apart) == 0:
             continue
         differs = True
-        assert candidates[g, apart].all(), "a safe entry was evicted"
+        assert candidates[g, apart].all(), "a protected entry was evicted"
         threshold = scores[g, np.intersect1d(theirs, np.flatnonzero(candidates[g]))].min()
         size = np.abs(scores[g, candidates[g]]).max()
         margin = tolerance * size + places[apart]
@@ -178,20 +178,12 @@ class Comparison:
         positions = result.positions[number]
         order = positions.argsort(dim=-1)[:, positions.shape[1] - seen.positions.shape[1] :]
         ours = as_array(result.scores[number].expand_as(positions).gather(-1, order))
-        safe = result.protected
-        safe = (
-            np.zeros(ours.shape, bool) if safe is None else as_array(safe[number].gather(-1, order))
-        )
-        theirs = np.minimum(seen.scores, np.finfo(np.float32).max)
-        ours = np.minimum(ours, np.finfo(np.float32).max)
-        for g in range(len(ours)):
-            open_scores = theirs[g][safe[g] == 0]
-            finite = open_scores[open_scores < 1e30]
-            size = np.abs(finite).max(initial=1e-12)
-            apart = np.abs(ours[g] - theirs[g]) > seen.places
-            compared = apart & (safe[g] == 0)
+        ours, scores = (np.minimum(x, np.finfo(np.float32).max) for x in (ours, seen.scores))
+        for mine, theirs, candidates in zip(ours, scores, seen.candidates, strict=True):
+            size = np.abs(theirs[candidates & (theirs < 1e30)]).max(initial=1e-12)
+            compared = candidates & (np.abs(mine - theirs) > seen.places)
             np.testing.assert_allclose(
-                ours[g][compared], theirs[g][compared], rtol=1e-3, atol=self.tolerance.score * size
+                mine[compared], theirs[compared], rtol=1e-3, atol=self.tolerance.score * size
             )
 
     def compare_storage(self, number: int, theirs: ReferenceCache, cache: LayerCache) -> None:
