@@ -79,6 +79,11 @@ class Method(ABC):
         """Whether a budget has to be given under these options."""
         return self.budgeted
 
+    @property
+    def innermost(self) -> "Method":
+        """The method without its wrappers."""
+        return self
+
     @abstractmethod
     def policy(self, budget: int | None) -> Policy:
         """Compose the four answers for a budget of entries per KV head and layer.
@@ -96,8 +101,7 @@ class Wrapper(Method):
 
     @property
     def innermost(self) -> Method:
-        """The method inside of all wrappers."""
-        return self.base.innermost if isinstance(self.base, Wrapper) else self.base
+        return self.base.innermost
 
 
 @dataclass(frozen=True)

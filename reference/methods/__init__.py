@@ -205,17 +205,7 @@ def takes_budget(spec: str) -> bool:
     Raises:
         ValueError: if the method, an option or a value is not allowed.
     """
-    return innermost(spec).needs_budget
-
-
-def innermost(spec: str) -> Method:
-    """Return the method that ``spec`` names, without its wrappers.
-
-    Raises:
-        ValueError: if the method, an option or a value is not allowed.
-    """
-    method = parse(spec)
-    return method.innermost if isinstance(method, Wrapper) else method
+    return parse(spec).innermost.needs_budget
 
 
 def base_name(spec: str) -> str:
@@ -292,7 +282,7 @@ def with_seed(spec: str, seed: int) -> str:
         ValueError: if the method, an option or a value is not allowed.
         TypeError: if an option has the wrong type.
     """
-    drawing = "seed" in _options(type(innermost(spec)))
+    drawing = "seed" in _options(type(parse(spec).innermost))
     spec = variants().get(spec, spec)
     written = spec.partition("@")[2]
     if not drawing or "seed" in read_options(spec, written):
