@@ -119,16 +119,3 @@ def test_a_taken_port_is_named(clone):
         port = server.getsockname()[1]
         said = complaint(clone, f"make serve PORT={port} PYTHON={sys.executable}")
     assert said == f"kvlab: port {port} is taken: make serve PORT=8001"
-
-
-@needs_make
-def test_without_chromium_the_pages_are_not_checked(clone):
-    commands = clone / "commands"
-    commands.mkdir()
-    (commands / "sh").symlink_to("/bin/sh")
-    (clone / ".venv" / "bin").mkdir(parents=True)
-    stub(clone / ".venv" / "bin" / "python", 0)
-    (clone / ".venv" / "dev").touch()
-    done = in_shell(f"{shutil.which('make')} pages", clone, PATH=str(commands))
-    assert done.returncode == 0, done.stderr
-    assert "there is no Chromium; with root's rights: apt-get install chromium" in done.stdout

@@ -343,15 +343,6 @@ def test_bad_input_is_refused_and_stays_text(opened, state, said):
     assert page.locator("img").count() == 0 and page.title() == "Playground"
 
 
-def test_an_address_that_is_opened_is_read_with_the_same_care(open_page, address, problems):
-    page = open_page(f"{address}?{urlencode({'method': EVIL, 'text': EVIL})}")
-    assert page.locator(".pg-error:visible").count() == 2
-    page.click("#pg-run")
-    assert page.locator("img").count() == 0 and page.title() == "Playground"
-    page.close()
-    assert not problems
-
-
 def test_a_model_that_is_missing_is_named(browser, address):
     page = browser.new_page()
     page.route("**/model-*.js", lambda route: route.abort())

@@ -118,26 +118,6 @@ def test_slider_and_selectors_show_what_the_timeline_says(page, tmp_path, tokens
     assert not page.problems
 
 
-def test_a_scrolled_text_is_right_before_the_steps_rest(page, tmp_path):
-    found = recorded(2000, 600, layers=1)
-    run = found.runs[0]
-    opened(page, found, tmp_path)
-    for place, step in ((0, 1000), (700, 700), (200, 850)):
-        expected = levels(run, step)
-        page.evaluate(
-            "place => { clearTimeout(panes[0].rest);"
-            " document.querySelector('#panes [role=listbox]').scrollTop = place; }",
-            place,
-        )
-        page.evaluate("() => new Promise(requestAnimationFrame)")
-        page.evaluate("() => new Promise(requestAnimationFrame)")
-        moved = page.evaluate(MOVED, [0, step])
-        assert all(level(moved["classes"][p]) == expected[p] for p in moved["visible"])
-        far = [p for p in range(run.read) if level(moved["classes"][p]) != expected[p]]
-        assert far, "nothing was left to be drawn: the view is all of the text"
-    assert not page.problems
-
-
 def test_a_token_of_markup_is_shown_as_text(page, tmp_path):
     texts = tuple(EVIL if position % 2 else "</script><b>" for position in range(41))
     opened(page, recorded(texts=texts), tmp_path)

@@ -50,14 +50,7 @@ def test_a_reader_may_leave_out_what_says_nothing_new():
     assert found == ["\n c4 f7 L7 c . + f . = . . L1 f . + c . = . . \n L7"]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("c = 4", "where to begin"),
-        ("L7 c = d + f\nstart at L7", "must be like"),
-        ("c = 44\nstart at L7", "must be like"),
-        ("<img src=x>\nstart at L7", "must be like"),
-    ],
-)
-def test_another_form_is_refused(text, said):
-    assert said in answer("prompt", [text])[0]
+def test_another_form_is_refused():
+    wrong = ("L7 c = d + f", "c = 44", "<img src=x>")
+    missing, *others = answer("prompt", ["c = 4", *(f"{text}\nstart at L7" for text in wrong)])
+    assert "where to begin" in missing and all("must be like" in said for said in others)
