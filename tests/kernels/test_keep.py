@@ -21,21 +21,20 @@ def ascending_positions(N, G, n, seed=0):
 
 def expected(scores, safe, kept):
     """By the reference, for each sequence."""
-    rows = []
-    for one, marked, count in zip(scores, safe, kept, strict=True):
-        own = np.broadcast_to(one, marked.shape)
-        rows.append(keep_set(own.astype(float), marked, count - int(marked[0].sum())))
-    return rows
+    return [
+        keep_set(
+            np.broadcast_to(one, marked.shape).astype(float), marked, count - int(marked[0].sum())
+        )
+        for one, marked, count in zip(scores, safe, kept, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("n", [1, 2, 17, 64, 100, 1023, 1024, 1025])
 def test_lengths(n):
-    scores, positions = drawn((2, 2, n)), ascending_positions(2, 2, n)
-    kept = [max(1, n // 2)] * 2
-    found = keep_slots(scores, None, positions, kept, ordered=True)
+    scores, kept = drawn((2, 2, n)), [max(1, n // 2)] * 2
+    found = keep_slots(scores, None, ascending_positions(2, 2, n), kept, ordered=True)
     nobody = np.zeros((2, 2, n), dtype=bool)
-    for ours, theirs in zip(found, expected(as_numpy(scores), nobody, kept), strict=True):
-        np.testing.assert_array_equal(as_numpy(ours), theirs)
+    np.testing.assert_array_equal(as_numpy(found), expected(as_numpy(scores), nobody, kept))
 
 
 @settings(max_examples=examples(60), deadline=None)
