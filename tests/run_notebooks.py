@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import os
 import re
-import resource
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -36,9 +35,6 @@ STORED = tomllib.loads((ROOT / "tests" / "wrong_answers.toml").read_text("utf-8"
 WRONG = {name: {int(n): each for n, each in given.items()} for name, given in STORED.items()}
 """Wrong answers by notebook and number of the exercise."""
 WORKERS = 2
-SECONDS = 180
-"""Processor time that a notebook may take."""
-
 HANGING = 1800
 """Seconds after which a cell is ended."""
 
@@ -95,24 +91,14 @@ def run(source: Path, force: bool) -> list[str]:
         print(f"{source.name}: nothing changed since it ran")
         return []
     stamp.unlink(missing_ok=True)
-    started = processor_seconds()
     notebook = jupytext.read(source)
     failures = list(execute(notebook, source.stem))
-    seconds = processor_seconds() - started
-    if seconds > SECONDS:
-        failures.append(f"{source.name}: {seconds:.0f} s of processor time, it may take {SECONDS}")
     if not failures:
         BUILD.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, target)
         stamp.write_text(now)
-    print(f"{source.name}: {len(failures)} failures, {seconds:.1f} processor s", flush=True)
+    print(f"{source.name}: {len(failures)} failures", flush=True)
     return failures
-
-
-def processor_seconds() -> float:
-    """Return the processor time of all kernels that this process started and that ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def fingerprint(source: Path) -> str:

@@ -67,10 +67,6 @@ def generated(page):
     return method_pages.written(page.stem, meta, body, link, "the picture", "the costs"), links
 
 
-def tags_of(meta):
-    return [each["tag"] for each in meta["equations"]]
-
-
 def test_every_method_has_a_page_and_the_site_lists_it():
     about = [name for page in PAGES for name in names_on(parsed(page)[1])]
     assert sorted(about) == sorted(own_methods())
@@ -80,14 +76,7 @@ def test_every_method_has_a_page_and_the_site_lists_it():
     files = [path for each in listed for path in each.values()]
     pages = ("methods.md", "precisions.md", *(f"methods/{page.name}" for page in PAGES))
     assert sorted(files) == sorted(pages)
-    assert files[:6] == [
-        "methods.md",
-        "precisions.md",
-        "methods/full.md",
-        "methods/random.md",
-        "methods/value_norm.md",
-        "methods/h2o.md",
-    ]
+    assert files[2:4] == ["methods/full.md", "methods/random.md"], "not in the order of publication"
     assert {"Full cache": "methods/full.md"} in listed
 
 
@@ -126,8 +115,8 @@ def test_the_reference_documents_the_module_of_every_method():
 
 def test_a_mark_without_an_answer_would_be_seen():
     for page in (ROOT / "docs").rglob("*.md"):
-        shown = registry_pages.on_page_markdown(page.read_text(encoding="utf-8"), None)
-        assert "{{" not in shown, page
+        marks = re.findall(r"\{\{ (.*?) \}\}", page.read_text(encoding="utf-8"))
+        assert set(marks) <= registry_pages.PARTS.keys(), page
     assert registry_pages.on_page_markdown("{{ nothing }}", None) == "{{ nothing }}"
 
 
@@ -148,13 +137,9 @@ def test_a_page_has_the_shape_of_all_pages(page):
     title, idea = parsed(page)[0].partition("## ")[0].strip().split("\n\n")
     assert title.startswith("# ")
     assert len(re.findall(r"[.!?](?=\s|$)", idea)) == 2, "the idea takes two sentences"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_equation_of_the_method_is_on_its_page_once(page):
     meta = parsed(page)[1]
-    method = methods.lookup(meta["method"])
-    assert sorted(tags_of(meta)) == sorted(method.equations)
+    tags = [each["tag"] for each in meta["equations"]]
+    assert sorted(tags) == sorted(methods.lookup(meta["method"]).equations)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -92,9 +92,6 @@ def small(check="assert answer == 2"):
     [
         ("assert answer == 2", {1: ("answer = 3",)}, None),
         ("assert answer == 2", {1: ("answer = 2.0",)}, "the check accepted it"),
-        ("assert answer == 2", {1: ("answer = unknown",)}, "no assertion, but NameError"),
-        ("assert answer == 2", {}, "1 checks, wrong answers for exercises"),
-        ("assert answer == 3", {1: ("answer = 2",)}, "AssertionError"),
         ("import warnings; warnings.warn('w'); assert answer == 2", {1: ("answer = 3",)}, "UserW"),
         ("import torch; assert answer == 2", {1: ("answer = 3",)}, "ModuleNotFoundError"),
     ],

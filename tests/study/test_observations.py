@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from shapes import shapes_checked
-from texts import byte_model
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend
@@ -19,12 +18,10 @@ from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.observed import recurrence
 from study import observations, output_errors
 from study.observations import (
-    INSTRUCTION,
     bias_figures,
     precision_figures,
     read,
     recurrence_figures,
-    write,
 )
 
 
@@ -99,17 +96,6 @@ def test_outliers_that_are_known():
     steps = (flat.max(axis=1) - flat.min(axis=1)) / 255
     expected = np.sqrt((steps**2 / 12).mean() / (flat**2).mean())
     assert found["error of values at 8 bits"] == pytest.approx(expected, rel=0.05)
-
-
-def test_a_model_writes_as_much_as_it_is_told(tmp_path):
-    model, tokenizer = load(str(byte_model(tmp_path, context=4096)))
-    tokenizer.chat_template = "{{ messages[0].content }}"
-    first = write(model, tokenizer, count=2, tokens=9, seed=3)
-    assert [len(each.rated) for each in first] == [9, 9]
-    prompts = [tokenizer.decode(each.prompt) for each in first]
-    assert all(INSTRUCTION in each for each in prompts) and prompts[0] != prompts[1]
-    assert write(model, tokenizer, count=2, tokens=9, seed=3) == first
-    assert write(model, tokenizer, count=2, tokens=9, seed=4) != first
 
 
 def test_the_command_measures_and_its_file_is_read(tmp_path, capsys):
