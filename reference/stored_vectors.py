@@ -1,6 +1,5 @@
 """Storage of keys or values: each vector at its own precision, codes packed in tables."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,17 +121,7 @@ class StoredVectors:
     @property
     def bits(self) -> Int[Array, "G n"]:
         """Bits per element of each entry, without scales and zero points."""
-        return self._of_table([table.code.bits for table in self.tables])
-
-    @property
-    def bits_with_scales(self) -> Float[Array, "G n"]:
-        """Bits per element of each entry, its share of scales and zero points included."""
-        d = self.vectors.shape[-1]
-        per_table = [
-            8 * (table.code_bytes + table.overhead_bytes) / (table.count * d)
-            for table in self.tables
-        ]
-        return self._of_table(per_table).astype(float)
+        return np.array([*(table.code.bits for table in self.tables), FULL_BITS])[self.table]
 
     @property
     def payload_bytes(self) -> int:
@@ -194,10 +183,6 @@ class StoredVectors:
         if (entries.sum(axis=1) % group).any():
             raise ValueError(f"entries to quantise per head must be a multiple of group = {group}")
         return self._move(entries, self._balanced(), ChannelGroups(bits, group))
-
-    def _of_table(self, per_table: Sequence[float]) -> Array:
-        """Return each entry's number of its table, or `FULL_BITS` at full precision."""
-        return np.array([*per_table, FULL_BITS])[self.table]
 
     def _balanced(self) -> Float[Array, "G n d"]:
         return self.vectors if self.balance is None else self.vectors * self.balance[:, None]

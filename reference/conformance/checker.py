@@ -38,6 +38,9 @@ TRIALS = 300
 MOST = 64
 """Numbers of choices above this one, those of seeds, are not lowered one by one."""
 
+REDRAWN = 5
+"""How often other numbers are drawn for a lowered size: those are chosen last."""
+
 CALLS = 11
 """Calls after which an error counts as permanent if all of them were wrong."""
 
@@ -358,7 +361,9 @@ def _smallest(under_test: Implementation, case: Case, seconds: float) -> Outcome
         place %= len(best[0])
         before, number, after = best[0][:place], best[0][place], best[0][place + 1 :]
         lower = [less for less in (0, 1, number // 2, min(number - 1, MOST)) if 0 <= less < number]
-        found = next((x for less in lower if (x := tried([*before, less, *after]))), None)
+        tails = [after, *[after[:-2]] * REDRAWN]
+        asked = ([*before, less, *tail] for less in lower for tail in tails)
+        found = next((x for each in asked if (x := tried(each))), None)
         best = found or best
-        place, unchanged = (place, 0) if found else (place + 1, unchanged + 1)
+        place, unchanged = (place, 0) if found else (place - 1, unchanged + 1)
     return None if best is None else best[1]

@@ -275,7 +275,7 @@ def _located(
             size = np.nan_to_num(np.abs(found - expected) / allowed, nan=np.inf, posinf=np.inf)
         worst = int(np.argmax(np.where(wrong, size, -1.0)))
         first = tuple(int(i) for i in np.unravel_index(worst, size.shape))
-        limit = f" ± {allowed[first]:.1e}"
+        limit = f" ± {allowed[first]:.1e}" if np.isfinite(allowed[first]) else ""
     numbers = (f"{x[first]:.7g}" if x.dtype.kind == "f" else x[first] for x in (found, expected))
     return (
         f"is wrong in {int(wrong.sum())} of {wrong.size} elements, most at {[*first]}: "

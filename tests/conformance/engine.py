@@ -419,12 +419,6 @@ class Engine:
             slots.reorder(order)
 
 
-NAMES = (
-    *("model", "method", "budget", "block_size", "softcap", "sliding_window", "learned_sinks"),
-    *("tokens", "padding", "calls", "continues"),
-)
-
-
 def whole_cache(**given):
     """Answer a case."""
     if given["method"].partition("@")[0] not in ("full", "streaming_llm", "h2o", "tova", "kivi"):
