@@ -94,26 +94,19 @@ def gathered(
 
 def suits_triton(keys: Sequence[VectorTable], values: Sequence[VectorTable], rho: int) -> bool:
     """Say whether Triton's kernel reads these formats."""
-    if not all(_fits(table) for table in (*keys, *values)) or any(v.by_channel for v in values):
-        return False
-    return rho * max(_groups(table) for table in (*keys, *values)) <= MOST_SPREAD
-
-
-def _fits(table: VectorTable) -> bool:
-    if not isinstance(table.vectors, Quantized):
-        return True
-    coded = table.vectors
-    if coded.bits not in (2, 4, 8) or coded.group & (coded.group - 1):
-        return False
-    if table.by_channel:
-        return coded.group * coded.bits % 8 == 0
-    return coded.length % coded.group == 0 and coded.length * coded.bits % 32 == 0
-
-
-def _groups(table: VectorTable) -> int:
-    if not isinstance(table.vectors, Quantized) or table.by_channel:
-        return 1
-    return table.vectors.length // table.vectors.group
+    for table in (*keys, *values):
+        coded = table.vectors
+        if not isinstance(coded, Quantized):
+            continue
+        fits = coded.bits in (2, 4, 8) and coded.group & (coded.group - 1) == 0
+        if table.by_channel:
+            fits &= coded.group * coded.bits % 8 == 0
+        else:
+            fits &= coded.length % coded.group == 0 and coded.length * coded.bits % 32 == 0
+            fits &= rho * (coded.length // coded.group) <= MOST_SPREAD
+        if not fits:
+            return False
+    return not any(table.by_channel for table in values)
 
 
 # --- in Triton ------------------------------------------------------------------------------------
