@@ -60,15 +60,6 @@ def softmax(
     return torch.softmax(x, dim=-1, out=x).mul_(mask.any(dim=-1, keepdim=True))
 
 
-def softmax_in_place(
-    x: Float[Tensor, "N G rho m n"], hidden: Bool[Tensor, "N #G 1 m last"]
-) -> Float[Tensor, "N G rho m n"]:
-    """Softmax over the last axis; ``hidden`` marks entries, among the last ones, to leave out."""
-    last = x[..., x.shape[-1] - hidden.shape[-1] :]
-    last.masked_fill_(hidden, torch.finfo(x.dtype).min)
-    return torch.softmax(x, dim=-1, out=x)
-
-
 def weighted_values(
     attention: Float[Tensor, "N G rho m n"], values: Float[Tensor, "N G n d"]
 ) -> Float[Tensor, "N G rho m d"]:

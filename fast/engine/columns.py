@@ -48,9 +48,6 @@ class Columns:
         self._first_slots: Tensor | None = None
         self._views: dict[tuple[str | int, ...], Tensor] = {}
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.places
-
     def __getitem__(self, name: str) -> Tensor:
         """Return a column, to read or to write to."""
         return self._rows(name, 0, self.count)

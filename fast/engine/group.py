@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from kvlab.fast.engine.attention import logits, softmax, softmax_in_place, visible
+from kvlab.fast.engine.attention import logits, softmax, visible
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.notation import Positions, Queries
@@ -195,12 +195,7 @@ class Group:
         seen = self._observation(last, clock, queries)
         for part in parts(queries, len(cache)):
             weights = logits(queries[:, :, :, part], seen.keys, seen.view.softcap)
-            if cache.ordered and not cache.ragged:
-                # the slot of the token that decides may be open already
-                newest = cache.positions[:, :, None, None, -tokens - 1 :]
-                softmax_in_place(weights, newest > positions[:, None, None, part, None])
-            else:
-                weights = softmax(weights, visible(positions[:, part], cache.positions))
+            weights = softmax(weights, visible(positions[:, part], cache.positions))
             self.policy.score.observe(cache.state, seen.part(part, Attended(weights)))
 
     def _observation(self, step: Step, clock: BatchClock, queries: Queries) -> Observation:
