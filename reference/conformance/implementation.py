@@ -57,6 +57,7 @@ class Implementation(Protocol):
 
         Raises:
             NotTestedError: if it does not do what the case asks for.
+            LostError: if its process crashed or took too long; the next case starts another.
         """
         ...
 
@@ -93,13 +94,7 @@ class Functions:
         return offered(target, self.functions) is not None
 
     def answer(self, case: Case) -> dict[str, Array]:
-        """Call the function with the inputs that it names; return its outputs as NumPy arrays.
-
-        Raises:
-            NotTestedError: if there is no function, or it raises NotImplementedError.
-            TypeError: if it returns something else than arrays.
-            FailedError: if it changes an input.
-        """
+        """Call the function with the inputs that it names; return its outputs as NumPy arrays."""
         pattern = offered(case.target, self.functions)
         if pattern is None:
             raise NotTestedError("no function")

@@ -45,13 +45,7 @@ class Isolated:
     _offered: list[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Load the file.
-
-        Raises:
-            ValueError: if the file cannot be run, or defines no implementations.
-            TypeError: if an implementation is no function.
-            FileNotFoundError: if there is no such file.
-        """
+        """Load the file, which raises what `load` raises."""
         self.precision, self._offered = self._start()
 
     def offers(self, target: str) -> bool:
@@ -59,13 +53,7 @@ class Isolated:
         return offered(target, self._offered) is not None
 
     def answer(self, case: Case) -> dict[str, Array]:
-        """Let the process answer a case.
-
-        Raises:
-            NotTestedError: if the function raises NotImplementedError.
-            LostError: if the process crashes, or takes longer than the time limit.
-            FailedError: if the function raises anything else.
-        """
+        """Let the process answer a case."""
         if self._process is None:
             self._start()
         try:
