@@ -1,13 +1,10 @@
 """Triton's interpreter, made quicker where it does work twice.
 
-It replaces the functions of Triton's language whenever a kernel calls a function, and computes an
-exclusive or, which sorting needs, number by number.
+It replaces the functions of Triton's language whenever a kernel calls a function.
 """
 
 from types import SimpleNamespace
 
-import numpy as np
-from triton.language import standard
 from triton.runtime import interpreter
 
 replace = interpreter._patch_lang
@@ -44,19 +41,7 @@ class GridExecutor(interpreter.GridExecutor):
         return super().__call__(*arguments, **options)
 
 
-class ReduceOps(interpreter.ReduceOps):
-    """Reductions, with NumPy's exclusive or."""
-
-    def apply_impl(self, input):
-        if self.combine_fn != standard._xor_combine:
-            return super().apply_impl(input)
-        (given,) = input
-        data = np.bitwise_xor.reduce(given.handle.data, axis=self.axis, keepdims=self.keep_dims)
-        return self.to_tensor(data, given.dtype)
-
-
 def hurry():
     """Let the interpreter of this process be quicker from now on."""
     interpreter._patch_lang = replace_once  # private: another version of Triton may need a look
-    interpreter.ReduceOps = ReduceOps
     interpreter.GridExecutor = GridExecutor
