@@ -201,8 +201,9 @@ def measured_memory() -> Iterator[PaperFigure]:
             continue
         run = outcome["run"]
         policy = methods.get(spec, None if spec == "full" else entries)
-        memory = Plan(TINY, HARDWARE["h200"], policy, run["prompt"], run["tokens"] - 1).memory
-        sizes = outcome["peak"]["bytes"] / 1024, (2 * memory.cache + memory.state) / 1024
+        plan = Plan(TINY, HARDWARE["h200"], policy, run["prompt"], run["tokens"] - 1)
+        cache_bytes, state_bytes, _ = plan.sequence
+        sizes = outcome["peak"]["bytes"] / 1024, (2 * cache_bytes + state_bytes) / 1024
         yield PaperFigure("decode-cpu.json", f"{spec}: cache", *sizes, "KiB")
 
 

@@ -97,11 +97,7 @@ def generate(
 
 
 def token_ids(tokenizer: Any, text: str, name: str = "text") -> list[int]:
-    """Return the token ids of a text, which errors call ``name``.
-
-    Raises:
-        ValueError: if the tokenizer refuses the text.
-    """
+    """Return the token ids of a text; a ValueError calls it ``name`` if it is refused."""
     try:
         return tokenizer(text, verbose=False)["input_ids"]
     except Exception as error:  # tokenizers raises plain Exception
@@ -109,11 +105,7 @@ def token_ids(tokenizer: Any, text: str, name: str = "text") -> list[int]:
 
 
 def encode_prompt(tokenizer: Any, prompt: str, device: Any) -> dict[str, torch.Tensor]:
-    """Return a prompt as ``input_ids`` and ``attention_mask``, each ``[1, tokens]``.
-
-    Raises:
-        ValueError: if the tokenizer refuses the prompt, or finds no token in it.
-    """
+    """Return a prompt as ``input_ids`` and ``attention_mask``, each ``[1, tokens]``."""
     ids: Sequence[int] = token_ids(tokenizer, prompt, "prompt")
     if not ids:
         raise ValueError("prompt must hold at least one token")

@@ -135,7 +135,7 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
             sequence_gb=plan.sequence_bytes / GB,
             largest_batch=plan.largest_batch,
             batch=plan.batch,
-            memory_gb=plan.memory.total / GB,
+            memory_gb=plan.memory / GB,
             first_token_seconds=plan.prefill_seconds,
             step_milliseconds=1e3 * plan.decode_seconds / plan.generated,
             tokens_per_second=plan.tokens_per_second,

@@ -67,24 +67,6 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes at the fullest moment."""
-
-    weights: int | float
-    cache: int | float
-    """Keys and values, with scales and zero points, of the whole batch while it writes."""
-    state: int | float
-    """Positions and what the score remembers of every entry."""
-    workspace: int | float
-    """Activations of one prompt while it is read, and the logits of one token per sequence."""
-
-    @property
-    def total(self) -> int | float:
-        """Bytes of all parts."""
-        return self.weights + self.cache + self.state + self.workspace
-
-
-@dataclass(frozen=True)
 class Plan:
     """One model under one policy on one device.
 
@@ -119,11 +101,13 @@ class Plan:
     # --- memory ---
 
     @cached_property
-    def _sequence(self) -> tuple[float, float, float]:
-        """Cache and state of one sequence while it writes, and what reading its prompt adds.
+    def sequence(self) -> tuple[float, float, float]:
+        """Bytes of cache and state of one sequence that writes, and what reading its prompt adds.
 
-        Layers decide one after another: while one layer still holds the entries that a step
-        attended to, the other layers hold the entries that are left after their decisions.
+        The state is positions and what the score remembers. Prompts are read one after another, so
+        that only one sequence at a time takes the last. Layers decide one after another: while one
+        layer still holds the entries that a step attended to, the other layers hold the entries
+        that are left after their decisions.
         """
         held, shape, most = self.held, self.shape, np.mean if self.spread else np.max
         arriving = held.attended - held.entries
@@ -139,40 +123,30 @@ class Plan:
     @property
     def sequence_bytes(self) -> float:
         """Cache and state of one sequence that writes: at its fullest or, spread, in the mean."""
-        return sum(self._sequence[:2])
+        return sum(self.sequence[:2])
 
     @property
-    def prompt_bytes(self) -> float:
-        """Bytes of one sequence besides `sequence_bytes` while its prompt is read.
-
-        Prompts are read one after another, so that only one sequence at a time takes it.
-        """
-        return self._sequence[2]
-
-    @property
-    def workspace(self) -> int:
-        """Activations of the longest block of one prompt."""
+    def _shared_bytes(self) -> float:
+        """Weights, and what one prompt at a time takes: entries and activations of its block."""
         shape, tokens = self.shape, min(self.block_size or self.prompt, self.prompt)
-        return WIDE * tokens * (2 * shape.intermediate + 2 * shape.hidden)
+        activations = WIDE * tokens * (2 * shape.intermediate + 2 * shape.hidden)
+        return shape.weight_bytes + self.sequence[2] + activations
 
     @property
-    def memory(self) -> Memory:
+    def _bytes_each(self) -> float:
+        """Cache, state and logits of one sequence."""
+        return self.sequence_bytes + NUMBER * self.shape.vocabulary
+
+    @property
+    def memory(self) -> float:
         """Bytes at the fullest moment."""
-        cache, state, _ = self._sequence
-        logits = NUMBER * self.shape.vocabulary
-        return Memory(
-            self.shape.weight_bytes,
-            self.batch * cache,
-            self.batch * state,
-            self.prompt_bytes + self.workspace + self.batch * logits,
-        )
+        return self._shared_bytes + self.batch * self._bytes_each
 
     @property
     def largest_batch(self) -> int:
         """Sequences that fit; 0 if the weights alone, or one sequence, do not."""
-        once = self.shape.weight_bytes + self.prompt_bytes + self.workspace
-        each = self.sequence_bytes + NUMBER * self.shape.vocabulary
-        return max(0, floor((self.hardware.memory * self.runtime.memory_share - once) / each))
+        room = self.hardware.memory * self.runtime.memory_share - self._shared_bytes
+        return max(0, floor(room / self._bytes_each))
 
     # --- time ---
 

@@ -208,8 +208,8 @@ def recurrence(
     Args and errors are those of `intervals`.
 
     Returns:
-        ``problems``, ``threshold``, the number of ``entries``, ``share_recurring`` of those with
-        MRI > 1, and ``quantiles`` of the MRI of the entries that were activated at all.
+        Counts, ``share_recurring`` of the entries (MRI > 1), and ``quantiles`` of the MRI of the
+        entries that were activated at all.
     """
     longest = intervals(directory, problems, seed, threshold, draw)
     activated = longest[longest > 0]
@@ -263,23 +263,12 @@ def intervals(
 
 
 def choice(head: Head, share: float = 0.0, first: int = 40) -> Float[Array, "3 steps"]:
-    """Let every query from the token ``first`` on drop entries that it sees, its own excluded.
-
-    Args:
-        head: head of `observe_heads`.
-        share: share of the entries that leave together; at least one does.
-        first: index of the first query, at least 2.
+    """Let every query from the token ``first`` on drop a share of the others, or at least one.
 
     Returns:
         Change of the output, relative to its size, when the entries with the least attention leave
         and when those with the least eviction errors do; share of them that both have in common.
-
-    Raises:
-        ValueError: if ``first`` is below 2, or ``share`` not in [0, 1).
     """
-    check_at_least(2, first=first)
-    if not 0 <= share < 1:
-        raise ValueError(f"share = {share} must be at least 0 and below 1")
     rows, steps = head.attention(), []
     for query in range(first, len(rows)):
         h, values = rows[query, : query + 1], head.values[: query + 1]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from kvlab.reference.cache import LayerCache, State
 from kvlab.reference.checks import check_at_least
@@ -215,28 +216,11 @@ class _Recorder:
 
 # --- texts of tokens -----------------------------------------------------------------------------
 
-INCOMPLETE = "\ufffd"
-"""Character that tokenizers write where bytes do not make up a character yet."""
-
-CONTEXT = 4
-"""Tokens before a token on which its text may depend: blanks between words."""
-
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text that each token adds to those before it; joined, they are the whole text.
+    """Return the text that each token adds to those before it.
 
     A character that several tokens make up belongs to the last of them; the others add nothing.
     """
-    texts: list[str] = []
-    first = done = 0  # decoded together, and how much of that is shown already
-    for end in range(1, len(ids) + 1):
-        shown, both = (
-            tokenizer.decode(list(ids[first:last]), skip_special_tokens=False)
-            for last in (done, end)
-        )
-        if both.endswith(INCOMPLETE) and end < len(ids):
-            texts.append("")
-            continue
-        texts.append(both[len(shown) :])
-        first, done = max(first, end - CONTEXT), end
-    return texts
+    stream = DecodeStream(skip_special_tokens=False)
+    return [stream.step(tokenizer, token) or "" for token in ids]

@@ -134,11 +134,10 @@ class Layer(Stream):
     def of(cls, trace: Trace, index: int, block_size: int | None = None) -> "Layer":
         """Take a layer out of a trace by its index among the recorded ones."""
         t, prompt = trace.shape[3], trace.prompt
-        queries, keys, values = (x.astype(np.float64) for x in trace.vectors(index))
         return cls(
-            queries,
-            keys,
-            values,
+            trace.queries[index].astype(np.float64),
+            trace.keys[index].astype(np.float64),
+            trace.values[index].astype(np.float64),
             trace.confidence.astype(np.float64),
             prompt,
             block_lengths(prompt, t - prompt, block_size),

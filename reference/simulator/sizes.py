@@ -73,38 +73,6 @@ class Shape:
         """Bytes of one token's keys and values in 16 bits, all layers and heads."""
         return WIDE * 2 * self.layers * self.kv_heads * self.head_dim
 
-    @classmethod
-    def from_config(cls, path: str | Path) -> "Shape":
-        """Read the sizes from a Hugging Face ``config.json``, or the directory it lies in.
-
-        Raises:
-            FileNotFoundError: if there is none.
-            ValueError: if it is no JSON object, or no configuration of a decoder.
-        """
-        path = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-        config = read_json(path)
-        # The kind of RoPE changes no size, and Phi 3 has those of Llama.
-        config |= {"rope_parameters": None, "rope_scaling": None}
-        if config.get("model_type") == "phi3":
-            config["model_type"] = "llama"
-        try:
-            found = ModelConfig.from_dict(config)
-            return cls(
-                name=path.parent.resolve().name,
-                layers=found.layers,
-                hidden=found.hidden_size,
-                heads=found.heads,
-                kv_heads=found.kv_heads,
-                head_dim=found.head_dim,
-                intermediate=found.intermediate_size,
-                vocabulary=found.vocab_size,
-                tied=found.tied_embeddings,
-                qkv_bias=found.attention_bias,
-                qk_norm=found.query_key_norm,
-            )
-        except (ValueError, TypeError, ZeroDivisionError) as error:
-            raise ValueError(f"{path} is no dense decoder that attends to all: {error}") from None
-
 
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
@@ -121,7 +89,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def find_shape(model: str) -> Shape:
-    """Return the sizes of a known model, or of a ``config.json``.
+    """Return the sizes of a known model, or of a Hugging Face ``config.json`` or its directory.
 
     Raises:
         FileNotFoundError: if it is neither.
@@ -129,11 +97,34 @@ def find_shape(model: str) -> Shape:
     """
     if model.lower() in SHAPES:
         return SHAPES[model.lower()]
-    if not Path(model).exists():
+    path = Path(model)
+    if not path.exists():
         raise FileNotFoundError(
             f"model = {model!r} must be a config.json, its directory, or one of {', '.join(SHAPES)}"
         )
-    return Shape.from_config(model)
+    path = path / "config.json" if path.is_dir() else path
+    config = read_json(path)
+    # The kind of RoPE changes no size, and Phi 3 has those of Llama.
+    config |= {"rope_parameters": None, "rope_scaling": None}
+    if config.get("model_type") == "phi3":
+        config["model_type"] = "llama"
+    try:
+        found = ModelConfig.from_dict(config)
+        return Shape(
+            name=path.parent.resolve().name,
+            layers=found.layers,
+            hidden=found.hidden_size,
+            heads=found.heads,
+            kv_heads=found.kv_heads,
+            head_dim=found.head_dim,
+            intermediate=found.intermediate_size,
+            vocabulary=found.vocab_size,
+            tied=found.tied_embeddings,
+            qkv_bias=found.attention_bias,
+            qk_norm=found.query_key_norm,
+        )
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"{path} is no dense decoder that attends to all: {error}") from None
 
 
 # --- hardware -------------------------------------------------------------------------------------
@@ -141,11 +132,7 @@ def find_shape(model: str) -> Shape:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One accelerator, at its peak.
-
-    Raises:
-        ValueError: if a figure is negative.
-    """
+    """One accelerator, at its peak."""
 
     name: str
     memory: float
@@ -155,9 +142,6 @@ class Hardware:
     flops: float
     """Dense 16-bit floating-point operations per second, a multiplication and an addition two."""
     source: str
-
-    def __post_init__(self) -> None:
-        check_at_least(0, memory=self.memory, bandwidth=self.bandwidth, flops=self.flops)
 
 
 HARDWARE: Mapping[str, Hardware] = {

@@ -32,13 +32,13 @@ JSON is version 1 of the schema that ``kvlab view`` puts into its page:
 | ``event_steps`` | array ``[events]`` | index of the step |
 | ``event_states`` | array ``[events]`` | index of the state that begins with it |
 | ``attention``, ``score`` | arrays ``[values]`` | see below |
-| ``stamp`` | array ``[values]`` | last activation (TS), in generated tokens |
-| ``interval`` | array ``[values]`` | longest interval (MRI), in generated tokens |
+| ``stamp`` | array ``[values]`` | last activation (TS), in generated tokens; 0: none |
+| ``interval`` | array ``[values]`` | longest interval (MRI), in generated tokens; 0: none |
 
 A token is stored at full precision from the step that reads it, unless an event of that step says
 otherwise. Values are those of the entries that each snapshot's step attended to, one snapshot after
 the other, by ascending position: the entries that the step before left, and its own tokens.
-``score`` is NaN before the first decision and −∞ where the entry was protected.
+``score`` is the latest decision's: NaN before the first one, −∞ where the entry was protected.
 
 An array is an object: ``dtype`` is ``uint8``, ``uint16``, ``uint32`` or ``bfloat16`` (the upper
 half of a float32, rounded), ``data`` its bytes, little-endian, in base64.
@@ -76,43 +76,32 @@ class Snapshot:
     attention: Float[Array, "G n"]
     """Attention from the step's last token, mean over the query heads of a KV head."""
     score: Float[Array, "G n"]
-    """Score at the latest decision: NaN before the first one, −∞ where the entry was protected."""
     stamp: Int[Array, "G n"]
-    """Generated token by which the entry was last activated; 0 if by none."""
     interval: Int[Array, "G n"]
-    """Longest interval between two activations (MRI), in generated tokens; 0 if there is none."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One generation under one method.
+    """One generation under one method; the module says what the fields hold.
 
     Step i is the i-th block of tokens that the model read: one or more blocks of the prompt, then
     one generated token each.
     """
 
     method: str
-    """The method in registry syntax."""
     budget: int | None
     prompt: int
-    """Tokens of the prompt."""
     texts: tuple[str, ...]
-    """Text of every token of prompt and answer; the last is written but never read."""
     solved: bool | None
-    """Whether the answer is right; None if that is not known."""
     layers: tuple[int, ...]
-    """Number of each recorded layer in the model."""
     kv_heads: int
     steps: Int[Array, " s"]
-    """Tokens seen after each step."""
     decisions: Bool[Array, " s"]
-    """Whether the method's schedule was due at each step."""
     states: tuple[tuple[int, int], ...]
-    """Bits per element of keys and of values, scales left out; the first two are `FIRST_STATES`."""
+    """The first two are `FIRST_STATES`."""
     events: Int[Array, "events 5"] = field(repr=False)
     """Changes of state in ascending order: index of the layer, KV head, position, index of the
-    step, index of the state. A token is stored at full precision from the step that reads it; only
-    another state in that step or a later change of state is an event."""
+    step, index of the state."""
     snapshots: tuple[Snapshot, ...] = field(repr=False)
 
     @property

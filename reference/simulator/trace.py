@@ -126,12 +126,6 @@ class Trace:
         """L, G, rho, t and d."""
         return self.queries.shape
 
-    def vectors(
-        self, index: int
-    ) -> tuple[Float[Array, "G rho t d"], Float[Array, "G t d"], Float[Array, "G t d"]]:
-        """Return queries, keys and values of one recorded layer."""
-        return self.queries[index], self.keys[index], self.values[index]
-
 
 Vectors = tuple[Float[Array, "G rho _ d"], Float[Array, "G _ d"], Float[Array, "G _ d"]]
 """Queries, keys and values of one block of tokens."""
@@ -242,7 +236,9 @@ def load_trace(path: str | Path) -> Trace:
         if not zipfile.is_zipfile(path):  # NumPy takes it for objects to be loaded unsafely
             raise ValueError("it is no complete archive of arrays (.npz)")
         with np.load(path, allow_pickle=False) as archive:
-            members: dict[str, Any] = {name: _member(archive, name) for name in MEMBERS}
+            if missing := [name for name in MEMBERS if name not in archive]:
+                raise ValueError(f"{', '.join(missing)} must be there")
+            members: dict[str, Any] = {name: archive[name] for name in MEMBERS}
         members["metadata"] = _parse_metadata(str(members["metadata"]))
         members["prompt"] = members["prompt"].item()
         return Trace(**members)
@@ -250,35 +246,23 @@ def load_trace(path: str | Path) -> Trace:
         raise ValueError(f"{path} is no trace: {error}") from None
 
 
-def _member(archive: np.lib.npyio.NpzFile, name: str) -> Array:
-    try:
-        return archive[name]
-    except KeyError:
-        held = ", ".join(MEMBERS)
-        raise ValueError(f"{name!r} is missing; a trace holds {held}") from None
-    except BROKEN as error:
-        raise ValueError(f"{name!r} cannot be read: {error}") from None
-
-
 def _parse_metadata(text: str) -> Metadata:
+    names = [each.name for each in fields(Metadata)]
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"metadata is not valid JSON: {error}") from None
-    names = [each.name for each in fields(Metadata)]
-    if not isinstance(found, dict) or not found.keys() >= set(names):
-        raise ValueError(f"metadata must be a JSON object with {', '.join(names)}")
-    if not isinstance(found["layers"], list):
-        raise ValueError(f"layers = {found['layers']!r} must be a list of layer numbers")
-    facts = {name: found[name] for name in names}
-    return Metadata(**{**facts, "layers": tuple(found["layers"])})
+        facts = {name: found[name] for name in names}
+        layers = tuple(facts["layers"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        expected = f"a JSON object with {', '.join(names)}, whose layers are a list"
+        raise ValueError(f"metadata must be {expected}") from None
+    return Metadata(**{**facts, "layers": layers})
 
 
 # --- checks --------------------------------------------------------------------------------------
 
 
 def _check_arrays(trace: Trace) -> None:
-    """Raise ValueError unless types and shapes fit together."""
+    """Raise ValueError unless types and shapes fit together and vectors are finite."""
     queries = trace.queries
     if queries.ndim != 5 or 0 in queries.shape:
         raise ValueError(f"queries of shape {queries.shape} must be [L, G, rho, t, d], none 0")
@@ -297,6 +281,9 @@ def _check_arrays(trace: Trace) -> None:
             raise ValueError(f"{name} of type {array.dtype} must be {expected}")
         if name in VECTORS and array.dtype != queries.dtype:
             raise ValueError(f"{name} of type {array.dtype} must be {queries.dtype}, as queries")
+        if name in VECTORS and not np.isfinite(array).all():
+            reach = f"{array.dtype} reaches {np.finfo(array.dtype).max:g}"
+            raise ValueError(f"{name} must be finite; {reach}")
 
 
 def _check_values(trace: Trace) -> None:
@@ -313,8 +300,3 @@ def _check_values(trace: Trace) -> None:
         raise ValueError(f"prompt = {trace.prompt} must be between 0 and the {t} tokens")
     if ((confidence < 0) | (confidence > 1)).any():
         raise ValueError("confidence must be NaN or between 0 and 1")
-    for name in VECTORS:
-        for layer, vectors in zip(layers, getattr(trace, name), strict=True):
-            if not np.isfinite(vectors).all():
-                reach = f"{vectors.dtype} reaches {np.finfo(vectors.dtype).max:g}"
-                raise ValueError(f"{name} of layer {layer} must be finite; {reach}")

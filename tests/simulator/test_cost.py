@@ -9,9 +9,9 @@ from shapes import shapes_checked
 from tolerances import DECIMALS, FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.accounting import Sizes, Work
+from kvlab.reference.accounting import Sizes
 from kvlab.reference.models import reasoner_directory
-from kvlab.reference.simulator.cost import Plan, Runtime, fleet, observing, selecting, slowest_speed
+from kvlab.reference.simulator.cost import Plan, Runtime, fleet, selecting, slowest_speed
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Hardware, Shape, find_shape
 from kvlab.reference.transformer import ModelConfig
 
@@ -80,12 +80,6 @@ def test_a_file_that_is_no_configuration(tmp_path, content, message):
 SIZES = Sizes(100, 4, 8)
 
 
-def test_observing_reads_probabilities_and_moves_the_state():
-    lazy = methods.get("lazy_eviction", 50).score
-    assert observing(lazy, SIZES).bytes == 4 * 100 * (4 + 2 * len(lazy.columns))
-    assert observing(methods.get("tova", 50).score, SIZES) == Work()
-
-
 def test_scores_that_look_again_read_keys_or_values():
     keys_once = 2 * 100 * 8
     base = methods.get("tova", 50).score.work(SIZES)
@@ -109,50 +103,37 @@ def test_one_entry_is_found_in_one_pass_and_several_by_sorting():
 
 
 def test_memory_of_the_full_cache_by_hand():
-    found = plan(batch=3)
-    tokens = 64 + 300
-    assert found.memory.weights == 2 * PUBLISHED["llama-3.1-8b"]
-    assert found.memory.cache == 3 * tokens * 131072
-    assert found.memory.state == 3 * 32 * 8 * tokens * 4
+    found, tokens = plan(batch=3), 64 + 300
+    each = tokens * (131072 + 32 * 8 * 4)
+    activations = 2 * 64 * (2 * 14336 + 2 * 4096)
+    assert found.sequence == (tokens * 131072, tokens * 32 * 8 * 4, 0)
+    weights = 2 * PUBLISHED["llama-3.1-8b"]
+    assert found.memory == weights + activations + 3 * (each + 4 * 128256)
+    assert plan(spread=True).sequence[0] == pytest.approx((64 + 301 / 2) * 131072)
 
 
 def test_layers_are_compressed_one_after_the_other():
-    found = plan("streaming_llm", 32, prompt=200)
+    cache, state, reading = plan("streaming_llm", 32, prompt=200).sequence
     per_token_and_layer = 131072 / 32
-    assert found.memory.cache == per_token_and_layer * (32 * 32 + 1)
-    state = 8 * 4 * np.array([32 * 32 + 200 - 32, 32 * 32 + 1])
-    while_reading = per_token_and_layer * (32 * 32 + 200 - 32) + state[0]
-    assert found.prompt_bytes == while_reading - found.memory.cache - state[1]
+    assert cache == per_token_and_layer * (32 * 32 + 1)
+    assert state == 8 * 4 * (32 * 32 + 1)
+    assert cache + state + reading == (per_token_and_layer + 8 * 4) * (32 * 32 + 200 - 32)
 
 
-def test_only_one_prompt_is_read_at_a_time():
-    long = plan("h2o", 64, prompt=8000, generated=100)
-    one, two = (long.with_batch(size).memory for size in (1, 2))
-    each = long.sequence_bytes + 4 * long.shape.vocabulary
-    assert two.total - one.total == pytest.approx(each)
-    assert long.prompt_bytes > long.sequence_bytes
-
-
-def test_users_who_are_spread_take_less():
-    together, spread = (plan(spread=way) for way in (False, True))
-    assert together.memory.cache == 364 * 131072
-    assert spread.memory.cache == pytest.approx((64 + 301 / 2) * 131072)
-    assert spread.largest_batch > together.largest_batch
-
-
-def test_blocks_bound_the_prompt():
+def test_blocks_bound_the_prompt_which_one_sequence_at_a_time_reads():
     whole, blocks = (plan("h2o", 32, prompt=2000, block_size=size) for size in (None, 16))
-    assert blocks.held.peak == 32 + 16
-    assert whole.held.peak == 2000
-    assert blocks.memory.workspace < whole.memory.workspace
+    assert (whole.held.peak, blocks.held.peak) == (2000, 32 + 16)
+    assert blocks.memory < whole.memory
+    more = whole.with_batch(2).memory - whole.memory
+    assert more == pytest.approx(whole.sequence_bytes + 4 * whole.shape.vocabulary)
+    assert whole.sequence[2] > whole.sequence_bytes
 
 
 def test_the_largest_batch_is_the_largest_that_fits():
     found = plan("h2o", 128)
     most = found.largest_batch
     usable = 0.9 * found.hardware.memory
-    assert found.with_batch(most).memory.total <= usable
-    assert found.with_batch(most + 1).memory.total > usable
+    assert found.with_batch(most).memory <= usable < found.with_batch(most + 1).memory
     assert plan(hardware=replace(HARDWARE["v100"], memory=10e9)).largest_batch == 0
 
 

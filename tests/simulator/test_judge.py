@@ -18,7 +18,6 @@ from kvlab.reference.simulator.judge import (
     random_of,
     recall,
     skill,
-    survival,
 )
 from kvlab.reference.simulator.replay import Fate, FullAttention, Layer, replay, replay_layer
 
@@ -78,15 +77,6 @@ def test_chance_is_the_mean_of_many_random_runs():
     masses = np.array([fate.mass[:, 8:].mean() for fate in replay_layer(layer, policies)])
     expected = random_of(layer, [5])[0, :, 8:].mean()
     assert abs(masses.mean() - expected) < 4 * masses.std() / runs**0.5
-
-
-@pytest.mark.parametrize(("prompt", "budget"), [(10, 6), (3, 6), (0, 1), (10, 40)])
-def test_as_many_entries_survive_as_the_budget_allows(prompt, budget):
-    present = survival(0, 40, prompt, budget)
-    for token in range(40):
-        older = present[token, :token].sum()
-        expected = token if token < prompt else min(token, budget)
-        assert older == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("spec", ["h2o", "tova", "caote:h2o", "streaming_llm@sinks=2"])

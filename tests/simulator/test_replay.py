@@ -38,26 +38,6 @@ def test_mass_and_error_are_those_of_dense_attention(spec):
         np.testing.assert_allclose(fate.error[:, token], relative, rtol=FLOAT64)
 
 
-def test_several_policies_share_a_pass():
-    trace = noise()
-    policies = [methods.get("h2o", 9), methods.get("tova", 30), methods.get("full")]
-    together = list(replay(trace, policies))
-    for layer, several in enumerate(together):
-        for policy, fate in zip(policies, several, strict=True):
-            (alone,) = list(replay(trace, [policy]))[layer]
-            np.testing.assert_array_equal(fate.left, alone.left)
-            assert (fate.policy, fate.layer) == (policy.name, layer)
-
-
-def test_a_full_cache_keeps_everything():
-    (fate, _) = fates(noise(), "full", None)
-    assert (fate.left == 70).all()
-    np.testing.assert_array_equal(fate.entries[20:], np.arange(21, 71))
-    np.testing.assert_allclose(fate.mass, 1, rtol=FLOAT64)
-    np.testing.assert_allclose(fate.error, 0, atol=FLOAT64)
-    np.testing.assert_array_equal(fate.kept(30), np.tile(np.arange(31), (2, 1)))
-
-
 # --- live runs -----------------------------------------------------------------------------------
 
 

@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 from tolerances import FLOAT64
 
-from kvlab.reference.methods.desirekv import outlier_score
-from kvlab.reference.proofs.definitions import spearman
 from kvlab.reference.simulator import workloads
 from kvlab.reference.simulator.replay import Layer
-
-SEEDS = range(5)
 
 
 @pytest.mark.parametrize(
@@ -33,17 +29,6 @@ def test_queries_and_keys_give_the_wanted_attention_and_a_seed_says_it_all(make)
     assert (first.trace.values != other.trace.values).any()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_recurring_entries_come_back_at_their_intervals(seed):
-    workload = workloads.periodic_recurrence(seed=seed, bound=50, share=0.75)
-    attention, intervals = workload.attention, workload.facts["intervals"]
-    assert (intervals <= 50).mean() == 0.75
-    assert intervals.max() <= 100
-    for place, interval in zip(workload.facts["recurring"], intervals, strict=True):
-        used = np.flatnonzero(attention[place + 1 :, place] > 0.02) + 1
-        np.testing.assert_array_equal(used, np.arange(interval, len(attention) - place, interval))
-
-
 def test_what_fillers_recency_and_sinks_promise():
     fillers = workloads.periodic_recurrence(filler_uses=3, filler_interval=5)
     active = fillers.facts["active"][:, np.setdiff1d(np.arange(300), fillers.facts["recurring"])]
@@ -61,36 +46,6 @@ def test_needles_are_found_in_the_end_only():
     np.testing.assert_array_equal(places, [64, 128])
     assert attention[-16:, places].sum(axis=1).min() > 0.5
     assert attention[200:-16, places].max() < 0.01
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_sizes_of_values_do_not_depend_on_importance(seed):
-    workload = workloads.varying_values(seed=seed, spread=1.0)
-    sizes, importance = workload.facts["sizes"], workload.facts["importance"]
-    np.testing.assert_allclose(np.linalg.norm(workload.trace.values[0, 0], axis=1), sizes)
-    assert abs(spearman(sizes, importance)) < 4 / np.sqrt(len(sizes))
-    assert np.log(sizes).std() == pytest.approx(1.0, rel=0.2)
-
-
-def test_all_values_lie_equally_far_from_the_output():
-    workload = workloads.equal_distances()
-    values = workload.trace.values[0, 0]
-    for token in range(65, 128, 2):
-        output = workload.attention[token] @ values
-        distance = np.linalg.norm(values[: token + 1] - output, axis=1)
-        np.testing.assert_allclose(distance, 1.0, rtol=FLOAT64)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_outlier_keys_are_those_that_score_high(seed):
-    workload = workloads.key_outliers(seed=seed, tokens=192)
-    chosen, importance = workload.facts["outliers"], workload.facts["importance"]
-    blocks = workload.trace.keys[0, 0].reshape(-1, 3, 64)
-    scores = np.array([outlier_score(each).mean() for each in blocks])
-    assert scores[chosen].min() > scores[~chosen].max()
-    assert abs(spearman(chosen.astype(float), importance)) < 4 / np.sqrt(len(chosen))
-    mean = workload.attention[-48:, :128].mean(axis=0)
-    assert spearman(mean, importance[:128]) > 0.9
 
 
 def test_wrong_sizes_are_refused():

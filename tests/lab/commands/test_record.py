@@ -75,11 +75,6 @@ def test_padding_is_no_part_of_a_trace(reasoner, inputs, trace):
     assert found.prompt == trace.prompt
 
 
-def test_the_model_is_as_before(reasoner, inputs, trace):
-    tokens = reasoner[0].generate(**inputs)[0].tolist()
-    assert tokens[:-1] == trace.tokens.tolist()
-
-
 def test_scale_softcap_and_sliding_layers_of_gemma():
     """Gemma 2 scales by its own factor and slides in its first layer: only the second is there."""
     torch.manual_seed(0)

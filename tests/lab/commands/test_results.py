@@ -263,12 +263,3 @@ def test_table_and_report_of_a_plan_need_no_network(printed, tmp_path):
     for place in (*places, "https://matplotlib.org"):
         html = html.replace(place, "")
     assert "http" not in html
-
-
-def test_a_configuration_of_ones_own(data, tmp_path):
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
-    config = {"model_type": "llama", **sizes, "intermediate_size": 128, "vocab_size": 100}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = data(*SHORT, "--model", tmp_path, "--method", "full")
-    assert found["asked"]["shape"]["kv_heads"] == 4
-    assert found["asked"]["shape"]["head_dim"] == 16
