@@ -101,6 +101,16 @@ class Curriculum(ABC):
         if self.stage < len(ends) and self.running > ends[self.stage]:
             self.stage, self.running = self.stage + 1, 0.0
 
+    def state(self) -> dict[str, Any]:
+        """Return what the curriculum needs, beside the recipe, to go on, as plain values."""
+        rng = self.rng.bit_generator.state
+        return {"rng": rng, "stage": self.stage, "running": self.running}
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` returned."""
+        self.rng.bit_generator.state = state["rng"]
+        self.stage, self.running = state["stage"], state["running"]
+
     @classmethod
     def ids(cls) -> dict[str, int]:
         """Return the id of every token."""
@@ -172,7 +182,7 @@ def write_tokenizer(directory: Path, curriculum: Curriculum) -> None:
 
 
 class Training:
-    """A training that can be stopped at any moment: its checkpoint is the object itself."""
+    """A training that can be stopped at any moment, and goes on from its checkpoint."""
 
     def __init__(self, curriculum: Curriculum, out: Path) -> None:
         self.curriculum, self.out = curriculum, out
@@ -185,6 +195,19 @@ class Training:
         self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
         self.log: list[dict[str, Any]] = []
         self.recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
+        self.checkpoint = out / "checkpoint.pt"
+        if self.checkpoint.exists():
+            self.resume()
+
+    def resume(self) -> None:
+        """Go back to the state of the last checkpoint."""
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.curriculum.go_on_from(state["curriculum"])
+        self.step, self.log = state["step"], state["log"]
+        self.seconds, self.cpu_seconds = state["seconds"], state["cpu_seconds"]
+        self.recent.extend(state["recent"])
 
     def run(self) -> None:
         """Train to the end, and write the model and its log."""
@@ -234,9 +257,19 @@ class Training:
 
     def save(self) -> None:
         """Write the checkpoint; a stop while it is written leaves the last one whole."""
-        unfinished = self.out / "checkpoint.unfinished"
-        torch.save(self, unfinished)
-        unfinished.replace(self.out / "checkpoint.pt")
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "curriculum": self.curriculum.state(),
+            "step": self.step,
+            "log": self.log,
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "recent": list(self.recent),
+        }
+        unfinished = self.checkpoint.with_suffix(".unfinished")
+        torch.save(state, unfinished)
+        unfinished.replace(self.checkpoint)
 
     def write(self) -> None:
         """Write the model, its tokenizer, the recipe and the log."""
@@ -253,14 +286,6 @@ class Training:
         (self.out / "training_log.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def begun_or_new(curriculum: Curriculum, out: Path) -> Training:
-    """Return the training of the last checkpoint in a directory, or a new one."""
-    checkpoint = out / "checkpoint.pt"
-    if checkpoint.exists():
-        return torch.load(checkpoint, weights_only=False)
-    return Training(curriculum, out)
-
-
 def main(description: str | None, recipe: Any, curriculum: Any, threads: int) -> None:
     """Read ``--out``, ``--seed`` and ``--steps`` from the command line, and train."""
     parser = argparse.ArgumentParser(description=description)
@@ -271,4 +296,4 @@ def main(description: str | None, recipe: Any, curriculum: Any, threads: int) ->
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
     asked = recipe(seed=arguments.seed, steps=arguments.steps)
-    begun_or_new(curriculum(asked), arguments.out).run()
+    Training(curriculum(asked), arguments.out).run()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvlab.fast.lab.training import small_model, train_jumps, train_reasoner
-from kvlab.fast.lab.training.small_model import IGNORED, Training, begun_or_new
+from kvlab.fast.lab.training.small_model import IGNORED, Training
 from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps import STEP, Size, Y
@@ -108,7 +108,7 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(
     with pytest.raises(KeyboardInterrupt):
         training.run()
     monkeypatch.setattr(Training, "learn", learn)
-    resumed = begun_or_new(curriculum(), stopped)
+    resumed = Training(curriculum(), stopped)
     assert resumed.step == 2
     resumed.run()
     assert len(resumed.log) == 4
