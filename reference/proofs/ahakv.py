@@ -131,8 +131,6 @@ def averaging_keeps_the_bias() -> Finding:
 def recent_rows_have_no_bias() -> Finding:
     """Summed over the last r rows alone, every token adds up r rows and no position is favoured: in
     Eq. 4's model all candidates j ≤ n − r + 1 have the same expected score.
-
-    It is H_n − H_(n−r), H being harmonic numbers.
     """
     for n in range(2, 31):
         for r in range(1, n):
@@ -230,8 +228,6 @@ def positions_are_not_exchangeable() -> Finding:
 def largest_rows_keep_the_bias() -> Finding:
     """Summing the r largest terms of every token, instead of those of the last r rows, gives all
     tokens equally many terms, too, but keeps the positional bias.
-
-    Rows of equal attention, in which no token matters more: exact for every n up to 30, r below n.
     """
     for n in range(2, 31):
         for r in range(1, n):
@@ -276,8 +272,6 @@ def entropy_of_gaussian_logits() -> Finding:
 def frozen_entropy() -> Finding:
     """Beyond s² = 2 ln i few logits share all attention: the weights are Poisson-Dirichlet, and
     E[H] = ψ(1) − ψ(1 − μ) with μ = Φ⁻¹(1 − 1/i)/s at finite i.
-
-    Held to 8 % from s² = 6 ln i on.
     """
     worst = 0.0
     for i in (256, 1024, 4096):
@@ -332,8 +326,6 @@ def lambda_solves_for_the_budget() -> Finding:
 def lambda_replaces_the_scale() -> Finding:
     """λ brings exp(E[H]) to k tokens if it takes the place of 1/√d, so that the usual logits are
     multiplied by λ√d = √(2 log(i/k)); on top of 1/√d it would flatten attention.
-
-    Monte Carlo, i = 3600, k = 720, d = 128, the paper's setting; held to 0.15 nats.
     """
     i, k, d = 3600, 720, 128
     deviation = sqrt(2 * log(i / k) / d) * sqrt(d)
@@ -391,8 +383,6 @@ def small_budgets_are_missed() -> Finding:
 def scaled_lambda_aims_elsewhere() -> Finding:
     """c times λ aims at i·(k/i)^(c²) tokens. For k = 720 of i = 3,600, half of λ aims at 2,407
     tokens, and twice λ at 6, which small numbers of samples do not reach.
-
-    Monte Carlo, held to 0.1 nats for c = 0.5 and 1; at c = 2 about 32 tokens are left.
     """
     i, k = 3600, 720
     found = {c: mean_entropy(i, c * step_gain(i, k), 200)[0] for c in (0.5, 1.0, 2.0)}
@@ -405,10 +395,7 @@ def scaled_lambda_aims_elsewhere() -> Finding:
 
 @PAPER.ours("AK-5c", "Eq. 12, collision number", Verdict.ASYMPTOTIC)
 def collision_number() -> Finding:
-    """Under SG-softmax 1/E[Σp²] approaches k²/i as that grows, far below the entropy's k.
-
-    Held to 10 % where k²/i is at least 240.
-    """
+    """Under SG-softmax 1/E[Σp²] approaches k²/i as that grows, far below the entropy's k."""
     shown = []
     for i, k in ((1024, 720), (4096, 1000), (8192, 1000)):
         p = softmax(step_gain(i, k) * gaussians(i, 800))
@@ -423,8 +410,6 @@ def collision_number() -> Finding:
 def other_distributions_miss_the_target() -> Finding:
     """If the logits are far from Gaussian, λ overshoots or undershoots, and attention gets too
     sparse or stays too flat.
-
-    Logits of variance 1; more than 0.2 nats from ln k.
     """
     rng, i, k = np.random.default_rng(0), 4096, 720
     samples = {
@@ -446,8 +431,6 @@ def gain_depends_on_the_variance() -> Finding:
     """The gain √(2 log(i/k)) brings exp(E[H]) to k for logits of deviation 1 only; logits twice as
     wide leave 42 of 1000 tokens. Divided by the row's measured deviation (gain=measured) it does so
     for any scale and mean.
-
-    Gaussian logits a·x + b.
     """
     i, k, maps = 4096, 1000, ((1.0, 0.0), (2.0, 0.0), (0.5, 3.0))
     fixed, adapted = [], []
@@ -481,8 +464,6 @@ def gain_flattens_just_above_the_budget() -> Finding:
 def attention_sharpens_while_decoding() -> Finding:
     """With i the position t and k = B, a cache of B entries keeps about B²/t effective tokens while
     it decodes, not B, because only B entries compete: attention gets ever sharper.
-
-    Monte Carlo, B = 720, held to 0.1 nats up to t = 4096.
     """
     B, lengths = 720, (1000, 2048, 4096, 32768)
     found = {t: mean_entropy(B, step_gain(t, B), 200)[0] for t in lengths}
@@ -495,8 +476,6 @@ def attention_sharpens_while_decoding() -> Finding:
 def gain_harms_the_models_own_attention() -> Finding:
     """In the model's own attention SG-softmax does harm: the embedded model's loss on the right
     tokens rises more than a hundredfold. So we read it as part of the eviction score alone.
-
-    One problem, k = 105 and 150 of 211 tokens; the ordinary softmax for i ≤ k.
     """
     plain, found = surprise(MODEL, lambda i: 1.0), {}
     for k in (105, 150):
@@ -535,8 +514,6 @@ def value_prior_has_no_scale() -> Finding:
 def square_and_norm_differ() -> Finding:
     """Eq. 13 squares what its text calls a norm. After smoothing, squares and norms can rank
     entries differently; without smoothing they cannot.
-
-    Random caches of 2 to 7 entries of one channel, kernels 5 and 1.
     """
     rng, differ = np.random.default_rng(1), {5: 0, 1: 0}
     caches = [rng.normal(size=(n, 1)) for n in range(2, 8) for _ in range(200)]
@@ -554,8 +531,6 @@ def square_and_norm_differ() -> Finding:
 def value_prior_survives_quantised_values() -> Finding:
     """The value prior hardly changes if values are quantised: its ranks correlate by at least 0.99
     at 8 and 4 bits and by at least 0.9 at 2 bits.
-
-    Embedded model, per token between minimum and maximum; the least over the KV heads.
     """
     least, found = {8: 0.99, 4: 0.99, 2: 0.9}, {}
     for bits in least:
@@ -600,8 +575,6 @@ def open_choices_matter_little() -> Finding:
     """Two open choices matter little. Whether k is the whole budget B or the selected part B_s
     changes at most a twentieth of the kept entries; whether a group of query heads joins its scores
     by their mean or their maximum changes at most a tenth.
-
-    Embedded model, one problem, B = 100, 16 recent rows; mean over heads and KV heads.
     """
     B, r, by_budget = 100, 16, []
     groups: dict[tuple[int, int], list[Any]] = {}

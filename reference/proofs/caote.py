@@ -88,10 +88,7 @@ def theorem_3_2() -> Finding:
 
 @PAPER.printed("CA-2b", "§3.1, text after Eq. 19", Verdict.VERIFIED)
 def score_is_the_error_in_any_norm() -> Finding:
-    """Any norm can be used: α_j/(1 − α_j)·‖X − v_j‖_p equals ‖X − X'‖_p for every p.
-
-    X' is computed by a softmax over the entries that stay.
-    """
+    """Any norm can be used: α_j/(1 − α_j)·‖X − v_j‖_p equals ‖X − X'‖_p for every p."""
     norms, worst = (1, 2, 3, np.inf), 0.0
     for logits, values in random_caches(0, 300, (2, 13)):
         alpha = softmax(logits)
@@ -109,10 +106,7 @@ def score_is_the_error_in_any_norm() -> Finding:
 
 @PAPER.printed("CA-2c", "§3.1, text before Eq. 9", Verdict.REFUTED)
 def error_is_a_mean_square() -> Finding:
-    """The eviction error of Eq. 9 is the mean square error between the outputs before and after.
-
-    The search takes one channel and whole values, as small as possible.
-    """
+    """The eviction error of Eq. 9 is the mean square error between the outputs before and after."""
     changes = np.random.default_rng(0).normal(size=(200, 8, 4))
     squares, norms = (changes**2).sum(axis=-1), np.linalg.norm(changes, axis=-1)
     alike = bool((squares.argsort() == norms.argsort()).all())
@@ -135,8 +129,6 @@ def printed_formula_breaks_in_float32() -> Finding:
     """Computed in float32 as printed, α_j/(1 − α_j)·‖X − v_j‖ loses its digits as α_j nears 1, and
     ends in infinity and NaN. The same number is α_j·‖X' − v_j‖, X' the output of the others, which
     stays accurate.
-
-    Five entries, one of whose logits exceeds the others' by a growing gap.
     """
     errors = {gap: relative_error(printed_float32, gap) for gap in range(1, 41)}
     other = max(relative_error(stable_float32, gap) for gap in errors)
@@ -175,9 +167,8 @@ def stable_float32(logits: Array, values: Array) -> np.floating:
 
 @PAPER.ours("CA-7", "Eq. 8", Verdict.PROVED)
 def score_rises_with_attention() -> Finding:
-    """Where all values lie at the same distance from the output, CAOTE ranks entries by attention.
-
-    Because h/(1 − h) rises strictly on [0, 1).
+    """Where all values lie at the same distance from the output, CAOTE ranks entries by
+    attention.
     """
     h = sympy.symbols("h", nonnegative=True)
     slope = sympy.factor(sympy.diff(h / (1 - h), h))
@@ -191,8 +182,6 @@ def score_rises_with_attention() -> Finding:
 def attention_and_caote_disagree() -> Finding:
     """Evicting by attention alone may be suboptimal, because it does not look at values: the entry
     with the least attention is not always the one whose eviction changes the output least.
-
-    The smallest example in whole numbers: three entries of one channel, none attended alike.
     """
     for where, values, alpha, output, errors in _three_entries():
         scores = [equation_8(a, abs(output - v)) for a, v in zip(alpha, values, strict=True)]
@@ -218,8 +207,6 @@ def _three_entries() -> Iterator[tuple[str, tuple[int, ...], list[Fraction], Fra
 def grouped_heads_add_in_squares() -> Finding:
     """For query heads that share an entry, the change of their concatenated outputs is the L2 norm
     of the heads' own scores.
-
-    The change is computed by attending again without the entry, head by head.
     """
     worst = 0.0
     for alpha, distances, changes in _one_entry_of_several_rows(10):
@@ -429,8 +416,6 @@ def affine_maps_keep_the_order_of_scores() -> Finding:
 def affine_maps_change_the_choice() -> Finding:
     """Adding a constant to the retention scores keeps their order, but can change which entry CAOTE
     evicts. Dividing them by their sum, Eq. 22, cannot.
-
-    All caches of three entries with scores and values up to 3, and constants 1 to 3.
     """
     changed = _changed_choice(lambda h, c: h + c)
     if not changed or _changed_choice(lambda h, c: h * c):
@@ -462,10 +447,7 @@ def _victims(scores: Sequence[int], values: Sequence[int]) -> set[int]:
 
 @PAPER.printed("CA-5", "Theorem B.1, Eq. 24-34", Verdict.EXHAUSTIVE, "H2O")
 def theorem_b_1() -> Finding:
-    """When b + 1 tokens pass the model at once, their H2O scores sum to b + 1, which is above 1.
-
-    SymPy, with a symbol for every entry of the causal attention matrix before its normalisation.
-    """
+    """When b + 1 tokens pass the model at once, their H2O scores sum to b + 1, which is above 1."""
     for b in range(1, 6):
         rows = [sympy.symbols(f"e{i}_1:{i + 2}", positive=True) for i in range(b + 1)]
         attention = [[e / sum(row) for e in row] for row in rows]
@@ -508,10 +490,7 @@ def _overflows() -> Iterator[tuple[int, int, Fraction, Fraction]]:
 
 @PAPER.printed("CA-5b", "§3.2, CAOTE for H2O", Verdict.VERIFIED, "H2O")
 def h2o_scores_exceed_one_while_generating() -> Finding:
-    """While generating, H2O's scores of the b + 1 entries sum to more than 1.
-
-    Exact fractions, random weights, 30 tokens; the worst case is evicted, the largest score.
-    """
+    """While generating, H2O's scores of the b + 1 entries sum to more than 1."""
     smallest = min(total for _, _, total, _ in _overflows())
     return measured(smallest > 1, f"the smallest sum is {float(smallest):.4f}")
 
@@ -533,9 +512,6 @@ def block_scores_sum_to_the_block() -> Finding:
     """H2O's scores as §2 prints them, over the current block's m queries, sum to m. While
     generating, m is 1: the scores are TOVA's, and their sum is not above 1 as §3.2 needs it. So H2O
     has to accumulate, as §3.2 and Theorem B.1 say in words.
-
-    Exact fractions: two older entries, blocks of 1 to 3 queries, all whole weights up to 3 in each
-    of their rows.
     """
     rows = [product((1, 2, 3), repeat=n) for n in (3, 4, 5)]
     added = [{sum(Fraction(w, sum(row)) for w in row) for row in each} for each in rows]
@@ -550,8 +526,6 @@ def block_scores_sum_to_the_block() -> Finding:
 def eviction_chooses_by_scores() -> Finding:
     """Of the b + m entries the b with the best scores are retained; Eq. 6 searches j in 1 … b. (For
     ease of notation the paper assumes that no new entry leaves.)
-
-    All orders of the scores of up to five entries: all of them, and those that meet the assumption.
     """
     wrong = _wrong_choice(lambda b, m: b)
     assumed = _wrong_choice(lambda b, m: b, new_stay=True)
@@ -588,8 +562,6 @@ def _wrong_choice(among: Callable[[int, int], int], new_stay: bool = False) -> s
 def fast_score_is_exact_for_equal_attention() -> Finding:
     """Where all entries get equal attention, FastCAOTE's score of every entry, Eq. 23, is its
     eviction error.
-
-    Exact fractions: one channel, all caches of two to five entries with values 0 to 3.
     """
     for n in range(2, 6):
         for e, values in product(product((1,), repeat=n), product(range(4), repeat=n)):

@@ -77,10 +77,7 @@ def small_blocks(length: int, largest: int) -> Iterable[Block]:
 
 @PAPER.printed("DE-1", "§1 and §4.1, text before Eq. 2", Verdict.REFUTED)
 def memory_grows_quadratically() -> Finding:
-    """Without compression the memory of the cache, Eq. 2, grows quadratically with the length.
-
-    Second differences in t of the printed double sum.
-    """
+    """Without compression the memory of the cache, Eq. 2, grows quadratically with the length."""
     L, d_k, d_v = sympy.symbols("L d_k d_v", positive=True, integer=True)
     layer, i, s, t = sympy.symbols("l i s t", positive=True, integer=True)
     memory: Any = sympy.summation((d_k + d_v) * 16, (i, 1, t - 1), (layer, 1, L))
@@ -108,8 +105,6 @@ def memory_grows_quadratically() -> Finding:
 def importances_sum_to_one() -> Finding:
     """Eq. 3, a mean over window queries and heads, gives importances that sum to 1 over all
     entries. Their mean is 1/n, so a fixed threshold finds fewer important tokens in a longer text.
-
-    Embedded model, each layer, the last 32 queries of the first 100 and of all tokens.
     """
     lengths, worst = (100, len(observe_heads(MODEL)[0].keys)), 0.0
     for n in lengths:
@@ -124,9 +119,8 @@ def importances_sum_to_one() -> Finding:
 
 @PAPER.printed("DE-6", "Eq. 4", Verdict.REFUTED, "Eq. 4")
 def printed_smoothing_depends_on_the_token() -> Finding:
-    """Eq. 4, the mean of I_t over t = −w … w, gives each token i a smoothed importance of its own.
-
-    A unit of importance at every place of a window of 15 tokens, w = 3.
+    """Eq. 4, the mean of I_t over t = −w … w, gives each token i a smoothed importance of its
+    own.
     """
     n, w = 15, 3
     printed, centred = (
@@ -152,8 +146,6 @@ def printed_smoothing_depends_on_the_token() -> Finding:
 def fences_follow_scale_and_shift() -> Finding:
     """Scaling and shifting a block, x → a·x + b with a ≠ 0, keeps its outliers and multiplies its
     score by |a|.
-
-    Exact, for all blocks of six whole numbers up to 5 and four maps.
     """
     blocks = list(small_blocks(6, 5))
     for block in blocks:
@@ -175,8 +167,6 @@ def _numbers(block: Block) -> str:
 def score_counts_outliers() -> Finding:
     """The score of a block quantifies both the magnitude and the frequency of its outliers: more
     of them give it another score.
-
-    Blocks of 64 values, of which two, four or eight are ±10, the others small and symmetric.
     """
     scores, masses = [], []
     for pairs in (1, 2, 4):
@@ -250,8 +240,6 @@ def neighbours_of_outliers_suffer() -> Finding:
     """§4.3 says that outliers suffer larger errors, for quantisers made for typical values. Under a
     quantiser that spans minimum to maximum, as KIVI's does, the other values of their block suffer
     larger errors.
-
-    Mean absolute errors at 4 bits in random blocks of 64 heavy-tailed values.
     """
     rng, own, others = np.random.default_rng(1), [], []
     for block in rng.standard_t(3, size=(2000, 64)):

@@ -174,8 +174,6 @@ def score_without_recurrence() -> Finding:
 def code_changes_the_order() -> Finding:
     """H1 in the authors' code, 2σ(−1 − Δ/MRI), puts some entries into another order than the
     printed 2σ(−Δ/MRI), but never two of equal MRI.
-
-    Both with the code's H2; all pairs of MRI and Δ up to 12, smallest first.
     """
     paper, code = importance, official_importance
     pairs = [(a, b) for a, b in product(histories(12), repeat=2) if paper(*a) > paper(*b)]
@@ -229,9 +227,6 @@ def _better_half(scores: Sequence[float]) -> set[int]:
 def recurring_tokens_are_retained() -> Finding:
     """Entries whose time since the latest activation exceeds their MRI are evicted first, those
     with Δ < MRI are retained: by Eq. 2 no entry with Δ < MRI scores below an entry with Δ > MRI.
-
-    All pairs with MRI from 2, below which the printed H2 has no value, to 10 and Δ up to 10,
-    smallest first.
     """
     found, code = _overtaken(printed_importance), _overtaken(importance)
     if not found:
@@ -270,8 +265,6 @@ PATTERNS = [
 def recursion_tracks_the_longest_gap() -> Finding:
     """MRI ← max(MRI, TS_t − TS_{t−1}) gives the longest wait between one activation and the next,
     and TS is the step of the latest one.
-
-    Every pattern of activations of up to ten steps; the recursion starts at the first activation.
     """
     for born, active in PATTERNS:
         steps = [step for step, now in enumerate(active, start=born) if now]
@@ -304,9 +297,6 @@ def no_recurrence_means_never_activated() -> Finding:
 def start_of_the_stamp_matters_little() -> Finding:
     """The start of TS matters little: if TS starts at birth, as in RaaS, nine tenths of the kept
     entries stay the same; if the first activation counts for nothing, eight tenths do.
-
-    Embedded model, one problem: the better half of the entries at its end, the last 16 left out;
-    mean over the KV heads.
     """
     shares, prompt = [], prompt_tokens(0)
     for rows in received(MODEL):
@@ -353,8 +343,6 @@ def smaller_threshold_shortens_intervals() -> Finding:
 def limits_of_the_threshold() -> Finding:
     """With α = 0 every entry is active at every step: MRI = 1 and Δ = 0 for all, so all scores are
     equal. With α > 1 no entry ever is: MRI = 0 for all.
-
-    Tracked over the attention of the embedded model, every entry of every KV head of one problem.
     """
     prompt, last = prompt_tokens(0), _generated(0)
     for rows in received(MODEL):
@@ -539,8 +527,6 @@ def sizes(
 def cache_stays_within_budget_and_window() -> Finding:
     """If eviction happens every W steps when the size exceeds B, as §4 says, the cache holds at
     most max(prompt, B) + W entries, and B after each eviction.
-
-    Every prompt, budget and window up to ten, 5 W steps.
     """
     cases = [(n, B, W) for n, B in product(range(1, 11), repeat=2) for W in range(1, B + 1)]
     reached = 0
@@ -555,10 +541,7 @@ def cache_stays_within_budget_and_window() -> Finding:
 
 @PAPER.printed("LE-4b", "Algorithm 1, line 8, and §4", Verdict.REFUTED, "when to evict")
 def printed_condition_holds_the_budget() -> Finding:
-    """Line 8 evicts at t = kW while B ≥ |K|, and the cache keeps to its budget.
-
-    Ten windows, every budget up to 8 and every window up to it, a prompt of B + 1.
-    """
+    """Line 8 evicts at t = kW while B ≥ |K|, and the cache keeps to its budget."""
     cases = [(B, W) for B in range(1, 9) for W in range(1, B + 1)]
     printed, text = (
         {(B, W): sizes(B + 1, B, W, evicts, 10 * W)[-1] for B, W in cases}
@@ -592,8 +575,6 @@ def counted() -> dict[str, Counts]:
 def cache_is_level_beyond_the_budget() -> Finding:
     """Once the budget is reached, the caches of TOVA, H2O and RaaS stay constant; LazyEviction's
     fluctuates a little: by its window.
-
-    Counted in runs of the reference after each token, B = 48 and W = 16, over one window.
     """
     held = {name: (min(counts.held), max(counts.held)) for name, counts in counted().items()}
     level = {"H2O": (48, 48), "TOVA": (48, 48), "RaaS": (48, 48), "LazyEviction": (48, 48 + 15)}
@@ -632,8 +613,6 @@ def heuristic_misses_the_optimum() -> Finding:
 def one_ranking_per_window() -> Finding:
     """Over W steps LazyEviction ranks its entries once, H2O, TOVA and RaaS W times; all but TOVA,
     which keeps no state, update W·B scores.
-
-    Counted in runs of the reference over one window, B = 48 and W = 16.
     """
     B, W = 48, 16
     runs = {name: (c.rankings, c.updated) for name, c in counted().items()}
@@ -648,8 +627,6 @@ def one_ranking_per_window() -> Finding:
 def eviction_of_one_entry_needs_no_sort() -> Finding:
     """A method that evicts one entry per step needs no ranking of B log B: B − 1 comparisons find
     the entry. So the baselines cost O(WB) over a window, as LazyEviction's updates alone do.
-
-    Comparisons counted while the smallest of B random scores is found and while all are sorted.
     """
     holds, shown = True, []
     for B in (64, 256, 1024):
