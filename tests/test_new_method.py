@@ -105,11 +105,6 @@ def test_every_command_runs_it(command, expected, folder, monkeypatch):
     assert found and all(expected.items() <= row.items() for row in found)
 
 
-def test_it_is_listed():
-    described = json.loads(kvlab("methods", "--json"))["methods"]["looks"]
-    assert described["options"] == {"share": 0.05, "recent": 4}
-
-
 def test_a_sweep_runs_it(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(
