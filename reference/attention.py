@@ -10,11 +10,7 @@ from kvlab.reference.notation import Array
 
 
 def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Float[Array, "G rho m d"]:
-    """Put query head h = g·rho + r under the KV head g that it reads.
-
-    Raises:
-        ValueError: if the number of query heads is no multiple of ``kv_heads``.
-    """
+    """Put query head h = g·rho + r under the KV head g that it reads."""
     H, m, d = heads.shape
     if H % kv_heads:
         raise ValueError(f"query heads = {H} must be a multiple of kv_heads = {kv_heads}")
@@ -41,11 +37,7 @@ def logits(
 def softmax(
     x: Float[Array, "... n"], mask: Bool[Array, "... n"] | None = None
 ) -> Float[Array, "... n"]:
-    """Softmax over the last axis, restricted to the entries where ``mask`` is true.
-
-    Raises:
-        ValueError: if ``x`` holds NaN or infinity, or a row has no entry to attend to.
-    """
+    """Softmax over the last axis, restricted to the entries where ``mask`` is true."""
     if not np.isfinite(x).all():
         raise ValueError("attention logits must be finite, got NaN or infinity")
     if mask is not None:
@@ -70,10 +62,6 @@ def attend(
     mask: Bool[Array, "G _ m n"] | None,
     softcap: float | None = None,
 ) -> tuple[Float[Array, "G rho m d"], Float[Array, "G rho m n"]]:
-    """Return the attention output and the attention probabilities of a block of queries.
-
-    Raises:
-        ValueError: if a logit is not finite, or a query may attend to no entry.
-    """
+    """Return the attention output and the attention probabilities of a block of queries."""
     attention = softmax(logits(queries, keys, softcap), mask)
     return weighted_values(attention, values), attention

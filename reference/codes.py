@@ -55,13 +55,7 @@ class Code(ABC):
 
 
 def scale_to(largest: float, vectors: Float[Array, "G n d"], per_head: bool = False) -> Scale:
-    """Return the scale that makes the largest element of the vectors ``largest``.
-
-    The scale is 1 if all elements are zero.
-
-    Raises:
-        ValueError: if an element is beyond the range of float32.
-    """
+    """Return the scale that makes the largest element ``largest``; 1 if all elements are zero."""
     size = np.abs(vectors).max(axis=(1, 2) if per_head else (0, 1, 2), keepdims=True)
     if not (size <= np.finfo(np.float32).max).all():
         raise ValueError("vectors must be finite and within the range of float32 to be scaled")
@@ -86,11 +80,7 @@ class SmallFloat:
         return 2 - 2 ** (self.exponent_bits - 1)
 
     def encode(self, x: Float[Array, "*shape"]) -> UInt8[Array, "*shape"]:
-        """Round to the nearest number of the format, halves to even.
-
-        Raises:
-            ValueError: if ``x`` holds NaN or infinity.
-        """
+        """Round to the nearest number of the format, halves to even."""
         if not np.isfinite(x).all():
             raise ValueError("x must be finite to be stored as small floats, got NaN or infinity")
         size = np.minimum(np.abs(x), self.largest)

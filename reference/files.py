@@ -80,12 +80,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
 
 
 def import_file(file: Path, name: str) -> ModuleType:
-    """Import a Python file as the module ``name``; its own directory can be imported from.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is no Python file, or fails.
-    """
+    """Import a Python file as the module ``name``; its own directory can be imported from."""
     if not file.is_file():
         raise FileNotFoundError(f"file = {file} does not exist")
     specification = importlib.util.spec_from_file_location(name, file)

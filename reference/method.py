@@ -224,11 +224,7 @@ def refuse_budget(name: str, budget: int | None) -> None:
 
 
 def field_docstrings(kind: type) -> dict[str, str]:
-    """Return what stands below the fields of a dataclass, inherited ones included, by name.
-
-    Raises:
-        OSError: if its source code is not available.
-    """
+    """Return what stands below the fields of a dataclass, inherited ones included, by name."""
     found = {}
     for each in reversed(kind.__mro__):
         if is_dataclass(each):

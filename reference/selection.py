@@ -44,12 +44,7 @@ def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
 def keep_set(
     scores: Float[Array, "G n"], safe: Bool[Array, "G n"], room: int
 ) -> Int[Array, "G kept"]:
-    """Return the indices that stay, ascending: the safe entries and the ``room`` best of the rest.
-
-    Raises:
-        ValueError: if a score that has to be compared is NaN, or the heads differ in the number of
-            safe entries.
-    """
+    """Return the indices that stay, ascending: the safe entries and the ``room`` best others."""
     if np.isnan(scores[~safe]).any():
         raise ValueError("scores must not be NaN")
     safe_counts = safe.sum(axis=-1)

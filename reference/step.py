@@ -92,11 +92,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
 
 
 def look(policy: Policy, cache: LayerCache, block: Block) -> Look:
-    """Append a block, attend, observe, encode and, if due, select.
-
-    Raises:
-        ValueError: see `step`.
-    """
+    """Append a block, attend, observe, encode and, if due, select."""
     _check_block(cache, block)
     cache = cache.append(block.keys, block.values, block.clock.positions, policy.score.columns)
     output, seen = _observe_attention(policy, cache, block)
@@ -108,13 +104,7 @@ def look(policy: Policy, cache: LayerCache, block: Block) -> Look:
 
 
 def apply(policy: Policy, looked: Look, keep: KeepSet) -> StepResult:
-    """Store and compact, so that the entries of ``keep`` stay, and those that the precision adds.
-
-    Args:
-        policy: the policy.
-        looked: what `look` returned for a step that is due.
-        keep: the policy's own decision, or another keep set from which to go on.
-    """
+    """Store and compact: the entries of ``keep`` stay, and those that the precision adds."""
     output, seen = looked.output, looked.seen
     cache, keep = policy.precision.store(looked.cache, seen, keep)
     if policy.evict_before_attend:
@@ -176,13 +166,7 @@ def attend_survivors(seen: Observation, keep: KeepSet) -> Float[Array, "G rho m 
 
 
 def check_state(score: Score, state: State | None, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless a score returned each of its columns, with a row for every entry.
-
-    Args:
-        score: the score that has observed a block.
-        state: what it remembers now; None, which is refused, where it forgot to return it.
-        shape: KV heads and entries.
-    """
+    """Raise ValueError unless a score returned each of its columns, with a row for every entry."""
     name, declared = type(score).__name__, sorted(score.columns)
     if not isinstance(state, State):
         raise ValueError(f"{name}.observe returned {state!r}: it must return a State")

@@ -69,13 +69,7 @@ class Stream:
 
 
 def block_lengths(prompt: int, generated: int, size: int | None = None) -> tuple[int, ...]:
-    """Return the length of each block: first blocks of the prompt, then single generated tokens.
-
-    Args:
-        prompt: tokens of the prompt.
-        generated: tokens after it.
-        size: tokens per block of the prompt; None for the whole prompt at once.
-    """
+    """Return each block's length: the prompt's, of ``size`` or in one, then generated tokens."""
     size = size or max(1, prompt)
     lengths = (min(size, prompt - first) for first in range(0, prompt, size))
     return (*lengths, *[1] * generated)

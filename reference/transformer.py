@@ -62,21 +62,12 @@ class ModelConfig:
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelConfig":
-        """Read ``config.json``.
-
-        Raises:
-            FileNotFoundError: if there is none.
-            ValueError: if it is corrupt or not supported.
-        """
+        """Read ``config.json``."""
         return cls.from_dict(read_json(Path(directory) / "config.json"))
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """Read a Hugging Face configuration.
-
-        Raises:
-            ValueError: if an entry is missing or asks for something that is not supported.
-        """
+        """Read a Hugging Face configuration."""
         kind = config.get("model_type")
         if kind not in MODEL_TYPES:
             raise ValueError(f"model_type = {kind!r} must be one of {', '.join(MODEL_TYPES)}")
@@ -276,12 +267,7 @@ def turn(vectors: Float[Array, "*batch d"], rotation: Rotation) -> Float[Array, 
 
 
 def end_of_text(directory: str | Path) -> int | None:
-    """Return the token that ends a model's texts, the first if there are several.
-
-    Raises:
-        FileNotFoundError: if there is no ``config.json``.
-        ValueError: if it is corrupt.
-    """
+    """Return the token that ends a model's texts, the first if there are several."""
     found = read_json(Path(directory) / "config.json").get("eos_token_id")
     every = found if isinstance(found, list) else [found]
     return every[0] if every else None
@@ -303,12 +289,7 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds a JSON object.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if it holds something else.
-    """
+    """Read a file that holds a JSON object."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
     try:

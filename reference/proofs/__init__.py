@@ -48,22 +48,14 @@ class Result:
 
 
 def paper(name: str) -> Paper:
-    """Return a paper with its claims.
-
-    Raises:
-        ValueError: if the paper is not one of `PAPERS`.
-    """
+    """Return a paper with its claims."""
     if name not in PAPERS:
         raise ValueError(f"paper = {name!r} must be one of {', '.join(PAPERS)}")
     return importlib.import_module(f"kvlab.reference.proofs.{name}").PAPER
 
 
 def claims(paper_name: str | None = None, tags: Sequence[str] | None = None) -> list[Claim]:
-    """Return the claims of one paper, or of all, or those with the given tags.
-
-    Raises:
-        ValueError: if the paper is not one of `PAPERS`, or none of its claims has a tag.
-    """
+    """Return the claims of one paper, or of all, or those with the given tags."""
     names = PAPERS if paper_name is None else (paper_name,)
     found = [claim for name in names for claim in paper(name).claims]
     known = [claim.tag for claim in found]
@@ -87,12 +79,7 @@ def count(claims: Sequence[Claim]) -> str:
 
 
 def prove(chosen: Sequence[Claim], workers: int = 1) -> Iterator[Result]:
-    """Check claims, in the order in which the checks end.
-
-    Args:
-        chosen: see `claims`.
-        workers: processes.
-    """
+    """Check claims by so many processes, in the order in which the checks end."""
     with ProcessPoolExecutor(workers) as pool:
         running = {
             pool.submit(_timed, claim.paper, paper(claim.paper).claims.index(claim)): claim

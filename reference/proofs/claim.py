@@ -80,14 +80,9 @@ def measured(holds: bool | np.bool, evidence: str, **figures: Any) -> Finding:
 def tabulated(
     contradictions: Sequence[str], total: int, what: str, reading: str = "", confirmed: bool = True
 ) -> Finding:
-    """Judge a statement by the paper's own figures.
+    """Judge a statement by the paper's own figures, of which ``total`` were looked at.
 
-    Args:
-        contradictions: the figures that contradict the statement, in words.
-        total: figures or sentences that were looked at.
-        what: what the agreeing ones are and do, such as "averages are the mean of their row".
-        reading: what is true instead.
-        confirmed: whether the figures agree with the reading.
+    ``what`` is what the agreeing ones are and do, such as "averages are the mean of their row".
     """
     evidence = f"the paper's own figures: {total - len(contradictions)} of {total} {what}"
     if contradictions:

@@ -76,13 +76,7 @@ class Counting(Around):
 
 
 def count_window(spec: str, budget: int, window: int) -> Counts:
-    """Count over ``window`` generated tokens, once the cache is full.
-
-    Args:
-        spec: registry syntax.
-        budget: entries per head.
-        window: tokens; the method's own period divides it.
-    """
+    """Count over ``window`` tokens once the cache is full; the method's own period divides it."""
     counts, policy = Counts(), methods.get(spec, budget)
     policy = replace(policy, score=Counting(policy.score, counts))
     tokens = (budget // window + 3) * window

@@ -42,13 +42,7 @@ def output_without(
 def random_caches(
     seed: int, number: int, entries: tuple[int, int]
 ) -> Iterator[tuple[Float[Array, " n"], Float[Array, "n d"]]]:
-    """Logits and values of random caches of up to 8 channels.
-
-    Args:
-        seed: seed of everything random.
-        number: caches.
-        entries: the fewest, and one more than the most.
-    """
+    """Logits and values of random caches of up to 8 channels; ``entries`` excludes its end."""
     rng = np.random.default_rng(seed)
     for _ in range(number):
         n, d = int(rng.integers(*entries)), int(rng.integers(1, 9))
@@ -72,10 +66,7 @@ def exact_error(weights: Sequence[int], values: Sequence[int], evicted: Sequence
 def identity(claimed: Expr, actual: Expr, scope: str) -> Finding:
     """Prove that two formulas are equal, or find small numbers for which they are not.
 
-    Args:
-        claimed: the statement's formula.
-        actual: the same quantity from its definition.
-        scope: what the symbols stand for, and why that covers every size.
+    ``scope`` says what the symbols stand for, and why that covers every size.
     """
     symbols: list[Any] = sorted((claimed - actual).free_symbols, key=str)
     for numbers in islice(product(SMALL, repeat=len(symbols)), MOST_TRIED):

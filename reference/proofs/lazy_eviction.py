@@ -80,10 +80,7 @@ Start = Literal["step before birth", "birth", "first activation"]
 def track(active: Sequence[bool], born: int, start: Start = "step before birth") -> tuple[int, int]:
     """Eq. 1, step by step: TS and MRI after the steps ``born``, ``born + 1``, …
 
-    Args:
-        active: whether the entry is activated at each of these steps.
-        born: the entry's first step.
-        start: what TS is before the first activation; the paper does not say.
+    The paper does not say what TS is before the first activation: ``start`` does.
     """
     started = start != "first activation"
     stamp, interval = born if start == "birth" else born - 1, 0
@@ -454,10 +451,7 @@ def missing_before(
     """Return which share of the activated entries was in the worse half ``gap`` steps before: by
     the attention of that step, and by the sum up to then.
 
-    Args:
-        heads: attention of each KV head, and the tokens of its prompt; every eighth step after
-            these is looked at.
-        gap: steps.
+    Of each KV head, with the tokens of its prompt, every eighth step after these is looked at.
     """
     activated, missing = 0, np.zeros(2)
     for rows, prompt in heads:

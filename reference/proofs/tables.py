@@ -51,11 +51,7 @@ class Relations:
     """The sentence that these relations are about."""
 
     def judge(self, tables: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-        """Yield, for each relation and row, whether it is as claimed, and the figures in words.
-
-        Raises:
-            ValueError: if a path names no figure.
-        """
+        """Yield, for each relation and row, whether it is as claimed, and the figures in words."""
         rows = [row for path in self.rows for row in _found(tables, path)]
         for name, row in rows or [("", {})]:
             named = _by_name(row, self.columns)
@@ -69,12 +65,7 @@ class Relations:
 
 
 def table_claims(paper: str, text: str | None = None) -> list[Claim]:
-    """Return a paper's claims about its tables.
-
-    Args:
-        paper: the method's name in the registry.
-        text: what to read instead of the file.
-    """
+    """Return a paper's claims about its tables; ``text`` is read instead of the file."""
     return [
         Claim(
             paper,

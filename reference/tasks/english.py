@@ -24,15 +24,7 @@ def novel() -> str:
 
 
 def passage(rng: np.random.Generator, words: int) -> str:
-    """Cut whole sentences out of the novel, from a sentence that is drawn at random.
-
-    Args:
-        rng: draws the place.
-        words: words of the passage, rounded up to the end of a sentence.
-
-    Raises:
-        ValueError: if the novel is shorter, or ``words`` is below 1.
-    """
+    """Draw a place of the novel and cut sentences out from there, of so many words, rounded up."""
     sentences = novel_sentences()
     lengths = np.array([len(sentence.split()) for sentence in sentences])
     check_between(1, int(lengths.sum()) - 1, words=words)

@@ -61,11 +61,7 @@ _DRILLED = np.exp(-0.3 * np.arange(10)) / np.exp(-0.3 * np.arange(10)).sum()
 
 @dataclass(frozen=True)
 class Size:
-    """How large problems are.
-
-    Raises:
-        ValueError: if a number is out of range.
-    """
+    """How large problems are."""
 
     groups: int = 1
     """Groups of registers; a program has ten lines for each, less the one that would be ``L0``."""
@@ -184,16 +180,7 @@ def grade(problem: Problem, text: str) -> Grade:
 
 
 def held_out(count: int, seed: int = 0, size: Size = SIZES[600]) -> list[Problem]:
-    """Return evaluation problems, which training never draws.
-
-    Args:
-        count: number of problems.
-        seed: seed of the draw; the first problems are the same for every ``count``.
-        size: size of every problem.
-
-    Raises:
-        ValueError: if ``count`` or ``seed`` is negative, or runs of this size are too rare to draw.
-    """
+    """Return problems that training never draws; the first are the same for every ``count``."""
     check_at_least(0, count=count, seed=seed)
     drawn = draw(np.random.default_rng(seed), size)
     return list(islice(filter(is_held_out, drawn), count))
@@ -210,11 +197,7 @@ def is_held_out(problem: Problem) -> bool:
 
 
 def draw(rng: np.random.Generator, size: Size) -> Iterator[Problem]:
-    """Yield random programs whose runs have a length inside the size's range, without end.
-
-    Raises:
-        ValueError: if such runs are too rare to draw.
-    """
+    """Yield random programs whose runs have a length inside the size's range, without end."""
     without = 0
     while without < _MOST_DRAWS:
         found = _draw_many(rng, size)
@@ -262,13 +245,7 @@ def _lengths(
 
 
 def run(registers: Sequence[tuple[int, int]], lines: Sequence[Line], start: int) -> Problem:
-    """Run a program until it halts; one that never halts runs for ever.
-
-    Args:
-        registers: number of the name and first value of each.
-        lines: lines of the program.
-        start: label of the line that runs first.
-    """
+    """Run a program until it halts; one that never halts runs for ever."""
     values, line_of = dict(registers), {line.label: line for line in lines}
     steps, label = [], start
     while label != HALT:

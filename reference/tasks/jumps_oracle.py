@@ -54,9 +54,7 @@ def next_use(problem: Problem) -> Int[Array, "t t"]:
 def least_memory(problem: Problem, recent: int = STEP) -> int:
     """Return the most entries that are needed at once while the run is written.
 
-    Args:
-        problem: to solve.
-        recent: newest entries that stay; the running step has to be among them.
+    Of the ``recent`` newest entries, which stay, the running step has to be a part.
     """
     position = np.arange(problem.tokens)
     age = position[:, None] - position

@@ -86,14 +86,7 @@ class Problem:
 def haystacks(count: int, seed: int, words: int, needles: int) -> list[Problem]:
     """Hide needles in passages of the novel, each at another depth, and ask for every one.
 
-    Args:
-        count: number of problems; the first problems are the same for every ``count``.
-        seed: seed of the draw.
-        words: words of each passage.
-        needles: hidden in each passage; so many problems share a text.
-
-    Raises:
-        ValueError: if a number is not allowed.
+    So many problems share a passage; the first problems are the same for every ``count``.
     """
     _check(count, seed, needles=needles)
     problems: list[Problem] = []
@@ -109,16 +102,8 @@ def haystacks(count: int, seed: int, words: int, needles: int) -> list[Problem]:
 def readings(count: int, seed: int, words: int, facts: int) -> list[Problem]:
     """Hide facts in passages of the novel, and ask for all facts of a passage at once.
 
-    To continue a right beginning, the model has to go back to another place of the text.
-
-    Args:
-        count: number of problems; the first problems are the same for every ``count``.
-        seed: seed of the draw.
-        words: words of each passage.
-        facts: hidden in each passage.
-
-    Raises:
-        ValueError: if a number is not allowed.
+    To continue a right beginning, the model has to go back to another place of the text. The first
+    problems are the same for every ``count``.
     """
     _check(count, seed, facts=facts)
     problems = []
@@ -163,13 +148,7 @@ def numbers_found(problem: Problem, text: str) -> list[bool]:
 def hide(hay: str, sentence: str, depth: float) -> str:
     """Put a sentence between two sentences of a text, as near to a depth as their ends allow.
 
-    Args:
-        hay: the text.
-        sentence: what to hide.
-        depth: share of the text that comes before, 0 to 1.
-
-    Raises:
-        ValueError: if ``depth`` is not between 0 and 1.
+    Depth is the share of the text that comes before, 0 to 1.
     """
     check_share(depth=depth)
     inside = (found.end() for found in re.finditer(r"[.!?](?=\s)", hay))

@@ -63,15 +63,9 @@ def vocabulary() -> tuple[str, ...]:
 
 
 def held_out(count: int, seed: int = 0, variables: int | None = None) -> list[Problem]:
-    """Return evaluation problems; training never draws from these random streams.
+    """Return problems that training never draws; the first are the same for every ``count``.
 
-    Args:
-        count: number of problems.
-        seed: seed of the draw; the first problems are the same for every ``count``.
-        variables: variables of every problem; None: drawn from `HELD_OUT_VARIABLES`.
-
-    Raises:
-        ValueError: if ``count`` or ``seed`` is negative, or there cannot be so many variables.
+    Without ``variables``, their number is drawn from `HELD_OUT_VARIABLES`.
     """
     check_at_least(0, count=count, seed=seed)
     rng = np.random.default_rng([_HELD_OUT, seed])
@@ -87,11 +81,7 @@ def training_stream(seed: int) -> np.random.Generator:
 
 
 def chain(rng: np.random.Generator, variables: int, facts: int) -> Problem:
-    """Draw a problem with ``variables`` variables of which ``facts`` are stated.
-
-    Raises:
-        ValueError: unless 1 ≤ facts < variables ≤ 26.
-    """
+    """Draw a problem with ``variables`` variables of which ``facts`` are stated."""
     if not 1 <= facts < variables <= MAX_VARIABLES:
         raise ValueError(
             f"facts = {facts} and variables = {variables} must satisfy "
