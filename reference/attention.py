@@ -3,10 +3,15 @@
 Axes are those of `kvlab.reference.notation`.
 """
 
+from typing import Literal
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from kvlab.reference.checks import check_choice
 from kvlab.reference.notation import Array
+
+GroupReduction = Literal["mean", "max", "sum"]
 
 
 def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Float[Array, "G rho m d"]:
@@ -15,6 +20,13 @@ def group_heads(heads: Float[Array, "H m d"], kv_heads: int) -> Float[Array, "G 
     if H % kv_heads:
         raise ValueError(f"query heads = {H} must be a multiple of kv_heads = {kv_heads}")
     return heads.reshape(kv_heads, H // kv_heads, m, d)
+
+
+def reduce_group(x: Float[Array, "G rho ..."], how: GroupReduction) -> Float[Array, "G ..."]:
+    """Reduce over the query heads that share a KV head."""
+    reductions = {"mean": np.mean, "max": np.max, "sum": np.sum}
+    check_choice(reductions, reduce=how)
+    return reductions[how](x, axis=1)
 
 
 def visible(

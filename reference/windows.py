@@ -1,4 +1,4 @@
-"""Parts that several scores share: last queries, attention of a window, pooling, head reduction."""
+"""Parts that several scores share: last queries, attention of a window, pooling."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -12,15 +12,7 @@ from kvlab.reference.checks import check_choice, check_kernel
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
 
-GroupReduction = Literal["mean", "max", "sum"]
 Border = Literal["zero", "shrink"]
-
-
-def reduce_group(x: Float[Array, "G rho ..."], how: GroupReduction) -> Float[Array, "G ..."]:
-    """Reduce over the query heads that share a KV head."""
-    reductions = {"mean": np.mean, "max": np.max, "sum": np.sum}
-    check_choice(reductions, reduce=how)
-    return reductions[how](x, axis=1)
 
 
 def remember_queries(state: State, seen: Observation, size: int) -> State:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvlab.reference.windows import GroupReduction
+from kvlab.reference.attention import GroupReduction
 
 Reduction = GroupReduction | Literal["none", "skip"]
 """How the query heads of a KV head are joined; ``none`` keeps them apart, ``skip`` drops them."""

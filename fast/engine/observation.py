@@ -31,7 +31,7 @@ from kvlab.fast.kernels.decode import RecurrenceCounters, decode_attention
 from kvlab.fast.kernels.mixed_precision import attend_to_tables
 from kvlab.fast.kernels.prefill import attend_block, received_attention
 from kvlab.reference import policy as reference
-from kvlab.reference.windows import GroupReduction
+from kvlab.reference.attention import GroupReduction
 
 MOST_WEIGHTS = 2**24
 """Attention probabilities of one layer that are in memory at once: 64 MiB in float32."""

@@ -9,12 +9,12 @@ Equations (numbered here; the score is Eq. 4 of AhaKV and the h of CAOTE's Eq. 2
 
 from dataclasses import dataclass
 
+from kvlab.reference.attention import GroupReduction, reduce_group
 from kvlab.reference.cache import Column, State
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Marks, Scores
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Edges, Entries, EveryBlock, Needs, Policy, Score
-from kvlab.reference.windows import GroupReduction, reduce_group
 
 
 @dataclass(frozen=True)

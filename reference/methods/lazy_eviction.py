@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
+from kvlab.reference.attention import GroupReduction, reduce_group
 from kvlab.reference.cache import Column, State
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Edges, Entries, EveryDecode, Needs, Policy, Score
-from kvlab.reference.windows import GroupReduction, reduce_group
 
 Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]
 StampStart = Literal["before_birth", "birth", "first_activation"]
