@@ -121,11 +121,12 @@ def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
         ValueError: if a number is not allowed.
     """
     problem = jumps.held_out(number + 1, size=SIZES[250])[number]
-
-    def solved(text: str) -> bool:
-        return jumps.grade(problem, text).solution_correct
-
-    return text_source(problem.prompt, embedded_directory("jumps"), max_new_tokens, solved)
+    return text_source(
+        problem.prompt,
+        embedded_directory("jumps"),
+        max_new_tokens,
+        lambda text: jumps.grade(problem, text).solution_correct,
+    )
 
 
 def needle_source(directory: Path, number: int = 0, max_new_tokens: int = 128) -> Source:
@@ -135,10 +136,7 @@ def needle_source(directory: Path, number: int = 0, max_new_tokens: int = 128) -
     """
     problem = needle.haystacks(NEEDLES * (number + 1), 0, WORDS, NEEDLES)[NEEDLES * number]
     tokens = len(load_tokenizer(directory).encode(problem.solution).ids)
-
-    def found(text: str) -> bool:
-        return needle.is_found(problem, text)
-
+    found = partial(needle.is_found, problem)
     return text_source(problem.prompt, directory, min(tokens, max_new_tokens), found)
 
 

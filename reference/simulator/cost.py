@@ -229,7 +229,7 @@ class Plan:
         ranked, several = held.ranked[written], n - kept > 1
         sizes = Sizes(n, self.shape.group, self.shape.head_dim, self.prompt)
         work = {
-            "observe": (n > 0, observing(score, sizes)),
+            "observe": (n > 0, _observing(score, sizes)),
             "score": (ranked, score.work(sizes)),
             "select": (ranked, selecting(sizes, kept != n - 1)),
             "move": (several, _moving(score, sizes, kept)),
@@ -245,11 +245,8 @@ class Plan:
 # --- work of a policy besides its score ----------------------------------------------------------
 
 
-def observing(score: Score, sizes: Sizes) -> Work:
-    """Return the work of updating a score's columns after one token.
-
-    A score that has columns reads the token's probabilities, and reads and writes the columns.
-    """
+def _observing(score: Score, sizes: Sizes) -> Work:
+    """A score that has columns reads a token's probabilities, and reads and writes the columns."""
     if not score.columns:
         return Work()
     numbers = sizes.n * (sizes.rho + 2 * len(score.columns))

@@ -65,9 +65,6 @@ def oracle_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     """Return the mass that the best keep sets of each size hold.
 
     Takes memory of t² and time of t³: about a second for 1,000 tokens and one head.
-
-    Raises:
-        ValueError: if a budget is below 1.
     """
     G, t, _ = layer.keys.shape
     attention = layer.full_attention(0, t).attention.mean(axis=1)
@@ -85,11 +82,7 @@ def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
 
     After every token that brings the cache to B + 1 entries, each of them leaves with the same
     probability; of a prompt longer than B, B entries drawn at random stay.
-
-    Raises:
-        ValueError: if a budget is below 1.
     """
-    check_at_least(1, budget=min(budgets))
     G, t, _ = layer.keys.shape
     masses = np.ones((len(budgets), G, t))
     for first, last in layer.stretches():
@@ -117,11 +110,7 @@ def bound_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"
     at most that of itself and the B largest others. The bound asks more than any policy can do: it
     may choose anew for every token, and take back what has left. It holds for policies that never
     keep more than B entries after a step; a lagged policy must be compared at its largest size.
-
-    Raises:
-        ValueError: if a budget is below 1.
     """
-    check_at_least(1, budget=min(budgets))
     t = layer.keys.shape[1]
     bounds = np.ones((len(budgets), len(layer.keys), t))
     for first, last in layer.stretches():

@@ -196,27 +196,11 @@ Draw = Callable[[int, int], Sequence[Any]]
 """Draws so many problems with a seed; each has a prompt and a solution, as text."""
 
 
-def recurrence(
-    directory: Path,
-    problems: int,
-    seed: int,
-    threshold: float,
-    draw: Draw = reasoning.held_out,
-) -> dict[str, Any]:
-    """Let the model solve held-out problems with the full cache and sum up every entry's MRI.
-
-    Args and errors are those of `intervals`.
-
-    Returns:
-        Counts, ``share_recurring`` of the entries (MRI > 1), and ``quantiles`` of the MRI of the
-        entries that were activated at all.
-    """
-    longest = intervals(directory, problems, seed, threshold, draw)
+def recurrence(longest: Int[Array, " entries"]) -> dict[str, Any]:
+    """Sum up the MRI of entries; the quantiles are those of the entries that were activated."""
     activated = longest[longest > 0]
     levels = (0.5, 0.8, 0.9, 0.99)
     return {
-        "problems": problems,
-        "threshold": threshold,
         "entries": len(longest),
         "share_recurring": float((longest > 1).mean()),
         "quantiles": {f"{100 * x:.0f} %": float(np.quantile(activated, x)) for x in levels},

@@ -154,17 +154,11 @@ def write(timeline: Timeline) -> str:
 
 def _run(run: Run) -> dict[str, Any]:
     places = [(layer, head) for layer in range(len(run.layers)) for head in range(run.kv_heads)]
+    plain = ("method", "budget", "prompt", "texts", "solved", "layers", "kv_heads", "states")
     return {
-        "method": run.method,
-        "budget": run.budget,
-        "prompt": run.prompt,
-        "texts": list(run.texts),
-        "solved": run.solved,
-        "layers": list(run.layers),
-        "kv_heads": run.kv_heads,
+        **{name: getattr(run, name) for name in plain},
         "steps": _pack(run.steps),
         "decisions": _pack(run.decisions.astype(np.int64)),
-        "states": [list(bits) for bits in run.states],
         "heads": [_head(run, layer, head) for layer, head in places],
         "snapshots": _pack(np.array(sorted({each.step for each in run.snapshots}), np.int64)),
     }

@@ -89,7 +89,7 @@ class Metadata:
         whole = all(type(layer) is int and layer >= 0 for layer in layers)
         bound = isinstance(cap, int | float) and 0 < cap < float("inf")
         allowed = {
-            "version": (type(self.version) is int and self.version == VERSION, str(VERSION)),
+            "version": (self.version == VERSION, str(VERSION)),
             "model": (isinstance(self.model, str), "a string"),
             "layers": (whole and layers == sorted(set(layers)), "ascending layer numbers"),
             "softcap": (cap is None or bound, "null, or a number above 0 and finite"),
@@ -141,16 +141,7 @@ def join_blocks(
 ) -> Trace:
     """Return the trace of a generation whose layers were handed these blocks, from token 0 on.
 
-    Args:
-        blocks: by the number of the layer; all layers read the same tokens.
-        tokens: ids of prompt and answer; a token that the model never read is left out.
-        prompt: how many of them are the prompt.
-        confidence: confidence of the tokens that the model read.
-        model: name of the model.
-        softcap: bound of the model's logits.
-
-    Raises:
-        ValueError: if a vector is not finite.
+    Blocks are by the number of the layer. A token that the model never read is left out.
     """
     layers = tuple(sorted(blocks))
     queries, keys, values = (

@@ -179,11 +179,9 @@ def needles(
     return workload("needles", logits, prompt, seed, needles=places)
 
 
-def exchangeable(
-    tokens: int = 384, prompt: int = 320, deviation: float = 1.0, seed: int = 0
-) -> Workload:
+def exchangeable(tokens: int = 384, prompt: int = 320, seed: int = 0) -> Workload:
     """Independent Gaussian logits: no entry is more important than another (AhaKV's assumption)."""
-    logits = deviation * np.random.default_rng(seed).normal(size=(tokens, tokens))
+    logits = np.random.default_rng(seed).normal(size=(tokens, tokens))
     return workload("exchangeable", logits, prompt, seed)
 
 
@@ -225,23 +223,17 @@ def equal_distances(tokens: int = 128, prompt: int = 64, seed: int = 0) -> Workl
     return workload("equal_distances", logits, prompt, seed, values=values)
 
 
-def key_outliers(
-    tokens: int = 384,
-    prompt: int = 64,
-    share: float = 0.25,
-    size: float = 60.0,
-    seed: int = 0,
-) -> Workload:
-    """Keys of which some hold outliers, independently of how important they are (DesireKV Fig. 3).
+def key_outliers(tokens: int = 384, prompt: int = 64, seed: int = 0) -> Workload:
+    """Keys of which a quarter holds outliers, whatever their importance (DesireKV Fig. 3).
 
-    Outliers lie in channels that no query reads, so that they do not change the logits.
+    Outliers are ±60 and lie in channels that no query reads, so that they do not change the logits.
 
     Facts: ``outliers`` (keys that have some) and ``importance`` (logit of each entry).
     """
     rng = np.random.default_rng(seed)
     importance = rng.normal(size=tokens)
     chosen: Bool[Array, " t"] = np.zeros(tokens, dtype=bool)
-    chosen[rng.permutation(tokens)[: round(share * tokens)]] = True
+    chosen[rng.permutation(tokens)[: round(tokens / 4)]] = True
     logits = importance + 0.3 * rng.normal(size=(tokens, tokens))
     plain = workload("key_outliers", logits, prompt, seed)
     keys, queries = plain.trace.keys.copy(), plain.trace.queries.copy()
@@ -249,7 +241,7 @@ def key_outliers(
     wanted = queries[0, 0, 0] @ keys[0, 0].T
     queries[..., unread] = 0.0
     keys[..., unread] = 0.0
-    keys[0, 0][np.ix_(chosen, unread)] = size * rng.choice([-1.0, 1.0], (chosen.sum(), len(unread)))
+    keys[0, 0][np.ix_(chosen, unread)] = rng.choice([-60.0, 60.0], (chosen.sum(), len(unread)))
     readable = np.delete(np.arange(tokens), unread)
     closest = np.linalg.lstsq(keys[0, 0][:, readable], wanted.T, rcond=None)[0]
     queries[0, 0, 0][:, readable] = closest.T

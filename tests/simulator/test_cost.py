@@ -5,7 +5,6 @@ from math import prod
 
 import numpy as np
 import pytest
-from shapes import shapes_checked
 from tolerances import DECIMALS, FLOAT64
 
 from kvlab.reference import methods
@@ -59,13 +58,10 @@ def test_the_embedded_model_is_counted_right():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "must hold a JSON object"),
         ("{", "is not valid JSON"),
         ('{"model_type": "llama"}', "config.json lacks 'num_attention_heads'"),
         ('{"model_type": "llama", "num_attention_heads": 0}', "is no dense decoder that attends"),
-        ('{"model_type": "llama", "num_attention_heads": "8"}', "is no dense decoder that attends"),
         ('{"model_type": "mixtral"}', "model_type = 'mixtral' must be one of llama, mistral"),
-        ('{"text_config": null}', "model_type = None must be one of"),
         ('{"model_type": "mistral", "sliding_window": 4096}', "sliding_window = 4096 must be"),
     ],
 )
@@ -156,20 +152,6 @@ def test_the_host_bounds_a_step_from_below():
     slow_host = plan(runtime=replace(PLAIN, host=1.0))
     launches = sum(kernel.launches[0] for kernel in slow_host.kernels.values())
     assert slow_host.step_seconds[0] == launches == 32 * 9 + 1
-
-
-def test_fewer_bits_are_fewer_bytes_to_read():
-    full, kivi = plan(generated=4000), plan("kivi@residual=32", generated=4000)
-    with shapes_checked(False):
-        bytes_of = [each.kernels["attention"].bytes[-1] for each in (full, kivi)]
-    assert bytes_of[1] / bytes_of[0] == pytest.approx((4 + 1) / 16, rel=0.05)
-
-
-def test_what_a_lagged_policy_saves():
-    per_step, lagged = (plan(spec, 128) for spec in ("raas@pin_prompt=false", "lazy_eviction"))
-    assert 0 < lagged.eviction_share < per_step.eviction_share < 0.5
-    assert lagged.kernels["select"].launches.sum() < per_step.kernels["select"].launches.sum() / 20
-    assert "move" not in per_step.kernels
 
 
 def test_quantising_is_work():

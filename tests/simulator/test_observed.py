@@ -17,7 +17,6 @@ from kvlab.reference.simulator.observed import (
     choice,
     intervals,
     most_recurring,
-    outliers_and_errors,
     quadrants,
 )
 from kvlab.reference.simulator.replay import Layer
@@ -105,15 +104,6 @@ def test_a_layer_is_judged_without_its_recent_tokens():
     assert sum(found.counts.values()) == 50
     attention = layer.full_attention(50, 70).attention[..., :50].mean(axis=(0, 1, 2))
     assert found.importance[25] == pytest.approx(attention[22:29].mean())
-
-
-def test_larger_outliers_cost_more_to_store():
-    keys = np.tile(np.linspace(-1, 1, 32), (1, 3, 1))
-    keys[0, 1, 5], keys[0, 2, 5] = 10, 40
-    scores, errors = outliers_and_errors(keys, 4)
-    assert scores[0, 0] == 0 and (np.diff(scores[0]) > 0).all() and (np.diff(errors[0]) > 0).all()
-    steps = np.ptp(keys, axis=-1) / 15
-    assert (errors <= 0.51 * steps).all() and (errors > 0.05 * steps).all()
 
 
 def test_quadrants_need_two_tokens():

@@ -15,7 +15,7 @@ from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before
 from kvlab.reference.simulator import workloads
-from kvlab.reference.simulator.observed import recurrence
+from kvlab.reference.simulator.observed import intervals, recurrence
 from study import observations, output_errors
 from study.observations import (
     bias_figures,
@@ -38,7 +38,7 @@ def reasoner():
 
 def test_a_text_that_is_read_at_once_shows_what_its_writing_showed(reasoner):
     """The NumPy reference writes the first problem's solution; PyTorch reads it."""
-    expected = recurrence(reasoner_directory(), problems=1, seed=0, threshold=0.01)
+    expected = recurrence(intervals(reasoner_directory(), problems=1, seed=0, threshold=0.01))
     (passage,) = problem_passages(reasoner[1], 1)
     trace = read(reasoner[0], replace(passage, rated=passage.rated[:-1]))
     found = recurrence_figures(trace)

@@ -14,7 +14,8 @@ from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.simulator.observed import recurrence as measure_recurrence
+from kvlab.reference.simulator.observed import intervals
+from kvlab.reference.simulator.observed import recurrence as sum_up
 
 
 class Listed(Json):
@@ -86,7 +87,8 @@ def recurrence(wanted: Measured) -> None:
     name = str(wanted.model or "reasoner")
     draw = find_task(wanted.task or EMBEDDED.get(name, "reasoning")).problems
     directory = Path(model_location(name))
-    found = measure_recurrence(directory, wanted.problems, wanted.seed, wanted.threshold, draw)
+    asked: dict[str, Any] = {"problems": wanted.problems, "threshold": wanted.threshold}
+    found = {**asked, **sum_up(intervals(directory, seed=wanted.seed, draw=draw, **asked))}
     if wanted.json:
         print_json(found)
         return

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from kvlab.fast.lab.sweep.compare import run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.fast.lab.sweep.summary import TaskSummary, summarise
-from kvlab.reference.simulator.observed import recurrence
+from kvlab.reference.simulator.observed import intervals, recurrence
 from kvlab.reference.tasks import jumps, reasoning
 from kvlab.reference.tasks.jumps import Size
 from kvlab.reference.tasks.jumps_oracle import least_memory
@@ -28,7 +28,7 @@ RUNS = ((45, 65), (2, 9), (10, 25), (26, 44), (66, 80), (81, 100))
 SHARE_OF_OTHERS = 3
 """The first size gets all problems, each other size one in so many."""
 BUDGET = "30%"
-RECURRENCE_PROBLEMS, RECURRENCE_THRESHOLD = 40, 0.01
+RECURRENCE: dict[str, Any] = {"problems": 40, "threshold": 0.01}
 
 
 def evaluate_jumps(directory: Path, problems: int, seed: int) -> list[dict[str, Any]]:
@@ -48,14 +48,14 @@ def evaluate_jumps(directory: Path, problems: int, seed: int) -> list[dict[str, 
 def evaluate_reasoner(directory: Path, problems: int, seed: int) -> dict[str, Any]:
     """Return shares solved with intervals, lengths in tokens and the distribution of recurrence."""
     summary = run(directory, "reasoning", ("full", "streaming_llm"), problems, seed, batch=32)
-    recurring = recurrence(directory, RECURRENCE_PROBLEMS, seed, RECURRENCE_THRESHOLD)
+    longest = intervals(directory, seed=seed, **RECURRENCE)
     return {
         "problems": problems,
         "seed": seed,
         "tokens": lengths(reasoning.held_out(problems, seed)),
         "budget": summary.budgets[BUDGET],
         **solved_by_method(summary),
-        "recurrence": recurring,
+        "recurrence": {**RECURRENCE, **recurrence(longest)},
     }
 
 
