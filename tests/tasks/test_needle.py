@@ -98,6 +98,8 @@ def test_a_reading_is_solved_by_its_numbers_in_order():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("needle@depth=6", "unknown option 'depth' of task needle; allowed are words, question"),
+        ("jumps@registers=9", "registers = 9 must be between 2 and 8"),
         ("needle@needles=6", "needles = 6 must be between 1 and 5"),
         ("reading@facts=0", "facts = 0 must be between 1 and 5"),
         ("needle@words=80000", "words = 80000 must be between 1 and"),
