@@ -46,24 +46,6 @@ def test_every_number_of_four_bits():
     np.testing.assert_array_equal(E2M1.encode(E2M1.decode(codes)), codes)
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (0.0, 0x00),
-        (-0.0, 0x80),
-        (-1.0, 0xB8),
-        (1e9, 0x7E),
-        (-465.0, 0xFE),
-        (2.0**-9, 0x01),  # the smallest
-        (2.0**-10, 0x00),  # half of it: to even
-        (17.0, 0x58),  # between 16 and 18: to even
-        (15.6, 0x58),  # the next power of two is nearest
-    ],
-)
-def test_e4m3_by_hand(number, code):
-    assert E4M3.encode(np.array([number])).tolist() == [code]
-
-
 @pytest.mark.parametrize("format", [E4M3, E5M2, E2M1])
 @QUICK
 @given(x=NUMBERS)

@@ -114,16 +114,6 @@ def test_a_budget_needs_scope_all():
     assert len(due[-1].cache) == 16
 
 
-@pytest.mark.parametrize("variant", ["desirekv-i", "desirekv-s", "desirekv-p"])
-def test_ablations_change_what_they_ablate(variant):
-    queries, keys, values = stream(np.random.default_rng(31), 2, 2, 8, 60)
-    options = {"interval": 16, "selector": 2, "group": 8}
-    plain = run(methods.get("desirekv", **options), queries, keys, values, 4)[-1].cache
-    other = run(methods.get(variant, **options), queries, keys, values, 4)[-1].cache
-    same = np.array_equal(plain.positions, other.positions)
-    assert not (same and np.array_equal(plain.keys.bits, other.keys.bits))
-
-
 @pytest.mark.parametrize("scope", ["window", "all"])
 def test_an_event_whose_window_has_left_changes_nothing(scope):
     """Only tokens from 29 on are there; the events of P = 4, R = 2 decide about earlier ones."""
