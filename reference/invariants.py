@@ -24,9 +24,7 @@ ROUNDING = 1e-9
 # --- promises ------------------------------------------------------------------------------------
 
 
-def output_is_dense_attention_without_the_evicted(
-    make: Make, budget: int, stream: Stream, tolerance: float = ROUNDING
-) -> str:
+def output_is_dense_attention_without_the_evicted(make: Make, budget: int, stream: Stream) -> str:
     """The output equals attention over everything seen, the evicted entries masked out."""
     for result in run_stream(make(budget), stream):
         clock = result.seen.clock
@@ -36,7 +34,7 @@ def output_is_dense_attention_without_the_evicted(
             mask[head] &= np.isin(np.arange(last), positions)
         queries = stream.queries[:, :, first:last]
         dense, _ = attend(queries, stream.keys[:, :last], stream.values[:, :last], mask)
-        if (off := np.abs(dense - result.output).max()) > tolerance:
+        if (off := np.abs(dense - result.output).max()) > ROUNDING:
             return f"token {last - 1}: the output is off by {off:.2g}"
     return ""
 
@@ -80,9 +78,7 @@ def whole_length_changes_nothing(make: Make, budget: int, stream: Stream) -> str
     return ""
 
 
-def heads_may_be_reordered(
-    make: Make, budget: int, stream: Stream, tolerance: float = ROUNDING
-) -> str:
+def heads_may_be_reordered(make: Make, budget: int, stream: Stream) -> str:
     """Reordering the KV heads reorders outputs and keep sets, and nothing else."""
     order = np.roll(np.arange(len(stream.keys)), 1)
     turned = run_stream(make(budget), stream.heads(order))
@@ -90,7 +86,7 @@ def heads_may_be_reordered(
         token = one.seen.clock.seen - 1
         if not np.array_equal(one.cache.positions[order], other.cache.positions):
             return f"token {token}: other entries stay"
-        if np.abs(one.output[order] - other.output).max() > tolerance:
+        if np.abs(one.output[order] - other.output).max() > ROUNDING:
             return f"token {token}: other outputs"
     return ""
 

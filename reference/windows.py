@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float
 
 from kvlab.reference.attention import softmax, visible
 from kvlab.reference.cache import State
-from kvlab.reference.checks import check_choice, check_kernel
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
 
@@ -43,8 +42,6 @@ def window_attention(
 
 def mean_pool(x: Float[Array, "... n"], kernel: int, border: Border) -> Float[Array, "... n"]:
     """Average ``kernel`` neighbours; beyond the border lie zeros, or nothing (``shrink``)."""
-    check_kernel(kernel)
-    check_choice(("zero", "shrink"), border=border)
     neighbours = windows_along_last(x, kernel, fill=0.0)
     if border == "zero":
         return neighbours.sum(axis=-1) / kernel
@@ -54,7 +51,6 @@ def mean_pool(x: Float[Array, "... n"], kernel: int, border: Border) -> Float[Ar
 
 def max_pool(x: Float[Array, "... n"], kernel: int) -> Float[Array, "... n"]:
     """Maximum over ``kernel`` neighbours."""
-    check_kernel(kernel)
     return windows_along_last(x, kernel, fill=-np.inf).max(axis=-1)
 
 

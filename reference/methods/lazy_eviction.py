@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from kvlab.reference.attention import GroupReduction, reduce_group
 from kvlab.reference.cache import Column, State
-from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
@@ -36,7 +36,6 @@ def decreasing(form: Form) -> Callable[[Float[Array, "..."]], Float[Array, "..."
         "log": lambda x: 1 / (1 + np.log1p(x)),
         "none": np.zeros_like,
     }
-    check_choice(forms, form=form)
     return forms[form]
 
 

@@ -33,11 +33,7 @@ def mixed(numbers: Any) -> Any:
 
 
 def draws(*coordinates: Any) -> Any:
-    """Return a draw from [0, 1) for every combination of whole numbers.
-
-    Args:
-        coordinates: Python's integers, and arrays or tensors of 64 bits; they broadcast.
-    """
+    """Return a draw from [0, 1) for every combination of numbers, or of arrays of 64 bits."""
     total = 0
     for coordinate in coordinates:
         total = mixed(total + mixed(coordinate + 1))

@@ -56,9 +56,6 @@ def codebook(bits: int, d: int) -> Float[Array, " centroids"]:
 
     Lloyd's iteration on the positive half, over the angle θ of y = sin θ, whose density is
     proportional to cos^(d−2) θ.
-
-    Raises:
-        ValueError: if ``d`` is below 2.
     """
     check_at_least(2, d=d)
     if bits == 0:
@@ -157,11 +154,7 @@ class TurboQuantProd(Code):
 def normalized(
     x: Float[Array, "rows d"],
 ) -> tuple[Float[Array, "rows d"], Float[Array, "rows 1"]]:
-    """Return the vectors at length 1, zero where they are zero, and their lengths in float16.
-
-    Raises:
-        ValueError: if a vector is not finite, or its length is beyond float16's range.
-    """
+    """Return the vectors at length 1, zero where they are zero, and their lengths in float16."""
     norm = np.linalg.norm(x, axis=1, keepdims=True)
     if not (norm <= np.finfo(np.float16).max).all():
         raise ValueError("vectors must be finite and no longer than 65504 for turboquant")

@@ -92,9 +92,6 @@ def expected_score(n: int, first_row: int, j: int) -> Fraction:
 def accumulated_attention_falls_with_position() -> Finding:
     """The expected accumulated attention S_j falls with every position, because earlier tokens take
     part in more rows: if the logits of a row are exchangeable, E[S_j+1] − E[S_j] = −1/j.
-
-    SymPy: a row of i symbols, averaged over all orders, gives every position 1/i; what remains is a
-    sum.
     """
     for i in range(1, 6):
         orders = list(permutations(sympy.symbols(f"e_1:{i + 1}", positive=True)))
@@ -200,9 +197,6 @@ def sharpening_lessens_the_bias() -> Finding:
 def positions_are_not_exchangeable() -> Finding:
     """The attention that an entry can expect depends on its position, which Eq. 4's proof excludes;
     but accumulated attention falls with position all the same.
-
-    Embedded model: the attention of its last 60 rows to the quarters of the first two thirds of the
-    text, relative to equal shares, mean over heads.
     """
     shares, correlations = [], []
     for head in observe_heads(MODEL):

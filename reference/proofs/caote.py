@@ -257,8 +257,6 @@ def dropkv_is_caote_over_a_window() -> Finding:
 def criticalkv_looks_at_no_output() -> Finding:
     """CriticalKV's second stage rates an entry by attention times ‖W_o·v_j‖₁ and not by how far the
     value lies from the output: it can evict an entry whose loss costs more than that of another.
-
-    The smallest example in whole numbers with W_o = 1: three entries of one channel.
     """
     for where, values, alpha, _, errors in _three_entries():
         criticalkv = [a * abs(v) for a, v in zip(alpha, values, strict=True)]
@@ -758,9 +756,6 @@ def rectifier_breaks_the_logit_error() -> Finding:
 def smaller_error_may_change_the_logits_more() -> Finding:
     """As the paper says, a smaller eviction error can change the logits less, but it need not. The
     logits change by at most the map's spectral norm times the eviction error.
-
-    Diagonal maps diag(a, b) with a, b up to 3, changes in whole numbers up to 3, smallest first;
-    the bound on 200 random maps and changes.
     """
     rng, norm = np.random.default_rng(9), np.linalg.norm
     samples = [(rng.normal(size=(5, 4)), rng.normal(size=4)) for _ in range(200)]

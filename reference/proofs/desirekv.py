@@ -297,11 +297,7 @@ def normalised_sensitivity_reaches_one_once() -> Finding:
 
 @PAPER.printed("DE-7b", "§3.2 and Fig. 3", Verdict.VERIFIED)
 def importance_and_sensitivity_are_unrelated() -> Finding:
-    """A token's importance and its sensitivity are nearly uncorrelated: R² = 0.018.
-
-    Embedded model, mean over the layers: Eq. 3 and 4 over the last 32 queries and all heads, with
-    w = 3, against Eq. 7, over all older tokens.
-    """
+    """A token's importance and its sensitivity are nearly uncorrelated: R² = 0.018."""
     found, w = [], 3
     for layer, sensitivity in _sensitivities().items():
         rows = [head.attention() for head in observe_heads(MODEL) if head.layer == layer]

@@ -580,9 +580,6 @@ def cache_is_level_beyond_the_budget() -> Finding:
 def heuristic_misses_the_optimum() -> Finding:
     """The entries that the score keeps need not minimise the change of the attention output, Eq. 4;
     for a single eviction that change itself, CAOTE's score, does.
-
-    Three entries, two of which stay: all whole-number attention weights and values up to 2, and
-    histories (MRI, Δ) up to 2; the optimum is found by trying all subsets.
     """
     histories = list(product(product((1, 2), (0, 1, 2)), repeat=3))
     for weights, values in product(product((1, 2), repeat=3), product(range(3), repeat=3)):
