@@ -12,12 +12,12 @@ from functools import cached_property
 from math import floor
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
-from kvlab.reference.policy import Policy, Score
+from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.occupancy import Occupancy, occupancy
 from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
 
@@ -228,29 +228,24 @@ class Plan:
         n, kept, coded = (x[written] for x in (held.attended, held.entries, held.quantised))
         ranked, several = held.ranked[written], n - kept > 1
         sizes = Sizes(n, self.shape.group, self.shape.head_dim, self.prompt)
+        # A score that has columns reads probabilities, and reads and writes its columns.
+        noted = n * (sizes.rho + 2 * len(score.columns)) if score.columns else 0 * n
+        row = 2 * sizes.d * ELEMENT + NUMBER * (1 + len(score.columns))
+        # Entries are read wide, their range is found, and they are rounded; codes and scales are
+        # written at half of the wide bytes at most.
+        elements = 2 * coded * sizes.d
         work = {
-            "observe": (n > 0, _observing(score, sizes)),
+            "observe": (n > 0, Work(NUMBER * noted, noted)),
             "score": (ranked, score.work(sizes)),
             "select": (ranked, selecting(sizes, kept != n - 1)),
-            "move": (several, _moving(score, sizes, kept)),
-            "quantise": (coded > 0, _quantising(sizes, coded)),
+            "move": (several, Work(2 * kept * row)),
+            "quantise": (coded > 0, Work(1.5 * ELEMENT * elements, 6 * elements)),
         }
         kernels = {
             name: Kernel(1.0 * done * work.bytes, 1.0 * done * work.flops, 1.0 * done)
             for name, (done, work) in work.items()
         }
         return {name: kernel for name, kernel in kernels.items() if kernel.bytes.any()}
-
-
-# --- work of a policy besides its score ----------------------------------------------------------
-
-
-def _observing(score: Score, sizes: Sizes) -> Work:
-    """A score that has columns reads a token's probabilities, and reads and writes the columns."""
-    if not score.columns:
-        return Work()
-    numbers = sizes.n * (sizes.rho + 2 * len(score.columns))
-    return Work(NUMBER * numbers, numbers)
 
 
 def selecting(sizes: Sizes, several: bool | Bool[Array, " steps"]) -> Work:
@@ -260,21 +255,6 @@ def selecting(sizes: Sizes, several: bool | Bool[Array, " steps"]) -> Work:
     """
     n = sizes.n
     return Work(2 * NUMBER * n, np.where(several, n * np.log2(n), n))
-
-
-def _moving(score: Score, sizes: Sizes, kept: Int[Array, " steps"]) -> Work:
-    """Each survivor is read and written."""
-    row = 2 * sizes.d * ELEMENT + NUMBER * (1 + len(score.columns))
-    return Work(2 * kept * row)
-
-
-def _quantising(sizes: Sizes, entries: Int[Array, " steps"]) -> Work:
-    """Entries are read wide, their range is found, and they are rounded.
-
-    Codes and scales are written at half of the wide bytes at most.
-    """
-    elements = 2 * entries * sizes.d
-    return Work(1.5 * ELEMENT * elements, 6 * elements)
 
 
 # --- devices for many users ----------------------------------------------------------------------

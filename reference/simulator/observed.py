@@ -257,14 +257,14 @@ def choice(head: Head, share: float = 0.0, first: int = 40) -> Float[Array, "3 s
     for query in range(first, len(rows)):
         h, values = rows[query, : query + 1], head.values[: query + 1]
         leaving = max(1, int(share * query))
-        unseen, unmissed = (least(x, leaving) for x in (h, eviction_error(h, values)))
+        unseen, unmissed = (_least(x, leaving) for x in (h, eviction_error(h, values)))
         changes = [joint_error(h, values, marks) for marks in (unseen, unmissed)]
         size = np.linalg.norm(h @ values)
         steps.append((*np.array(changes) / size, (unseen & unmissed).sum() / leaving))
     return np.array(steps, dtype=float).T
 
 
-def least(score: Float[Array, " n"], count: int) -> Array:
+def _least(score: Float[Array, " n"], count: int) -> Array:
     """Mark the ``count`` entries of the smallest score, the last entry excluded."""
     marks = np.zeros(len(score), dtype=bool)
     marks[np.argsort(score[:-1], kind="stable")[:count]] = True

@@ -1,4 +1,4 @@
-"""What several tests of the simulator share: an embedded model, and one solution that it wrote."""
+"""What several tests of the simulator share."""
 
 import pytest
 from shapes import shapes_checked
@@ -6,8 +6,6 @@ from shapes import shapes_checked
 from kvlab.reference import Transformer
 from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
-from kvlab.reference.simulator.trace import record_trace
-from kvlab.reference.tasks import reasoning
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +24,3 @@ def shapes():
 def reasoner():
     directory = reasoner_directory()
     return Transformer.from_directory(directory), load_tokenizer(directory)
-
-
-@pytest.fixture(scope="session")
-def solved(reasoner):
-    """Prompt, token that ends an answer, and the trace of an answer."""
-    model, tokenizer = reasoner
-    prompt = tokenizer.encode(reasoning.held_out(1)[0].prompt).ids
-    stop = tokenizer.encode(reasoning.END).ids[0]
-    with shapes_checked(False):
-        return prompt, stop, record_trace(model, prompt, 200, stop, name="reasoner")

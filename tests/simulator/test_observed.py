@@ -20,6 +20,8 @@ from kvlab.reference.simulator.observed import (
     quadrants,
 )
 from kvlab.reference.simulator.replay import Layer
+from kvlab.reference.simulator.trace import record_trace
+from kvlab.reference.tasks import reasoning
 
 # --- recurrence -----------------------------------------------------------------------------------
 
@@ -28,12 +30,15 @@ THRESHOLD = 0.01
 
 
 @pytest.fixture(scope="module")
-def tracked(reasoner, solved):
-    """The trace, and every entry's interval as LazyEviction's own state has it after the answer."""
-    prompt, stop, trace = solved
+def tracked(reasoner):
+    """A trace, and every entry's interval as LazyEviction's own state has it after the answer."""
+    model, tokenizer = reasoner
+    prompt = tokenizer.encode(reasoning.held_out(1)[0].prompt).ids
+    stop = tokenizer.encode(reasoning.END).ids[0]
+    trace = record_trace(model, prompt, 200, stop)
     score = methods.get("lazy_eviction", 10**9, threshold=THRESHOLD).score
     observing = Policy("observing", score, Never(), Nobody(), Unlimited())
-    caches = generate(reasoner[0], observing, prompt, 200, stop=stop).session.caches
+    caches = generate(model, observing, prompt, 200, stop=stop).session.caches
     return trace, np.concatenate([cache.state.entries["interval"].ravel() for cache in caches])
 
 
