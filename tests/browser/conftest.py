@@ -1,4 +1,4 @@
-"""The browser of these tests; each of their modules skips where there is none."""
+"""The browser of these tests, which are skipped where there is none."""
 
 import shutil
 
@@ -7,11 +7,13 @@ import pytest
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
         running = driver.chromium.launch(
-            executable_path=shutil.which("chromium"),
+            executable_path=chromium,
             args=["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"],
         )
         yield running

@@ -13,12 +13,7 @@ from kvlab.reference import methods
 from kvlab.reference.simulator.recorder import record_replay
 from kvlab.reference.simulator.timeline import GONE, Timeline
 
-pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 WORDS = ("the", " cache", " of", " keys", ",", " and", "\n", " values", ".", " 8", "")
 EVIL = '<img src=x onerror="document.title=1">&amp;'
@@ -166,4 +161,4 @@ def test_choosing_a_token_tells_its_state(page, tmp_path):
 
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="a promise about CI")
 def test_ci_has_a_browser():
-    assert CHROMIUM is not None
+    assert shutil.which("chromium")

@@ -75,38 +75,19 @@ def test_padding_is_no_part_of_a_trace(reasoner, inputs, trace):
     assert found.prompt == trace.prompt
 
 
-def test_scale_softcap_and_sliding_layers_of_gemma():
-    """Gemma 2 scales by its own factor and slides in its first layer: only the second is there."""
-    torch.manual_seed(0)
+def test_softcap_and_sliding_layers_of_gemma():
+    """Gemma 2 slides in its first layer: only the second is there."""
     config = transformers.Gemma2Config(
         **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-        **{"query_pre_attn_scalar": 2, "attn_logit_softcapping": 5.0, "sliding_window": 8},
+        **{"attn_logit_softcapping": 5.0, "sliding_window": 8},
         **{"eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1},
     )
     model = transformers.Gemma2ForCausalLM(config).eval()
-    seen = {}
-
-    def look(module, arguments, named):
-        seen["states"], seen["rotary"] = named["hidden_states"], named["position_embeddings"]
-
-    hook = model.model.layers[1].self_attn.register_forward_pre_hook(look, with_kwargs=True)
     tokens = torch.arange(10, 20)[None]
     trace = recording.record_trace(model, input_ids=tokens, max_new_tokens=1, do_sample=False)
-    hook.remove()
-    assert trace.metadata.layers == (1,)
-    assert trace.metadata.softcap == 5.0
-    assert trace.metadata.model == "Gemma2ForCausalLM"
-    rotate = transformers.models.gemma2.modeling_gemma2.apply_rotary_pos_emb
-    attention = model.model.layers[1].self_attn
-    with torch.no_grad():
-        heads = (1, 10, -1, 8)
-        raw = attention.q_proj(seen["states"]).view(heads).transpose(1, 2)
-        keys = attention.k_proj(seen["states"]).view(heads).transpose(1, 2)
-        queries, keys = rotate(raw, keys, *seen["rotary"])
-    expected = torch.einsum("hmd,hnd->hmn", queries[0], keys[0].repeat_interleave(2, 0)) / 2**0.5
-    found = np.einsum("grmd,gnd->grmn", trace.queries[0], trace.keys[0]) / 8**0.5
-    np.testing.assert_allclose(found.reshape(4, 10, 10), expected, atol=FLOAT32_LOGITS)
+    found = trace.metadata
+    assert (found.model, found.layers, found.softcap) == ("Gemma2ForCausalLM", (1,), 5.0)
 
 
 @pytest.mark.parametrize(
