@@ -183,23 +183,14 @@ def test_an_equation_that_nobody_or_everybody_implements_is_refused(small):
         symbols.equation("M 1", small)
 
 
-@pytest.mark.parametrize(
-    "after",
-    [
-        "# a new line\nclass M:\n    def score(self):\n        return 1  # [M 1]\n",
-        "class M:\n    def scores(self):\n        return 1  # [M 11]\n",
-        "",
-    ],
-    ids=["moved", "longer names", "emptied"],
-)
-def test_a_link_is_stale_once_its_line_holds_something_else(small, after):
+def test_a_link_is_stale_once_its_line_holds_something_else(small):
     path = "reference/methods/m.py"
     links = [
         (target, f"source/#L{target.line}")
         for target in (symbols.definition(f"{path}:M.score", small), symbols.equation("M 1", small))
     ]
     assert not source_pages.stale_links(links, {path: source_pages.listing(path, small)})
-    (small / path).write_text(after)
+    (small / path).write_text("class M:\n    def scores(self):\n        return 1  # [M 11]\n")
     problems = source_pages.stale_links(links, {path: source_pages.listing(path, small)})
     assert len(problems) == 2 and "does not show M.score" in problems[0]
 
@@ -294,7 +285,7 @@ def test_the_command_runs(page, monkeypatch):
         result = CliRunner().invoke(app, [*arguments, *own])
     assert result.exit_code == 0, result.output
     spec = parsed(page)[1]["picture"][0]
-    assert re.search(rf"^{re.escape(spec)}\s+\S+\s+\d+ \(", result.output, re.MULTILINE)
+    assert re.search(rf"^ *{re.escape(spec)}\s+\S+\s+\d+ \(", result.output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", ONE, ids=lambda page: page.stem)

@@ -79,9 +79,6 @@ def test_schedules_by_hand():
     assert due(EveryDecode(4), clocks) == [14, 18]
     assert due(AfterPrefillThenEverySeen(8), clocks) == [10, 16]
     assert due(EveryGenerated(4, 2), clocks) == [16, 20]
-
-
-def test_blocks_of_decoding_do_not_skip_an_event():
     assert due(EveryDecode(4), decoding(0, 12, m=3)) == [6, 9, 12]
     assert due(EveryGenerated(4, 2), decoding(0, 12, m=3)) == [6, 12]
 
@@ -106,16 +103,17 @@ def test_blocks_that_do_not_fit_are_refused(change, message):
         step(policy, empty_cache(policy, 2, 4), broken)
 
 
-def test_a_block_for_another_number_of_heads_is_refused():
-    policy = methods.get("h2o", 4)
-    with pytest.raises(ValueError, match="the block has 2 KV heads, the cache 3"):
-        step(policy, empty_cache(policy, 3, 4), block())
-
-
-def test_repositioning_needs_the_models_rotation():
-    policy = methods.get("streaming_llm@reposition=true", 8)
-    with pytest.raises(ValueError, match="reposition = True needs a model"):
-        step(policy, empty_cache(policy, 2, 4), block())
+@pytest.mark.parametrize(
+    ("spec", "heads", "message"),
+    [
+        ("h2o", 3, "the block has 2 KV heads, the cache 3"),
+        ("streaming_llm@reposition=true", 2, "reposition = True needs a model"),
+    ],
+)
+def test_blocks_that_do_not_fit_a_cache_are_refused(spec, heads, message):
+    policy = methods.get(spec, 8)
+    with pytest.raises(ValueError, match=message):
+        step(policy, empty_cache(policy, heads, 4), block())
 
 
 def untouched(state):

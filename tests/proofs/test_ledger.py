@@ -121,7 +121,7 @@ def parse(command):
     context = found.context_class(found, info_name=name)
     options = found.make_parser(context).parse_args(arguments)[0]
     for spec in filter(None, (options.get("methods") or "").split(";")):
-        build(spec)
+        methods.parse(spec)
     claims(None, options.get("claim"))
 
 
@@ -131,11 +131,3 @@ def parse_module(module, *arguments):
         path, _, test = arguments[0].partition("::")
         tree = ast.parse((ROOT / path).read_text("utf-8"))
         assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-def build(spec):
-    """Build the method, with a budget or without."""
-    try:
-        methods.get(spec, 4096)
-    except ValueError:
-        methods.get(spec)
