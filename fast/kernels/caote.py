@@ -8,11 +8,6 @@ FastCAOTE, values and weights are read once more before, n·d·e + 4·k·n. Oper
 2·k·n·d for the weighted sum.
 """
 
-# pyright: reportArgumentType=false, reportPrivateImportUsage=false
-# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
-
-from typing import no_type_check
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -120,8 +115,7 @@ SAFE_MASS_OF_ROUNDED = 0.5
     common.blocks(8, 3, BLOCK_N=128),
     key=["magnitude", "ROWS", "D", "PARTS"],
 )
-@triton.jit
-@no_type_check
+@common.kernel
 def weighted_sums(
     weights, values, sums,
     n, magnitude, w_head, w_row, v_head, v_row,
@@ -147,8 +141,7 @@ def weighted_sums(
     tl.store(to, total, mask=(row < ROWS)[:, None] & (column < D)[None, :])
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def find_heaviest(
     retention, values, output, others, heaviest, mass,
     n, v_head, v_row, safe_mass,
@@ -200,8 +193,7 @@ def find_heaviest(
     common.blocks(8, 3, BLOCK_N=128),
     key=["magnitude", "ROWS", "D", "FAST"],
 )
-@triton.jit
-@no_type_check
+@common.kernel
 def errors_of_entries(
     retention, values, points, others, heaviest, mass, errors,
     n, magnitude, v_head, v_row, most,

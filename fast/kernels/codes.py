@@ -1,17 +1,9 @@
-"""Codes of 8, 4 and 2 bits, read inside a kernel, as numbers that tensor cores multiply exactly.
+"""Codes of 8, 4 and 2 bits, read inside a kernel, as numbers that tensor cores multiply exactly."""
 
-No run-time type checker must wrap these functions, nor the kernels that call them.
-"""
-
-# pyright: reportPrivateImportUsage=false
-
-from typing import no_type_check
-
-from kvlab.fast.kernels.common import tl, triton
+from kvlab.fast.kernels.common import kernel, tl, triton
 
 
-@triton.jit
-@no_type_check
+@kernel
 def unpacked(packed, BITS: tl.constexpr):
     """Return the codes of bytes ``[rows, bytes]``."""
     rows: tl.constexpr = packed.shape[0]
@@ -28,8 +20,7 @@ def unpacked(packed, BITS: tl.constexpr):
     return tl.reshape(codes, [rows, columns])
 
 
-@triton.jit
-@no_type_check
+@kernel
 def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
     """Return the codes ``number`` of both halves of a word, next to each other, as numbers.
 
@@ -52,8 +43,7 @@ def two_codes(words, number, BITS: tl.constexpr, TYPE: tl.constexpr):
     return numbers
 
 
-@triton.jit
-@no_type_check
+@kernel
 def four_pairs(words, first, step, BITS: tl.constexpr, TYPE: tl.constexpr):
     """Return the codes of four places in both halves of a word, in ascending place."""
     even = tl.join(
@@ -65,8 +55,7 @@ def four_pairs(words, first, step, BITS: tl.constexpr, TYPE: tl.constexpr):
     return tl.join(even, odd)
 
 
-@triton.jit
-@no_type_check
+@kernel
 def numbers_of(words, BITS: tl.constexpr, TYPE: tl.constexpr):
     """Return the codes of words ``[rows, words]``, with `bias_of` added to each."""
     rows: tl.constexpr = words.shape[0]
@@ -86,8 +75,7 @@ def bias_of(bits, number_type):
     return 128.0 if number_type == tl.bfloat16 else 0.0
 
 
-@triton.jit
-@no_type_check
+@kernel
 def read_rows(
     vectors, line, there,
     D: tl.constexpr, BITS: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr,
@@ -107,8 +95,7 @@ def read_rows(
     return read.to(TYPE)
 
 
-@triton.jit
-@no_type_check
+@kernel
 def read_scales(
     scales, zeros, line, there,
     D: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
@@ -124,8 +111,7 @@ def read_scales(
     return step, tl.load(zeros + at, mask=inside, other=0.0).to(tl.float32)
 
 
-@triton.jit
-@no_type_check
+@kernel
 def read_channels(
     vectors, scales, zeros, head, rows, first,
     D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BLOCK_D: tl.constexpr,

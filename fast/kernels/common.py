@@ -1,14 +1,12 @@
-"""What the kernels share: Triton, how they are tuned, how work is shared out, pieces of code.
-
-No run-time type checker must wrap the functions that kernels call, nor the kernels that call them.
-"""
+"""What the kernels share: Triton, how they are tuned, how work is shared out, pieces of code."""
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar, cast, no_type_check
+from inspect import unwrap
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,6 +31,12 @@ if TYPE_CHECKING or find_spec("triton"):
     from triton import knobs
 else:
     triton = tl = knobs = Missing()
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Let Triton compile a function, without the run-time type checker that may wrap it."""
+    return triton.jit(unwrap(function))
+
 
 # --- configurations ------------------------------------------------------------------------------
 
@@ -121,8 +125,7 @@ def multiplied_in_float32(x: Tensor) -> bool:
 # --- pieces of kernels ---------------------------------------------------------------------------
 
 
-@triton.jit
-@no_type_check
+@kernel
 def squeezed(logits, softcap):
     """Return softcap · tanh(logits / softcap), from exponentials that cannot overflow."""
     small = tl.exp(-2.0 * tl.abs(logits) / softcap)
@@ -130,8 +133,7 @@ def squeezed(logits, softcap):
     return tl.where(logits < 0, -bent, bent)
 
 
-@triton.jit
-@no_type_check
+@kernel
 def in_reach(weights, TYPE: tl.constexpr):
     """Return weights of at most 1 in a number format; those in float16 are multiplied by 2^15.
 
@@ -142,8 +144,7 @@ def in_reach(weights, TYPE: tl.constexpr):
     return weights.to(TYPE)
 
 
-@triton.jit
-@no_type_check
+@kernel
 def out_of_reach(product, TYPE: tl.constexpr):
     """Undo the power of two of `in_reach`."""
     if TYPE.is_fp16():
@@ -151,8 +152,7 @@ def out_of_reach(product, TYPE: tl.constexpr):
     return product
 
 
-@triton.jit
-@no_type_check
+@kernel
 def read_vectors(
     vectors, head, row, there, head_stride, row_stride,
     D: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr,
@@ -166,8 +166,7 @@ def read_vectors(
     return read
 
 
-@triton.jit
-@no_type_check
+@kernel
 def soften(logits, best, mass):
     """Take a block of logits ``[rows, entries]`` into a softmax that is computed block by block.
 
@@ -181,8 +180,7 @@ def soften(logits, best, mass):
     return weights, shrink, now, mass * shrink + tl.sum(weights, axis=1)
 
 
-@triton.jit
-@no_type_check
+@kernel
 def log_mass(best, mass):
     """Return log-sum-exps, −inf for rows that read nothing, and what to divide outputs by."""
     whole = tl.where(mass == 0, 1.0, mass)

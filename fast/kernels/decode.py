@@ -7,11 +7,8 @@ once, 2·n·d·e; raw logits written and read again as float32, 8·ρ·n, and wh
 4·n. The logits are ρ/(d·e/4) of the cache: 6 % for ρ = 4, d = 128, 16 bits. Operations: 4·ρ·n·d.
 """
 
-# pyright: reportArgumentType=false, reportPrivateImportUsage=false
-# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
-
 from dataclasses import dataclass
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -116,8 +113,7 @@ SCANNED = tl.constexpr(1024)
 """Positions that are looked at together, to see where a loop begins or ends."""
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def end_of_readable(entries_at, n, newest):
     """Return the slot after the last entry at or before position ``newest``."""
     last = tl.full([], 0, tl.int32)
@@ -129,8 +125,7 @@ def end_of_readable(entries_at, n, newest):
     return last
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def logits_of_block(q, k, gain, scale, softcap, SOFTCAP: tl.constexpr, GAIN: tl.constexpr):
     """Return logits ``[rows, entries]``, also of entries that a row may not read."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -141,8 +136,7 @@ def logits_of_block(q, k, gain, scale, softcap, SOFTCAP: tl.constexpr, GAIN: tl.
     return logits
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def attend_rows(
     queries, keys, values, rows_at, entries_at, gains, raw, lse, output,
     m, n, rows, tall, magnitude, parts, scale, softcap,
@@ -216,7 +210,7 @@ attend_to_parts = common.tuned(
 """The rows are the query heads of one token."""
 
 
-@triton.jit
+@common.kernel
 def combine(
     raw, lse, part_output, output, received, elapsed, interval,
     n, threshold, s_head,

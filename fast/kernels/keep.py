@@ -4,11 +4,7 @@ Bytes, for N·G heads of n entries: scores, marks and positions, 9·n, once from
 selection reads them five times more from the processor's cache.
 """
 
-# pyright: reportArgumentType=false, reportPrivateImportUsage=false
-# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
-
 from collections.abc import Sequence
-from typing import no_type_check
 
 import torch
 from jaxtyping import Int
@@ -18,7 +14,7 @@ from kvlab.fast.engine.batch import last_in_use
 from kvlab.fast.engine.notation import Marks, Positions, Scores
 from kvlab.fast.engine.selection import in_ascending_position
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import columns, on_its_device, per_head, tl, triton
+from kvlab.fast.kernels.common import columns, kernel, on_its_device, per_head, tl
 
 
 def keep_slots(
@@ -72,8 +68,7 @@ def eviction_order(
 # --- in Triton ------------------------------------------------------------------------------------
 
 
-@triton.jit
-@no_type_check
+@kernel
 def ascending(scores):
     """Map float32 to 32 bits of int64 in the same order; both zeros are equal, NaN is largest."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
@@ -81,8 +76,7 @@ def ascending(scores):
     return tl.where(scores != scores, 0x7FFFFFFF, keys).to(tl.int64) + 2147483648
 
 
-@triton.jit
-@no_type_check
+@kernel
 def read_block(
     scores, safe, positions, score_row, place_row, safe_row, block, n,
     BLOCK_N: tl.constexpr, SAFE: tl.constexpr,
@@ -98,8 +92,7 @@ def read_block(
     return slot, keys, present & (marked == 0), marked
 
 
-@triton.jit
-@no_type_check
+@kernel
 def keep_sets(
     scores, safe, positions, keep,
     n, width, s_head, p_head, heads_of_one,

@@ -13,11 +13,7 @@ queries and probabilities are spread over rows, one per group of channels. Vecto
 factor and queries the second, because tensor cores take 16 rows or more, but 8 columns.
 """
 
-# pyright: reportArgumentType=false, reportPrivateImportUsage=false
-# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
-
 from collections.abc import Sequence
-from typing import no_type_check
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,7 +25,7 @@ from kvlab.fast.engine.quantization import Quantized
 from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import bias_of, read_channels, read_rows, read_scales
-from kvlab.fast.kernels.common import tl, triton
+from kvlab.fast.kernels.common import tl
 from kvlab.fast.kernels.decode import combined, handed_out, new_parts, nothing_read
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
 
@@ -117,15 +113,13 @@ ROW = tl.constexpr(2**TABLE_SHIFT - 1)
 """Bits of a partner that are the row."""
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def from_odd(odd):
     """Invert `as_odd`."""
     return (odd - 3) >> 1
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def products_with_keys(
     q, q_sums, keys, scales, zeros, head, rows, first,
     D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, BY_CHANNEL: tl.constexpr,
@@ -156,8 +150,7 @@ def products_with_keys(
     return tl.sum(found, axis=1)
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def scaled_into_reach(numbers, TYPE: tl.constexpr):
     """Return numbers in a format, times a power of two, and by what to multiply to undo that.
 
@@ -176,8 +169,7 @@ def scaled_into_reach(numbers, TYPE: tl.constexpr):
     return numbers.to(TYPE), down
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def with_values(
     output, offset, weights, mine, place, values, scales, zeros,
     D: tl.constexpr, BITS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr,
@@ -213,8 +205,7 @@ def with_values(
     common.blocks(8, 3, BLOCK_N=128),
     key=["magnitude", "RHO", "D", "PARTS", "KEY_BITS", "VALUE_BITS", "BY_CHANNEL", "SCORES"],
 )
-@triton.jit
-@no_type_check
+@common.kernel
 def attend_to_a_part_of_tables(
     queries, keys, key_scales, key_zeros, slots, partners, values, value_scales, value_zeros,
     raw, lse, part_output,

@@ -3,18 +3,15 @@
 Bytes: every survivor is read and written once, in all columns.
 """
 
-# pyright: reportArgumentType=false, reportPrivateImportUsage=false
-# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
-
 from collections.abc import Mapping, Sequence
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import magnitude, on_its_device, tl, triton
+from kvlab.fast.kernels.common import kernel, magnitude, on_its_device, tl
 
 
 def move_survivors(
@@ -52,8 +49,7 @@ def move_as_words(buffers: Mapping[Any, Tensor]) -> bool:
 # --- in Triton ------------------------------------------------------------------------------------
 
 
-@triton.jit
-@no_type_check
+@kernel
 def move_column(
     buffer, keep, head, column, first_word,
     heads, capacity, width,
@@ -76,8 +72,7 @@ def move_column(
         tl.debug_barrier()
 
 
-@triton.jit
-@no_type_check
+@kernel
 def move_columns(
     wide, narrow, other, keep, heads, capacity, width,
     WIDE_SLICES: tl.constexpr, NARROW: tl.constexpr, WORDS: tl.constexpr,

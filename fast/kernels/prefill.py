@@ -9,10 +9,7 @@ for log-sum-exps; half of it where rows and entries are the same tokens, since b
 may read are passed over. Nothing of size m·n is ever stored.
 """
 
-# pyright: reportArgumentType=false, reportPrivateImportUsage=false
-# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
-
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -113,8 +110,7 @@ def received_attention(
 # --- in Triton ------------------------------------------------------------------------------------
 
 
-@triton.jit
-@no_type_check
+@common.kernel
 def first_reader(rows_at, m, oldest):
     """Return the first row at or after position ``oldest``, m if there is none."""
     first = tl.full([], 0, tl.int32) + m
@@ -139,8 +135,7 @@ attend_block_of_rows = common.tuned(
 
 
 @common.tuned(*BLOCKS, key=["magnitude", "tall", "D", "WIDE", "SOFTCAP"])
-@triton.jit
-@no_type_check
+@common.kernel
 def column_sums(
     queries, keys, rows_at, entries_at, gains, lse, sums,
     m, n, rows, tall, magnitude, scale, softcap,

@@ -4,10 +4,7 @@ Bytes of `quantise`, for vectors of d channels of e bytes: read dÂ·e, written dÂ
 group. Outliers are sought in PyTorch: DesireKV asks for them once in many tokens.
 """
 
-# pyright: reportArgumentType=false, reportPrivateImportUsage=false
-# Triton makes constexpr of plain numbers; `common` has Triton, or what stands in for it.
-
-from typing import Literal, no_type_check
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -16,7 +13,7 @@ from torch import Tensor
 from kvlab.fast.engine import quantization
 from kvlab.fast.engine.quantization import Quantized
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.common import blocks, on_its_device, tl, triton, tuned
+from kvlab.fast.kernels.common import blocks, kernel, on_its_device, tl, triton, tuned
 
 
 def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantized:
@@ -71,8 +68,7 @@ def one_group(
     blocks(8, 3, BLOCK=64),
     key=["LENGTH", "GROUP", "BITS"],
 )
-@triton.jit
-@no_type_check
+@kernel
 def quantise_groups(
     vectors, codes, scales, zeros, rows,
     LENGTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
