@@ -53,8 +53,8 @@ def mean_over_layers(layers: Sequence[Judgement], name: str) -> float:
 
 def hits(layers: Sequence[Judgement]) -> float:
     """Return the share of entries that were there when they regained importance."""
-    regained = sum(int(layer.recall.regained.sum()) for layer in layers)
-    return sum(int(layer.recall.hits.sum()) for layer in layers) / max(1, regained)
+    regained = sum(layer.regained for layer in layers)
+    return sum(layer.hits for layer in layers) / max(1, regained)
 
 
 def mass_over_budget(trace: Trace, specs: Sequence[str], budgets: Sequence[int]) -> Picture:

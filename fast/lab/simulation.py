@@ -112,7 +112,7 @@ def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> Sim
     generated, heads = slice(trace.prompt, None), trace.shape[1]
     bits = np.sum([each.fate.bits[generated] for each in judged], axis=0) * heads
     regained, hits, evicted, premature = (
-        int(sum(getattr(each.recall, name).sum() for each in judged))
+        sum(getattr(each, name) for each in judged)
         for name in ("regained", "hits", "evicted", "premature")
     )
     achieved = skill(judged)

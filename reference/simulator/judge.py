@@ -134,24 +134,12 @@ EXACT = 512
 """Tokens up to which the best keep sets are found exactly unless told otherwise."""
 
 
-@dataclass(frozen=True)
-class Recall:
-    """How often one policy still had the entries that were wanted, per KV head of one layer."""
-
-    regained: Int[Array, " G"]
-    """How often a generated token activated an entry again, after a gap."""
-    hits: Int[Array, " G"]
-    """How often such an entry was there."""
-    evicted: Int[Array, " G"]
-    """Entries that left."""
-    premature: Int[Array, " G"]
-    """Entries that left although a later token activated them."""
-
-
 def recall(
     layer: Layer, fates: Sequence[Fate], threshold: float = 0.01, gap: int = 16
-) -> list[Recall]:
+) -> list[dict[str, int]]:
     """Judge the entries that every policy kept by the full cache's later attention.
+
+    The counts are those fields of `Judgement`, over all KV heads.
 
     Args:
         layer: whose attention decides, mean over the query heads of a KV head.
@@ -167,8 +155,7 @@ def recall(
     G, t, _ = layer.keys.shape
     active = np.zeros((G, t), dtype=np.int64) - 1
     """Latest token that activated each entry."""
-    regained = np.zeros(G, dtype=np.int64)
-    hits = np.zeros((len(fates), G), dtype=np.int64)
+    regained, hits = 0, [0] * len(fates)
     for first, last in layer.stretches():
         attention = layer.full_attention(first, last).attention.mean(axis=1)
         for token in range(first, last):
@@ -176,27 +163,34 @@ def recall(
             before = np.maximum(active[:, :token], np.arange(token))
             if token >= layer.prompt:
                 again = now & (token - before > gap)
-                regained += again.sum(axis=1)
+                regained += int(again.sum())
                 for row, fate in enumerate(fates):
-                    hits[row] += (again & (fate.left[:, :token] >= token)).sum(axis=1)
+                    hits[row] += int((again & (fate.left[:, :token] >= token)).sum())
             active[:, :token][now] = token
     return [
-        Recall(
-            regained=regained,
-            hits=hits[row],
-            evicted=(fate.left < t).sum(axis=1),
-            premature=((fate.left < t) & (active > fate.left)).sum(axis=1),
-        )
+        {
+            "regained": regained,
+            "hits": hits[row],
+            "evicted": int((fate.left < t).sum()),
+            "premature": int(((fate.left < t) & (active > fate.left)).sum()),
+        }
         for row, fate in enumerate(fates)
     ]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One policy in one layer; means are over KV heads and generated tokens."""
+    """One policy in one layer; counts are over KV heads, means over generated tokens as well."""
 
     fate: Fate
-    recall: Recall
+    regained: int
+    """How often a generated token activated an entry again, after a gap."""
+    hits: int
+    """How often such an entry was there."""
+    evicted: int
+    """Entries that left."""
+    premature: int
+    """Entries that left although a later token activated them."""
     size: int
     """Largest number of entries per KV head after a generated token."""
     mass: float
@@ -236,8 +230,7 @@ def judge(
         ValueError: if a policy does not fit the trace, or an argument is not allowed.
     """
     check_replay(trace, policies, block_size)
-    options = {"threshold": threshold, "gap": gap, "exact": exact}
-    task = partial(_judge_layer, policies=policies, **options)
+    task = partial(_judge_layer, policies=policies, threshold=threshold, gap=gap, exact=exact)
     yield from over_layers(trace, task, block_size, workers)
 
 
@@ -253,14 +246,14 @@ def _judge_layer(
     return [
         Judgement(
             fate=fate,
-            recall=remembered,
+            **counts,
             size=size,
             mass=float(fate.mass[:, generated].mean()),
             error=float(fate.error[:, generated].mean()),
             random=float(chance[unique.index(size)]),
             best=float(best[unique.index(size)]),
         )
-        for fate, remembered, size in zip(
+        for fate, counts, size in zip(
             fates, recall(layer, fates, threshold, gap), sizes, strict=True
         )
     ]

@@ -59,15 +59,6 @@ def test_desirekv_without_doubt(options):
     assert found.bits.min() < 16 and fate.error[:, -1].min() > 0
 
 
-def test_the_moments_of_decisions():
-    found = occupancy(methods.get("lazy_eviction@window=4", 12), 10, 20)
-    generated = found.attended[10:]
-    assert generated.tolist()[:8] == [11, 12, 13, 14, 13, 14, 15, 16]
-    assert np.nonzero(found.ranked[10:])[0].tolist() == [3, 7, 11, 15, 19]
-    every = occupancy(methods.get("h2o", 12), 10, 20)
-    assert np.nonzero(every.ranked)[0].tolist() == list(range(12, 30))
-
-
 def test_what_is_quantised_when():
     kivi = occupancy(methods.get("kivi@group=4,residual=8"), 10, 20)
     assert kivi.quantised[9] == 8  # keys in steps of the residual, values older than it
