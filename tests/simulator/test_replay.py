@@ -14,15 +14,11 @@ from kvlab.reference.simulator.trace import join_blocks
 from kvlab.reference.tasks import reasoning
 
 
-def fates(trace, spec, budget):
-    return [one for (one,) in replay(trace, [methods.get(spec, budget)])]
-
-
 @pytest.mark.usefixtures("shapes")
 @pytest.mark.parametrize("spec", ["h2o", "tova", "lazy_eviction@window=4,threshold=0.05"])
 def test_mass_and_error_are_those_of_dense_attention(spec):
     trace = noise(layers=1)
-    (fate,) = fates(trace, spec, 12)
+    ((fate,),) = replay(trace, [methods.get(spec, 12)])
     layer, t = Layer.of(trace, 0), 70
     full = layer.full_attention(0, t)
     for token in (25, 40, 69):
