@@ -38,10 +38,7 @@ class KeysPerChannelValuesPerToken(Precision[reference.KeysPerChannelValuesPerTo
 def _newly_due(
     cache: LayerCache, storage: Storage, due: Sequence[int]
 ) -> tuple[Int[Tensor, "N G chosen"], tuple[int, ...]]:
-    """Return the slots of the first ``due`` entries of each sequence that are not quantised yet.
-
-    Nothing is ever evicted, so the entries at full precision are the newest.
-    """
+    # Nothing is ever evicted, so the entries at full precision are the newest.
     done = [n - full for n, full in zip(cache.counts, storage.tables[0].counts, strict=True)]
     counts = tuple(last - first for first, last in zip(done, due, strict=True))
     longest, width, device = max(counts), len(cache), cache.positions.device

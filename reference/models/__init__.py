@@ -10,11 +10,7 @@ on the first one unless something else is asked for."""
 
 
 def embedded_directory(name: str) -> Path:
-    """Return the Hugging Face directory of an embedded model.
-
-    Raises:
-        ValueError: if no embedded model has this name.
-    """
+    """Return the Hugging Face directory of an embedded model."""
     if name not in EMBEDDED:
         raise ValueError(f"embedded model = {name!r} must be one of {', '.join(EMBEDDED)}")
     return Path(str(files("kvlab.reference.models") / name))
