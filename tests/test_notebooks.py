@@ -43,16 +43,6 @@ def test_a_notebook_starts_from_a_question_and_ends_in_checked_exercises(source)
     assert all(wrong.values())
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_a_notebook_runs_without_torch_unless_it_asks(source):
-    imports = [
-        line
-        for line in source.read_text().splitlines()
-        if line.startswith(("import torch", "from torch"))
-    ]
-    assert not imports, "import PyTorch behind find_spec('torch')"
-
-
 def test_the_site_lists_every_notebook():
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=yaml.BaseLoader)
     (listed,) = [section["Learn"] for section in config["nav"] if "Learn" in section]

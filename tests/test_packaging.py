@@ -13,20 +13,16 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
+import run_notebooks
 import try_wheel
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import kvlab
+
 ROOT = Path(__file__).parents[1]
 
-BLOCK_TORCH = """
-import sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "triton", "transformers"):
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Blocker())
-"""
+BLOCK_TORCH = run_notebooks.WITHOUT.format(modules=("torch", "triton", "transformers"))
 
 
 def python(code: str, executable: str = sys.executable) -> str:
@@ -57,22 +53,6 @@ main()
 def test_the_reference_never_names_torch_or_fast():
     for path in (ROOT / "reference").rglob("*.py"):
         assert not re.search(r"^\s*(import|from) (torch|kvlab\.fast)", path.read_text(), re.M), path
-
-
-def test_setup_lists_every_package_on_disk():
-    code = f"""
-import os, runpy, setuptools
-os.chdir({str(ROOT)!r})
-setuptools.setup = lambda **given: print("\\n".join(given["packages"]))
-runpy.run_path("setup.py")
-"""
-    listed = set(python(code).split())
-    found = {
-        ".".join(("kvlab", *path.parent.relative_to(ROOT).parts))
-        for folder in ("reference", "fast")
-        for path in (ROOT / folder).rglob("__init__.py")
-    }
-    assert listed == {"kvlab", *found}
 
 
 def test_constraints_pin_what_set_up_installs():
@@ -128,6 +108,15 @@ def built(monkeypatch):
     return {**runpy.run_path("setup.py"), **given}
 
 
+def test_setup_lists_every_package_on_disk(built):
+    found = {
+        ".".join(("kvlab", *path.parent.relative_to(ROOT).parts))
+        for folder in ("reference", "fast")
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+    assert set(built["packages"]) == {"kvlab", *found}
+
+
 def test_links_of_the_readme_are_absolute_on_the_index(built):
     page = built["page_for_index"]
     readme = "![A [x] b](docs/a.svg) see [the study](docs/s.md#here), [paper](https://arxiv.org)"
@@ -152,16 +141,10 @@ def test_the_readme_names_files_that_exist():
         assert (ROOT / path).exists(), path
 
 
-def test_the_changelog_has_the_version():
+def test_the_changelog_and_the_package_have_the_version():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{version_of_project()}]" in changelog
-
-
-def test_the_package_says_its_version():
-    package = runpy.run_path(str(ROOT / "package" / "__init__.py"))
-    assert package["__getattr__"]("__version__") == version_of_project()
-    with pytest.raises(AttributeError, match="no attribute 'versions'"):
-        package["__getattr__"]("versions")
+    assert kvlab.__version__ == version_of_project()
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from node import find_node
 
 ROOT = Path(__file__).parents[1]
 QUICK = '--problems 1 --methods "full streaming_llm" --task jumps@fewest=4,most=6'
@@ -119,3 +120,9 @@ def test_a_taken_port_is_named(clone):
         port = server.getsockname()[1]
         said = complaint(clone, f"make serve PORT={port} PYTHON={sys.executable}")
     assert said == f"kvlab: port {port} is taken: make serve PORT=8001"
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="a promise about CI")
+def test_ci_has_a_browser_and_node():
+    """Else the tests of the site, the viewer and the playground would be skipped in silence."""
+    assert shutil.which("chromium") and find_node()

@@ -15,13 +15,6 @@ from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.transformer import end_of_text
 
-pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
-
 FIRST = next(iter(EMBEDDED))
 
 
@@ -64,47 +57,23 @@ def address(tmp_path_factory):
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     page = f'{head}{viewport}<title>Playground</title><body class="md-typeset">{inside}'
     (folder / "index.html").write_text(page, encoding="utf-8")
-    return (folder / "index.html").as_uri()
+    return f"{folder.as_uri()}/"
 
 
 @pytest.fixture(scope="module")
-def problems():
-    """What went wrong on any page, and what was asked for besides the page's own files."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def open_page(browser, address, problems):
-    """Open a new page at an address."""
-    folder = address.rpartition("/")[0]
-
-    def note(request):
-        if not request.url.startswith((folder, "blob:", "data:")):
-            problems.append(request.url)
-
-    def opening(url):
-        page = browser.new_page(viewport=DESK)
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", note)
-        page.goto(url)
-        page.wait_for_selector("#pg-budget:enabled", timeout=120_000)
-        return page
-
-    return opening
-
-
-@pytest.fixture(scope="module")
-def common(open_page, address):
-    """The page that most tests use one after the other, and the state in which it opens."""
-    page = open_page(address)
-    return page, page.evaluate("() => kvlabPlayground.state")
+def common(reader, address):
+    """The reader of most tests, one after the other, and the state in which the page opens."""
+    found = reader(address, viewport=DESK)
+    page = found.open("index.html")
+    page.wait_for_selector("#pg-budget:enabled", timeout=120_000)
+    return found, page.evaluate("() => kvlabPlayground.state")
 
 
 @pytest.fixture
-def opened(common, problems):
+def opened(common):
     """Bring the common page to a state as if it were opened there; nothing may go wrong."""
-    page, standard = common
+    reader, standard = common
+    page = reader.page
 
     def bring(viewport=DESK, **state):
         page.set_viewport_size(viewport)
@@ -125,7 +94,7 @@ def opened(common, problems):
         return page
 
     yield bring
-    found, problems[:] = problems[:], []
+    found, reader.problems = reader.problems, []
     assert not found
 
 
@@ -154,18 +123,6 @@ def expected_words(name, spec, budget, prompt):
     return [tokenizer.id_to_token(token).replace("\n", "↵") for token in found.tokens]
 
 
-@pytest.mark.parametrize(
-    ("spec", "share"),
-    [("h2o", "50%"), ("kivi@key_bits=8,value_bits=4,residual=32", "100%")],
-)
-def test_it_writes_what_the_reference_writes(opened, spec, share):
-    """All methods are compared without a browser, in ``tests/playground``."""
-    page = opened(method=spec, budget=share, problem=f"{FIRST}-0")
-    run(page)
-    budget = page.evaluate("() => kvlabPlayground.left.budget")
-    assert words(page) == expected_words(FIRST, spec, budget, SITE[FIRST]["prompts"][0])
-
-
 def change_arithmetic(text):
     return text.replace("+", "-", 1)
 
@@ -179,7 +136,7 @@ def change_program(text):
     ("name", "change"), [slow(("jumps", change_program)), ("reasoner", change_arithmetic)]
 )
 def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
-    """At the smaller budget of ``make demo``."""
+    """At the smaller budget of ``make demo``; ``tests/playground`` compares all methods."""
     prompt = SITE[name]["prompts"][0]
     page = opened(method="caote:h2o", budget="50%", problem=f"{name}-0")
     run(page)
@@ -279,7 +236,7 @@ def test_two_methods_are_compared(opened):
     assert page.locator(".pg-pane:visible").count() == 1
 
 
-def test_an_address_holds_the_state(opened, open_page):
+def test_an_address_holds_the_state(opened, reader, address):
     page = opened()
     page.locator(".pg-method select").first.select_option("ahakv")
     page.locator("#pg-budget").evaluate(
@@ -296,12 +253,13 @@ def test_an_address_holds_the_state(opened, open_page):
     page.click("#pg-method-3")
     page.wait_for_url("**token=3*")
     state = page.evaluate("() => kvlabPlayground.state")
-    shared = open_page(page.url)
+    found = reader(address, viewport=DESK)
+    shared = found.open(page.url.removeprefix(address))
     wait_until(shared, "waiting")
     assert words(shared) == words(page)
     assert shared.evaluate("() => kvlabPlayground.state") == state
     assert shared.inner_text(".pg-facts caption").endswith("position 3")
-    shared.close()
+    assert not found.problems
 
 
 def test_settings_change_the_method(opened):
@@ -343,14 +301,13 @@ def test_bad_input_is_refused_and_stays_text(opened, state, said):
     assert page.locator("img").count() == 0 and page.title() == "Playground"
 
 
-def test_a_model_that_is_missing_is_named(browser, address):
-    page = browser.new_page()
-    page.route("**/model-*.js", lambda route: route.abort())
-    page.goto(address)
+def test_a_model_that_is_missing_is_named(reader, address):
+    found = reader(address)
+    found.page.route("**/model-*.js", lambda route: route.abort())
+    page = found.open("index.html")
     page.locator(".pg-error:visible").wait_for()
     assert page.inner_text(".pg-error:visible") == f"model-{FIRST}.js is not beside this page"
     assert "could not be loaded" in page.inner_text("output[for=pg-budget]")
-    page.close()
 
 
 def test_keys_and_names_for_those_who_do_not_see_or_point(opened):

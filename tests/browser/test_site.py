@@ -5,7 +5,6 @@ The site is served from this machine, and once opened as files. The browser find
 """
 
 import re
-import shutil
 from dataclasses import dataclass
 from functools import partial
 from html import unescape
@@ -18,15 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 SITE = Path(__file__).parents[2] / "site"
-CHROMIUM = shutil.which("chromium")
-pytestmark = [
-    pytest.mark.site,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
-
+pytestmark = pytest.mark.site
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 800}
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
@@ -54,56 +46,9 @@ def address():
     server.server_close()
 
 
-class Reader:
-    """A browser window that notes what goes wrong in it."""
-
-    def __init__(self, browser, home, **options):
-        self.context = browser.new_context(**options)
-        self.context.on("request", self.meet)
-        self.home, self.problems = home, []
-        self.page = self.context.new_page()
-        self.page.on("console", self.note)
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("requestfailed", self.miss)
-        self.page.on("response", self.check)
-
-    def meet(self, request):
-        """Keep requests that are none to the site."""
-        if not request.url.startswith((self.home, "data:", "blob:")):
-            self.problems.append(f"outside: {request.url}")
-
-    def note(self, message):
-        """Keep what a page warns of or complains about."""
-        if message.type in ("error", "warning"):
-            self.problems.append(f"{self.page.url}: {message.text} {message.location['url']}")
-
-    def miss(self, request):
-        """Keep requests that fail, but for those that a reader who leaves the page ends."""
-        if request.failure != "net::ERR_ABORTED":
-            self.problems.append(f"{request.failure}: {request.url}")
-
-    def check(self, response):
-        """Keep answers that are none."""
-        if response.status >= 400:
-            self.problems.append(f"{response.status}: {response.url}")
-
-    def open(self, name):
-        """Open a page of the site."""
-        self.page.goto(self.home + name, wait_until="load")
-        return self.page
-
-
-@pytest.fixture
-def reader(browser, address):
-    readers = []
-
-    def opened(home=address, **options):
-        readers.append(Reader(browser, home, **options))
-        return readers[-1]
-
-    yield opened
-    for each in readers:
-        each.context.close()
+@pytest.fixture(scope="module")
+def reader(reader, address):
+    return lambda home=address, **options: reader(home, **options)
 
 
 def test_a_reader_notes_errors_and_requests_elsewhere(reader, tmp_path):
@@ -136,9 +81,9 @@ class Visit:
 
 
 @pytest.fixture(scope="module")
-def visits(browser, address):
+def visits(reader):
     """Every page opened once; what each shows, and what all of them complain about."""
-    found, visits = Reader(browser, address, viewport=DESK), {}
+    found, visits = reader(viewport=DESK), {}
     for name in PAGES:
         page = found.open(name)
         if name not in READ:
@@ -150,7 +95,6 @@ def visits(browser, address):
         width = page.evaluate("document.documentElement.scrollWidth")
         page.set_viewport_size(DESK)
         visits[name] = Visit(formulas.count(), unseen, text, width)
-    found.context.close()
     return visits, found.problems
 
 

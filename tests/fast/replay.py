@@ -45,12 +45,8 @@ class Found:
 
     steps: int = 0
     evictions: int = 0
-    by_margin: int = 0
-    """Steps at which the keep sets differed within the tolerance."""
     coded: int = 0
     """Entries that are stored as codes after the last step."""
-    shared: int = 0
-    """Blocks at which layers shared a cache."""
 
 
 class ReferenceRow:
@@ -67,16 +63,16 @@ class ReferenceRow:
         if decision is None:
             self.cache = looked.cache
             return Seen(looked.output, positions)
-        keep, margin, places = decision.keep, False, np.zeros(positions.shape[1])
+        keep, places = decision.keep, np.zeros(positions.shape[1])
         if decision.scores is not None:
             places = uncertain_places(self.policy, looked, decision, tolerance)
             if isinstance(self.policy.precision, reference.Full | OnArrival):
                 ours = [np.flatnonzero(np.isin(p, k)) for p, k in zip(positions, kept, strict=True)]
-                margin = differ_by_margin(decision, ours, tolerance.score, places)
+                assert_near_the_threshold(decision, ours, tolerance.score, places)
                 keep = np.array(ours)
         result = apply(self.policy, looked, keep)
         self.cache = result.cache
-        return Seen(result.output, positions, decision.scores, decision.candidates, margin, places)
+        return Seen(result.output, positions, decision.scores, decision.candidates, places)
 
 
 @dataclass
@@ -87,7 +83,6 @@ class Seen:
     positions: np.ndarray
     scores: np.ndarray | None = None
     candidates: np.ndarray | None = None
-    margin: bool = False
     places: np.ndarray | None = None
 
 
@@ -108,16 +103,15 @@ def uncertain_places(
     return (near & candidates[:, None]).sum(axis=2).max(axis=0) - 1.0
 
 
-def differ_by_margin(decision: Decision, ours, tolerance: float, places) -> bool:
-    """Whether two keep sets differ; fails if by more than scores near the threshold."""
-    differs, scores, candidates = False, decision.scores, decision.candidates
+def assert_near_the_threshold(decision: Decision, ours, tolerance: float, places) -> None:
+    """Fail if two keep sets differ by more than entries whose scores are near the threshold."""
+    scores, candidates = decision.scores, decision.candidates
     assert scores is not None
     for g, (theirs, mine) in enumerate(zip(decision.keep, ours, strict=True)):
         assert len(theirs) == len(mine), (theirs, mine)
         apart = np.setxor1d(theirs, mine)
         if len(apart) == 0:
             continue
-        differs = True
         assert candidates[g, apart].all(), "a protected entry was evicted"
         threshold = scores[g, np.intersect1d(theirs, np.flatnonzero(candidates[g]))].min()
         size = np.abs(scores[g, candidates[g]]).max()
@@ -126,7 +120,6 @@ def differ_by_margin(decision: Decision, ours, tolerance: float, places) -> bool
             f"keep sets differ in entries {apart} of head {g}, scores {scores[g, apart]}, "
             f"threshold {threshold}"
         )
-    return differs
 
 
 class Comparison:
@@ -145,7 +138,6 @@ class Comparison:
         for place, block in enumerate(blocks):
             self.layers.attend(place, block)
         self.layers.finish()
-        self.found.shared += self.layers.shared
 
     def compare(self, block: Block, result) -> None:
         """Let the reference take a block that the fast side has taken."""
@@ -161,7 +153,6 @@ class Comparison:
             given = reference_block(block, number)
             kept = [row[row >= 0] for row in np.sort(as_array(cache.positions[number]), axis=-1)]
             seen = rows[number].step(given, kept, self.tolerance)
-            self.found.by_margin += seen.margin
             self.found.evictions += seen.scores is not None
             theirs = rows[number].cache
             np.testing.assert_array_equal(np.array(kept), theirs.positions)

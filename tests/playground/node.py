@@ -13,3 +13,6 @@ def find_node() -> str | None:
     if spec is None or spec.origin is None:
         return None
     return shutil.which("node", path=str(Path(spec.origin).parent / "bin"))
+
+
+NODE = find_node()

