@@ -20,7 +20,7 @@ from kvlab.fast.engine.columns import Columns
 from kvlab.fast.engine.notation import Positions
 from kvlab.fast.engine.storage import Partners, Storage
 from kvlab.fast.kernels.choice import uses_triton
-from kvlab.fast.kernels.vector_tables import MixedEntries
+from kvlab.fast.kernels.vector_tables import VectorTable
 from kvlab.reference.cache import Column
 from kvlab.reference.quantization import FULL_BITS
 
@@ -110,14 +110,12 @@ class LayerCache:
         assert self.mixed is not None
         return self.mixed[name == "values"].read(self.dtype)
 
-    def mixed_entries(self) -> MixedEntries | None:
-        """Return entries of mixed precision where attention kernels can read them."""
-        if self.mixed is None:
+    def tables(self) -> tuple[list[VectorTable], list[VectorTable], list[Tensor]] | None:
+        """Return tables of keys and values, and their partners, where kernels can read them."""
+        if self.mixed is None or not all(storage.readable for storage in self.mixed):
             return None
-        keys, values = (storage.readable_tables() for storage in self.mixed)
-        if keys is None or values is None:
-            return None
-        return MixedEntries(keys, values, self._partners.of(*self.mixed))
+        keys, values = self.mixed
+        return keys.tables, values.tables, self._partners.of(keys, values)
 
     def bits(self) -> Positions:
         """Bits per element of the stored keys."""

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Shaped, UInt8
@@ -54,24 +54,17 @@ class Code(Twin[Spec], ABC):
 class Coded:
     """Vectors of ``length`` elements in a code."""
 
-    code: Code
+    code: Any
+    """A `Code`, or `kvlab.fast.engine.quantization.Groups`."""
     parts: Parts
     length: int
-
-    group = 0
-    """The code has no groups that span vectors: scales and norms belong to one vector each."""
-
-    @property
-    def bits(self) -> int:
-        """Bits per element, without scales and norms."""
-        return self.code.bits
 
     def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "*rows length"]:
         """Return the vectors, still divided by the scale."""
         return self.code.decode(self.parts, self.length, dtype)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Coded":
-        """Apply one change of the leading axes to codes, scales and norms."""
+        """Apply one change of the leading axes to every part."""
         return replace(self, parts=tuple(map(change, self.parts)))
 
     def extend(self, other: "Coded") -> "Coded":
@@ -86,7 +79,7 @@ class Coded:
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes of scales and norms."""
+        """Bytes of scales, zero points and norms."""
         return sum(part.nbytes for part in self.parts[1:])
 
 

@@ -204,11 +204,11 @@ def _attend_from_newest(
     """Attend from the newest token by the kernels that also join probabilities and count."""
     counters = None
     joins = reduce not in ("none", "skip")
-    mixed = None if view.repositioned else view.cache.mixed_entries()
-    if mixed is not None:
-        keys, values, entries = mixed.keys, mixed.values, view.positions.shape[2]
+    tables = None if view.repositioned else view.cache.tables()
+    if tables is not None:
+        keys, values, partners = tables
         output, found = attend_to_tables(
-            queries, keys, values, entries, view.softcap, reduce, mixed.partners
+            queries, keys, values, len(view.cache), view.softcap, reduce, partners
         )
     else:
         if joins and needs.counters is not None:

@@ -4,13 +4,13 @@ Codes are computed in float64, as the reference does: an entry is quantised once
 life, and a code must not depend on the precision in which it was computed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from kvlab.fast.engine.codes import Coded, Parts
 from kvlab.reference.quantization import WIDTHS
 
 
@@ -40,46 +40,20 @@ def unpack(
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """Vectors of ``length`` elements, quantised in consecutive groups of ``group`` elements."""
+class Groups:
+    """Asymmetric uniform codes, in consecutive groups of ``group`` elements."""
 
-    codes: UInt8[Tensor, "*rows bytes"]
-    scale: Float[Tensor, "*rows groups"]
-    zero: Float[Tensor, "*rows groups"]
     bits: int
     group: int
-    length: int
 
-    def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "*rows length"]:
-        """Return x̂ = Δ·code + z."""
-        codes = unpack(self.codes, self.bits, self.length).to(dtype)
-        scale = _per_element(self.scale.to(dtype), self.group, self.length)
-        return codes * scale + _per_element(self.zero.to(dtype), self.group, self.length)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Quantized":
-        """Apply one change of the leading axes to codes, scales and zero points."""
-        return self._with(change(self.codes), change(self.scale), change(self.zero))
-
-    def extend(self, other: "Quantized") -> "Quantized":
-        """Append vectors of the same format along the third axis."""
-        return self._with(
-            torch.cat([self.codes, other.codes], dim=2),
-            torch.cat([self.scale, other.scale], dim=2),
-            torch.cat([self.zero, other.zero], dim=2),
-        )
-
-    def _with(self, codes: Tensor, scale: Tensor, zero: Tensor) -> "Quantized":
-        return Quantized(codes, scale, zero, self.bits, self.group, self.length)
-
-    @property
-    def code_bytes(self) -> int:
-        """Bytes of the packed codes."""
-        return self.codes.nbytes
-
-    @property
-    def overhead_bytes(self) -> int:
-        """Bytes of scales and zero points."""
-        return self.scale.nbytes + self.zero.nbytes
+    def decode(
+        self, parts: Parts, length: int, dtype: torch.dtype
+    ) -> Float[Tensor, "*rows {length}"]:
+        """Return x̂ = Δ·code + z; ``parts`` are packed codes, scales Δ and zero points z."""
+        packed, scale, zero = parts
+        codes = unpack(packed, self.bits, length).to(dtype)
+        scale = _per_element(scale.to(dtype), self.group, length)
+        return codes * scale + _per_element(zero.to(dtype), self.group, length)
 
 
 def take(x: Tensor, rows: Int[Tensor, "N G kept"]) -> Tensor:
@@ -90,7 +64,7 @@ def take(x: Tensor, rows: Int[Tensor, "N G kept"]) -> Tensor:
     return flat.view(N, G, rows.shape[2], *x.shape[3:])
 
 
-def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantized:
+def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Coded:
     """Quantise each vector of ``x`` along its last axis.
 
     Source: KIVI (arXiv 2402.02750). Halves round to even; a constant group gets codes 0. A value
@@ -116,7 +90,7 @@ def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantiz
     offset = x - _per_element(zero.double(), group, length)
     steps = torch.where(step > 0, offset / step, 0.0)
     codes = steps.clamp(0, largest_code).round().to(torch.uint8)
-    return Quantized(pack(codes, bits), scale, zero, bits, group, length)
+    return Coded(Groups(bits, group), (pack(codes, bits), scale, zero), length)
 
 
 def to_float16(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

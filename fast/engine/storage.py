@@ -12,7 +12,7 @@ from kvlab.fast.engine.batch import last_in_use, to_device
 from kvlab.fast.engine.codes import Code, Coded, Scale
 from kvlab.fast.engine.quantization import take
 from kvlab.fast.kernels.quantise import quantise
-from kvlab.fast.kernels.vector_tables import VectorTable, partners_of
+from kvlab.fast.kernels.vector_tables import VectorTable, in_slots, partners_of
 from kvlab.reference.quantization import FULL_BITS
 
 EMPTY = -1
@@ -49,30 +49,22 @@ class Storage:
 
     def bits(self) -> Int[Tensor, "N G n"]:
         """Bits per element of each slot, without scales and zero points."""
-        full = self.tables[0].slots
-        bits = torch.full((*full.shape[:2], self.count + 1), FULL_BITS, device=full.device)
-        for table in self.tables[1:]:
-            bits.scatter_(2, table.targets(self.count), table.bits)
-        return bits[:, :, : self.count]
+        bits = [torch.full_like(table.slots, table.bits) for table in self.tables]
+        return in_slots(self.tables, bits, self.count, FULL_BITS)
 
     def read(self, dtype: torch.dtype) -> Float[Tensor, "N G n d"]:
         """Return what attention reads; empty slots hold zeros."""
-        N, G, d = *self.tables[0].slots.shape[:2], self.dimension
-        device = self.tables[0].slots.device
-        vectors = torch.zeros((N, G, self.count + 1, d), dtype=dtype, device=device)
-        for table in self.tables:
-            rows = table.read(dtype)
-            if self.balance is not None and table.bits < FULL_BITS:
-                rows = rows / self.balance[:, :, None].to(dtype)
-            if self.scale is not None and table.bits < FULL_BITS:
-                rows = rows * self.scale.to(dtype)
-            vectors.scatter_(2, table.targets(self.count)[..., None].expand_as(rows), rows)
-        return vectors[:, :, : self.count]
+        found = [table.read(dtype) for table in self.tables]
+        if self.balance is not None:
+            found[1:] = [rows / self.balance[:, :, None].to(dtype) for rows in found[1:]]
+        if self.scale is not None:
+            found[1:] = [rows * self.scale.to(dtype) for rows in found[1:]]
+        return in_slots(self.tables, found, self.count)
 
-    def readable_tables(self) -> list[VectorTable] | None:
-        """Return the tables; None if attention kernels cannot read them, as with balanced keys."""
-        readable = self.balance is None and all(table.readable for table in self.tables)
-        return self.tables if readable else None
+    @property
+    def readable(self) -> bool:
+        """Whether attention kernels can read the tables; they read no balanced keys."""
+        return self.balance is None and all(table.readable for table in self.tables)
 
     def append(self, vectors: Float[Tensor, "N G m d"], present: Sequence[int]) -> None:
         """Add slots at full precision; of the new ones each sequence fills the last ``present``."""
@@ -216,7 +208,7 @@ class Storage:
 
     def _add(self, rows: VectorTable) -> None:
         for number, table in enumerate(self.tables):
-            if table.format == rows.format:
+            if (table.code, table.by_channel) == (rows.code, rows.by_channel):
                 self.tables[number] = table.extend(rows)
                 return
         self.tables.append(rows)

@@ -321,14 +321,6 @@ def combined(
     return output, raw.view(N, G, rho, 1, n) if reduce == "none" else received
 
 
-def nothing_read(
-    queries: Float[Tensor, "N G rho 1 d"], n: int, reduce: Reduction
-) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-    """Return zeros, in the form of `combined`: no entry is there."""
-    weights = queries.new_zeros((*queries.shape[:4], n), dtype=torch.float32)
-    return torch.zeros_like(queries), handed_out(weights, reduce)
-
-
 def arguments_of(
     queries: Float[Tensor, "N G rho m d"],
     keys: Float[Tensor, "N G n d"],
@@ -385,8 +377,6 @@ def _attend_in_triton(
 ) -> tuple[Tensor, Tensor]:
     N, G, rho = queries.shape[:3]
     n, scores = keys.shape[2], reduce != "skip"
-    if not n:
-        return nothing_read(queries, 0, reduce)
     count = common.split(n, common.ENTRIES_OF_A_PART, N * G, queries.device)
     raw, lse, outputs = new_parts(queries, n, count, scores)
     values = common.per_head(values)

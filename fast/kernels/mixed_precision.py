@@ -16,18 +16,18 @@ factor and queries the second, because tensor cores take 16 rows or more, but 8 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kvlab.fast.engine import attention
 from kvlab.fast.engine.attention import Reduction
-from kvlab.fast.engine.quantization import Quantized
+from kvlab.fast.engine.codes import Coded
 from kvlab.fast.kernels import common
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.codes import bias_of, read_channels, read_rows, read_scales
 from kvlab.fast.kernels.common import tl
-from kvlab.fast.kernels.decode import combined, handed_out, new_parts, nothing_read
-from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
+from kvlab.fast.kernels.decode import combined, handed_out, new_parts
+from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, in_slots, partners_of
 
 MOST_SPREAD = 128
 """Query heads times groups of channels that one program of Triton takes."""
@@ -66,40 +66,28 @@ def attend_to_tables(
         found = partners_of(keys, values, entries) if partners is None else partners
         return _attend_in_triton(queries, keys, values, found, entries, softcap, reduce)
     dtype = attention.compute_dtype(queries.dtype)
-    whole_keys, there = gathered(keys, entries, dtype)
-    whole_values, _ = gathered(values, entries, dtype)
+    there = in_slots(keys, [table.slots >= 0 for table in keys], entries)
+    whole_keys, whole_values = (
+        in_slots(tables, [table.read(dtype) for table in tables], entries)
+        for tables in (keys, values)
+    )
     mask = there[:, :, None, None]
     output, weights = attention.attend(queries.to(dtype), whole_keys, whole_values, mask, softcap)
     return output.to(queries.dtype), handed_out(weights, reduce)
 
 
-def gathered(
-    tables: Sequence[VectorTable], entries: int, dtype: torch.dtype
-) -> tuple[Float[Tensor, "N G n d"], Bool[Tensor, "N G n"]]:
-    """Return all vectors in their slots, and which slots are taken."""
-    first = tables[0].read(dtype)
-    N, G, _, d = first.shape
-    vectors = first.new_zeros(N, G, entries + 1, d)
-    there = torch.zeros(N, G, entries + 1, dtype=torch.bool, device=first.device)
-    for table in tables:
-        targets = table.targets(entries)
-        vectors.scatter_(2, targets[..., None].expand(-1, -1, -1, d), table.read(dtype))
-        there.scatter_(2, targets, True)
-    return vectors[:, :, :entries], there[:, :, :entries]
-
-
 def suits_triton(keys: Sequence[VectorTable], values: Sequence[VectorTable], rho: int) -> bool:
     """Say whether Triton's kernel reads these formats."""
     for table in (*keys, *values):
-        coded = table.vectors
-        if not isinstance(coded, Quantized):
+        if not isinstance(table.vectors, Coded):
             continue
-        fits = coded.bits in (2, 4, 8) and coded.group & (coded.group - 1) == 0
+        length, bits, group = table.vectors.length, table.bits, table.code.group
+        fits = bits in (2, 4, 8) and group & (group - 1) == 0
         if table.by_channel:
-            fits &= coded.group * coded.bits % 8 == 0
+            fits &= group * bits % 8 == 0
         else:
-            fits &= coded.length % coded.group == 0 and coded.length * coded.bits % 32 == 0
-            fits &= rho * (coded.length // coded.group) <= MOST_SPREAD
+            fits &= length % group == 0 and length * bits % 32 == 0
+            fits &= rho * (length // group) <= MOST_SPREAD
         if not fits:
             return False
     return not any(table.by_channel for table in values)
@@ -303,8 +291,6 @@ def _attend_in_triton(
         key=lambda numbered: -numbered[1].rows,
     )
     rows = [table.rows for table, _ in asked]
-    if not rows:
-        return nothing_read(queries, entries, reduce)
     count = max(
         common.split(sum(rows), common.ENTRIES_OF_A_PART, heads, queries.device),
         common.magnitude(len(rows)),
@@ -363,24 +349,18 @@ def _parts_of(table: VectorTable) -> tuple[Tensor, Tensor, Tensor, int]:
 
     Codes of 4 and 2 bits become words of 32 bits, but for those of channels.
     """
-    if isinstance(table.vectors, Quantized):
-        coded = table.vectors
-        codes, scale, zero = (x.contiguous() for x in (coded.codes, coded.scale, coded.zero))
-        if coded.bits < 8 and not table.by_channel:
-            codes = codes.view(torch.int32)
-        return codes, scale, zero, coded.group
-    assert isinstance(table.vectors, Tensor)  # codes of another kind are not readable
-    vectors = table.vectors.contiguous()
-    return vectors, vectors, vectors, 0
+    if isinstance(table.vectors, Tensor):
+        vectors = table.vectors.contiguous()
+        return vectors, vectors, vectors, 0
+    codes, scale, zero = (x.contiguous() for x in table.vectors.parts)
+    if table.bits < 8 and not table.by_channel:
+        codes = codes.view(torch.int32)
+    return codes, scale, zero, table.code.group
 
 
 def _smallest_group(tables: Sequence[VectorTable], d: int) -> int:
     """Return the fewest channels that share a scale; all channels if none share one."""
-    groups = [
-        table.vectors.group
-        for table in tables
-        if isinstance(table.vectors, Quantized) and not table.by_channel
-    ]
+    groups = [table.code.group for table in tables if table.code and not table.by_channel]
     return min(groups, default=common.magnitude(d))
 
 

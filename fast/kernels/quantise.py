@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvlab.fast.engine import quantization
-from kvlab.fast.engine.quantization import Quantized
+from kvlab.fast.engine.codes import Coded
+from kvlab.fast.engine.quantization import Groups
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.common import blocks, kernel, on_its_device, tl, triton, tuned
 
 
-def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Quantized:
+def quantise(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Coded:
     """Quantise and pack vectors along their last axis: see `kvlab.fast.engine.quantization`.
 
     Triton takes widths and groups that fill bytes and lie within a power of two; others take
@@ -106,7 +107,7 @@ def quantise_groups(
 
 
 @on_its_device
-def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Quantized:
+def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Coded:
     *leading, length = x.shape
     flat, groups = x.reshape(-1, length).contiguous(), length // group
     rows = flat.shape[0]
@@ -117,5 +118,5 @@ def _quantise_in_triton(x: Tensor, bits: int, group: int) -> Quantized:
             flat, codes, scales, zeros, rows,
             LENGTH=length, GROUP=group, GROUPS=groups, BITS=bits,
         )  # fmt: skip
-    codes, scales, zeros = (x.view(*leading, x.shape[1]) for x in (codes, scales, zeros))
-    return Quantized(codes, scales, zeros, bits, group, length)
+    parts = tuple(x.view(*leading, x.shape[1]) for x in (codes, scales, zeros))
+    return Coded(Groups(bits, group), parts, length)

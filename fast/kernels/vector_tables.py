@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from kvlab.fast.engine.codes import Code, Coded
-from kvlab.fast.engine.quantization import Quantized, take
+from kvlab.fast.engine.codes import Coded
+from kvlab.fast.engine.quantization import Groups, take
 from kvlab.reference.quantization import FULL_BITS
 
 TABLE_SHIFT = 27
@@ -22,17 +22,17 @@ class VectorTable:
 
     slots: Int[Tensor, "N G rows"]
     """−1 for rows that belong to no entry: sequences of a batch may fill tables unequally."""
-    vectors: Float[Tensor, "N G rows d"] | Quantized | Coded
-    """Plain numbers, or codes in groups of consecutive channels, or vectors in a `Code`."""
+    vectors: Float[Tensor, "N G rows d"] | Coded
+    """Plain numbers, or codes."""
     by_channel: bool = False
-    """Whether codes are in groups of consecutive rows instead: ``[N, G, blocks, d, bytes]``."""
+    """Whether groups are of consecutive rows, not channels: ``[N, G, blocks, d, bytes]``."""
     counts: tuple[int, ...] = ()
     """Rows in use per head, for each sequence, where the host keeps count of them."""
 
     @property
     def bits(self) -> int:
         """Bits per element, without scales and zero points."""
-        return FULL_BITS if isinstance(self.vectors, Tensor) else self.vectors.bits
+        return FULL_BITS if self.code is None else self.code.bits
 
     @property
     def rows(self) -> int:
@@ -40,20 +40,16 @@ class VectorTable:
         return self.slots.shape[2]
 
     @property
-    def format(self) -> tuple[int, int, bool, Code | None]:
-        """Bits, group size, direction of groups, code: tables of equal format can be joined."""
-        group = 0 if isinstance(self.vectors, Tensor) else self.vectors.group
-        code = self.vectors.code if isinstance(self.vectors, Coded) else None
-        return self.bits, group, self.by_channel, code
+    def code(self) -> Any:
+        """How vectors are coded, None for plain numbers."""
+        return self.vectors.code if isinstance(self.vectors, Coded) else None
 
     @property
     def readable(self) -> bool:
         """Whether attention kernels can read the codes: rows, or groups of rows, fill bytes."""
-        if isinstance(self.vectors, Tensor):
-            return True
-        if isinstance(self.vectors, Coded):
-            return False
-        whole = not self.by_channel or self.vectors.group * self.bits % 8 == 0
+        if not isinstance(self.code, Groups):
+            return self.code is None
+        whole = not self.by_channel or self.code.group * self.bits % 8 == 0
         return FULL_BITS % self.bits == 0 and whole
 
     @property
@@ -110,16 +106,16 @@ class VectorTable:
         return replace(self, slots=slots, vectors=changed, counts=counts)
 
 
-@dataclass(frozen=True)
-class MixedEntries:
-    """Entries whose vectors lie in tables of several precisions."""
-
-    keys: Sequence[VectorTable]
-    """The tables together hold each entry's key once."""
-    values: Sequence[VectorTable]
-    """Likewise; an entry's value may be in another table than its key."""
-    partners: Sequence[Int[Tensor, "N G _"]]
-    """The result of `partners_of` for these keys and values."""
+def in_slots(
+    tables: Sequence[VectorTable], rows: Sequence[Tensor], entries: int, empty: float = 0
+) -> Shaped[Tensor, "N G n *d"]:
+    """Return rows ``[N, G, rows, ...]`` of tables in their slots, ``empty`` in all others."""
+    N, G, _, *d = rows[0].shape
+    found = rows[0].new_full((N, G, entries + 1, *d), empty)
+    for table, added in zip(tables, rows, strict=True):
+        targets = table.targets(entries).view(*table.slots.shape, *[1] * len(d))
+        found.scatter_(2, targets.expand_as(added), added)
+    return found[:, :, :entries]
 
 
 def partners_of(

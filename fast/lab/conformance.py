@@ -16,10 +16,11 @@ from kvlab.fast.engine import attention, quantization
 from kvlab.fast.engine.attention import compute_dtype
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
+from kvlab.fast.engine.codes import Coded
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.observation import Attended, LayerView, Observation
 from kvlab.fast.engine.policy import Elapsed, Policy
-from kvlab.fast.engine.quantization import Quantized
+from kvlab.fast.engine.quantization import Groups
 from kvlab.fast.engine.step import Block, decide
 from kvlab.fast.engine.windows import max_pool, mean_pool
 from kvlab.fast.huggingface.cache import CompressedCache
@@ -91,8 +92,8 @@ def _compacted(keys, values, positions, accumulated, stamp, keep):
 
 def _quantize(x, bits, group):
     stored = quantise(x, bits, group)
-    codes = quantization.unpack(stored.codes, bits, x.shape[-1])
-    return codes, stored.scale, stored.zero
+    packed, scale, zero = stored.parts
+    return quantization.unpack(packed, bits, x.shape[-1]), scale, zero
 
 
 def _quantize_channels(x, bits, group):
@@ -112,9 +113,9 @@ def _pack(codes, bits):
     return quantization.pack(codes, bits)
 
 
-def _stored_codes(codes, scale, zero, bits, group) -> Quantized:
+def _stored_codes(codes, scale, zero, bits, group) -> Coded:
     packed = quantization.pack(codes, bits)
-    return Quantized(packed, scale.half(), zero.half(), bits, group, codes.shape[-1])
+    return Coded(Groups(bits, group), (packed, scale.half(), zero.half()), codes.shape[-1])
 
 
 def _attend_coded(queries, bits, group, softcap, **given):

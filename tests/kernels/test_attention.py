@@ -64,16 +64,6 @@ def test_softcap(softcap):
     agrees(vectors(), softcap=softcap)
 
 
-@pytest.mark.parametrize("reduce", ["none", "sum", "mean", "max", "skip"])
-def test_no_entry_at_all(reduce):
-    queries, nothing = drawn((2, 2, 3, 1, 32)), drawn((2, 2, 0, 32))
-    found = decode_attention(queries, nothing, nothing, reduce=reduce)
-    with in_torch():
-        twin = decode_attention(queries, nothing, nothing, reduce=reduce)
-    assert [x.shape for x in found] == [x.shape for x in twin]
-    assert (found[0] == 0).all()
-
-
 def test_empty_slots_get_nothing():
     positions = torch.arange(150, dtype=torch.int32, device=DEVICE).repeat(3, 2, 1)
     positions[0, :, :140] = -1

@@ -17,8 +17,8 @@ from kvlab.reference.quantization import quantize
 def is_the_reference(x, bits, group):
     found = quantise(x, bits, group)
     wanted = quantize(as_numpy(x), bits, group)
-    for name in ("codes", "scale", "zero"):
-        ours, theirs = getattr(found, name).cpu().numpy(), getattr(wanted, name)
+    for name, part in zip(("codes", "scale", "zero"), found.parts, strict=True):
+        ours, theirs = part.cpu().numpy(), getattr(wanted, name)
         np.testing.assert_array_equal(ours.reshape(theirs.shape), theirs, err_msg=name)
 
 
@@ -66,7 +66,7 @@ def test_constant_groups_beside_halves(constant, bits):
     halves = torch.arange(32, device=DEVICE).clamp(max=2 * largest) / 2
     halves[-1] = largest
     both = torch.stack([torch.full_like(halves, constant), halves])
-    assert (quantise(both, bits, 32).codes[0] == 0).all()
+    assert (quantise(both, bits, 32).parts[0][0] == 0).all()
     is_the_reference(both, bits, 32)
 
 
@@ -74,17 +74,16 @@ def test_constant_groups_beside_halves(constant, bits):
 def test_a_number_that_is_none_poisons_its_group(dtype):
     x = drawn((3, 64), dtype=dtype)
     x[1, 5] = torch.nan
-    found = quantise(x, 4, 32)
-    for each in (found.scale, found.zero):
+    for each in quantise(x, 4, 32).parts[1:]:
         assert each.isnan().nonzero().tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("shape", [(0, 64), (2, 2, 0, 64), (0, 3, 64)])
 def test_nothing_to_quantise(shape, bits):
-    found = quantise(drawn(shape), bits, 32)
-    assert found.codes.shape == (*shape[:-1], 64 * bits // 8)
-    assert found.scale.shape == found.zero.shape == (*shape[:-1], 2)
+    codes, scale, zero = quantise(drawn(shape), bits, 32).parts
+    assert codes.shape == (*shape[:-1], 64 * bits // 8)
+    assert scale.shape == zero.shape == (*shape[:-1], 2)
 
 
 RESTS = ((64, 64), (128, 64), (96, 32), (80, 64), (64, 2))
