@@ -92,7 +92,10 @@ class CompressedLM(Base):
         except ValueError:
             raise ValueError(f"batch_size = {batch_size!r} must be a whole number") from None
         check_at_least(1, batch_size=size)
-        self.use(method, budget, block_size, feed, **options)
+        check_choice(FEEDS, feed=feed)
+        methods.get(method, None if budget is None else budget_entries(budget, 10**6), **options)
+        self.spec, self.budget, self.method_options = method, budget, options
+        self.block_size, self.feed = block_size, feed
         network, name = pretrained, getattr(pretrained, "name_or_path", pretrained)
         if isinstance(pretrained, str):
             network, tokenizer = load(pretrained, dtype, _present(device), parallel)
@@ -100,21 +103,6 @@ class CompressedLM(Base):
         with _quiet("lm_eval.models.huggingface"):  # it warns everybody who hands it a model
             super().__init__(pretrained=network, batch_size=size, **own)
         self.pretrained = name  # what lm-eval writes into its results
-
-    def use(
-        self,
-        method: str,
-        budget: int | str | None = None,
-        block_size: int | None = None,
-        feed: str = "steps",
-        **options: Any,
-    ) -> None:
-        """Take another method; arguments and errors are the constructor's."""
-        check_choice(FEEDS, feed=feed)
-        entries = None if budget is None else budget_entries(budget, 10**6)
-        methods.get(method, entries, **options)
-        self.spec, self.budget, self.method_options = method, budget, options
-        self.block_size, self.feed = block_size, feed
 
     def policy_for(self, entries: int | None) -> Policy:
         """Return the method at a budget in entries."""
@@ -274,7 +262,7 @@ def evaluate_tasks(
         chat: apply the tokenizer's chat template.
         include_path: folder of further tasks.
         report: is called with (runs done, runs in all, the method) before each run.
-        loading: device, dtype and parallel, as `CompressedLM` takes them.
+        loading: device, dtype and parallel, as `kvlab.fast.models.loading.load` takes them.
 
     Raises:
         ValueError: if an argument is not allowed, a task is unknown, or no method could run.
@@ -285,14 +273,16 @@ def evaluate_tasks(
     check_at_least(1, limit=1 if limit is None else limit)
     check_at_least(0, fewshot=0 if fewshot is None else fewshot)
     manager = _task_manager(model, tasks, include_path)
-    network = CompressedLM(model, batch_size=reading.batch_size, **loading)
+    network, tokenizer = load(model, **loading)
+    block_size, feed, batch_size = reading.how
+    how = {"block_size": block_size, "feed": feed, "batch_size": batch_size, "tokenizer": tokenizer}
 
     def measure(method: str, budget: str | None, told: Told) -> EvaluatedRow:
         told(0)
-        network.use(method, budget, reading.block_size, reading.feed)
+        compressed: Any = CompressedLM(network, method, budget, **how)
         with _quiet("lm_eval"):
             results: Any = evaluator.simple_evaluate(
-                model=network,
+                model=compressed,
                 tasks=list(tasks),
                 num_fewshot=fewshot,
                 limit=limit,

@@ -28,6 +28,13 @@ WHAT_IT_IS = (
     "method keeps a part of them, or rounds them, and the model has to solve the same problems."
 )
 
+CAPTION = (
+    "solved: whole solution right, with 95 % interval · error: attention output against everything "
+    "seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · bits: stored per "
+    "element of the full cache, scales included · from error to bits: on the first problem (NumPy) "
+    "or four (PyTorch) · ms: per token"
+)
+
 
 class Settings(Budgets, Problems, Workers, Json):
     """What to compare, and on what."""
@@ -84,18 +91,6 @@ def compare(settings: Settings) -> None:
     problems = counted(sweep.problems, "problem")
     title = f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend"
     print_table(tabulate(comparison.summary.points, comparing.COLUMNS), title)
-    print_caption(_caption(comparison.sweep))
+    print_caption(CAPTION)
     if settings.report is not None:
         print_line(f"report: {settings.report.resolve().as_uri()}")
-
-
-def _caption(sweep: Sweep) -> str:
-    """Explain the columns."""
-    few = "problem" if sweep.measured == 1 else f"{sweep.measured} problems"
-    together = "all problems of a batch at once" if sweep.batch > 1 else "one problem at a time"
-    return (
-        "solved: whole solution right, with 95 % interval · error: attention output against "
-        "everything seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · "
-        "bits: stored per element of the full cache, scales included · from error to bits: on "
-        f"the first {few} · ms: per token, {together}"
-    )

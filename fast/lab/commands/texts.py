@@ -88,7 +88,7 @@ def perplexity(settings: PerplexitySettings) -> None:
         print_json(asdict(found))
         return
     print_table(measuring.table(found), measuring.title(found))
-    print_caption(measuring.caption(found))
+    print_caption(measuring.CAPTION)
 
 
 class NeedleSettings(Text):

@@ -199,20 +199,15 @@ COLUMNS = (
     Column("KiB", "nbytes", lambda nbytes: f"{nbytes / 1024:.0f}"),
 )
 
+CAPTION = (
+    "gap: perplexity less the full cache's · nats: loss per token less the full cache's, paired "
+    "over the windows · entries: kept at the end · KiB: of keys and values then, scales included, "
+    "an unquantised element at 16 bits"
+)
+"""What the columns are."""
+
 
 def title(found: Perplexities) -> str:
-    """Say what was read."""
-    windows = counted(found.passages, "window")
-    return f"{windows} of {found.mean_length:.0f} tokens, {found.tokens} rated"
-
-
-def caption(found: Perplexities) -> str:
-    """Explain the columns."""
-    how = f"read in blocks of {found.reading.block_size} tokens"
-    if found.reading.feed == "steps":
-        how = f"prompts {how}, the rest fed token by token, as if written"
-    return (
-        f"{how} · gap: perplexity less the full cache's · nats: loss per token less the full "
-        "cache's, paired over the windows · entries: kept at the end · KiB: of keys and values "
-        "then, scales included, an unquantised element at 16 bits"
-    )
+    """Say what was read, and how."""
+    windows, feed = counted(found.passages, "window"), found.reading.feed
+    return f"{windows} of {found.mean_length:.0f} tokens, {found.tokens} rated, fed in {feed}"

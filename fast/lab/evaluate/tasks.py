@@ -140,17 +140,12 @@ class InNovel(Task):
     """``after``: a text is compressed before its questions are known. ``known``: text and question
     are one prompt."""
 
+    def __post_init__(self) -> None:
+        check_choice(("after", "known"), question=self.question)
+
     @property
     def asks_after(self) -> bool:
         return self.question == "after"
-
-    def problems(self, count: int, seed: int) -> Sequence[needle.Problem]:
-        check_choice(("after", "known"), question=self.question)
-        return self.hidden(count, seed)
-
-    @abstractmethod
-    def hidden(self, count: int, seed: int) -> Sequence[needle.Problem]:
-        """Hide something in passages of the novel, and ask for it."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +157,7 @@ class Needle(InNovel):
     needles: int = 5
     """Needles in each text."""
 
-    def hidden(self, count: int, seed: int) -> Sequence[needle.Problem]:
+    def problems(self, count: int, seed: int) -> Sequence[needle.Problem]:
         return needle.haystacks(count, seed, self.words, self.needles)
 
     def grade(self, problem: needle.Problem, text: str) -> Outcome:
@@ -178,7 +173,7 @@ class Reading(InNovel):
     facts: int = 2
     """Facts that one answer must contain, in the order of the question."""
 
-    def hidden(self, count: int, seed: int) -> Sequence[needle.Problem]:
+    def problems(self, count: int, seed: int) -> Sequence[needle.Problem]:
         return needle.readings(count, seed, self.words, self.facts)
 
     def grade(self, problem: needle.Problem, text: str) -> Outcome:

@@ -8,18 +8,12 @@ import pytest
 from texts import byte_model
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvlab.fast.lab.cli import app  # noqa: E402
-from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
-from kvlab.fast.lab.evaluate.needle import (  # noqa: E402
-    Grid,
-    Haystack,
-    search_needles,
-    text_haystacks,
-)
-from kvlab.fast.models.loading import load  # noqa: E402
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.evaluate.needle import text_haystacks
+from kvlab.fast.models.loading import load
 
 HAY = "The river is long and slow. Nobody knows where it begins. " * 40
 DEPTHS = (0.0, 0.5, 1.0)
@@ -66,28 +60,6 @@ def test_a_chat_template_wraps_the_text_and_the_answer_begins_in_it(reader):
     prompt = tokenizer.decode(haystack.prompt)
     assert prompt.startswith("<user>")
     assert re.search(r"<assistant>The secret number of \w+ is$", prompt)
-
-
-def test_what_the_model_writes_itself_is_found_with_room_and_lost_without(reader):
-    """The answer is the model's own greedy continuation: a needle that it does know."""
-    model, _ = reader
-    generator = np.random.default_rng(0)
-    haystacks = []
-    for number in range(4):
-        prompt = generator.integers(1, 250, size=60).tolist()
-        ids = torch.tensor([prompt])
-        written = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
-        )[0, 60:].tolist()
-        needles = [(0, slice(0, 3)), (1, slice(3, len(written)))]
-        haystacks.append(Haystack(prompt, written, needles, number % 2))
-    grid = Grid((30, 60), (0.0, 1.0), tuple(haystacks))
-    settings = Reading(("full", "streaming_llm"), ("10%",), 16, batch_size=3)
-    found = search_needles(model, grid, settings)
-    full, small = found.rows
-    assert full.found == found.hidden == [[2, 2], [2, 2]]
-    assert full.accuracy == 1
-    assert small.accuracy is not None and small.accuracy < 0.5
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from build import observation
 
 from kvlab.fast.lab.evaluate.backends import Request, load_backend
 from kvlab.fast.lab.evaluate.oracle import oracle_policy
-from kvlab.fast.lab.evaluate.tasks import TASKS
 from kvlab.fast.lab.sweep.compare import compare, run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.reference import methods
@@ -126,12 +125,3 @@ def test_a_comparison_has_a_row_for_the_oracle():
     assert entries <= oracle.budget
     assert random.solved is not None
     assert random.solved < 1
-
-
-def test_a_task_with_many_right_answers_has_no_first_error(monkeypatch):
-    class Free(TASKS["reasoning"]):
-        one_answer = False
-
-    monkeypatch.setitem(TASKS, "free", Free)
-    with pytest.raises(ValueError, match="to_first_error needs one right answer each, which free"):
-        Sweep(("h2o",), ("50%",), 1, tasks=("free",), to_first_error=True)

@@ -77,15 +77,6 @@ def test_the_full_cache_has_the_model_s_own_perplexity(loaded):
 
 
 @pytest.mark.parametrize("feed", ["steps", "blocks"])
-def test_with_room_for_everything_there_is_no_gap(loaded, feed):
-    model, tokenizer = loaded
-    passages = cut_windows(token_ids(tokenizer, TEXT), 60, 10, most=2)
-    settings = Reading(("h2o", "caote:tova"), ("100%",), 16, feed, 2)
-    for row in measure_perplexity(model, passages, settings).rows:
-        assert row.gap == pytest.approx(0, abs=100 * FLOAT32_LOGITS)
-
-
-@pytest.mark.parametrize("feed", ["steps", "blocks"])
 def test_bytes_are_counted_with_scales_and_a_precision_alone_is_measured(loaded, feed):
     """Of 59 tokens read: 16 bits, or a byte each and two float32 scales per layer."""
     model, tokenizer = loaded
