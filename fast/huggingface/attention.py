@@ -6,6 +6,7 @@ functions do not know are refused, also in layers that are left alone: to drop a
 mask would give wrong text without an error.
 """
 
+import sys
 from math import isclose, sqrt
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from kvlab.fast.engine.attention import compute_dtype, logits, softmax, weighted_values
+from kvlab.fast.engine.attention import compute_dtype
 from kvlab.fast.engine.batch import BatchClock
 from kvlab.fast.engine.step import Block
 from kvlab.fast.huggingface.cache import TICKET, CompressedLayer, Ticket, UnsupportedModelError
@@ -53,11 +54,17 @@ def attention(
     """
     _refuse_unknown(module, dropout, kwargs)
     ticket = getattr(key, TICKET, None)
-    if ticket is None:
-        output = _attend_uncompressed(
-            module, query, key, value, attention_mask, scaling, softcap, is_causal, s_aux
-        )
-        return output, None
+    if ticket is None:  # a layer whose entries no policy chooses: as transformers computes it
+        options = {"scaling": scaling, "is_causal": is_causal, "softcap": softcap, "s_aux": s_aux}
+        attend = sdpa_attention_forward
+        if softcap is not None or s_aux is not None:
+            attend = sys.modules[type(module).__module__].eager_attention_forward
+            if attention_mask is None:
+                m, n = query.shape[2], key.shape[2]
+                attention_mask = query.new_ones((m, n), dtype=torch.bool).tril(n - m)
+            least = max(torch.finfo(dtype).min for dtype in (query.dtype, torch.float32))
+            attention_mask = query.new_zeros(()).masked_fill(~attention_mask, least)
+        return attend(module, query, key, value, attention_mask, **options)[0], None
     if is_causal is None and attention_mask is None and query.shape[2] > 1:
         is_causal = getattr(module, "is_causal", True)  # as transformers' sdpa attention reads it
     _check_layer(module, ticket, is_causal, s_aux)
@@ -151,43 +158,6 @@ def _is_causal(mask: Tensor, positions: Int[Tensor, "N m"]) -> bool:
 
 def _name(module: torch.nn.Module) -> str:
     return type(module).__name__
-
-
-# --- layers that are left alone ---
-
-
-def _attend_uncompressed(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    is_causal: bool | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Attention of a layer whose entries no policy chooses, as transformers computes it."""
-    if softcap is None and sinks is None:
-        return sdpa_attention_forward(
-            module, query, key, value, mask, scaling=scaling, is_causal=is_causal
-        )[0]
-    N, H, m, d = query.shape
-    G, n, dtype = key.shape[1], key.shape[2], compute_dtype(key.dtype)
-    if mask is None:
-        causal = torch.ones(m, n, dtype=torch.bool, device=key.device).tril(n - m)
-        mask = causal.expand(N, 1, m, n)
-    scale = 1.0 if scaling is None else scaling * sqrt(d)
-    queries = (query.to(dtype) * scale).view(N, G, H // G, m, d)
-    weights = logits(queries, key.to(dtype), softcap)
-    mask = mask[:, :, None]
-    if sinks is not None:  # one more logit per head, which takes attention and has no value
-        sink = sinks.to(dtype).view(1, G, H // G, 1, 1).expand(N, -1, -1, m, 1)
-        weights = torch.cat([weights, sink], dim=-1)
-        mask = torch.cat([mask, torch.ones_like(mask[..., :1])], dim=-1)
-    weights = softmax(weights, mask)[..., :n]
-    output = weighted_values(weights, value.to(dtype))
-    return output.flatten(1, 2).transpose(1, 2).contiguous().to(query.dtype)
 
 
 # --- masks ---

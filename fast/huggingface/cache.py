@@ -95,11 +95,6 @@ class CompressedLayer(CacheLayerMixin):
     """The name until transformers 5.2."""
 
     def offload(self) -> None:
-        """Refuse.
-
-        Raises:
-            ValueError: always.
-        """
         raise ValueError("a compressed cache cannot be offloaded")
 
 
@@ -344,21 +339,13 @@ class CompressedCache(Cache):
     # --- what cannot work ---
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: evicted entries cannot come back.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refuse with ValueError: evicted entries cannot come back."""
         raise ValueError(
             "assisted decoding and rolling back need evicted entries again: not with compress()"
         )
 
     def activate_past_recording(self) -> None:
-        """Refuse assisted decoding, as `crop` does.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refuse assisted decoding, as `crop` does."""
         self.crop(0)
 
 
