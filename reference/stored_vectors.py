@@ -153,45 +153,22 @@ class StoredVectors:
         vectors, table, row = self.vectors[kept], self.table[kept], self.row[kept]
         return replace(self, vectors=vectors, table=table, row=row)._without_unused_rows()
 
-    def encode(self, code: Code) -> "StoredVectors":
-        """Store everything that is at full precision in a code; the first vectors fix its scale.
+    def encode(self, code: Code, entries: Bool[Array, "G n"] | None = None) -> "StoredVectors":
+        """Store entries in a code, all at full precision if none are named.
+
+        The first vectors fix the code's scale.
 
         Raises:
-            ValueError: if a vector cannot be stored.
+            ValueError: if a vector cannot be stored, or a head's entries do not fill whole blocks.
         """
-        new = self.table == FULL
-        if not new.any():
-            return self
-        scale = code.scale(self.vectors) if self.scale is None else self.scale
-        scaled = self.vectors if scale is None else self.vectors / scale
-        return replace(self, scale=scale)._move(new, scaled, code)
-
-    def quantize_tokens(
-        self, entries: Bool[Array, "G n"], bits: int, group: int
-    ) -> "StoredVectors":
-        """Store the chosen entries in groups of ``group`` channels of one token."""
-        return self._move(entries, self._balanced(), TokenGroups(bits, group))
-
-    def quantize_channels(
-        self, entries: Bool[Array, "G n"], bits: int, group: int
-    ) -> "StoredVectors":
-        """Store the chosen entries in blocks of ``group`` consecutive tokens of one channel.
-
-        Raises:
-            ValueError: if a head's chosen entries do not fill whole blocks.
-        """
-        if (entries.sum(axis=1) % group).any():
-            raise ValueError(f"entries to quantise per head must be a multiple of group = {group}")
-        return self._move(entries, self._balanced(), ChannelGroups(bits, group))
-
-    def _balanced(self) -> Float[Array, "G n d"]:
-        return self.vectors if self.balance is None else self.vectors * self.balance[:, None]
-
-    def _move(
-        self, entries: Bool[Array, "G n"], scaled: Float[Array, "G n d"], code: Code
-    ) -> "StoredVectors":
+        entries = self.table == FULL if entries is None else entries
         if not entries.any():
             return self
+        if (entries.sum(axis=1) % code.tokens).any():
+            raise ValueError(f"entries of a head must be a multiple of group = {code.tokens}")
+        scale = code.scale(self.vectors) if self.scale is None else self.scale
+        scaled = self.vectors if self.balance is None else self.vectors * self.balance[:, None]
+        scaled = scaled if scale is None else scaled / scale
         rows = CodedRows(code, scaled.shape[2], code.encode(scaled[entries]))
         codes = [table.code for table in self.tables]
         number = codes.index(code) if code in codes else len(codes)
@@ -200,14 +177,13 @@ class StoredVectors:
         vectors[entries] = code.decode(rows.parts, rows.d)
         if self.balance is not None:
             vectors = np.where(entries[..., None], vectors / self.balance[:, None], vectors)
-        if self.scale is not None:
-            vectors = np.where(entries[..., None], vectors * self.scale, vectors)
+        if scale is not None:
+            vectors = np.where(entries[..., None], vectors * scale, vectors)
         table[entries] = number
         row[entries] = joined.count - rows.count + np.arange(rows.count)
         tables = (*self.tables[:number], joined, *self.tables[number + 1 :])
-        return replace(
-            self, vectors=vectors, table=table, row=row, tables=tables
-        )._without_unused_rows()
+        stored = StoredVectors(vectors, table, row, tables, self.balance, scale)
+        return stored._without_unused_rows()
 
     def _without_unused_rows(self) -> "StoredVectors":
         stored = int((self.table != FULL).sum())

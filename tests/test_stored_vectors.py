@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kvlab.reference.stored_vectors import StoredVectors
+from kvlab.reference.stored_vectors import ChannelGroups, StoredVectors, TokenGroups
 
 
 def filled(seed=0, G=2, n=12, d=8):
@@ -15,7 +15,7 @@ def test_taken_entries_are_bit_exact_and_the_others_leave_memory():
     entries = np.zeros((2, 12), dtype=bool)
     entries[0, ::2] = entries[1, 1::2] = True
     others = ~entries & (vectors[..., 0] > 0)
-    mixed = storage.quantize_tokens(entries, 4, 4).quantize_tokens(others, 8, 8)
+    mixed = storage.encode(TokenGroups(4, 4), entries).encode(TokenGroups(8, 8), others)
     keep = np.array([[0, 3, 4, 9], [1, 2, 5, 11]])
     taken = mixed.take(keep)
     np.testing.assert_array_equal(
@@ -32,7 +32,7 @@ def test_bytes_by_hand():
     storage, _ = filled()
     entries = np.zeros((2, 12), dtype=bool)
     entries[:, :3] = True
-    mixed = storage.quantize_tokens(entries, 4, 4)
+    mixed = storage.encode(TokenGroups(4, 4), entries)
     assert mixed.payload_bytes == 6 * 4 + 18 * 16
     assert mixed.overhead_bytes == 6 * 8
 
@@ -41,8 +41,8 @@ def test_quantising_in_steps_equals_quantising_at_once():
     storage, _ = filled()
     first, second = np.zeros((2, 12), dtype=bool), np.zeros((2, 12), dtype=bool)
     first[:, :4], second[:, 4:9] = True, True
-    steps = storage.quantize_tokens(first, 4, 8).quantize_tokens(second, 4, 8)
-    once = storage.quantize_tokens(first | second, 4, 8)
+    steps = storage.encode(TokenGroups(4, 8), first).encode(TokenGroups(4, 8), second)
+    once = storage.encode(TokenGroups(4, 8), first | second)
     np.testing.assert_array_equal(steps.vectors, once.vectors)
     assert len(steps.tables) == 1
 
@@ -51,11 +51,11 @@ def test_channel_blocks_cannot_be_split():
     storage, _ = filled()
     entries = np.zeros((2, 12), dtype=bool)
     entries[:, :8] = True
-    blocks = storage.quantize_channels(entries, 4, 4)
+    blocks = storage.encode(ChannelGroups(4, 4), entries)
     whole = np.tile(np.arange(4, 12), (2, 1))
     np.testing.assert_array_equal(blocks.take(whole).vectors, blocks.vectors[:, 4:])
     with pytest.raises(ValueError, match="cannot lose single tokens"):
         blocks.take(np.tile(np.arange(1, 12), (2, 1)))
     entries[:, 8] = True
     with pytest.raises(ValueError, match="must be a multiple of group = 4"):
-        storage.quantize_channels(entries, 4, 4)
+        storage.encode(ChannelGroups(4, 4), entries)

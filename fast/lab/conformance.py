@@ -131,32 +131,6 @@ def _attend_coded(queries, bits, group, softcap, **given):
     return attend_to_tables(queries[None], keys, values, n, softcap)[0][0]
 
 
-def _attend_pages(queries, key_pages, value_pages, table, query_positions, softcap):
-    """Attention to the pages of a sequence, gathered: kvlab's own cache has slots and no pages."""
-    keys, values = (_in_order(pages, table[table >= 0]) for pages in (key_pages, value_pages))
-    places = torch.arange(key_pages.shape[1])
-    positions = (torch.nonzero(table >= 0) * key_pages.shape[1] + places).flatten()
-    there = positions <= query_positions.max()
-    keys, values = keys[:, there], values[:, there]
-    positions = positions[there].expand(len(keys), -1)
-    return _attend(queries, keys, values, positions, query_positions, softcap)
-
-
-def _compact_pages(key_pages, value_pages, table, keep):
-    page, kept = key_pages.shape[1], keep.shape[1]
-    both = [_in_order(pages, table) for pages in (key_pages, value_pages)]
-    columns = {"vectors": torch.stack(both)[:, None].contiguous()}
-    move_survivors(columns, keep[None], ascending=True)
-    for pages, moved in zip((key_pages, value_pages), columns["vectors"][:, 0], strict=True):
-        pages[table] = moved.transpose(0, 1).reshape(len(table), page, *pages.shape[2:])
-    return key_pages, value_pages, table[: -(-kept // page)]
-
-
-def _in_order(pages, table):
-    """Return ``[G, n, d]``: the entries of some pages, one page after the other."""
-    return pages[table].flatten(0, 1).transpose(0, 1)
-
-
 def _encode(precision, x, first):
     stored = get(f"full@precision={precision}").precision
     assert isinstance(stored, OnArrival)
@@ -398,8 +372,6 @@ IMPLEMENTATIONS = {
     "quantize_dequantize": _quantize_dequantize,
     "pack": _pack,
     "attend_coded": _attend_coded,
-    "attend_pages": _attend_pages,
-    "compact_pages": _compact_pages,
     "encode": _encode,
     "eviction_error": _errors_of_rows,
     "pool": _pool,

@@ -32,6 +32,7 @@ from kvlab.reference.policy import (
     Stored,
 )
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
+from kvlab.reference.stored_vectors import TokenGroups
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class Demote(Precision):
         keys = cache.keys
         if self.options.reading == "mikv" and keys.balance is None and demoted.any():
             keys = replace(keys, balance=balance(seen))
-        keys = keys.quantize_tokens(demoted, self.options.bits, self.options.group)  # [DDKS 1]
-        values = cache.values.quantize_tokens(demoted, self.options.bits, self.options.group)
+        code = TokenGroups(self.options.bits, self.options.group)
+        keys, values = keys.encode(code, demoted), cache.values.encode(code, demoted)  # [DDKS 1]
         everything = np.tile(np.arange(len(cache)), (len(demoted), 1))
         return replace(cache, keys=keys, values=values), everything
 

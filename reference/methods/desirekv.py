@@ -42,6 +42,7 @@ from kvlab.reference.policy import (
     Stored,
 )
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
+from kvlab.reference.stored_vectors import TokenGroups
 from kvlab.reference.windows import (
     Border,
     among_candidates,
@@ -221,9 +222,9 @@ def quantize_entries(
     """Lower the precision of entries; an entry that is stored at fewer bits already stays so."""
     keys, values = cache.keys, cache.values
     if key_bits < FULL_BITS:
-        keys = keys.quantize_tokens(entries & (keys.bits > key_bits), key_bits, group)
+        keys = keys.encode(TokenGroups(key_bits, group), entries & (keys.bits > key_bits))
     if value_bits < FULL_BITS:
-        values = values.quantize_tokens(entries & (values.bits > value_bits), value_bits, group)
+        values = values.encode(TokenGroups(value_bits, group), entries & (values.bits > value_bits))
     return replace(cache, keys=keys, values=values)
 
 

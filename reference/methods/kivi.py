@@ -23,6 +23,7 @@ from kvlab.reference.notation import Array, KeepSet
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import EveryBlock, Nobody, Policy, Precision, Stored, Unlimited
 from kvlab.reference.quantization import FULL_BITS, WIDTHS
+from kvlab.reference.stored_vectors import ChannelGroups, TokenGroups
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,10 @@ class KeysPerChannelValuesPerToken(Precision):
         if d % group:
             raise ValueError(f"group = {group} must divide the head dimension {d}")
         keys_due, values_due = self.due(len(cache))
-        keys = cache.keys.quantize_channels(
-            keys_due & (cache.keys.bits == FULL_BITS), self.options.key_bits, group
-        )
-        values = cache.values.quantize_tokens(
-            values_due & (cache.values.bits == FULL_BITS), self.options.value_bits, group
-        )
+        by_channel = ChannelGroups(self.options.key_bits, group)
+        by_token = TokenGroups(self.options.value_bits, group)
+        keys = cache.keys.encode(by_channel, keys_due & (cache.keys.bits == FULL_BITS))
+        values = cache.values.encode(by_token, values_due & (cache.values.bits == FULL_BITS))
         return replace(cache, keys=keys, values=values), keep
 
     def due(self, n: int) -> tuple[Bool[Array, " n"], Bool[Array, " n"]]:
