@@ -317,10 +317,4 @@ def _event_inputs(
 
 def _state_inputs(policy: Policy, state: State) -> dict[str, Array]:
     remembered = {REMEMBERED + name: np.asarray(x) for name, x in state.stream.items()}
-    for name, x in remembered.items():
-        if x.dtype.kind not in "fib":
-            raise ValueError(
-                f"state.stream[{name.removeprefix(REMEMBERED)!r}] of {policy.name} must be an "
-                "array of numbers to be written into a test vector"
-            )
     return {**{name: state.entries[name] for name in policy.score.columns}, **remembered}

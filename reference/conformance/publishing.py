@@ -10,7 +10,7 @@ stored inputs anew, and `check_answers` compares.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -50,6 +50,8 @@ STORED: Mapping[Kind, type] = {
     "code": np.uint8,
 }
 """Number formats of the files."""
+
+Add = Callable[[str, Array, Kind], str]
 
 NOTHING = 1e-13
 """If terms cancel to less than this share of the largest number, the result is stored as 0."""
@@ -102,31 +104,22 @@ def _rounded(name: str, each: Expected) -> Expected:
     return replace(each, value=value)
 
 
-class Writer:
-    """Collects tensors by file; equal ones are the same."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, dict[str, Array]] = {}
-        self._known: dict[tuple[str, str, tuple[int, ...], bytes], str] = {}
-
-    def add(self, file: str, x: Array, kind: Kind) -> str:
-        """Store an array and return its name, ``file/tensor``."""
-        stored = np.ascontiguousarray(x, dtype=STORED[kind])
-        tensors = self.files.setdefault(file, {})
-        key = file, str(stored.dtype), stored.shape, stored.tobytes()
-        name = self._known.setdefault(key, f"t{len(tensors):04d}")
-        tensors[name] = stored
-        return f"{file}/{name}"
-
-
 def write(cases: Iterable[Case], directory: Path, spec: str = FIRST) -> None:
     """Write the files of all cases; the index carries the specification, from 1.0 on."""
     directory.mkdir(parents=True, exist_ok=True)
-    writer = Writer()
-    entries = [_entry(case, writer) for case in cases]
-    contents = {
-        f"{file}.safetensors": save(dict(tensors)) for file, tensors in writer.files.items()
-    }
+    files: dict[str, dict[str, Array]] = {}
+    names: dict[Any, str] = {}
+
+    def add(file: str, x: Array, kind: Kind) -> str:
+        """Store an array, if there is no equal one, and return its name, ``file/tensor``."""
+        stored, tensors = np.ascontiguousarray(x, dtype=STORED[kind]), files.setdefault(file, {})
+        key = file, kind, stored.shape, stored.tobytes()
+        name = names.setdefault(key, f"t{len(tensors):04d}")
+        tensors[name] = stored
+        return f"{file}/{name}"
+
+    entries = [_entry(case, add) for case in cases]
+    contents = {f"{file}.safetensors": save(tensors) for file, tensors in files.items()}
     lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
     carried = "" if spec == FIRST else f'"specification":"{spec}",'
     contents[INDEX] = f'{{"format":{FORMAT},{carried}"cases":[\n{lines}\n]}}\n'.encode()
@@ -138,8 +131,8 @@ def write(cases: Iterable[Case], directory: Path, spec: str = FIRST) -> None:
     (directory / SUMS).write_text(sums, encoding="utf-8")
 
 
-def _entry(case: Case, writer: Writer) -> dict[str, Any]:
-    """Return a case's entry of the index, and hand its tensors to the writer."""
+def _entry(case: Case, add: Add) -> dict[str, Any]:
+    """Return a case's entry of the index, and add its tensors."""
     operation = operation_of(case.target)
     own = "blocks" if case.method is None else composition(case.method).replace(":", "-")
     shared = SHARED.get(case.operation, own)
@@ -152,20 +145,19 @@ def _entry(case: Case, writer: Writer) -> dict[str, Any]:
         "method": case.method,
         "parameters": {**case.parameters, **model},
         "inputs": {
-            name: writer.add(shared, x, operation.input(name, x).kind)
-            for name, x in case.inputs.items()
+            name: add(shared, x, operation.input(name, x).kind) for name, x in case.inputs.items()
         },
         "expected": {
-            name: _expected_entry(each, operation.outputs[name], answers, writer)
+            name: _expected_entry(each, operation.outputs[name], answers, add)
             for name, each in case.expected.items()
         },
     }
 
 
-def _expected_entry(each: Expected, field: Field, file: str, writer: Writer) -> dict[str, Any]:
+def _expected_entry(each: Expected, field: Field, file: str, add: Add) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "kind": each.kind,
-        "value": writer.add(file, each.value, field.kind),
+        "value": add(file, each.value, field.kind),
     }
     if each.kind == "numbers":  # two digits: more would depend on the machine
         entry["tolerance"] = {
@@ -173,9 +165,9 @@ def _expected_entry(each: Expected, field: Field, file: str, writer: Writer) -> 
             for precision, pair in each.tolerance.items()
         }
     if each.where is not None:
-        entry["where"] = writer.add(file, each.where, "bool")
+        entry["where"] = add(file, each.where, "bool")
     if each.slack is not None:
-        entry["slack"] = writer.add(file, each.slack, "float")
+        entry["slack"] = add(file, each.slack, "float")
     if either := {name: x for name, x in each.either.items() if x.any()}:
-        entry["either"] = {name: writer.add(file, x, "bool") for name, x in either.items()}
+        entry["either"] = {name: add(file, x, "bool") for name, x in either.items()}
     return entry

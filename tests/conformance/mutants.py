@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import spec_from_file_location
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -98,62 +96,34 @@ def planted_engine(bug: Bug | None) -> ModuleType:
 
 
 @cache
-def compiled(origin: str) -> CodeType:
-    """Return the code of an unchanged file; all copies share it."""
-    return compile(Path(origin).read_text(encoding="utf-8"), origin, "exec")
-
-
-@cache
-def compiled_text(text: str) -> CodeType:
-    """Return the code of a method that `dataclasses` writes; all copies share it, too."""
-    return compile(text, "<dataclass>", "exec")
+def compiled(text: str) -> CodeType:
+    """Return the code of a file, or of a method that `dataclasses` writes; all copies share it."""
+    return compile(text, "<copy>", "exec")
 
 
 def execute(text: str, names: dict[str, Any], into: dict[str, Any]) -> None:
     """Stand in for ``exec`` in `dataclasses`, where compiling takes most of an import's time."""
-    exec(compiled_text(text), names, into)
-
-
-class Planted(MetaPathFinder, Loader):
-    """Loads the package, one of its modules from changed source."""
-
-    def __init__(self, name: str, source: str) -> None:
-        self.name, self.source = name, source
-
-    def find_spec(self, fullname: str, path, target=None) -> ModuleSpec | None:
-        """Find what lies in the package alone."""
-        if not fullname.startswith(f"{PACKAGE}."):
-            return None
-        found = PathFinder.find_spec(fullname, path)
-        assert found is not None and found.origin is not None
-        locations = found.submodule_search_locations
-        return spec_from_file_location(
-            fullname, found.origin, loader=self, submodule_search_locations=locations
-        )
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the source, changed where the bug is."""
-        changed = module.__name__ == self.name
-        code = compile(self.source, "<bug>", "exec") if changed else compiled(str(module.__file__))
-        exec(code, module.__dict__)
+    exec(compiled(text), names, into)
 
 
 @contextmanager
-def imported_anew(finder: MetaPathFinder) -> Iterator[None]:
-    """Forget the package, import it through a finder, without checks of types; then restore it."""
-    ours = {name: m for name, m in sys.modules.items() if f"{name}.".startswith(f"{PACKAGE}.")}
-    finders = sys.meta_path[:]
-    for name in ours:
-        del sys.modules[name]
-    sys.meta_path[:] = [finder, *(f for f in finders if "jaxtyping" not in type(f).__module__)]
-    try:
-        yield
-    finally:
-        sys.meta_path[:] = finders
-        for name in [name for name in sys.modules if f"{name}.".startswith(f"{PACKAGE}.")]:
+def imported_anew(bug: Bug | None) -> Iterator[None]:
+    """Forget the package, import it with a bug and without checks of types; then restore it."""
+    ours = [name for name in sys.modules if f"{name}.".startswith(f"{PACKAGE}.")]
+    finders = [PathFinder, *sys.meta_path]  # before pytest's and jaxtyping's, which change code
+    real = kvlab.reference
+
+    def get_code(loader: SourceFileLoader, fullname: str) -> CodeType:
+        if bug is not None and bug.file.samefile(loader.path):
+            return compiled(bug.source)
+        return compiled(Path(loader.path).read_text(encoding="utf-8"))
+
+    changed_loader = patch.object(SourceFileLoader, "get_code", get_code)
+    with patch.dict(sys.modules), patch.object(sys, "meta_path", finders), changed_loader:
+        for name in ours:
             del sys.modules[name]
-        sys.modules.update(ours)
-        sys.modules["kvlab"].reference = ours[PACKAGE]  # type: ignore[attr-defined]
+        yield
+    kvlab.reference = real
 
 
 class Copy:
@@ -162,12 +132,7 @@ class Copy:
     precision = "float32"
 
     def __init__(self, bug: Bug | None) -> None:
-        name, source = "nothing", ""
-        if bug is not None:
-            parts = bug.file.relative_to(ROOT).with_suffix("").parts
-            name, source = ".".join((PACKAGE, *parts)), bug.source
-        once = patch("dataclasses.exec", execute, create=True)
-        with imported_anew(Planted(name, source)), once:
+        with imported_anew(bug), patch("dataclasses.exec", execute, create=True):
             targets = importlib.import_module(f"{PACKAGE}.conformance.targets")
             importlib.import_module(f"{PACKAGE}.methods").discover()
             importlib.import_module(f"{PACKAGE}.precisions").families()

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from sampling import examples, sampled
 
 from kvlab.reference.conformance import draws, strategies
-from kvlab.reference.conformance.checker import check, fuzz
+from kvlab.reference.conformance.checker import fuzz
 from kvlab.reference.conformance.implementation import Functions, exact_in_16_bits
 from kvlab.reference.conformance.made import STREAMS, drawn_case, sized_cases
 from kvlab.reference.conformance.operation import OPERATIONS
@@ -86,51 +86,6 @@ def test_hypothesis_makes_the_sizes_of_a_failure_small():
 # --- sizes ---------------------------------------------------------------------------------------
 
 
-def attend_in_tiles(tile=64, channels=None, forgets_last=False):
-    """Return attention that has the bugs of an outside author's list, if wanted."""
-
-    def attend(queries, keys, values, positions, query_positions, softcap):
-        n = keys.shape[1]
-        if forgets_last and n > tile and n % tile == 0:
-            keys, values, positions = (x[:, : n - tile] for x in (keys, values, positions))
-        logits = queries[..., :channels] @ keys[:, None, :, :channels].swapaxes(-1, -2)
-        logits = logits / np.sqrt(queries.shape[-1])
-        if softcap is not None:
-            logits = softcap * np.tanh(logits / softcap)
-        seen = positions[:, None, None] <= query_positions[:, None]
-        logits = np.where(seen, logits, -1e30)
-        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        return weights / weights.sum(axis=-1, keepdims=True) @ values[:, None]
-
-    return attend
-
-
-def kept_of_the_first(most):
-    def kept(scores, safe, room):
-        short = scores.astype(float).copy()
-        short[:, most:] = -1e30
-        return keep_set(short, safe, room)
-
-    return kept
-
-
-@pytest.mark.parametrize(
-    ("target", "bug"),
-    [
-        ("attend", attend_in_tiles(forgets_last=True)),
-        ("attend", attend_in_tiles(channels=64)),
-        ("keep_set", kept_of_the_first(1024)),
-    ],
-)
-def test_a_bug_of_tiles_channels_or_lengths_shows_at_kernel_sizes_alone(target, bug):
-    check(target, bug).raise_for_failures()
-    assert check(target, bug, sizes=("kernel",), minimise=False).count(Status.FAILED)
-
-
-def test_attention_in_tiles_without_a_bug_passes():
-    check("attend", attend_in_tiles(), sizes=("kernel",)).raise_for_failures()
-
-
 def test_a_seed_draws_the_same_numbers_again():
     def drawn(seed):
         return [*sized_cases("kernel", seed, lambda target: target == "h2o.select")]
@@ -155,7 +110,7 @@ def test_fuzzing_finds_what_comes_from_earlier_calls_and_draws_the_same_again():
         return keep_set(scores.astype(float), safe, room + (len(calls) > 25 and room > 1))
 
     assert fuzz("keep_set", Functions({"keep_set": kept}), 3, 30).count(Status.FAILED) == 1
-    assert fuzz("keep_set", Functions({"keep_set": kept_of_the_first(10**6)}), 3, 10).passed
+    assert fuzz("keep_set", Functions({"keep_set": keep_set}), 3, 10).passed
     always = Functions({"keep_set": lambda scores, safe, room: keep_set(-scores, safe, room)})
     (failure,), (same,) = (fuzz("keep_set", always, 1, 40).failures() for _ in range(2))
     np.testing.assert_array_equal(failure.case.inputs["scores"], same.case.inputs["scores"])
