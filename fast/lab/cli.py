@@ -57,8 +57,7 @@ app.add_typer(conformance.app, name="conformance")
 app.add_typer(models.app, name="models")
 
 
-def print_version(wanted: bool) -> bool:
-    """Print the version and end, if that is wanted."""
+def _print_version(wanted: bool) -> bool:
     if wanted:
         print_line(f"kvlab {version('kvlab')}")
         raise typer.Exit
@@ -69,7 +68,9 @@ def print_version(wanted: bool) -> bool:
 def about(
     wanted: Annotated[
         bool,
-        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Learn, check and speed up KV-cache compression for large language models."""
@@ -81,18 +82,17 @@ def main() -> None:
         raise SystemExit(app(standalone_mode=False))
     except BadUsage as error:
         if error.format_message():  # without a command, the help is printed already
-            refuse(error.format_message())
+            _refuse(error.format_message())
         raise SystemExit(error.exit_code) from None
     except (ValueError, TypeError, OSError) as error:
-        refuse(str(error))
+        _refuse(str(error))
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
-        refuse(f"this command needs {error.name}: pip install 'kvlab[{EXTRAS[error.name]}]'")
+        _refuse(f"this command needs {error.name}: pip install 'kvlab[{EXTRAS[error.name]}]'")
 
 
-def refuse(reason: str) -> NoReturn:
-    """Print one line and exit with code 2."""
+def _refuse(reason: str) -> NoReturn:
     errors.print(
         f"kvlab: {visible(reason)}", style="red", markup=False, highlight=False, soft_wrap=True
     )

@@ -1,18 +1,14 @@
 """Attention reads entries of several precisions where they lie."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, as_numpy, attended, drawn, sink
 from sampling import diagonal
 from tolerances import BFLOAT16_OUTPUT, FLOAT16_WEIGHTS, FLOAT32_SCORES
 
 from kvlab.fast.engine.storage import Partners, Storage
-from kvlab.fast.kernels.mixed_precision import as_odd, attend_to_tables, first_parts, suits_triton
+from kvlab.fast.kernels.mixed_precision import attend_to_tables, suits_triton
 from kvlab.fast.kernels.quantise import quantise
 from kvlab.fast.kernels.vector_tables import TABLE_SHIFT, VectorTable, partners_of
 
@@ -145,22 +141,6 @@ def test_formats_that_the_kernel_leaves_to_pytorch(bits, group, d):
     queries, keys, values = example(7, d, 2, bits, group)
     assert not suits_triton(keys, values, 4)
     agrees(queries, keys, values, 7)
-
-
-@given(st.lists(st.integers(1, 10**5), min_size=1, max_size=5), st.integers(0, 6))
-def test_every_table_gets_parts(rows, spare):
-    parts = 2 ** max(spare, (len(rows) - 1).bit_length())
-    firsts = first_parts(rows, parts)
-    assert firsts[0] == 0
-    assert firsts[-1] == parts
-    assert all(b > a for a, b in pairwise(firsts))
-
-
-@given(st.lists(st.integers(0, 2**27)))
-def test_row_counts_compile_nothing_anew(rows):
-    """Triton compiles a kernel anew for an argument of 1 and for multiples of 16."""
-    assert all(number != 1 and number % 16 for number in as_odd(rows))
-    assert [(number - 3) >> 1 for number in as_odd(rows)] == rows
 
 
 def test_partners_are_the_same_when_kept_as_when_found_anew():

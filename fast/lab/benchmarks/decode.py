@@ -120,20 +120,18 @@ def constant(stretch: int, repeats: int) -> Part:
     )
 
 
-def whole(tokens: int, repeats: int) -> Part:
-    """Return one long generation from a short prompt."""
+def _whole(tokens: int, repeats: int) -> Part:
     run = Run(64, tokens)
     return Part("whole", True, run, run, (LAGGED,), LAGGED_PRESSES, repeats)
 
 
-def real(length: int, tokens: int, repeats: int) -> Part:
-    """Return what a language model writes after a long prompt, with a quarter of the entries."""
+def _real(length: int, tokens: int, repeats: int) -> Part:
     run = Run(length, tokens)
     methods, presses = (*PER_STEP, LAGGED, *OTHERS), (*PER_STEP_PRESSES, ("snapkv", 32))
     return Part("real", False, run, run, methods, presses, repeats, length // 4, 2)
 
 
-def contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> Iterator[Contender]:
+def _contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> Iterator[Contender]:
     """Yield the contenders, the full cache of transformers first."""
     yield stock(setting)
     if part.warm_up is not None:
@@ -149,8 +147,7 @@ def contenders(part: Part, setting: Setting, worker: KvpressWorker | None) -> It
             yield kvpress(worker, setting, press, interval)
 
 
-def measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dict[str, Any]]:
-    """Measure all in turn, as often as ``part`` says, after a round that is not timed."""
+def _measure(part: Part, several: Sequence[Contender], bar: Progress) -> list[dict[str, Any]]:
     task = bar.add_task(part.name, total=(part.repeats + 1) * len(several))
     outcomes = []
     for contender in several:
@@ -215,17 +212,17 @@ def main(
         console.print(f"kvpress is not measured: {about['reason']}")
     asked: dict[str, Any] = {"whole_repeats": whole_repeats, "tokens": tokens, "cpu_time": cpu_time}
     if model is not None:
-        parts, network = [real(prompt, tokens, whole_repeats)], fetched(directory)
+        parts, network = [_real(prompt, tokens, whole_repeats)], fetched(directory)
         asked |= {"model": model, "prompt": prompt}
     else:
-        parts = [constant(stretch, repeats), whole(tokens, whole_repeats)]
+        parts = [constant(stretch, repeats), _whole(tokens, whole_repeats)]
         network = tiny_llama(device)
         asked |= {"repeats": repeats, "stretch": stretch, "device": device}
     found = {}
     with progress() as bar:
         for part in parts:
             setting = Setting(network, part.entries, cpu_time)
-            found[part.name] = measure(part, list(contenders(part, setting, worker)), bar)
+            found[part.name] = _measure(part, list(_contenders(part, setting, worker)), bar)
     parameters = {"entries": parts[0].entries, **asked}
     write(SCHEMA, device, {"kvpress": about, "parameters": parameters, "parts": found}, out)
 

@@ -34,8 +34,7 @@ CAP = 96e9
 """Bytes: the GPU of DesireKV's figure 5 b."""
 
 
-def llama_8b(device: str) -> Any:
-    """Return a random model in the shape of Llama-3-8B, in bfloat16."""
+def _llama_8b(device: str) -> Any:
     return random_llama(
         device,
         torch.bfloat16,
@@ -49,11 +48,13 @@ def llama_8b(device: str) -> Any:
     )
 
 
-def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Iterator[dict[str, Any]]:
+def _latencies(
+    model: Any, lengths: list[int], step: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
     """Yield the latency of every method at every length; one generation before is not counted."""
     for tokens in lengths:
         full = 0.0
-        for contender in several(model, COMPARED, tokens // 2):
+        for contender in _several(model, COMPARED, tokens // 2):
             contender.measured(Run(min(PROMPT, tokens), min(tokens, tokens // 2 + 160)), False)
             each = 1 / contender.measured(Run(PROMPT, tokens), False).speed(with_prompt=True)
             full = full or each
@@ -63,14 +64,14 @@ def latencies(model: Any, lengths: list[int], step: Callable[[], None]) -> Itera
             step()
 
 
-def capacities(
+def _capacities(
     model: Any, methods: Sequence[str], tokens: int, most: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the largest batch of each method, at most ``most``, exact to an eighth.
 
     ``tokens_per_second`` are those of all sequences together, ``cache_bytes`` those at the end.
     """
-    for contender in several(model, methods, None):
+    for contender in _several(model, methods, None):
         contender.measured(Run(PROMPT, min(tokens, WARM_UP)), False)
         best: dict[str, Any] = {}
         batch, too_many = 1, most + 1
@@ -87,8 +88,7 @@ def capacities(
             yield {"method": contender.name, "tokens": tokens, **best}
 
 
-def several(model: Any, methods: Sequence[str], budget: int | None) -> Iterator[Contender]:
-    """Yield the full cache of transformers, then methods."""
+def _several(model: Any, methods: Sequence[str], budget: int | None) -> Iterator[Contender]:
     setting = Setting(model, budget)
     yield stock(setting)
     for method in methods:
@@ -105,8 +105,7 @@ def next_batch(fits: int, too_many: int, most: int) -> int:
 
 
 @contextmanager
-def at_most(memory: float, device: str) -> Iterator[float]:
-    """Let this process allocate no more than so many bytes of the GPU, or all that it has."""
+def _at_most(memory: float, device: str) -> Iterator[float]:
     if device != "cuda":
         yield memory
         return
@@ -133,12 +132,12 @@ def main(
     if small:
         lengths, capacity_tokens, most = [64], 24, 2
         methods = ["full", "desirekv@interval=16,selector=4,group=32"]
-    model = tiny_llama(device) if small else llama_8b(device)
+    model = tiny_llama(device) if small else _llama_8b(device)
     with progress() as bar:
         task = bar.add_task("latency", total=(1 + len(COMPARED)) * len(lengths))
-        slow = list(latencies(model, lengths, lambda: bar.advance(task)))
-    with at_most(cap, device) as cap_bytes:
-        fitted = list(capacities(model, methods, capacity_tokens, most))
+        slow = list(_latencies(model, lengths, lambda: bar.advance(task)))
+    with _at_most(cap, device) as cap_bytes:
+        fitted = list(_capacities(model, methods, capacity_tokens, most))
     found = {"cap_bytes": cap_bytes, "latency": slow, "capacity": fitted}
     write(SCHEMA, device, found, out)
 

@@ -107,7 +107,7 @@ class Size:
 
 def decode_cases(size: Size) -> Iterator[Case]:
     """Yield attention of one query to all entries, with and without what scores read of it."""
-    queries, keys, values = size.random(GROUP, 1, HEAD_DIM), *vectors_of(size)
+    queries, keys, values = size.random(GROUP, 1, HEAD_DIM), *_vectors_of(size)
     cache = 2 * size.rows * size.vector_bytes
 
     def attend(reduce: Reduction, counters: RecurrenceCounters | None = None) -> Callable[[], Any]:
@@ -127,13 +127,11 @@ def decode_cases(size: Size) -> Iterator[Case]:
     yield size.case(name, tracked, reduced + size.rows * 16)
 
 
-def vectors_of(size: Size) -> tuple[Tensor, Tensor]:
-    """Return random keys and values."""
+def _vectors_of(size: Size) -> tuple[Tensor, Tensor]:
     return size.random(size.entries, HEAD_DIM), size.random(size.entries, HEAD_DIM)
 
 
-def caote_cases(size: Size) -> Iterator[Case]:
-    """Yield the eviction errors of every entry."""
+def _caote_cases(size: Size) -> Iterator[Case]:
     values = size.random(size.entries, HEAD_DIM)
     for rows, base in ((1, "H2O"), (GROUP, "TOVA")):
         h = size.attention(rows)
@@ -148,22 +146,21 @@ def caote_cases(size: Size) -> Iterator[Case]:
     yield size.case("FastCAOTE around H2O", fast, size.rows * (2 * size.vector_bytes + 16))
 
 
-def keep_cases(size: Size) -> Iterator[Case]:
-    """Yield how entries to keep are found, and moved together."""
+def _keep_cases(size: Size) -> Iterator[Case]:
     kept = max(1, 3 * size.entries // 4)
     scores, positions = size.attention(1).squeeze(2), size.positions()
     select = partial(keep_slots, scores, None, positions, [kept] * size.batch, ordered=True)
     survivors = size.batch * size.kv_heads * kept
     yield size.case("keep sets", select, size.rows * 8 + survivors * 8)
     state = torch.zeros(3, *positions.shape, dtype=torch.int32, device=size.device)
-    buffers = {"vectors": torch.stack(vectors_of(size)), "state": state}
+    buffers = {"vectors": torch.stack(_vectors_of(size)), "state": state}
     move = partial(move_survivors, buffers, select(), True)
     yield size.case("move survivors", move, 2 * survivors * (2 * size.vector_bytes + 12))
 
 
 def prefill_cases(size: Size) -> Iterator[Case]:
     """Yield attention of a prompt's last rows, and what every entry received from them."""
-    (keys, values), positions = vectors_of(size), size.positions()
+    (keys, values), positions = _vectors_of(size), size.positions()
     m = min(ROWS, size.entries)
     rows = size.random(GROUP, m, HEAD_DIM)
     row_positions = positions[:, 0, -m:].contiguous()
@@ -185,8 +182,7 @@ def prefill_cases(size: Size) -> Iterator[Case]:
     yield size.case(f"{anew} from log-sum-exps", from_log_sums, rival=anew)
 
 
-def coded_cases(size: Size) -> Iterator[Case]:
-    """Yield what is stored in fewer bits, beside the same entries in 16 bits."""
+def _coded_cases(size: Size) -> Iterator[Case]:
     vectors, queries = size.random(size.entries, HEAD_DIM), size.random(GROUP, 1, HEAD_DIM)
     slots = size.positions().long()
 
@@ -216,7 +212,7 @@ def coded_cases(size: Size) -> Iterator[Case]:
         yield size.case(f"{name}, keys by channel", attend(keys, narrow, "skip"), moved, PLAIN)
 
 
-CASES = (decode_cases, caote_cases, keep_cases, prefill_cases, coded_cases)
+CASES = (decode_cases, _caote_cases, _keep_cases, prefill_cases, _coded_cases)
 
 
 def timed(
@@ -226,7 +222,7 @@ def timed(
     results = []
     try:
         for case in found:
-            took = seconds(case.run, device, repeats)
+            took = _seconds(case.run, device, repeats)
             facts = {key: x for key, x in vars(case).items() if key != "run"}
             share = case.bytes / took / bandwidth if case.bytes else None
             results.append({**facts, "seconds": took, "share_of_copy": share})
@@ -235,8 +231,7 @@ def timed(
     return results, True
 
 
-def seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
-    """Return the median time of a run; without a GPU, the time of a single one."""
+def _seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
     started = time.perf_counter()
     run()
     if device != "cuda":
@@ -255,11 +250,10 @@ def seconds(run: Callable[[], Any], device: str, repeats: int) -> float:
     return statistics.median(times)
 
 
-def copy_bandwidth(device: str, repeats: int, size: int) -> float:
-    """Return bytes per second, read and written, of copying a large tensor."""
+def _copy_bandwidth(device: str, repeats: int, size: int) -> float:
     source = torch.zeros(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / seconds(lambda: target.copy_(source), device, repeats)
+    return 2 * size / _seconds(lambda: target.copy_(source), device, repeats)
 
 
 def add_gains(results: list[dict[str, Any]]) -> None:
@@ -290,7 +284,7 @@ def main(
     sizes = [Size(n, length, device, dtype) for n in batches for length in lengths]
     if small:
         sizes, repeats = [Size(1, 64, device, dtype, kv_heads=1)], 1
-    bandwidth = copy_bandwidth(device, repeats, 2**20 if small else 2**31)
+    bandwidth = _copy_bandwidth(device, repeats, 2**20 if small else 2**31)
     shape = {"kv_heads": sizes[0].kv_heads, "group": GROUP, "head_dim": HEAD_DIM}
     results, left_out = [], []
     found = {"shape": {**shape, "dtype": str(dtype)}, "copy_bytes_per_second": bandwidth}

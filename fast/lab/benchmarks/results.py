@@ -31,7 +31,7 @@ def write(schema: int, device: str, found: Result, path: Path | None) -> None:
     result = {
         "schema": schema,
         "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
-        "machine": machine(device),
+        "machine": _machine(device),
         "versions": versions(),
         **found,
     }
@@ -42,8 +42,7 @@ def write(schema: int, device: str, found: Result, path: Path | None) -> None:
         write_text(path, f"{text}\n")
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Return processor, cores, memory, PyTorch's threads and the GPU that ``device`` names."""
+def _machine(device: str) -> dict[str, Any]:
     import torch
 
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""

@@ -32,9 +32,9 @@ def prove(settings: Settings) -> None:
             report(len(results), len(claims), result.name)
     results.sort(key=lambda result: claims.index(result.claim))
     if settings.json:
-        print_json([plain(result) for result in results])
+        print_json([_plain(result) for result in results])
     else:
-        show(results)
+        _show(results)
     for result in results:
         if not result.as_expected:
             ends = f"{result.finding.verdict}, expected: {result.claim.expected}"
@@ -43,8 +43,7 @@ def prove(settings: Settings) -> None:
         raise typer.Exit(1)
 
 
-def plain(result: proofs.Result) -> dict[str, Any]:
-    """Return a result as plain data."""
+def _plain(result: proofs.Result) -> dict[str, Any]:
     claim, finding = result.claim, result.finding
     return {
         "paper": claim.paper,
@@ -63,8 +62,7 @@ def plain(result: proofs.Result) -> dict[str, Any]:
     }
 
 
-def show(results: list[proofs.Result]) -> None:
-    """Print one table per paper, and count claims by kind."""
+def _show(results: list[proofs.Result]) -> None:
     for name in dict.fromkeys(result.claim.paper for result in results):
         about = proofs.paper(name)
         title = f"{about.title} ({about.source})"

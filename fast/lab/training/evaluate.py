@@ -31,52 +31,47 @@ BUDGET = "30%"
 RECURRENCE: dict[str, Any] = {"problems": 40, "threshold": 0.01}
 
 
-def evaluate_jumps(directory: Path, problems: int, seed: int) -> list[dict[str, Any]]:
-    """Return for every size the share solved with its interval, and the memory that is needed."""
+def _evaluate_jumps(directory: Path, problems: int, seed: int) -> list[dict[str, Any]]:
     rows = []
     for fewest, most in RUNS:
         count = problems if (fewest, most) == RUNS[0] else -(-problems // SHARE_OF_OTHERS)
         task = f"jumps@fewest={fewest},most={most}"
         drawn = jumps.held_out(count, seed, Size(fewest=fewest, most=most))
-        about = {"task": task, "problems": count, "seed": seed, "tokens": lengths(drawn)}
+        about = {"task": task, "problems": count, "seed": seed, "tokens": _lengths(drawn)}
         memory = float(np.mean([least_memory(problem) for problem in drawn]))
-        solved = solved_by_method(run(directory, task, ("full",), count, seed, batch=100))
+        solved = _solved_by_method(_run(directory, task, ("full",), count, seed, batch=100))
         rows.append({**about, "least_memory": memory, **solved["full"]})
     return rows
 
 
-def evaluate_reasoner(directory: Path, problems: int, seed: int) -> dict[str, Any]:
-    """Return shares solved with intervals, lengths in tokens and the distribution of recurrence."""
-    summary = run(directory, "reasoning", ("full", "streaming_llm"), problems, seed, batch=32)
+def _evaluate_reasoner(directory: Path, problems: int, seed: int) -> dict[str, Any]:
+    summary = _run(directory, "reasoning", ("full", "streaming_llm"), problems, seed, batch=32)
     longest = intervals(directory, seed=seed, **RECURRENCE)
     return {
         "problems": problems,
         "seed": seed,
-        "tokens": lengths(reasoning.held_out(problems, seed)),
+        "tokens": _lengths(reasoning.held_out(problems, seed)),
         "budget": summary.budgets[BUDGET],
-        **solved_by_method(summary),
+        **_solved_by_method(summary),
         "recurrence": {**RECURRENCE, **recurrence(longest)},
     }
 
 
-def lengths(problems: Sequence[Any]) -> dict[str, float]:
-    """Return the fewest, mean and most tokens of problems."""
+def _lengths(problems: Sequence[Any]) -> dict[str, float]:
     tokens = [problem.tokens for problem in problems]
     return {"min": min(tokens), "mean": float(np.mean(tokens)), "max": max(tokens)}
 
 
-def run(
+def _run(
     directory: Path, task: str, methods: tuple[str, ...], problems: int, seed: int, batch: int
 ) -> TaskSummary:
-    """Let a model solve problems under methods; an answer ends at its first wrong token."""
     budgets = (BUDGET,) if len(methods) > 1 else ()
     asked = (methods, budgets, problems, (str(directory),), (task,), (seed,))
     (summary,) = summarise(run_in_memory(Sweep(*asked, batch=batch, to_first_error=True)))
     return summary
 
 
-def solved_by_method(summary: TaskSummary) -> dict[str, dict[str, float | None]]:
-    """Return the share solved by every method, and its interval."""
+def _solved_by_method(summary: TaskSummary) -> dict[str, dict[str, float | None]]:
     return {
         point.method: {
             "solved": point.solved,
@@ -87,8 +82,7 @@ def solved_by_method(summary: TaskSummary) -> dict[str, dict[str, float | None]]
     }
 
 
-def draw_loss_curve(log: Sequence[dict[str, Any]], share: str, label: str, path: Path) -> None:
-    """Draw the loss and the share that the log calls ``share`` over the steps."""
+def _draw_loss_curve(log: Sequence[dict[str, Any]], share: str, label: str, path: Path) -> None:
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.add_subplot()
     steps = [entry["step"] for entry in log]
@@ -101,8 +95,8 @@ def draw_loss_curve(log: Sequence[dict[str, Any]], share: str, label: str, path:
 
 
 MODELS = {
-    "jumps": (evaluate_jumps, 300, "runs", "whole runs right"),
-    "reasoner": (evaluate_reasoner, 200, "running", "solutions with all look-ups right"),
+    "jumps": (_evaluate_jumps, 300, "runs", "whole runs right"),
+    "reasoner": (_evaluate_reasoner, 200, "running", "solutions with all look-ups right"),
 }
 """How each model is measured, on how many problems, and which share its training log tells."""
 
@@ -119,7 +113,7 @@ def main() -> None:
     log = json.loads((given.directory / "training_log.json").read_text())
     evaluation = evaluate(given.directory, given.problems or problems, given.seed)
     (given.directory / "evaluation.json").write_text(json.dumps(evaluation, indent=1) + "\n")
-    draw_loss_curve(log["log"], share, label, given.directory / "loss_curve.svg")
+    _draw_loss_curve(log["log"], share, label, given.directory / "loss_curve.svg")
     template = files("kvlab.fast.models") / f"{given.model}_card.md.jinja"
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     card = environment.from_string(template.read_text(encoding="utf-8"))
