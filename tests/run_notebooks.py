@@ -1,15 +1,12 @@
 """Run the notebooks, check their exercises, and leave them with their outputs in ``build/``.
 
-    python tests/run_notebooks.py            # all that changed, or whose package changed
-    python tests/run_notebooks.py 02 04      # these
-    python tests/run_notebooks.py --force    # all
+Only those run that changed, or whose package changed, since their last run.
 
 The site shows what this leaves (``docs/hooks/notebook_pages.py``): one run serves both. A cell that
 fails, a warning, a solution that its check refuses and a wrong answer (``wrong_answers.toml``) that
 its check accepts end the run with code 1.
 """
 
-import argparse
 import hashlib
 import os
 import re
@@ -18,7 +15,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,28 +62,20 @@ del Without
 
 def main() -> None:
     """Run what is asked for; report every failure before ending."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("numbers", nargs="*", help="first digits of the notebooks to run")
-    parser.add_argument("--force", action="store_true", help="run also what has not changed")
-    arguments = parser.parse_args()
-    sources = [
-        source
-        for source in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))
-        if not arguments.numbers or source.name.startswith(tuple(arguments.numbers))
-    ]
+    sources = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.py"))
     with ProcessPoolExecutor(WORKERS) as pool:
-        found = pool.map(run, sources, repeat(arguments.force))
+        found = pool.map(run, sources)
         failures = [problem for problems in found for problem in problems]
     for problem in failures:
         print(problem, file=sys.stderr)
     sys.exit(bool(failures) or not sources)
 
 
-def run(source: Path, force: bool) -> list[str]:
+def run(source: Path) -> list[str]:
     """Run one notebook unless its last run still holds; return what is wrong."""
     target, stamp = BUILD / f"{source.stem}.ipynb", BUILD / f"{source.stem}.sha256"
     now = fingerprint(source)
-    if not force and target.exists() and stamp.exists() and stamp.read_text() == now:
+    if target.exists() and stamp.exists() and stamp.read_text() == now:
         print(f"{source.name}: nothing changed since it ran")
         return []
     stamp.unlink(missing_ok=True)

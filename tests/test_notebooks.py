@@ -1,13 +1,13 @@
 """Notebooks have the shape that the site and the runner rely on, and the runner can fail."""
 
 import ast
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import jupytext
 import nbformat
+import notebook_pages
 import pytest
 import run_notebooks
 import yaml
@@ -16,14 +16,6 @@ from sampling import sampled
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
-
-
-def hook():
-    path = ROOT / "docs" / "hooks" / "notebook_pages.py"
-    spec = importlib.util.spec_from_file_location("notebook_pages", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def tagged(notebook, tag):
@@ -108,7 +100,7 @@ def test_a_page_shows_the_check_folds_the_solution_and_keeps_outputs_as_text():
     ]
     notebook.cells.insert(1, cell)
     nbformat.validate(notebook)
-    page = hook().markdown(notebook, "00_test")
+    page = notebook_pages.markdown(notebook, "00_test")
     assert page.index("# 00 A test") < page.index("](00_test.ipynb)") < page.index("**Question:**")
     assert page.index('title="the check"') < page.index('??? success "A solution"')
     assert "    answer = 2" in page
@@ -119,4 +111,6 @@ def test_a_page_shows_the_check_folds_the_solution_and_keeps_outputs_as_text():
 def test_a_question_becomes_a_row_of_the_list():
     notebook = small()
     notebook.cells[0].source = "# 00 A test\n\n**Question:** does it\nrun?\n\nMore."
-    assert hook().question(notebook, "00_test") == "| [00 A test](00_test.md) | does it run? |"
+    assert (
+        notebook_pages.question(notebook, "00_test") == "| [00 A test](00_test.md) | does it run? |"
+    )
