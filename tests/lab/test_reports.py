@@ -5,15 +5,7 @@ import re
 import pytest
 
 from kvlab.fast.lab.drawing import canvas, finish
-from kvlab.fast.lab.reports import (
-    Code,
-    Drawing,
-    Heading,
-    Text,
-    write_html,
-    write_latex,
-    write_markdown,
-)
+from kvlab.fast.lab.reports import Code, Drawing, Heading, Text, write_html, write_markdown
 from kvlab.fast.lab.tables import Table
 
 HOSTILE = "<script>alert('x')</script>"
@@ -51,13 +43,6 @@ def test_markdown_has_its_drawings_beside_it(blocks, picture, tmp_path):
     assert text.startswith("# A report &lt;script\\>") and "](rise.svg)" in text
     assert text.count(HOSTILE) == 1, "code stays as it is"
     assert (tmp_path / "rise.svg").read_text() == picture.on_white
-
-
-def test_latex_has_the_tables_and_their_headings(tmp_path):
-    table = Table(("method", "a_b"), [("h&o", "x")])
-    write_latex([Heading("50 %"), Text("left out"), table], tmp_path / "report.tex")
-    _, heading, written = (tmp_path / "report.tex").read_text().split("\n\n")
-    assert heading == r"\paragraph{50 \%}" and r"method & a\_b \\" in written
 
 
 def test_a_drawing_in_a_file_has_ink_and_ground_of_its_own(picture, tmp_path):

@@ -1,6 +1,5 @@
 """What runs a comparison: the NumPy reference, or the same policies in PyTorch."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,26 +88,20 @@ class Backend(ABC):
 
     tokenizer: Any
 
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Return token ids."""
+    encode: Callable[[str], list[int]]
+    """Turns text into token ids."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return text, special tokens included."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
-    def write(self, policy: Policy, request: Request) -> tuple[list[list[int]], float]:
-        """Return what is written after each prompt, and the seconds per token.
+    @abstractmethod
+    def write(self, policy: Policy, request: Request) -> list[list[int]]:
+        """Return what is written after each prompt.
 
         Raises:
             ValueError: if the policy does not fit the prompts, or the backend cannot do it.
         """
-        started = time.perf_counter()
-        written = self._written(policy, request)
-        return written, (time.perf_counter() - started) / sum(map(len, written))
-
-    @abstractmethod
-    def _written(self, policy: Policy, request: Request) -> list[list[int]]: ...
 
     @abstractmethod
     def measure(
@@ -123,11 +116,9 @@ class ReferenceBackend(Backend):
     def __init__(self, model: str | Path) -> None:
         self.model = Transformer.from_directory(Path(model))
         self.tokenizer = load_tokenizer(Path(model))
+        self.encode = load_encoder(model, "reference")
 
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text).ids
-
-    def _written(self, policy: Policy, request: Request) -> list[list[int]]:
+    def write(self, policy: Policy, request: Request) -> list[list[int]]:
         if request.text:
             raise ValueError("questions after a compressed text need backend = 'fast'")
         solutions = request.solutions or [None] * len(request.prompts)
@@ -164,11 +155,9 @@ class FastBackend(Backend):
 
         network, self.tokenizer = load(model, dtype="auto")
         self.model: Any = network
+        self.encode = lambda text: self.tokenizer(text)["input_ids"]
 
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text)["input_ids"]
-
-    def _written(self, policy: Policy, request: Request) -> list[list[int]]:
+    def write(self, policy: Policy, request: Request) -> list[list[int]]:
         """Continue the prompts; after a text, a prompt counts as generated, as every turn does."""
         import torch
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing import active_children, get_context
 from statistics import fmean
+from time import perf_counter
 from traceback import format_exc
 from typing import Any
 
@@ -175,7 +176,9 @@ def _write(
             block_size=block_size,
             text=text,
         )
-        written, took = backend.write(policy, request)
+        started = perf_counter()
+        written = backend.write(policy, request)
+        took = (perf_counter() - started) / sum(map(len, written))
         cut += [tokens[: each.limit] for tokens, each in zip(written, some, strict=True)]
         seconds += [took] * len(some)
     return cut, fmean(seconds)

@@ -41,7 +41,7 @@ class TinyBackend(FastBackend):
 
     def answer(self, spec, budget, prompts=QUESTIONS, text=TEXT, stop=NEVER, solutions=None):
         request = Request(prompts, 6, stop, solutions, 16, text)
-        return self.write(methods.get(spec, budget), request)[0]
+        return self.write(methods.get(spec, budget), request)
 
 
 @pytest.fixture(scope="module")

@@ -295,6 +295,7 @@ def test_the_report_is_whole_in_every_form(stored, tmp_path):
     assert plain["missing_jobs"] == 0
     assert [test["verdict"] for test in plain["tasks"][0]["tests"]][2] == "full"
     assert plain["sweep"]["problems"] == 20
+    assert r"\paragraph{Problems solved, \%}" in latex
     assert r"h2o & \textbf{40.0 (26.3–55.4)} & \textbf{50.0 (35.2–64.8)} \\" in latex
     (again,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert make_sweep(tomllib.loads(again)) == stored.plan.sweep
