@@ -51,11 +51,6 @@ class WholePages(Protect[reference.WholePages]):
 
     inner: Protect
 
-    @property
-    def on_host(self) -> bool:
-        """Whether the reference computes the inner protection."""
-        return self.inner.on_host
-
     def safe(self, seen: Observation) -> Marks:
         page = self.spec.page
         newest = seen.positions // page == (seen.clock.seen - 1) // page

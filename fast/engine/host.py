@@ -44,12 +44,13 @@ def say_once(part: object) -> None:
 
 @dataclass(frozen=True)
 class HostScore(Score[reference.Score]):
-    """A score of the reference."""
+    """A score of the reference; it observes a long block at once, and not part by part."""
+
+    on_host = True
 
     @property
     def needs(self) -> Needs:
-        declared = self.spec.needs
-        return Needs(declared.rows, declared.prompt, on_host=True)
+        return Needs(self.spec.needs.rows, self.spec.needs.prompt)
 
     def observe(self, state: State, seen: Observation) -> None:
         for row in sequences(seen):

@@ -56,8 +56,6 @@ class Needs(reference.Needs):
 
     counters: CounterColumns | None = None
     """Counters that attention to one token may update in place of `Score.observe`."""
-    on_host: bool = False
-    """Whether the reference observes on the host: a long block at once, and not part by part."""
 
     @property
     def reduction(self) -> Reduction:

@@ -108,9 +108,6 @@ class Elapsed(Column):
 class Protect(Twin[Part], ABC):
     """Who is safe?"""
 
-    on_host = False
-    """Whether the reference computes it."""
-
     @abstractmethod
     def safe(self, seen: Observation) -> Marks | None:
         """Mark the entries that must stay; None if there are none."""
@@ -122,9 +119,6 @@ class Protect(Twin[Part], ABC):
 
 class Budget(Twin[Part], ABC):
     """How many entries may stay?"""
-
-    on_host = False
-    """Whether the reference computes it."""
 
     @abstractmethod
     def room(self, clock: Clock, entries: int, safe: int) -> int | None:
@@ -180,7 +174,7 @@ class Policy:
     @cached_property
     def on_host(self) -> bool:
         """Whether the reference computes a part of the policy, layer by layer."""
-        return self.needs.on_host or self.protect.on_host or self.budget.on_host
+        return any(part.on_host for part in (self.score, self.protect, self.budget))
 
     @cached_property
     def is_plain(self) -> bool:
@@ -195,7 +189,7 @@ class Policy:
 
     def empty_cache(self) -> LayerCache:
         """Return the empty cache of one layer."""
-        return LayerCache(self.score.columns, self.precision.quantises, self.needs.on_host)
+        return LayerCache(self.score.columns, self.precision.quantises, self.score.on_host)
 
 
 # --- protection ----------------------------------------------------------------------------------
@@ -237,11 +231,6 @@ class ProtectedByEither(Protect[reference.ProtectedByEither]):
 
     one: Protect
     other: Edges
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the reference computes one of them."""
-        return self.one.on_host
 
     def safe(self, seen: Observation) -> Marks:
         one = self.one.safe(seen)

@@ -97,7 +97,7 @@ def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attende
         queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
         output, attended = attend_as_needed(needs, rows == "all", queries, positions, view)
         outputs.append(output)
-        if attended.weights is not None and needs.on_host:
+        if attended.weights is not None and policy.score.on_host:
             on_host.append(attended.weights.cpu())
         elif rows == "all":
             policy.score.observe(seen.cache.state, seen.part(part, attended))
@@ -106,7 +106,7 @@ def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attende
         newest = seen.queries[:, :, :, -1:]
         output, attended = attend_as_needed(needs, True, newest, None, view)
         attended.output = output
-    return torch.cat(outputs, dim=3), attended, rows == "all" and not needs.on_host
+    return torch.cat(outputs, dim=3), attended, rows == "all" and not policy.score.on_host
 
 
 def reposition(queries: Queries, view: LayerView, block: Block) -> tuple[Queries, LayerView]:

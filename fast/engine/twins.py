@@ -28,6 +28,11 @@ class Twin(Generic[Spec]):
     spec: Spec
     """The part in the reference: its options and what it declares of itself hold here, too."""
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the reference computes it, or a part inside of it."""
+        return any(isinstance(part, Twin) and part.on_host for part in vars(self).values())
+
 
 def twin_of(part: type) -> Callable[[Kind], Kind]:
     """Declare a class to be the twin of a part of the reference.

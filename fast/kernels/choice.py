@@ -6,7 +6,6 @@ PyTorch. There is no other fallback: if Triton is asked for and missing, an erro
 """
 
 import os
-from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
 
@@ -15,15 +14,10 @@ import torch
 VARIABLE = "KVLAB_KERNELS"
 
 
-class Kernels(StrEnum):
-    """An implementation."""
-
-    TORCH = "torch"
-    TRITON = "triton"
-    INTERPRET = "interpret"
+KERNELS = ("torch", "triton", "interpret")
 
 
-def kernels_for(device: torch.device) -> Kernels:
+def kernels_for(device: torch.device) -> str:
     """Return the implementation that tensors on this device take.
 
     Raises:
@@ -31,14 +25,14 @@ def kernels_for(device: torch.device) -> Kernels:
         RuntimeError: if Triton is asked for and not installed.
     """
     asked = os.environ.get(VARIABLE) or ("triton" if device.type == "cuda" else "torch")
-    if asked not in list(Kernels):
-        raise ValueError(f"{VARIABLE} = {asked!r} must be one of {', '.join(Kernels)}")
+    if asked not in KERNELS:
+        raise ValueError(f"{VARIABLE} = {asked!r} must be one of {', '.join(KERNELS)}")
     needed = {"triton": "cuda", "interpret": "cpu"}.get(asked, device.type)
     if device.type != needed:
         raise ValueError(
             f"{VARIABLE} = {asked!r} needs {needed.upper()} tensors, not {device.type}"
         )
-    return Kernels(asked)
+    return asked
 
 
 def uses_triton(x: torch.Tensor, doubles: bool = False) -> bool:
@@ -51,22 +45,22 @@ def uses_triton(x: torch.Tensor, doubles: bool = False) -> bool:
         RuntimeError: if Triton is not installed, or was loaded before it was set to interpret.
     """
     chosen = kernels_for(x.device)
-    if chosen is Kernels.TORCH or (x.dtype == torch.float64 and not doubles):
+    if chosen == "torch" or (x.dtype == torch.float64 and not doubles):
         return False
     _check_installed(chosen)
     return True
 
 
 @cache
-def _check_installed(chosen: Kernels) -> None:
+def _check_installed(chosen: str) -> None:
     if find_spec("triton") is None:
         raise RuntimeError(
-            f"Triton is not installed, which {VARIABLE} = {chosen.value!r} needs: "
+            f"Triton is not installed, which {VARIABLE} = {chosen!r} needs: "
             f"pip install triton, or set {VARIABLE}=torch"
         )
     from triton import knobs
 
-    if chosen is Kernels.INTERPRET and not knobs.runtime.interpret:
+    if chosen == "interpret" and not knobs.runtime.interpret:
         raise RuntimeError(
             f"{VARIABLE} = 'interpret' comes too late, Triton is loaded: set TRITON_INTERPRET=1"
         )

@@ -63,7 +63,7 @@ class EvictionError(Around[reference.EvictionError]):
 
     @property
     def needs(self) -> Needs:
-        return Needs(**asdict(self.spec.needs), on_host=self.inner.needs.on_host)
+        return Needs(**asdict(self.spec.needs))
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         """Return the eviction error of each entry, or the order in which entries have to go."""
