@@ -12,9 +12,8 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -108,30 +107,21 @@ def fingerprint(source: Path) -> str:
 def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
     """Run all cells in place, then every wrong answer against its check."""
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    with TemporaryDirectory() as sockets, kernel(notebook, Path(sockets), environment) as client:
-        torch = ("torch", "triton", "transformers")
-        blocked = "" if name in NEED_TORCH else WITHOUT.format(modules=torch)
-        for code in (STRICT, blocked):
-            run_hidden(client, code)
-        for index, cell in enumerate(notebook.cells):
-            try:
-                client.execute_cell(cell, index)
-            except CellExecutionError as error:
-                yield f"{name}, cell {index}:\n{COLOURS.sub('', str(error))}"
-                return
-        yield from check_wrong_answers(client, notebook, name)
-
-
-@contextmanager
-def kernel(
-    notebook: nbformat.NotebookNode, sockets: Path, environment: Mapping[str, str]
-) -> Iterator[NotebookClient]:
-    """Start a kernel for a notebook; it talks through sockets in a folder of its own."""
-    ipc = Config({"KernelManager": {"transport": "ipc", "ip": str(sockets / "kernel")}})
-    client = NotebookClient(notebook, timeout=HANGING, config=ipc)
-    client.resources["metadata"] = {"path": str(ROOT)}
-    with client.setup_kernel(env=environment):
-        yield client
+    blocked = WITHOUT.format(modules=("torch", "triton", "transformers"))
+    with TemporaryDirectory() as sockets:
+        ipc = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
+        client = NotebookClient(notebook, timeout=HANGING, config=ipc)
+        client.resources["metadata"] = {"path": str(ROOT)}
+        with client.setup_kernel(env=environment):
+            for code in (STRICT, "" if name in NEED_TORCH else blocked):
+                run_hidden(client, code)
+            for index, cell in enumerate(notebook.cells):
+                try:
+                    client.execute_cell(cell, index)
+                except CellExecutionError as error:
+                    yield f"{name}, cell {index}:\n{COLOURS.sub('', str(error))}"
+                    return
+            yield from check_wrong_answers(client, notebook, name)
 
 
 def check_wrong_answers(

@@ -26,20 +26,11 @@ READ = [name for name in PAGES if not name.startswith("source/")]
 """Pages but for listings of source files, which are all alike."""
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format, *args):
-        """Write nothing."""
-
-
-class QuietServer(ThreadingHTTPServer):
-    def handle_error(self, request, client_address):
-        """A reader may leave before a file is there."""
-
-
 @pytest.fixture(scope="module")
 def address():
     assert (SITE / "index.html").exists(), f"{SITE} holds no site: run `make docs`"
-    server = QuietServer(("127.0.0.1", 0), partial(Quiet, directory=str(SITE)))
+    files = partial(SimpleHTTPRequestHandler, directory=str(SITE))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), files)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
