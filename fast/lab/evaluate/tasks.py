@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 from jaxtyping import Int
 
@@ -19,7 +19,6 @@ from kvlab.reference.notation import Array
 from kvlab.reference.tasks import jumps, jumps_oracle, needle, reasoning
 
 
-@runtime_checkable
 class Problem(Protocol):
     """A text to continue, and a right continuation."""
 
