@@ -18,8 +18,6 @@ import try_wheel
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import kvlab
-
 ROOT = Path(__file__).parents[1]
 
 BLOCK_TORCH = run_notebooks.WITHOUT.format(modules=("torch", "triton", "transformers"))
@@ -144,7 +142,7 @@ def test_the_readme_names_files_that_exist():
 def test_the_changelog_and_the_package_have_the_version():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{version_of_project()}]" in changelog
-    assert kvlab.__version__ == version_of_project()
+    assert python("import kvlab; print(kvlab.__version__)") == version_of_project()
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
