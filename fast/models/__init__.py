@@ -48,11 +48,7 @@ def cache_directory() -> Path:
 
 
 def fetched_directory(name: str) -> Path:
-    """Return where a fetched model of this name lies, or would lie.
-
-    Raises:
-        ValueError: if the name is not allowed, or an embedded model has it.
-    """
+    """Return where a fetched model of this name lies, or would lie."""
     if not NAME.fullmatch(name) or name in EMBEDDED:
         raise ValueError(
             f"name = {name!r} must be letters, digits, '_', '-' and '.', and not the name of an "

