@@ -1,11 +1,10 @@
 """A statement about a paper as a function that checks it, and what the check found."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial, partialmethod
-from typing import Any
 
 import numpy as np
 
@@ -54,8 +53,6 @@ class Finding:
     """The smallest input found that contradicts the statement."""
     reading: str = ""
     """The statement that is true instead, which the same check confirmed."""
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    """Measured values by name, plain numbers and lists, for `--json` and the docs."""
 
 
 proved = partial(Finding, Verdict.PROVED)
@@ -65,16 +62,26 @@ asymptotic = partial(Finding, Verdict.ASYMPTOTIC)
 not_here = partial(Finding, Verdict.NOT_HERE)
 
 
-def refuted(
-    counterexample: str, evidence: str = "", reading: str = "", confirmed: bool = True
+def refuted(counterexample: str, evidence: str = "") -> Finding:
+    """The statement is contradicted."""
+    return Finding(Verdict.REFUTED, evidence, counterexample)
+
+
+def judged(
+    counterexample: str, evidence: str, reading: str = "", confirmed: bool | np.bool = True
 ) -> Finding:
-    """The statement is contradicted; ``reading`` is what is true instead, where confirmed."""
+    """A statement holds unless there is a counterexample, which may be empty.
+
+    ``reading`` is what is true instead; it is offered only where it was confirmed.
+    """
+    if not counterexample:
+        return verified(evidence)
     return Finding(Verdict.REFUTED, evidence, counterexample, reading if confirmed else "")
 
 
-def measured(holds: bool | np.bool, evidence: str, **figures: Any) -> Finding:
-    """A statement on figures that were computed: the evidence shows whether it holds."""
-    return verified(evidence, figures=figures) if holds else refuted(evidence)
+def measured(holds: bool | np.bool, evidence: str, verdict: Verdict = Verdict.VERIFIED) -> Finding:
+    """A statement on what was computed: the evidence shows whether it holds."""
+    return Finding(verdict, evidence) if holds else refuted(evidence)
 
 
 def tabulated(
@@ -85,9 +92,7 @@ def tabulated(
     ``what`` is what the agreeing ones are and do, such as "averages are the mean of their row".
     """
     evidence = f"the paper's own figures: {total - len(contradictions)} of {total} {what}"
-    if contradictions:
-        return refuted("; ".join(contradictions), evidence, reading, confirmed)
-    return verified(evidence)
+    return judged("; ".join(contradictions), evidence, reading, confirmed)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from kvlab.reference.proofs.claim import (
     Paper,
     Verdict,
     exhaustive,
+    judged,
     measured,
     not_here,
     proved,
@@ -124,16 +125,14 @@ def objection(form: Expr) -> str:
 def printed_h2_falls() -> Finding:
     """H2 = 2σ(−1/(MRI − 1)) is larger for a smaller MRI, and stays in [0, 1].
 
-    §4 gives the first as its purpose, Appendix D demands both. SymPy, with x = MRI − 1 > 0.
+    §4 gives the first as its purpose, Appendix D demands both.
     """
     h2, code = 2 / (1 + sympy.exp(1 / X)), 2 / (1 + sympy.exp(X))
     against = objection(h2)
-    if not against:
-        return proved("SymPy: negative slope for all x = MRI − 1 > 0, values in [0, 1]")
     values = ", ".join(f"{sympy.N(h2.subs(X, mri - 1), 4):.4f}" for mri in (2, 3, 10))
     above, below = (sympy.limit(h2.subs(X, x), X, 0, "+") for x in (X, -X))
-    return refuted(
-        f"MRI = 2, 3, 10: H2 = {values}; at MRI = 1 it has no value",
+    return judged(
+        against and f"MRI = 2, 3, 10: H2 = {values}; at MRI = 1 it has no value",
         f"SymPy, x = MRI − 1: {against}; the limits at MRI = 1 are {above} from above and {below} "
         "from below",
         "2σ(−(MRI − 1)), the authors' code, falls from 1 to 0",
@@ -176,13 +175,13 @@ def code_changes_the_order() -> Finding:
     pairs = [(a, b) for a, b in product(histories(12), repeat=2) if paper(*a) > paper(*b)]
     turned = [(a, b) for a, b in pairs if code(*a) < code(*b)]
     equal_mri = [(a, b) for a, b in turned if a[0] == b[0]]
-    if not turned or equal_mri:
-        return refuted(f"{len(turned)} of {len(pairs)} pairs change their order")
-    a, b = turned[0]
-    return exhaustive(
+    a, b = turned[0] if turned else pairs[0]
+    return measured(
+        len(turned) > 0 and not equal_mri,
         f"{len(turned)} of {len(pairs)} pairs; the first, (MRI, Δ) = {a} and {b}: paper "
         f"{paper(*a):.3f} > {paper(*b):.3f}, code {code(*a):.3f} < {code(*b):.3f}; the "
-        f"code's H1 is at most {code(12, 0) - code_h2(12):.3f} instead of 1"
+        f"code's H1 is at most {code(12, 0) - code_h2(12):.3f} instead of 1",
+        Verdict.EXHAUSTIVE,
     )
 
 
@@ -196,7 +195,7 @@ def reading_of_h2_decides() -> Finding:
     """Where MRIs are small, the reading of H2 decides which entries are kept: at a mean MRI of 3,
     two thirds of the kept entries differ. The code's −1 in H1 changes less than a tenth anywhere.
 
-    Half of 1000 synthetic entries is kept, Δ geometric with mean MRI; chance keeps 0.5 in common.
+    Half of the entries is kept, Δ geometric with mean MRI; chance keeps 0.5 in common.
     """
     rng, n = np.random.default_rng(0), 1000
     lognormal = np.exp(rng.normal(np.log(60), np.log(175 / 60) / 0.8416, size=n))
@@ -213,7 +212,7 @@ def reading_of_h2_decides() -> Finding:
     evidence = "kept in common by printed and code's H2, and by the code's and the printed H1: "
     evidence += ", ".join(f"{name}: {h2:.2f} and {h1:.2f}" for name, (h2, h1) in shares.items())
     lowest_h2, lowest_h1 = np.min([*shares.values()], axis=0)
-    return measured(lowest_h2 < 0.34 and lowest_h1 >= 0.9, evidence, **shares)
+    return measured(lowest_h2 < 0.34 and lowest_h1 >= 0.9, evidence)
 
 
 def _better_half(scores: Sequence[float]) -> set[int]:
@@ -226,11 +225,9 @@ def recurring_tokens_are_retained() -> Finding:
     with Δ < MRI are retained: by Eq. 2 no entry with Δ < MRI scores below an entry with Δ > MRI.
     """
     found, code = _overtaken(printed_importance), _overtaken(importance)
-    if not found:
-        return verified("every pair of entries, MRI from 2 and Δ, both up to 10")
     guarded = _overtaken(lambda mri, d: printed_importance(mri, d) + 2 * (d < mri))
-    return refuted(
-        f"(MRI, Δ) = {found}",
+    return judged(
+        found and f"(MRI, Δ) = {found}",
         f"all pairs, MRI from 2 and Δ, both up to 10; with the code's H2 {code or 'it holds'}",
         "it holds if 2, the most by which H1 + H2 can differ, is added where Δ < MRI (guard=true)",
         not guarded,
@@ -277,9 +274,6 @@ def recursion_tracks_the_longest_gap() -> Finding:
 def no_recurrence_means_never_activated() -> Finding:
     """MRI = 0 exactly for entries that were never activated, as §4 says, if TS starts one step
     before birth, as in the authors' code.
-
-    The first interval is then one longer than the entry's age: born at 3 and first activated at 5,
-    MRI is 3. Every pattern of activations of up to ten steps.
     """
     start: Start = "step before birth"
     for born, active in PATTERNS:
@@ -317,23 +311,23 @@ def start_of_the_stamp_matters_little() -> Finding:
 def smaller_threshold_shortens_intervals() -> Finding:
     """With a small α more entries count as important, and their MRI is shorter.
 
-    Embedded model, one problem, every KV head: activations and mean MRI of the entries that were
-    activated, for six α. Single entries may go against the trend, because a smaller α can add an
-    activation long after the last one.
+    Single entries may go against the trend, because a smaller α can add an activation long after
+    the last one.
     """
-    prompt, means, counts = prompt_tokens(0), [], []
+    means, counts = [], []
     thresholds = (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1)  # the four of Table 10 and two larger ones
     for threshold in thresholds:
-        found = np.concatenate([_intervals(rows, prompt, threshold) for rows in received(MODEL)])
+        found = _all_intervals(threshold, [0])
         means.append(float(found[found > 0].mean()))
-        counts.append(sum(int((rows[prompt:] >= threshold).sum()) for rows in received(MODEL)))
+        generated = (rows[prompt_tokens(0) :] for rows in received(MODEL))
+        counts.append(sum(int((rows >= threshold).sum()) for rows in generated))
     evidence = ", ".join(
         f"α = {a:g}: {count} activations, mean MRI {mean:.1f}"
         for a, count, mean in zip(thresholds, counts, means, strict=True)
     )
     longer = all(later > earlier for earlier, later in pairwise(means))
     fewer = all(later < earlier for earlier, later in pairwise(counts))
-    return measured(longer and fewer, evidence, intervals=means)
+    return measured(longer and fewer, evidence)
 
 
 @PAPER.ours("LE-5b", "§4 and Appendix F.2, extreme α", Verdict.VERIFIED)
@@ -341,13 +335,13 @@ def limits_of_the_threshold() -> Finding:
     """With α = 0 every entry is active at every step: MRI = 1 and Δ = 0 for all, so all scores are
     equal. With α > 1 no entry ever is: MRI = 0 for all.
     """
-    prompt, last = prompt_tokens(0), _generated(0)
-    for rows in received(MODEL):
-        always = {(mri, last - stamp) for stamp, mri in tracked(rows, prompt, 0.0)}
-        never = set(_intervals(rows, prompt, 1.001).tolist())
-        if always != {(1, 0)} or never != {0}:
-            return refuted(f"MRI and Δ are {sorted(always)[:3]}, …, MRI {sorted(never)[:3]}, …")
-    return verified(f"every entry of every KV head over {last} steps, α = 0 and 1.001")
+    prompt, last, heads = prompt_tokens(0), _generated(0), received(MODEL)
+    always = {(mri, last - stamp) for rows in heads for stamp, mri in tracked(rows, prompt, 0.0)}
+    never = set(_all_intervals(1.001, [0]).tolist())
+    return measured(
+        always == {(1, 0)} and never == {0},
+        f"every entry of every KV head over {last} steps, α = 0 and 1.001",
+    )
 
 
 @PAPER.ours("LE-9", "the authors' bookkeeping", Verdict.EXHAUSTIVE, "bookkeeping")
@@ -376,8 +370,7 @@ def importance_recurs() -> Finding:
     """More than 95 % of the tokens of several reasoning models become important again: their MRI is
     above 1.
 
-    Embedded model, every KV head of five problems, at the α that the paper takes for its Llama
-    model; the solution's tokens are the generated ones.
+    Five problems, at the α that the paper takes for its Llama model.
     """
     alpha, others = 5e-4, (1e-4, 1e-2)
     share, *shares = (
@@ -386,8 +379,8 @@ def importance_recurs() -> Finding:
     here = f"α = {alpha:g}: {share:.1%} recur"
     evidence = "; ".join(f"α = {a:g}: {x:.1%}" for a, x in zip(others, shares, strict=True))
     if share > 0.95:
-        return verified(f"{here}; {evidence}", figures={"share": share})
-    return not_here(evidence, here, figures={"share": share})
+        return verified(f"{here}; {evidence}")
+    return not_here(evidence, here)
 
 
 @PAPER.printed("LE-14", "§3, Finding 3: Qwen on MATH-500", Verdict.NOT_HERE)
@@ -395,8 +388,7 @@ def most_intervals_are_far_shorter_than_the_output() -> Finding:
     """The MRI of most tokens is far smaller than the output: 80 % lie below 175, where an output
     can have 8,000 tokens.
 
-    175 is 2.2 % of 8,000. Embedded model, every KV head of five problems, at the α that the paper
-    takes for its Qwen models; entries that were activated.
+    Five problems, at the α that the paper takes for its Qwen models.
     """
     window = _window(_all_intervals(1e-4, range(5)))
     written = np.mean([_generated(problem) for problem in range(5)])
@@ -410,9 +402,8 @@ def most_intervals_are_far_shorter_than_the_output() -> Finding:
 def one_percent_of_the_samples_gives_the_window() -> Finding:
     """W, the MRI below which 80 % of the tokens lie, can be found on 1 % of a data set's samples.
 
-    Embedded model: five problems, as 1 % of MATH-500 are, against five other ones; all choices out
-    of ten. At least nine tenths of the choices have to be off by at most 28 %, because by Table 9 a
-    W that is 28 % larger costs 0.4 points.
+    Five problems are 1 % of MATH-500. Nine tenths of the choices have to be off by at most 28 %:
+    by Table 9 a W that is 28 % larger costs 0.4 points.
     """
     found, tolerance = [], 0.28
     for chosen in combinations(range(10), 5):
@@ -432,10 +423,9 @@ def later_important_tokens_were_unimportant() -> Finding:
     """Tokens that are important at later steps are often missing in the most important half of an
     earlier one, so that methods which keep this half lose them.
 
-    Embedded model, three problems, every KV head: entries with attention of α = 0.01 or more, and
-    the better half 16 steps before, by the attention of that step, as TOVA has it, and by the sum
-    up to then, as H2O has it. In noise, half of them are missing in either. So the sum also has to
-    miss at least a tenth less than that; else importance would be no property of a token.
+    The half is that by the attention of one step, as TOVA has it, or by the sum up to then, as H2O
+    has it. In noise, half of the tokens are missing in either. So the sum also has to miss at least
+    a tenth less than that; else importance would be no property of a token.
     """
     problems = range(3)
     heads = ((rows, prompt_tokens(each)) for each in problems for rows in received(MODEL, each))
@@ -481,14 +471,11 @@ def tracked(
     return found
 
 
-def _intervals(rows: Float[Array, "t t"], prompt: int, threshold: float) -> Int[Array, " t"]:
-    return np.array([interval for _, interval in tracked(rows, prompt, threshold)])
-
-
 @cache
 def _of_problem(threshold: float, problem: int) -> Int[Array, " entries"]:
     prompt = prompt_tokens(problem)
-    return np.concatenate([_intervals(r, prompt, threshold) for r in received(MODEL, problem)])
+    heads = [tracked(rows, prompt, threshold) for rows in received(MODEL, problem)]
+    return np.array([interval for entries in heads for _, interval in entries])
 
 
 def _all_intervals(threshold: float, problems: Iterable[int]) -> Array:
@@ -541,12 +528,13 @@ def printed_condition_holds_the_budget() -> Finding:
         {(B, W): sizes(B + 1, B, W, evicts, 10 * W)[-1] for B, W in cases}
         for evicts in (lambda n, B: n <= B, lambda n, B: n > B)
     )
-    unbounded = [(B, W) for B, W in cases if printed[B, W] > B + W]
-    if not unbounded:
-        return verified(f"{len(cases)} sizes")
-    B, W = unbounded[0]
-    return refuted(
-        f"B = {B}, W = {W}, prompt {B + 1}: {printed[B, W]} entries after {10 * W} steps",
+    unbounded = [
+        f"B = {B}, W = {W}, prompt {B + 1}: {printed[B, W]} entries after {10 * W} steps"
+        for B, W in cases
+        if printed[B, W] > B + W
+    ]
+    return judged(
+        next(iter(unbounded), ""),
         f"{len(cases)} sizes, ten windows",
         "the cache keeps to B if |K| > B is demanded, as text and code do",
         all(text[B, W] <= B + W for B, W in cases),

@@ -41,16 +41,16 @@ class Row:
     place: str
     says: str
     """The content, in our own words."""
-    claims: tuple[str, ...] = ()
+    claims: Sequence[str] = ()
     """Tags of the checks."""
-    tests: tuple[str, ...] = ()
+    tests: Sequence[str] = ()
     """Tests that tie methods or models to it."""
     figures: bool = False
     """Whether `python -m study.planner_figures` sets the cost model beside it."""
-    measured: tuple[Measured, ...] = ()
+    measured: Sequence[Measured] = ()
     declared: str = ""
     """What nobody here can check, and why."""
-    repeat: tuple[str, ...] = ()
+    repeat: Sequence[str] = ()
     """Commands for readers who have what is missing here."""
 
     @property
@@ -79,8 +79,7 @@ def ledger() -> tuple[Row, ...]:
 
 
 def _row(name: str, each: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> Row:
-    lists = {key: tuple(value) for key, value in each.items() if isinstance(value, list)}
-    return Row(name, **{**each, **lists}, measured=tuple(Measured(**m) for m in measured))
+    return Row(name, **each, measured=[Measured(**m) for m in measured])
 
 
 @cache

@@ -57,7 +57,6 @@ def _plain(result: proofs.Result) -> dict[str, Any]:
         "evidence": finding.evidence,
         "counterexample": finding.counterexample,
         "reading": finding.reading,
-        "figures": dict(finding.figures),
         "seconds": result.seconds,
     }
 

@@ -11,7 +11,7 @@ from kvlab.reference import proofs
 from kvlab.reference.proofs.claim import Kind, Verdict, proved, refuted
 
 FINDINGS = {
-    "One is one.": proved("1 = 1", figures={"factor": 1.0}),
+    "One is one.": proved("1 = 1"),
     "One is two.": refuted("1 ≠ 2", "one subtraction"),
 }
 
@@ -39,7 +39,7 @@ def test_a_claim_that_ends_as_registered(prove):
     assert result.exit_code == 0
     [found] = json.loads(result.stdout)
     told = {"paper": "caote", "statement": "One is one.", "kind": "printed claim"}
-    told |= {"verdict": "proved symbolically", "as_expected": True, "figures": {"factor": 1.0}}
+    told |= {"verdict": "proved symbolically", "as_expected": True}
     assert found.items() >= told.items()
 
 
