@@ -6,7 +6,7 @@ depend on the precision in which it was computed.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
@@ -62,25 +62,6 @@ class Coded:
     def dequantize(self, dtype: torch.dtype) -> Float[Tensor, "*rows length"]:
         """Return the vectors, still divided by the scale."""
         return self.code.decode(self.parts, self.length, dtype)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Coded":
-        """Apply one change of the leading axes to every part."""
-        return replace(self, parts=tuple(map(change, self.parts)))
-
-    def extend(self, other: "Coded") -> "Coded":
-        """Append vectors of the same code along the third axis."""
-        both = zip(self.parts, other.parts, strict=True)
-        return replace(self, parts=tuple(torch.cat(parts, dim=2) for parts in both))
-
-    @property
-    def code_bytes(self) -> int:
-        """Bytes of the packed codes."""
-        return self.parts[0].nbytes
-
-    @property
-    def overhead_bytes(self) -> int:
-        """Bytes of scales, zero points and norms."""
-        return sum(part.nbytes for part in self.parts[1:])
 
 
 def scale_to(

@@ -46,7 +46,7 @@ def say_once(part: object) -> None:
 class HostScore(Score[reference.Score]):
     """A score of the reference; it observes a long block at once, and not part by part."""
 
-    on_host = True
+    runs_the_reference = True
 
     @property
     def needs(self) -> Needs:
@@ -89,7 +89,7 @@ class HostScore(Score[reference.Score]):
 class HostProtect(Protect[reference.Protect]):
     """A protection of the reference."""
 
-    on_host = True
+    runs_the_reference = True
 
     def safe(self, seen: Observation) -> Marks:
         marks = torch.zeros(seen.positions.shape, dtype=torch.bool)
@@ -112,7 +112,7 @@ class HostProtect(Protect[reference.Protect]):
 class HostBudget(Budget[reference.Budget]):
     """A budget of the reference."""
 
-    on_host = True
+    runs_the_reference = True
 
     def room(self, clock: Clock, entries: int, safe: int) -> None:
         return

@@ -91,7 +91,7 @@ class LayerView:
     """Keys and values that have been converted to the number format of the computation."""
 
     def column(self, name: str) -> Tensor:
-        """Return keys, values, positions or a column of the state, fast."""
+        """Return positions, a column of the state, or keys or values as stored or decoded."""
         if name in self.read:
             return self.read[name]
         if self.sequences is not None:
@@ -105,16 +105,6 @@ class LayerView:
     def positions(self) -> Positions:
         """Absolute position of each entry, -1 where a slot is empty."""
         return self.column("positions")
-
-    @property
-    def stored_keys(self) -> Vectors:
-        """Keys in the number format in which they are stored, or read if they are coded."""
-        return self.column("keys")
-
-    @property
-    def stored_values(self) -> Vectors:
-        """Values in the number format in which they are stored, or read if they are coded."""
-        return self.column("values")
 
     @property
     def keys(self) -> Vectors:
@@ -189,8 +179,8 @@ def attend_as_needed(
     elif query_positions is None and view.cache.ragged:
         mask = (view.positions >= 0)[:, :, None, None]
     if without_weights:
-        keys = view.stored_keys if queries.is_cuda else view.keys
-        values = view.stored_values if queries.is_cuda else view.values
+        keys = view.column("keys") if queries.is_cuda else view.keys
+        values = view.column("values") if queries.is_cuda else view.values
         return attend_without_weights(queries, keys, values, mask, causal), Attended()
     output, weights = attend(queries, view.keys, view.values, mask, view.softcap)
     return output, Attended(weights) if read else Attended()
@@ -212,7 +202,7 @@ def _attend_from_newest(
         if joins and needs.counters is not None:
             counters = needs.counters.read(view.column)
         positions = view.positions if view.cache.ragged else None
-        keys, values = view.stored_keys, view.stored_values
+        keys, values = view.column("keys"), view.column("values")
         output, found = decode_attention(
             queries, keys, values, positions, view.softcap, reduce, counters
         )
@@ -225,7 +215,7 @@ def _attend_with_sums(
     needs: Needs, queries: Queries, query_positions: QueryPositions, view: LayerView
 ) -> tuple[Queries, Attended]:
     """Attend, and sum what the rows pay every entry, without the matrix of their attention."""
-    keys, values, positions = view.stored_keys, view.stored_values, view.positions
+    keys, values, positions = view.column("keys"), view.column("values"), view.positions
     output, lse = attend_block(queries, keys, values, query_positions, positions, view.softcap)
     received = received_attention(
         queries, keys, query_positions, positions, softcap=view.softcap, lse=lse

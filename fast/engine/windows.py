@@ -65,7 +65,7 @@ def window_received(
     queries, positions = window(state, size)
     entries = seen.positions if over is None else seen.positions.masked_fill(~over, -1)
     received = received_attention(
-        queries, seen.view.stored_keys, positions, entries, softcap=seen.view.softcap
+        queries, seen.view.column("keys"), positions, entries, softcap=seen.view.softcap
     )
     return received / queries.shape[2]
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from kvlab.fast.engine.codes import Coded
+from kvlab.fast.engine.codes import Coded, Parts
 from kvlab.fast.engine.quantization import Groups, take
 from kvlab.reference.quantization import FULL_BITS
 
@@ -45,6 +45,11 @@ class VectorTable:
         return self.vectors.code if isinstance(self.vectors, Coded) else None
 
     @property
+    def parts(self) -> Parts:
+        """The numbers, or the packed codes and what belongs to them."""
+        return self.vectors.parts if isinstance(self.vectors, Coded) else (self.vectors,)
+
+    @property
     def readable(self) -> bool:
         """Whether attention kernels can read the codes: rows, or groups of rows, fill bytes."""
         if not isinstance(self.code, Groups):
@@ -55,13 +60,12 @@ class VectorTable:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the elements."""
-        vectors = self.vectors
-        return vectors.nbytes if isinstance(vectors, Tensor) else vectors.code_bytes
+        return self.parts[0].nbytes
 
     @property
     def overhead_bytes(self) -> int:
         """Bytes of scales, zero points and norms."""
-        return 0 if isinstance(self.vectors, Tensor) else self.vectors.overhead_bytes
+        return sum(part.nbytes for part in self.parts[1:])
 
     def read(self, dtype: torch.dtype) -> Float[Tensor, "N G rows d"]:
         """Return the vectors, dequantised."""
@@ -77,7 +81,7 @@ class VectorTable:
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> "VectorTable":
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         counts = tuple(self.counts[i] for i in order)
-        return self._changed(change, change(self.slots), counts)
+        return self._of(tuple(map(change, self.parts)), change(self.slots), counts)
 
     def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "VectorTable":
         """Return a table of only these rows, in this order.
@@ -87,23 +91,20 @@ class VectorTable:
         """
         if self.by_channel:
             raise ValueError("a per-channel quantised block cannot lose single tokens")
-        return self._changed(lambda x: take(x, rows), self.slots.gather(2, rows), counts)
+        parts = tuple(take(part, rows) for part in self.parts)
+        return self._of(parts, self.slots.gather(2, rows), counts)
 
     def extend(self, other: "VectorTable") -> "VectorTable":
         """Return this table followed by another of the same format."""
-        ours, theirs = cast(Any, self.vectors), cast(Any, other.vectors)
-        plain = isinstance(ours, Tensor)
-        vectors = torch.cat([ours, theirs], dim=2) if plain else ours.extend(theirs)
+        both = zip(self.parts, other.parts, strict=True)
+        parts = tuple(torch.cat(pair, dim=2) for pair in both)
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        slots = torch.cat([self.slots, other.slots], dim=2)
-        return replace(self, slots=slots, vectors=vectors, counts=counts)
+        return self._of(parts, torch.cat([self.slots, other.slots], dim=2), counts)
 
-    def _changed(
-        self, change: Callable[[Tensor], Tensor], slots: Tensor, counts: tuple[int, ...]
-    ) -> "VectorTable":
-        vectors = self.vectors
-        changed = change(vectors) if isinstance(vectors, Tensor) else vectors.map(change)
-        return replace(self, slots=slots, vectors=changed, counts=counts)
+    def _of(self, parts: Parts, slots: Tensor, counts: tuple[int, ...]) -> "VectorTable":
+        coded = isinstance(self.vectors, Coded)
+        vectors = replace(self.vectors, parts=parts) if coded else parts[0]
+        return replace(self, slots=slots, vectors=vectors, counts=counts)
 
 
 def in_slots(

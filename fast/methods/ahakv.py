@@ -35,7 +35,7 @@ class StepGain(Twin[reference.StepGain]):
         gains = torch.where(excess > 1, gains.clamp(min=self.spec.options.gain_floor), 1.0)
         summed = received_attention(
             queries,
-            seen.view.stored_keys,
+            seen.view.column("keys"),
             positions,
             seen.positions,
             None if self.spec.options.gain == "none" else gains,

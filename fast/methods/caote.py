@@ -105,7 +105,7 @@ class EvictionError(Around[reference.EvictionError]):
         joins_by_norm = heads == "l2" or (h.shape[2] == 1 and heads != "layer")
         plain = norm == 2 and joins_by_norm and not (fast and present is not None)
         if plain and uses_triton(seen.queries):
-            return eviction_errors(h, seen.view.stored_values, fast, output)
+            return eviction_errors(h, seen.view.column("values"), fast, output)
         if fast:
             per_head = fast_eviction_error(h, seen.values, present, norm)
         else:
