@@ -161,7 +161,8 @@ class StoredVectors:
         Raises:
             ValueError: if a vector cannot be stored, or a head's entries do not fill whole blocks.
         """
-        entries = self.table == FULL if entries is None else entries
+        if entries is None:
+            entries = np.asarray(self.table == FULL)
         if not entries.any():
             return self
         if (entries.sum(axis=1) % code.tokens).any():
