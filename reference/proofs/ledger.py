@@ -69,19 +69,15 @@ class Row:
 @cache
 def ledger() -> tuple[Row, ...]:
     """Return all rows, paper by paper."""
-    stored = _read("ledger.toml")
-    measured = _read("measured.toml")
-    return tuple(
-        _row(name, each, measured.get(name, {}).get(each["place"], []))
-        for name in PAPERS
-        for each in stored[name]
-    )
+    stored, measured = _read("ledger.toml"), _read("measured.toml")
+    rows = []
+    for name in PAPERS:
+        of_places = measured.get(name, {})
+        for each in stored[name]:
+            found = [Measured(**one) for one in of_places.get(each["place"], [])]
+            rows.append(Row(name, **each, measured=found))
+    return tuple(rows)
 
 
-def _row(name: str, each: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> Row:
-    return Row(name, **each, measured=[Measured(**m) for m in measured])
-
-
-@cache
 def _read(file: str) -> dict[str, Any]:
     return tomllib.loads((DATA / file).read_text(encoding="utf-8"))
