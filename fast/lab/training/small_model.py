@@ -5,6 +5,7 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 IGNORED = -100
 """Target that the loss leaves out."""
+CHECKPOINT_SECONDS = 120.0
 LOG_EVERY = 50
 
 
@@ -99,6 +101,16 @@ class Curriculum(ABC):
         if self.stage < len(ends) and self.running > ends[self.stage]:
             self.stage, self.running = self.stage + 1, 0.0
 
+    def state(self) -> dict[str, Any]:
+        """Return what the curriculum needs, beside the recipe, to go on, as plain values."""
+        rng = self.rng.bit_generator.state
+        return {"rng": rng, "stage": self.stage, "running": self.running}
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` returned."""
+        self.rng.bit_generator.state = state["rng"]
+        self.stage, self.running = state["stage"], state["running"]
+
     @classmethod
     def ids(cls) -> dict[str, int]:
         """Return the id of every token."""
@@ -157,7 +169,8 @@ def build_model(
     return model
 
 
-def _write_tokenizer(directory: Path, curriculum: Curriculum) -> None:
+def write_tokenizer(directory: Path, curriculum: Curriculum) -> None:
+    """Write a tokenizer that splits text at single blanks into the tokens of a task."""
     tokenizer = Tokenizer(WordLevel(curriculum.ids(), unk_token=curriculum.end))
     tokenizer.pre_tokenizer = Split(" ", "removed")
     PreTrainedTokenizerFast(
@@ -169,39 +182,48 @@ def _write_tokenizer(directory: Path, curriculum: Curriculum) -> None:
 
 
 class Training:
-    """A model in training."""
+    """A training that can be stopped at any moment, and goes on from its checkpoint."""
 
-    def __init__(self, curriculum: Curriculum) -> None:
-        self.curriculum, self.step = curriculum, 0
+    def __init__(self, curriculum: Curriculum, out: Path) -> None:
+        self.curriculum, self.out = curriculum, out
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model: Any = curriculum.model(curriculum.recipe.seed)
         self.model.to(self.device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), betas=(0.9, 0.98), weight_decay=0.01
         )
+        self.step, self.seconds, self.cpu_seconds = 0, 0.0, 0.0
+        self.log: list[dict[str, Any]] = []
+        self.recent: deque[dict[str, float]] = deque(maxlen=LOG_EVERY)
+        self.checkpoint = out / "checkpoint.pt"
+        if self.checkpoint.exists():
+            self.resume()
 
-    def run(self, out: Path) -> None:
-        """Train to the end; write the model, its tokenizer, the recipe and the log."""
-        log, recent = [], []
-        started, worked = time.monotonic(), time.process_time()
+    def resume(self) -> None:
+        """Go back to the state of the last checkpoint."""
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.curriculum.go_on_from(state["curriculum"])
+        self.step, self.log = state["step"], state["log"]
+        self.seconds, self.cpu_seconds = state["seconds"], state["cpu_seconds"]
+        self.recent.extend(state["recent"])
+
+    def run(self) -> None:
+        """Train to the end, and write the model and its log."""
+        saved = time.monotonic()
         while self.step < self.curriculum.recipe.steps:
-            recent.append(self.learn(self.curriculum.batch()))
+            started, worked = time.monotonic(), time.process_time()
+            self.recent.append(self.learn(self.curriculum.batch()))
             self.step += 1
+            self.seconds += time.monotonic() - started
+            self.cpu_seconds += time.process_time() - worked
             if self.step % LOG_EVERY == 0:
-                log.append(self.progress(time.monotonic() - started, recent))
-                print(json.dumps(log[-1]), flush=True)
-                recent.clear()
-        self.model.save_pretrained(out)
-        _write_tokenizer(out, self.curriculum)
-        record = {
-            "recipe": asdict(self.curriculum.recipe),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "device": self.device,
-            "cpu_seconds": time.process_time() - worked,
-            "log": log,
-        }
-        (out / "training_log.json").write_text(json.dumps(record, indent=1) + "\n")
+                self.report()
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self.save()
+                saved = time.monotonic()
+        self.write()
 
     def learn(self, batch: Batch) -> dict[str, float]:
         """Take one step; return the loss and the shares of what is right."""
@@ -222,15 +244,46 @@ class Training:
         right[asked] = (logits.argmax(-1) == targets).cpu()
         return {"loss": loss.item(), **self.curriculum.judge(batch, right)}
 
-    def progress(self, seconds: float, recent: list[dict[str, float]]) -> dict[str, Any]:
-        """Return what the log says: where the training is, and means over the last steps."""
-        kinds = sorted({kind for shares in recent for kind in shares})
+    def report(self) -> None:
+        """Log means over the last steps."""
+        kinds = sorted({kind for shares in self.recent for kind in shares})
         means = {
-            kind: float(np.mean([shares[kind] for shares in recent if kind in shares]))
+            kind: float(np.mean([shares[kind] for shares in self.recent if kind in shares]))
             for kind in kinds
         }
         state = {"stage": self.curriculum.stage, "running": self.curriculum.running}
-        return {"step": self.step, **state, "seconds": seconds, **means}
+        self.log.append({"step": self.step, **state, "seconds": self.seconds, **means})
+        print(json.dumps(self.log[-1]), flush=True)
+
+    def save(self) -> None:
+        """Write the checkpoint; a stop while it is written leaves the last one whole."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "curriculum": self.curriculum.state(),
+            "step": self.step,
+            "log": self.log,
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "recent": list(self.recent),
+        }
+        unfinished = self.checkpoint.with_suffix(".unfinished")
+        torch.save(state, unfinished)
+        unfinished.replace(self.checkpoint)
+
+    def write(self) -> None:
+        """Write the model, its tokenizer, the recipe and the log."""
+        self.model.save_pretrained(self.out)
+        write_tokenizer(self.out, self.curriculum)
+        record = {
+            "recipe": asdict(self.curriculum.recipe),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "device": self.device,
+            "cpu_seconds": self.cpu_seconds,
+            "log": self.log,
+        }
+        (self.out / "training_log.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main(description: str | None, recipe: Any, curriculum: Any, threads: int) -> None:
@@ -243,4 +296,4 @@ def main(description: str | None, recipe: Any, curriculum: Any, threads: int) ->
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
     asked = recipe(seed=arguments.seed, steps=arguments.steps)
-    Training(curriculum(asked)).run(arguments.out)
+    Training(curriculum(asked), arguments.out).run()

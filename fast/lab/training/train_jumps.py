@@ -1,5 +1,7 @@
 """Train the jump-program model: ``python -m kvlab.fast.lab.training.train_jumps --out DIR``.
 
+The command goes on where its last checkpoint was written if it was stopped.
+
 What made the model learn:
 
 - A register with its value is one token, whose embedding starts as the sum of name and digit.
@@ -13,7 +15,7 @@ What made the model learn:
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -25,7 +27,7 @@ from transformers import LlamaForCausalLM
 from kvlab.fast.lab.training import small_model
 from kvlab.fast.lab.training.small_model import Batch
 from kvlab.reference.tasks import jumps
-from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Problem, Size
+from kvlab.reference.tasks.jumps import SIZES, STEP, SUM, Line, Problem, Size
 
 ROPE_THETA = 1e5
 LOOK_BACK = (1, 3, 4, 5)
@@ -182,6 +184,24 @@ class Curriculum(small_model.Curriculum):
         while sum(problem.tokens for problem in taken) < wanted:
             taken.append(pool.pop(min(first, len(pool) - 1)))
         return taken
+
+    def state(self) -> dict[str, Any]:
+        pools = [
+            (
+                asdict(size),
+                [(p.registers, [*map(tuple, p.lines)], p.steps[0].line.label) for p in pool],
+            )
+            for size, pool in self.pools.items()
+        ]
+        return {**super().state(), "pools": pools}
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        super().go_on_from(state)
+        for size, pool in state["pools"]:
+            self.pools[Size(**size)] = [
+                jumps.run(registers, [Line(*line) for line in lines], start)
+                for registers, lines, start in pool
+            ]
 
     def judge(self, batch: Batch, right: Tensor) -> dict[str, float]:
         """Return the shares of right tokens of each kind, and of right runs."""

@@ -1,6 +1,5 @@
-"""Both trainings: what the untrained model starts with, what is asked, what comes out."""
+"""Both trainings: what the untrained model starts with, what is asked, and stopping midway."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -70,8 +69,8 @@ def test_the_curriculum_goes_on_when_a_stage_is_mastered():
         assert curriculum.stage == stage
 
 
-def test_the_look_ups_stay_while_they_are_held():
-    training = Training(Curriculum(Recipe(held=1, stages=SMALL)))
+def test_the_look_ups_stay_while_they_are_held(tmp_path):
+    training = Training(Curriculum(Recipe(held=1, stages=SMALL)), tmp_path)
     before = [weight.clone() for weight in train_jumps.look_ups(training.model)]
     for stage in (0, 1):
         training.curriculum.stage = stage
@@ -84,17 +83,34 @@ def test_the_look_ups_stay_while_they_are_held():
 @pytest.mark.parametrize(
     "curriculum",
     [
-        lambda: Curriculum(Recipe(steps=2, stages=SMALL)),
-        lambda: train_reasoner.Curriculum(train_reasoner.Recipe(steps=2, tokens_per_step=300)),
+        lambda: Curriculum(Recipe(steps=4, stages=SMALL)),
+        lambda: train_reasoner.Curriculum(train_reasoner.Recipe(steps=4, tokens_per_step=300)),
     ],
     ids=["jumps", "reasoner"],
 )
-def test_the_same_recipe_gives_the_same_model(curriculum, tmp_path, monkeypatch):
+def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(
+    curriculum, tmp_path, monkeypatch
+):
     monkeypatch.setattr(small_model, "LOG_EVERY", 1)
-    both = [tmp_path / "first", tmp_path / "second"]
-    for directory in both:
-        Training(curriculum()).run(directory)
-        log = json.loads((directory / "training_log.json").read_text())["log"]
-        assert [entry["step"] for entry in log] == [1, 2]
-    first, second = ((each / "model.safetensors").read_bytes() for each in both)
-    assert first == second
+    monkeypatch.setattr(small_model, "CHECKPOINT_SECONDS", -1.0)
+    at_once, stopped = tmp_path / "at_once", tmp_path / "stopped"
+    for directory in (at_once, stopped):
+        directory.mkdir()
+    Training(curriculum(), at_once).run()
+    training, learn = Training(curriculum(), stopped), Training.learn
+
+    def stop_in_the_third(self, batch):
+        if self.step == 2:
+            raise KeyboardInterrupt
+        return learn(self, batch)
+
+    monkeypatch.setattr(Training, "learn", stop_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        training.run()
+    monkeypatch.setattr(Training, "learn", learn)
+    resumed = Training(curriculum(), stopped)
+    assert resumed.step == 2
+    resumed.run()
+    assert len(resumed.log) == 4
+    both = [(each / "model.safetensors").read_bytes() for each in (at_once, stopped)]
+    assert both[0] == both[1]
