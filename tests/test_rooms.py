@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from package_picture import arrows_between, drawn_packages
 from packages import (
     LAB,
     PACKAGES,
@@ -52,6 +53,17 @@ def circles(graph: Graph) -> list[set[str]]:
     return [set(group) for group in groups]
 
 
+def mutual(graph: Graph) -> set[tuple[str, str]]:
+    """Return the pairs of packages that import each other."""
+    arrows = arrows_between(graph, drawn_packages(graph))
+    return {
+        (above, below)
+        for above, others in arrows.items()
+        for below in others
+        if above in arrows[below]
+    }
+
+
 @cache
 def imports_of(path: Path) -> list[tuple[str, ast.alias]]:
     """Return what a file imports by name, each with its module."""
@@ -84,6 +96,12 @@ def test_every_package_imports_only_those_below_it(graph):
 
 def test_no_modules_import_each_other(graph):
     assert circles(graph) == []
+
+
+def test_no_two_packages_import_each_other(graph):
+    """What the kernels use of the engine is a package of its own, the engine's base."""
+    assert {"lab/sweep", "lab/evaluate"} <= set(arrows_between(graph, drawn_packages(graph)))
+    assert mutual(graph) == set()
 
 
 def test_names_are_imported_from_where_they_are_defined(tmp_path):
@@ -177,6 +195,18 @@ def test_a_misplaced_import_is_noticed(made, importer, target):
         assert misplaced(graph) == {(f"kvlab.{importer.replace('__', '.')}", name)}
     hidden = f"if TYPE_CHECKING:\n    import {name}\n"
     assert misplaced(made(**{importer: hidden, target: ""})) == set()
+
+
+def test_packages_that_import_each_other_are_noticed(made):
+    graph = made(
+        fast__lab__sweep__run="from kvlab.fast.lab.evaluate import tasks",
+        fast__lab__sweep__plan="",
+        fast__lab__evaluate__tasks="",
+        fast__lab__evaluate__oracle="from kvlab.fast.lab.sweep import plan",
+    )
+    assert circles(graph) == []
+    pair = ("lab/evaluate", "lab/sweep")
+    assert mutual(graph) == {pair, pair[::-1]}
 
 
 def test_a_circle_is_noticed(made):

@@ -1,5 +1,6 @@
 """``kvlab compare``: methods side by side on a task, by default that of an embedded model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +19,14 @@ from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
-from kvlab.fast.lab.tables import counted, tabulate
-from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, reporting
+from kvlab.fast.lab.sweep.summary import Point
+from kvlab.fast.lab.tables import counted, text_of
+from kvlab.fast.lab.terminal import print_caption, print_json, print_line, reporting
 from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
+
+WIDTHS = (20, 6, 18, *[9] * 6)
+"""Characters of each column; the first one is aligned to the left."""
 
 WHAT_IT_IS = (
     "A language model keeps a key and a value of every token that it has read: the KV cache. Each "
@@ -76,11 +81,15 @@ def compare(settings: Settings) -> None:
     A budget in percent is that share of the mean tokens of prompt and solution.
     """
     prepare_output("report", settings.report)
-    sweep = settings.sweep()
-    if not settings.json:
+    sweep, say = settings.sweep(), not settings.json
+    if say:
         print_caption(WHAT_IT_IS)
+        problems = counted(sweep.problems, "problem")
+        print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend\n")
+        print_line(_line([column.heading for column in comparing.COLUMNS]))
     with reporting(transient=True) as told:
-        comparison = comparing.compare(sweep, settings.workers, told)
+        tell = (lambda point: print_line(_row(point))) if say else (lambda point: None)
+        comparison = comparing.compare(sweep, settings.workers, told, tell)
     if settings.report is not None:
         from kvlab.fast.lab.sweep.report import write_comparison
 
@@ -88,9 +97,21 @@ def compare(settings: Settings) -> None:
     if settings.json:
         print_json(comparison.to_json())
         return
-    problems = counted(sweep.problems, "problem")
-    title = f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend"
-    print_table(tabulate(comparison.summary.points, comparing.COLUMNS), title)
     print_caption(CAPTION)
     if settings.report is not None:
         print_line(f"report: {settings.report.resolve().as_uri()}")
+
+
+def _row(point: Point) -> str:
+    """Return the line of a point; a refusal takes the place of the figures."""
+    shown = comparing.COLUMNS if point.refusal is None else comparing.COLUMNS[:2]
+    cells = [text_of(column.cell(point)) for column in shown]
+    return f"{_line(cells)}  {point.refusal or ''}".rstrip()
+
+
+def _line(cells: Sequence[str]) -> str:
+    """Return cells side by side; a name that is too wide for its column has a line of its own."""
+    name, *others = cells
+    shown = "".join(f"{cell:>{width}}" for cell, width in zip(others, WIDTHS[1:], strict=False))
+    above = "" if len(name) <= WIDTHS[0] else f"{name}\n"
+    return f"{above}{'' if above else name:{WIDTHS[0]}}{shown}"

@@ -20,6 +20,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns wh
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.sweep.jobs import Failure, Found, Result, attempt
 from kvlab.fast.lab.sweep.plan import Job
 
@@ -49,19 +50,19 @@ def on_cluster(
 
     Raises:
         ConnectionError: if the cluster cannot be reached, or cannot run kvlab.
-        ValueError: if no worker fits the cluster.
+        ValueError: if no worker fits the cluster, or a node has another version of kvlab.
     """
     with connected():
         gpus = gpus_per_worker(gpus)
         options: Any = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0}
-        task = ray.remote(**options)(attempt)
+        task, ours = ray.remote(**options)(run_job), relevant_versions()
         waiting, deaths = deque(jobs), Counter[str]()
         running: dict[Any, Job] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < (workers or MOST_QUEUED):
                     job = waiting.popleft()
-                    running[task.remote(job)] = job
+                    running[task.remote(job, attempt, ours)] = job
                 (reference,), _ = ray.wait(list(running), num_returns=1)
                 job = running.pop(reference)
                 found = _found(reference)
@@ -94,9 +95,29 @@ def _found(reference: Any) -> list[Found] | Failure | None:
     try:
         return ray.get(reference)
     except RayTaskError as error:
+        if isinstance(error, ValueError):
+            raise ValueError(str(error.cause)) from None
         raise ConnectionError(f"the cluster cannot run kvlab: {_one_line(error)}") from None
     except RayError:
         return None
+
+
+def run_job(job: Job, do: Any, theirs: dict[str, str | None]) -> list[Found] | Failure:
+    """Do a job, in a process somewhere in the cluster.
+
+    Raises:
+        ValueError: if versions differ from those of the driver.
+    """
+    for name, ours in relevant_versions().items():
+        if theirs[name] != ours:
+            raise ValueError(f"a worker of the cluster has {name} {ours}, not {theirs[name]}")
+    return do(job)
+
+
+def relevant_versions() -> dict[str, str | None]:
+    """Return the versions on which results depend."""
+    found = versions()
+    return {name: found[name] for name in ("python", "kvlab", "torch", "transformers")}
 
 
 @contextmanager

@@ -1,17 +1,22 @@
 """Compares methods on one task: a sweep that is run at once and kept in memory."""
 
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
-from kvlab.fast.lab.sweep.jobs import Failure, in_processes, in_this_process
+from kvlab.fast.lab.sweep.jobs import Failure, Found, in_processes, in_this_process
 from kvlab.fast.lab.sweep.plan import Sweep, make_plan
-from kvlab.fast.lab.sweep.summary import Results, TaskSummary, plain, summarise
+from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, plain, point_of, summarise
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import model_location
+
+Tell = Callable[[Point], None]
+"""Called with every point as soon as it is complete."""
 
 COLUMNS = (
     Column("method"),
@@ -51,7 +56,7 @@ class Comparison:
 
 
 def compare(
-    sweep: Sweep, workers: int = 0, report: Report = lambda done, total, what: None
+    sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
 ) -> Comparison:
     """Sum up what every method does at every budget on every problem.
 
@@ -60,6 +65,7 @@ def compare(
             measured.
         workers: processes, each of one thread; 0 computes in this process.
         report: is called after each job.
+        tell: see `run_in_memory`.
 
     Raises:
         ValueError: if there is more than one model or task, or no method could run.
@@ -71,7 +77,7 @@ def compare(
             f"models = {sweep.models} and tasks = {sweep.tasks} must be one model and one task"
         )
     sweep = replace(sweep, measured=sweep.measured or sweep.problems)
-    results = run_in_memory(sweep, workers, report)
+    results = run_in_memory(sweep, workers, report, tell)
     (summary,) = summarise(results)
     if all(point.refusal is not None for point in summary.points):
         first = summary.points[0]
@@ -87,14 +93,16 @@ def compare(
 
 
 def run_in_memory(
-    sweep: Sweep, workers: int = 0, report: Report = lambda done, total, what: None
+    sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
 ) -> Results:
-    """Do all jobs of a sweep, and keep what they find.
+    """Do all jobs of a sweep, point by point, and keep what they find.
 
     Args:
         sweep: what to run.
         workers: processes, each of one thread; 0 computes in this process.
         report: is called after each job.
+        tell: is called with each point of the first model and task as soon as it is complete;
+            methods without a budget come last.
 
     Raises:
         ValueError: if a budget is not allowed.
@@ -105,10 +113,22 @@ def run_in_memory(
     for model in sweep.models:  # so that errors come before processes are started
         load_backend(sweep.backend, model_location(model))
     engine = partial(in_processes, workers=workers) if workers else in_this_process
-    jobs, rows = list(plan.jobs()), []
+    jobs = list(plan.jobs())
+    if tell is not None:
+        order = list(plan.points(sweep.models[0], sweep.tasks[0]))
+        jobs.sort(key=lambda job: (job.budget is None, order.index((job.method, job.budget))))
+    rows: list[Found] = []
+    of_point: dict[tuple[str, int | None], list[Found]] = defaultdict(list)
+    wanted = sweep.problems * len(sweep.seeds)
     for done, (job, made) in enumerate(engine(jobs), start=1):
         if isinstance(made, Failure):
             raise RuntimeError(f"{job.label} failed\n\n{made.trace}")
         rows += made
-        report(done, len(jobs), job.label)
+        if report is not None:
+            report(done, len(jobs), job.label)
+        if tell is not None:
+            own = of_point[job.method, job.budget]
+            own += made
+            if len(own) == wanted:
+                tell(point_of(job.method, job.budget, own, wanted))
     return Results(plan, rows)

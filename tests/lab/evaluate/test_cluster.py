@@ -16,14 +16,14 @@ pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from kvlab.fast.lab.sweep import cluster
-from kvlab.fast.lab.sweep.jobs import Failure
+from kvlab.fast.lab.sweep.jobs import Failure, attempt
 from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
 from kvlab.fast.lab.sweep.run import RESULTS, read_stored
 
 pytestmark = pytest.mark.slow
 
 KILLS = 10
-TITLE = b"ray::attempt"
+TITLE = b"ray::run_job"
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +193,18 @@ def test_a_job_that_kills_its_processes_is_given_up(run_on):
     assert made.tasks == [jobs[0]] * cluster.MOST_DEATHS + [jobs[1]]
 
 
-def test_a_task_that_cannot_do_its_job_ends_the_sweep(run_on):
+@pytest.mark.parametrize(
+    ("error", "seen", "message"),
+    [
+        (ModuleNotFoundError("kvlab"), ConnectionError, "cannot run kvlab: .*kvlab"),
+        (ValueError("a worker of the cluster has kvlab 0"), ValueError, "has kvlab 0"),
+    ],
+)
+def test_a_task_that_cannot_do_its_job_ends_the_sweep(run_on, error, seen, message):
     def answer(job):
-        error = ModuleNotFoundError("kvlab")
-        raise RayTaskError("attempt", str(error), error).as_instanceof_cause()
+        raise RayTaskError("run_job", str(error), error).as_instanceof_cause()
 
-    with pytest.raises(ConnectionError, match=r"cannot run kvlab: .*kvlab"):
+    with pytest.raises(seen, match=message):
         run_on(answer)
 
 
@@ -223,3 +229,9 @@ def test_a_worker_gets_a_gpu_where_there_are_any(monkeypatch):
         cluster.gpus_per_worker(3)
     monkeypatch.setattr("ray.nodes", lambda: resources[1:])
     assert cluster.gpus_per_worker(None) == 0
+
+
+def test_other_versions_are_refused():
+    theirs = {**cluster.relevant_versions(), "kvlab": "0.0.1"}
+    with pytest.raises(ValueError, match=r"a worker of the cluster has kvlab .*, not 0\.0\.1"):
+        cluster.run_job(None, attempt, theirs)

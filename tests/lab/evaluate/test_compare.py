@@ -90,12 +90,13 @@ def test_compare_prints_json_and_writes_a_page(printed, tmp_path):
     assert html.count("<svg") == 2 and "does not fit 1 of 1 problems" in html
 
 
-def test_a_table_is_printed_and_a_page_is_written_where_one_is_asked_for(
-    printed, tmp_path, monkeypatch
-):
+def test_rows_are_printed_with_their_refusals_and_wide_names(printed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = printed("--methods", "tova raas", "--budget", "20")
-    (row,) = [line.split() for line in shown.splitlines() if line.startswith(" tova")]
-    assert row[:4] == ["tova", "20", "0", "(0–79)"]
-    assert "does not fit 1 of 1 problems" in shown
-    assert not list(tmp_path.iterdir())
+    wide = "snapkv@window=16,schedule=every_block"
+    shown = printed("--methods", f"tova raas {wide}", "--budget", "20").splitlines()
+    rows = [line for line in shown if line.startswith(("tova", "raas", "snapkv"))]
+    assert rows[0].split()[:3] == ["tova", "20", "0"]
+    assert rows[1].startswith(f"raas{20 * ' '}20  does not fit 1 of 1 problems: budget = 20")
+    after = shown[shown.index(wide) + 1]
+    assert after.split()[0] == "20" and after.index("20") == rows[0].index("20")
+    assert not list(tmp_path.iterdir()), "a page is written where one is asked for"
