@@ -15,7 +15,7 @@ gc.disable()
 config.update("jaxtyping_disable", True)
 
 # Else transformers imports scikit-learn, where lm-eval brings it: for assisted generation.
-transformers.utils.is_sklearn_available = lambda: False
+setattr(transformers.utils, "is_sklearn_available", lambda: False)  # noqa: B010
 
 NO_CLOCK = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("thorough", **NO_CLOCK)

@@ -95,6 +95,7 @@ def test_slider_and_selectors_show_what_the_timeline_says(opened, tokens):
                 expected, seen = levels(run, step, place), shown(page, pane, step)
                 assert seen == {p: expected[p] for p in seen} and len(seen) >= min(41, tokens)
                 page.wait_for_function(RESTED, arg=[pane, expected])
+    run, place = found.runs[1], PLACES["0", "1"]
     last = len(run.steps) - 1
     seen, other = shown(page, 1, last // 2), levels(run, last, place)
     assert seen != {p: other[p] for p in seen}, "another step looks different"
