@@ -77,14 +77,13 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
 # line is the end of the prompt.
 
 # %%
-from kvlab.fast.lab.simulation import lifetimes
 from kvlab.reference import record_trace, replay
 
 trace = record_trace(model, prompt, 192, stop, name="jumps")
 shown = ("streaming_llm", "h2o", "tova", "lazy_eviction@window=16,threshold=0.01", "caote:h2o")
 layers = list(replay(trace, [methods.get(spec, budget) for spec in shown]))
 fates = dict(zip(shown, layers[2], strict=True))
-lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
+replays.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 
 # %% [markdown]
 # StreamingLLM keeps the first and the last entries, a sliding band. H2O drops from the middle: the

@@ -70,14 +70,13 @@ replays.judgements(specs, judged)
 # one entry each, and a slot's history is a chain of entries that take each other's place.
 
 # %%
-from kvlab.fast.lab.simulation import lifetimes
 from kvlab.reference import Layer, best_left
 
 layer = Layer.of(trace, 2)
 attention = layer.full_attention(0, t).attention.mean(axis=1)[0]
 left = {spec: judged[2][specs.index(spec)].fate.left[0] for spec in ("h2o", "caote:h2o")}
 left["best possible"] = best_left(attention, trace.prompt, budget)
-lifetimes(left, trace.prompt)
+replays.lifetimes(left, trace.prompt)
 
 # %% [markdown]
 # The oracle drops an entry right after it was needed for the last time, some of them soon after

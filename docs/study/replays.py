@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from jaxtyping import Int
+from matplotlib.collections import LineCollection
 
-from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
+from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, mark_end_of_prompt
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
+from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.judge import Judgement, judge, skill
 from kvlab.reference.simulator.trace import Trace
@@ -79,6 +82,30 @@ def mass_over_budget(trace: Trace, specs: Sequence[str], budgets: Sequence[int])
     axes.plot(budgets, curve("random", 0), ":", color=GREY, linewidth=1, label="at random, mean")
     axes.set(xlabel="entries per KV head", ylabel="share of attention on kept entries")
     return finish(figure, "Attention that is kept over the budget, by method.")
+
+
+def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:
+    """Draw every entry of one KV head from its birth to the token after which it left.
+
+    Args:
+        left: by the name of the panel, index of that token for every entry; t if the entry stayed
+            to the end.
+        prompt: tokens of the prompt; a vertical line marks its end.
+    """
+    columns = min(3, len(left))
+    rows = -(-len(left) // columns)
+    figure, panels = canvas(columns, rows, height=0.4 + 2.3 * rows, sharex=True, sharey=True)
+    for axes, (name, last) in zip(panels, left.items(), strict=False):
+        t = len(last)
+        lines = [[(born, born), (min(gone, t - 1), born)] for born, gone in enumerate(last)]
+        axes.add_collection(LineCollection(lines, linewidths=max(0.4, 130 / t), colors="C0"))
+        mark_end_of_prompt(axes, prompt)
+        axes.set(xlim=(0, t), ylim=(0, t), title=name)
+    for axes in panels[len(left) :]:
+        axes.set_visible(False)
+    figure.supxlabel("token", fontsize=8.5)
+    figure.supylabel("position of the entry", fontsize=8.5)
+    return finish(figure, f"When each entry left, under {', '.join(left)}.")
 
 
 def skills(workloads: Mapping[str, Workload], specs: Sequence[str], budget: int) -> Table:

@@ -6,7 +6,6 @@ reader's light or dark theme.
 
 import io
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -17,7 +16,6 @@ from kvlab.fast.lab.files import write_text
 if TYPE_CHECKING:  # Matplotlib is a third of a command's time to start, and few commands draw
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
 
 INK = "#000000"
 """Matplotlib's black; in a picture it becomes the colour of the text around it."""
@@ -87,15 +85,6 @@ def canvas(
         each.tick_params(labelsize=8)
         each.set_prop_cycle(cycler(linestyle=("-", "-.")) * matplotlib.rcParams["axes.prop_cycle"])
     return figure, list(axes.flat)
-
-
-def draw_curves(values: Mapping[str, "ArrayLike"], xlabel: str, ylabel: str) -> Picture:
-    """Draw named curves over whole numbers, from 0 upwards."""
-    figure, (axes,) = canvas(height=4.6)
-    for name, heights in values.items():
-        axes.plot(heights, label=name, linewidth=1.2)
-    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
-    return finish(figure, f"{ylabel} over the {xlabel}.", legend="right")
 
 
 def mark_end_of_prompt(axes: "Axes", prompt: int) -> None:

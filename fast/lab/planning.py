@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvlab.fast.lab.drawing import draw_curves
 from kvlab.fast.lab.points import Row, Told, measure_points, points
-from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html
+from kvlab.fast.lab.reports import Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
@@ -93,8 +92,6 @@ class Planned:
 
     serving: Serving
     rows: tuple[PlannedRow, ...]
-    plans: tuple[tuple[str, Plan], ...]
-    """Method and plan of the rows without refusal."""
 
 
 def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> Planned:
@@ -110,7 +107,6 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
             serve.
     """
     entries = budget_entries(budget, serving.prompt + serving.length)
-    plans: list[tuple[str, Plan]] = []
     full = Plan(
         serving.shape,
         serving.hardware,
@@ -126,7 +122,6 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
         plan = replace(full, policy=methods.get(spec, budget))
         servers = fleet(plan, serving.users, serving.speed, serving.batch)
         plan = plan.with_batch(servers.batch)
-        plans.append((spec, plan))
         return PlannedRow(
             method=spec,
             budget=budget,
@@ -147,7 +142,7 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
         )
 
     rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow)
-    return Planned(serving, rows, tuple(plans))
+    return Planned(serving, rows)
 
 
 def pays_from(plan: Plan, full: Plan) -> int | None:
@@ -199,28 +194,12 @@ def title(serving: Serving) -> str:
 
 
 def write_report(found: Planned, path: Path) -> None:
-    """Write the table and what happens over the tokens, as one HTML file."""
-    runtime, memory, time = found.serving.runtime, {}, {}
-    for name, plan in found.plans:
-        heads = plan.shape.layers * plan.shape.kv_heads
-        memory[name] = heads * plan.held.elements(plan.shape.head_dim) / 8 / GB
-        window = min(64, plan.generated)
-        smooth = np.convolve(plan.step_seconds, np.full(window, 1 / window), mode="valid")
-        time[f"{name}, batch {plan.batch}"] = 1e3 * smooth
-    memory_curves = draw_curves(memory, "tokens", "GB of keys and values")
-    time_curves = draw_curves(time, "tokens written", "ms per step")
+    """Write the table as one HTML file that needs no network."""
+    runtime = found.serving.runtime
     about = (
         f"{title(found.serving)}. Source of the hardware's figures: "
         f"{found.serving.hardware.source}. Kernels reach {runtime.bandwidth_share:.0%} of the "
         f"bandwidth and {runtime.flops_share:.0%} of the arithmetic; {runtime.memory_share:.0%} of "
         "the memory may be used."
     )
-    blocks = [
-        Heading("kvlab plan", 1),
-        Text(about),
-        table(found),
-        Text(CAPTION),
-        Drawing("memory", "Memory of one sequence", memory_curves),
-        Drawing("time", "Time of a step", time_curves),
-    ]
-    write_html(blocks, path)
+    write_html([Heading("kvlab plan", 1), Text(about), table(found), Text(CAPTION)], path)

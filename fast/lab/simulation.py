@@ -1,27 +1,21 @@
 """Methods replayed on a recorded generation: what each would have kept, and what that costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
 
-from kvlab.fast.lab.drawing import Picture, canvas, draw_curves, finish, mark_end_of_prompt
 from kvlab.fast.lab.points import Row, Told, measure_points, points
-from kvlab.fast.lab.reports import Drawing, Heading, Text, write_html
+from kvlab.fast.lab.reports import Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
-from kvlab.reference.notation import Array
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.judge import Judgement, judge, skill
 from kvlab.reference.simulator.replay import check_replay
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.streams import Source, random_stream, run_stream
-
-MOST_LIFETIMES = 6
-"""Methods whose entries the report draws one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +47,6 @@ class Simulation:
 
     trace: Trace
     rows: tuple[SimulatedRow, ...]
-    layers: Sequence[Sequence[Judgement]]
-    """For each layer, the judgements of the rows without refusal."""
 
 
 def simulate(
@@ -105,7 +97,7 @@ def simulate(
         report(len(layers), L, "layers")
     judgements = iter(zip(*layers, strict=True))
     rows = tuple(row if row.refusal else _sum_up(trace, row, next(judgements)) for row in asked)
-    return Simulation(trace, rows, layers)
+    return Simulation(trace, rows)
 
 
 def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:
@@ -163,53 +155,6 @@ def title(trace: Trace) -> str:
 
 
 def write_report(found: Simulation, path: Path) -> None:
-    """Write a table, curves, and who was kept when, as one HTML file that needs no network."""
-    rows = [row for row in found.rows if row.refusal is None]
-    layers, heads = found.layers, found.trace.shape[1]
-    about = (
-        f"{title(found.trace)}. The vertical line in the last picture is the end of the prompt; a "
-        "line ends where its entry left."
-    )
-    middle, memory, left = layers[len(layers) // 2], {}, {}
-    for number, row in enumerate(rows):
-        name = row.method if row.budget is None else f"{row.method}, {row.budget}"
-        memory[name] = heads * np.sum([each[number].fate.bits for each in layers], 0) / 8 / 1024
-        left[name] = middle[number].fate.left[0]
-    shown = dict(list(left.items())[:MOST_LIFETIMES])
-    kept = f"Who was kept when: layer {middle[0].fate.layer}, KV head 0"
-    memory_curves = draw_curves(memory, "tokens", "KiB of keys and values")
-    blocks = [
-        Heading("kvlab simulate", 1),
-        Text(about),
-        table(found),
-        Text(CAPTION),
-        Drawing("memory", "Memory over tokens", memory_curves),
-        Drawing("kept", kept, lifetimes(shown, found.trace.prompt)),
-    ]
-    write_html(blocks, path)
-
-
-def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:
-    """Draw every entry of one KV head from its birth to the token after which it left.
-
-    Args:
-        left: by the name of the panel, index of that token for every entry; t if the entry stayed
-            to the end.
-        prompt: tokens of the prompt; a vertical line marks its end.
-    """
-    from matplotlib.collections import LineCollection
-
-    columns = min(3, len(left))
-    rows = -(-len(left) // columns)
-    figure, panels = canvas(columns, rows, height=0.4 + 2.3 * rows, sharex=True, sharey=True)
-    for axes, (name, last) in zip(panels, left.items(), strict=False):
-        t = len(last)
-        lines = [[(born, born), (min(gone, t - 1), born)] for born, gone in enumerate(last)]
-        axes.add_collection(LineCollection(lines, linewidths=max(0.4, 130 / t), colors="C0"))
-        mark_end_of_prompt(axes, prompt)
-        axes.set(xlim=(0, t), ylim=(0, t), title=name)
-    for axes in panels[len(left) :]:
-        axes.set_visible(False)
-    figure.supxlabel("token", fontsize=8.5)
-    figure.supylabel("position of the entry", fontsize=8.5)
-    return finish(figure, f"When each entry left, under {', '.join(left)}.")
+    """Write the table as one HTML file that needs no network."""
+    about = Text(f"{title(found.trace)}.")
+    write_html([Heading("kvlab simulate", 1), about, table(found), Text(CAPTION)], path)

@@ -172,12 +172,11 @@ def test_a_bound_gives_less_skill_than_the_best_keep_sets(data, noise_file):
     assert best["skill"] > bound["skill"] > 0
 
 
-def test_table_and_report_show_who_was_kept_and_who_was_refused(printed, noise_file, tmp_path):
+def test_table_and_report_show_who_was_judged_and_who_was_refused(printed, noise_file, tmp_path):
     arguments = ("--methods", "h2o tova raas", "--budget", "12", "--workers", "1")
     shown = printed("simulate", noise_file, *arguments, "--report", tmp_path / "r.html")
     assert "noise: 20 tokens given, 50 generated" in shown and "tova" in shown
     html = (tmp_path / "r.html").read_text()
-    assert html.count("<svg") == 2
     assert ">tova</td>" in html
     assert "budget = 12 must be at least the 20 entries" in html
 
@@ -256,6 +255,5 @@ def test_table_and_report_of_a_plan_need_no_network(printed, tmp_path):
     assert "50 users at once" in shown
     assert "budget = 32 must be at least the 64 entries" in " ".join(shown.split())
     html = (tmp_path / "plan.html").read_text()
-    assert html.count("<svg") == 2
     assert ">tova</td>" in html
     assert "src=" not in html
