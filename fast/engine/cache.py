@@ -61,13 +61,7 @@ class LayerCache:
     def __init__(
         self, remembered: Mapping[str, Column], quantises: bool = False, wide: bool = False
     ) -> None:
-        """Make an empty cache.
-
-        Args:
-            remembered: what a score remembers of every entry.
-            quantises: whether entries may be stored at different precisions.
-            wide: whether remembered numbers take 64 bits.
-        """
+        """Make an empty cache; ``quantises``: entries may be stored at different precisions."""
         self.quantises = quantises
         self.layers = 1
         self._take_state(State(Columns(remembered, wide)))
@@ -151,9 +145,8 @@ class LayerCache:
     ) -> Int[Tensor, " NG"] | None:
         """Add slots, and write the rows of ``columns``; the caller writes the other columns.
 
-        Returns:
-            For each head, the index over all heads and slots of the vacant slot that is used again;
-            None if the slots are new and at the end.
+        Return the index, over all heads and slots, of the vacant slots that are used again; None if
+        the slots are new and at the end.
         """
         m = next(iter(columns.values())).shape[2]
         reused = None

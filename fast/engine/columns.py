@@ -31,12 +31,7 @@ class Columns:
     """
 
     def __init__(self, state: Mapping[str, Column] | None = None, wide: bool = False) -> None:
-        """Make columns without rows.
-
-        Args:
-            state: what a score remembers of every entry.
-            wide: whether remembered numbers take 64 bits, as in the reference, and not 32.
-        """
+        """Make columns without rows; ``wide``: remembered numbers take 64 bits, not 32."""
         self.state = dict(state or {})
         self.wide = wide
         self.buffers: dict[Kind, Tensor] = {}
@@ -60,9 +55,7 @@ class Columns:
     def append(self, rows: Mapping[str, Tensor], floating: torch.dtype) -> None:
         """Add rows at the end of every column; columns of a score get their start values.
 
-        Args:
-            rows: the new rows of the other columns.
-            floating: number format of remembered fractions, unless ``wide``.
+        Remembered fractions are in the format ``floating``, unless the columns are ``wide``.
         """
         new = next(iter(rows.values()))
         first, m = self.count, new.shape[2]
@@ -81,9 +74,7 @@ class Columns:
     def take(self, slots: Int[Tensor, "N G kept"], ascending: bool = False) -> None:
         """Keep only these slots, in this order; buffers with too much slack are replaced.
 
-        Args:
-            slots: the slots of every head that stay.
-            ascending: whether slots ascend and none lies before its new place.
+        ``ascending`` promises that slots ascend and none lies before its new place.
         """
         move_survivors(self.buffers, slots, ascending)
         self.count = self.filled = slots.shape[2]
@@ -95,8 +86,7 @@ class Columns:
     ) -> Int[Tensor, " NG"]:
         """Put one new row of every head into a slot; ``rows`` as for `append`.
 
-        Returns:
-            The index of these slots over all heads and slots.
+        Return the index of these slots over all heads and slots.
         """
         for name, new in rows.items():
             column = self[name]
@@ -126,12 +116,9 @@ class Columns:
     def write(
         self, rows: Mapping[str, Tensor], first: int, slots: Int[Tensor, " NG"] | None
     ) -> None:
-        """Write one row per head of some consecutive sequences.
+        """Write one row per head of consecutive sequences, from ``first`` on.
 
-        Args:
-            rows: what to write, by column.
-            first: the first of these sequences.
-            slots: where to, as `overwrite` returned it; None for the last slots.
+        They go into ``slots``, as `overwrite` returned them; None for the last slots.
         """
         for name, new in rows.items():
             if slots is None:

@@ -100,12 +100,7 @@ class Group:
             step.reused = None if reused is None else reused.view(self.count, -1)
 
     def attend(self, place: int, block: Block) -> Queries:
-        """Append the block of one layer, and attend to the layer's entries.
-
-        Args:
-            place: number of the layer in this group.
-            block: what the model hands over.
-        """
+        """Append the block of the group's layer ``place``, and attend to the layer's entries."""
         step, policy, cache = self.step, self.policy, self.cache
         assert step is not None
         if self.count == 1:
@@ -142,9 +137,7 @@ class Group:
     def finish(self) -> Queries:
         """End the step: the score observes, the policy decides, and the decision is applied.
 
-        Returns:
-            The attention output of the last layer, over the kept entries if the policy evicts
-            before it attends.
+        Return the last layer's output, over the kept entries if the policy evicts before attending.
         """
         (step, self.step), decision, positions = (self.step, None), None, None
         assert step is not None

@@ -48,12 +48,7 @@ class Layers:
             self.groups[0].begin(clock.to(self.caches[0].positions.device))
 
     def attend(self, place: int, block: Block) -> Queries:
-        """Take the block of one layer, and return its attention output.
-
-        Args:
-            place: number of the layer among these.
-            block: what the model hands over.
-        """
+        """Take the block of the layer ``place`` among these, and return its attention output."""
         if self.shared:
             return self.groups[0].attend(place, block)
         group = self.groups[place]

@@ -160,12 +160,8 @@ def attend_as_needed(
 ) -> tuple[Queries, Attended]:
     """Attend, and find in the same pass what a score needs: the computation is chosen here.
 
-    Args:
-        needs: needs of the policy's score.
-        read: whether the score reads these rows; otherwise only the output is computed.
-        queries: some rows of a block.
-        query_positions: of the rows; None for the newest token alone, which reads every entry.
-        view: the entries.
+    ``queries`` are some rows of a block. Unless the score reads them, only the output is computed.
+    Without positions they are the newest token alone, which reads every entry.
     """
     if query_positions is None and view.cache.triton:
         return _attend_from_newest(needs, needs.reduction if read else "skip", queries, view)

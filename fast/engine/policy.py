@@ -66,11 +66,8 @@ class Score(Twin[ScoreSpec], ABC):
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         """Rate the entries; one row for all heads where they decide together.
 
-        Args:
-            state: what `observe` made of all blocks so far.
-            seen: the current block.
-            candidates: entries that may leave, None for all; scores elsewhere are ignored.
-            room: how many candidates of each sequence may stay.
+        ``state`` is what `observe` made of all blocks so far. Scores of other entries than the
+        candidates are ignored.
         """
 
     def retention(self, state: State, seen: Observation, candidates: Candidates) -> Retention:

@@ -17,12 +17,9 @@ ON_HOST = {
 
 
 def port(policy: reference.Policy) -> Policy:
-    """Translate a policy of the reference.
+    """Translate a policy of the reference; ValueError if its precision has no twin.
 
     A score, protection or budget without a twin runs on the host, which is slow; a warning says so.
-
-    Raises:
-        ValueError: if its precision has no twin.
     """
     return Policy(
         policy,
@@ -34,11 +31,7 @@ def port(policy: reference.Policy) -> Policy:
 
 
 def port_part(part: Any) -> Any:
-    """Return the twin of a part of a policy, or the part on the host.
-
-    Raises:
-        ValueError: if a precision has no twin.
-    """
+    """Return the twin of a part of a policy, or the part on the host."""
     twin = find_twin(type(part))
     if twin is not None:
         inner = [field.name for field in fields(twin) if field.name != "spec"]

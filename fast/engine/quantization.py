@@ -69,9 +69,6 @@ def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Coded:
 
     Source: KIVI (arXiv 2402.02750). Halves round to even; a constant group gets codes 0. A value
     beyond float16's range is clipped to it: a check would have to wait for the device.
-
-    Raises:
-        ValueError: if ``bits`` is no width of `WIDTHS` or ``group`` is not positive.
     """
     if bits not in WIDTHS:
         raise ValueError(f"bits = {bits} must be one of {WIDTHS}")

@@ -83,9 +83,7 @@ class Decision:
 def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attended, bool]:
     """Let a long block attend, part by part: its attention is never in memory as a whole.
 
-    Returns:
-        The attention output; what the score has still to be given; and whether it has observed the
-        block already.
+    Return the output, what the score has still to be given, and whether it has observed the block.
     """
     needs, view, m = policy.needs, seen.view, seen.queries.shape[3]
     outputs, on_host, rows = [], [], needs.reads(seen.clock)
@@ -197,8 +195,7 @@ def _note_lowest(cache: LayerCache, lowest: Float[Tensor, "N _ 1"]) -> None:
 def apply(policy: Policy, seen: Observation, decision: Decision | None) -> Queries | None:
     """Encode new entries, store what a decision keeps, and evict the rest.
 
-    Returns:
-        The attention output over the kept entries, if the policy evicts before it attends.
+    Return the output over the kept entries, if the policy evicts before it attends.
     """
     cache, keep, output = seen.cache, None, None
     if decision is not None and decision.evicted_slot is not None:

@@ -93,9 +93,7 @@ class Storage:
     def encode(self, code: Code, first: Sequence[bool]) -> None:
         """Store everything that is at full precision in a code.
 
-        Args:
-            code: how to store it.
-            first: the sequences whose first vectors these are; they fix the scale.
+        The vectors of the sequences marked in ``first`` are their first ones, and fix their scale.
         """
         full = self.tables[0]
         if full.rows == 0:
@@ -126,12 +124,8 @@ class Storage:
     ) -> None:
         """Store entries in groups of ``group`` channels of one token.
 
-        Args:
-            slots: the entries; `EMPTY` where a sequence has fewer.
-            bits: width of a code.
-            group: channels that share a scale.
-            counts: entries per head of each sequence, if all are at full precision; without it
-                the host has to wait for the device.
+        ``slots`` are `EMPTY` where a sequence has fewer. ``counts`` are entries per head of each
+        sequence, if all are at full precision; without it the host has to wait for the device.
         """
         if slots.shape[2] == 0:
             return

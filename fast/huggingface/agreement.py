@@ -39,11 +39,7 @@ def check_agreement(model: Any) -> None:
 
     One text is read at once. Another, padded on the left, is read in two blocks, then one token
     alone. Models that cannot read a text without other inputs, and logits that are no numbers, are
-    not judged.
-
-    Raises:
-        ValueError: if the logits differ, or the model fails under `compress`; what differed is
-            named.
+    not judged. The ValueError names what differed, or how the model failed.
     """
     key = (type(model), model.config.to_json_string(use_diff=False), model.dtype, model.device)
     if key not in _differences and model.device.type != "meta":

@@ -10,11 +10,7 @@ from kvlab.fast.huggingface.forward import Forward
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no decoder of transformers that a cache can be put into.
-
-    Raises:
-        ValueError: if it is none; the message says what to give instead.
-    """
+    """Refuse what is no decoder of transformers that a cache can be put into."""
     name = type(model).__name__
     if hasattr(model, "_orig_mod"):
         raise ValueError(
@@ -49,8 +45,7 @@ def check_model(model: Any) -> None:
 def attached(model: Any, cache: CompressedCache, block_size: int | None) -> Iterator[None]:
     """Let every call of the model use the cache, and restore the model at the end.
 
-    Raises:
-        UnsupportedModelError: if the model does not use transformers' attention interface.
+    A model that does not use transformers' attention interface is refused.
     """
     own_forward = model.__dict__.get("forward")
     with implementation(model, IMPLEMENTATION):

@@ -48,9 +48,7 @@ def attention(
 ) -> tuple[Float[Tensor, "N m H d"], None]:
     """Attend as the policy of the keys' layer says; the signature is transformers'.
 
-    Raises:
-        UnsupportedModelError: if the model asks for attention that kvlab does not know.
-        ValueError: if there is dropout.
+    Dropout, and attention that kvlab does not know, are refused.
     """
     _refuse_unknown(module, dropout, kwargs)
     ticket = getattr(key, TICKET, None)

@@ -222,15 +222,9 @@ class CompressedCache(Cache):
     # --- what the model's forward tells ---
 
     def begin(self, real: Bool[Tensor, "N m"] | None, shape: tuple[int, int], device: Any) -> None:
-        """Take in a call of the model.
+        """Take in a call of the model, if it fits what came before.
 
-        Args:
-            real: which tokens are no padding; None for all.
-            shape: sequences and tokens of the call.
-            device: where the model's inputs are.
-
-        Raises:
-            ValueError: if the call does not fit what came before.
+        ``real`` says which tokens are no padding, None that all are; ``shape`` is that of the ids.
         """
         N, m = shape
         if self.broken:
@@ -259,11 +253,7 @@ class CompressedCache(Cache):
         return self.block.positions
 
     def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
-        """Note that the block is done.
-
-        Raises:
-            UnsupportedModelError: if the model did not attend through `attention`.
-        """
+        """Note that the block is done; refuse a model that did not attend through `attention`."""
         if self.closed:
             raise ValueError(CLOSED)
         idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
@@ -286,8 +276,7 @@ class CompressedCache(Cache):
     def expect_step(self) -> BatchClock:
         """Return the clock of the running block.
 
-        Raises:
-            ValueError: outside a call of the compressed model, or after the context.
+        ValueError outside a call of the compressed model, or after the context.
         """
         if self.closed:
             raise ValueError(CLOSED)

@@ -33,8 +33,7 @@ def longest_alike(model: Any) -> int | None:
 def rotation_of(model: Any) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function that rotates vectors ``[..., d]`` by positions ``[...]``.
 
-    Raises:
-        ValueError: if the model's rotary embedding is not one that can be applied to stored keys.
+    Rotary embeddings that cannot be applied to stored keys are refused.
     """
     found = [m for m in model.modules() if hasattr(m, "rope_type") and hasattr(m, "inv_freq")]
     if len(found) != 1 or found[0].rope_type not in STATIC_TYPES:

@@ -11,11 +11,7 @@ UNFINISHED = ".unfinished"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in UTF-8.
-
-    Raises:
-        OSError: if the file cannot be written; the error names the file.
-    """
+    """Write a file in UTF-8; an OSError names the file."""
     with named(path):
         path.write_text(text, encoding="utf-8")
 
@@ -24,8 +20,7 @@ def write_text(path: Path, text: str) -> None:
 def write_completely(path: Path) -> Iterator[BinaryIO]:
     """Write a file so that it is there completely or not at all, even after a power cut.
 
-    Raises:
-        OSError: if the file cannot be written; the error names the file.
+    An OSError names the file.
     """
     unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
     with named(path), unfinished.open("wb") as file:
@@ -44,11 +39,7 @@ def clear_unfinished(directory: Path) -> None:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Name a file in errors that do not name it: a full disk is not reported with a name.
-
-    Raises:
-        OSError: the error that was raised within, with the name.
-    """
+    """Name a file in an OSError that does not name it: a full disk is not reported with a name."""
     try:
         yield
     except OSError as error:

@@ -64,18 +64,11 @@ def teacher_forced(
 ) -> list[tuple[Measurement, Float[np.ndarray, "_ vocab"]]]:
     """Feed continuations under a policy and compare every step with the full cache.
 
-    Args:
-        model: a decoder of transformers.
-        policy: what to keep.
-        prompts: token ids of each sequence.
-        continuations: token ids that follow; all but the last of each are fed.
-        full_logits: what a run with the full cache returned; None: this run is the yardstick.
+    All tokens but the last of each continuation are fed. ``full_logits`` are what a run with the
+    full cache returned; None: this run is the yardstick.
 
     Returns:
         For each sequence its measurement, and the logits of every step.
-
-    Raises:
-        ValueError: if a prompt or a continuation is empty.
     """
     if not all(len(tokens) for tokens in (*prompts, *continuations)):
         raise ValueError("prompts and continuations must hold at least one token each")

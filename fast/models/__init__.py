@@ -70,8 +70,7 @@ def is_fetched(name: str) -> bool:
 def model_location(model: str | Path) -> str:
     """Return the directory or id that a name stands for: a short name, a directory, or an id.
 
-    Raises:
-        FileNotFoundError: if it is the name of a model that can be fetched and was not.
+    FileNotFoundError if it names a model that can be fetched and was not.
     """
     name = str(model)
     if name in EMBEDDED:

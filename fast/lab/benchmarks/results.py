@@ -22,11 +22,7 @@ PACKAGES = ("kvlab", "torch", "transformers", "triton")
 
 
 def write(schema: int, device: str, found: Result, path: Path | None) -> None:
-    """Write what was found with the command, the machine and the versions of the packages.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
+    """Write what was found with the command, the machine and the versions of the packages."""
     module = getattr(sys.modules["__main__"].__spec__, "name", sys.argv[0])
     result = {
         "schema": schema,
@@ -70,11 +66,7 @@ def versions(*packages: str) -> dict[str, str | None]:
 
 
 def gpu_or_small(benchmark: str, small: bool) -> str:
-    """Return the device of a benchmark that needs a GPU; a small case may run on any device.
-
-    Raises:
-        SystemExit: if there is no GPU, and the case is not small.
-    """
+    """Return the device of a benchmark that needs a GPU; a small case may run on any device."""
     import torch
 
     if torch.cuda.is_available():

@@ -137,15 +137,10 @@ class Watcher:
 def measure(
     model: Any, run: Run, cache: Any, read: Callable[[], Holds], watched: bool, cpu_time: bool
 ) -> Outcome:
-    """Generate once; say how long it took, and what the cache held.
+    """Generate once with an empty cache; say how long it took, and what the cache held.
 
-    Args:
-        model: the model that writes.
-        run: how much to read and write.
-        cache: an empty cache for it.
-        read: says what the cache holds.
-        watched: read the cache between any two tokens, which takes time; else only at the end.
-        cpu_time: measure CPU time, not time on the clock: other processes may use the machine.
+    ``watched``: read the cache between any two tokens, which takes time; else only at the end. CPU
+    time is for a machine that other processes may use.
     """
     clock = time.process_time if cpu_time else time.perf_counter
     times: list[float] = []

@@ -242,11 +242,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def read_methods(text: str) -> tuple[str, ...]:
-    """Return the specifications in an option, which ``;`` or blanks separate.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the specifications in an option, which ``;`` or blanks separate."""
     specs = text.replace(";", " ").split()
     if not specs:
         raise ValueError("methods must name at least one method")
@@ -263,10 +259,7 @@ def refuse_without_text(**options: object) -> None:
 def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -> str:
     """Return the text to continue, unchanged: nothing is stripped, no chat template is applied.
 
-    Raises:
-        FileNotFoundError: if the file does not exist.
-        ValueError: if text and file are given, if neither is given although the model is not
-            embedded, or if text or file are no UTF-8 text.
+    Without text and file, an embedded model continues a problem of its task.
     """
     if text is not None and file is not None:
         raise ValueError("--prompt and --prompt-file cannot both be given")
@@ -285,22 +278,14 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
 
 
 def read_book(file: Path | None, model: str | Path | None) -> str | None:
-    """Return a text to read: the file, or the novel for a model that is not embedded, else None.
-
-    The errors are those of `read_text`.
-    """
+    """Return a text to read: the file, or the novel for a model that is not embedded, else None."""
     if file is not None:
         return read_text("text", file)
     return None if str(model or "reasoner") in EMBEDDED else english.novel()
 
 
 def read_text(name: str, file: Path) -> str:
-    """Return the text of a file, unchanged.
-
-    Raises:
-        FileNotFoundError: if the file does not exist.
-        ValueError: if the file is no UTF-8 text.
-    """
+    """Return the text of a UTF-8 file, unchanged."""
     if not file.exists():
         raise FileNotFoundError(f"{name} = {file} does not exist")
     if not file.is_file():
@@ -312,11 +297,7 @@ def read_text(name: str, file: Path) -> str:
 
 
 def prepare_output(name: str, file: Path | None) -> None:
-    """Make the directory of a file, before anything is computed for it.
-
-    Raises:
-        ValueError: if nothing can be written there.
-    """
+    """Make the directory of a file, or refuse the file, before anything is computed for it."""
     if file is None:
         return
     if file.is_dir():

@@ -34,12 +34,7 @@ def default_backend() -> str:
 
 
 def load_backend(name: str, model: str | Path) -> "Backend":
-    """Load a model.
-
-    Raises:
-        ValueError: if there is no such backend.
-        FileNotFoundError: if the model directory is incomplete.
-    """
+    """Load a model; FileNotFoundError if its directory is incomplete."""
     check_choice(NAMES, backend=name)
     return FastBackend(model) if name == "fast" else ReferenceBackend(model)
 
@@ -47,9 +42,7 @@ def load_backend(name: str, model: str | Path) -> "Backend":
 def load_encoder(model: str | Path, backend: str) -> Callable[[str], list[int]]:
     """Return what turns text into token ids, without loading the model.
 
-    Raises:
-        FileNotFoundError: if the model directory has no tokenizer.
-        ValueError: if the tokenizer cannot be loaded.
+    FileNotFoundError if the directory has no tokenizer, ValueError if that cannot be loaded.
     """
     if backend == "reference" or Path(model).is_dir():
         tokenizer = load_tokenizer(model)
@@ -99,8 +92,7 @@ class Backend(ABC):
     def write(self, policy: Policy, request: Request) -> list[list[int]]:
         """Return what is written after each prompt.
 
-        Raises:
-            ValueError: if the policy does not fit the prompts, or the backend cannot do it.
+        ValueError if the policy does not fit the prompts, or the backend cannot do it.
         """
 
     @abstractmethod

@@ -65,12 +65,8 @@ def oracle_policy(next_uses: Sequence[Int[Array, "_ _"]], budget: int, recent: i
     """Return the policy that evicts the entry whose next use is the latest.
 
     Of the entries that no query uses any more, the oldest leaves first, so that the remaining room
-    holds the newest steps completely.
-
-    Args:
-        next_uses: for each problem of a batch, in order; see `kvlab.reference.tasks.jumps_oracle`.
-        budget: entries that stay.
-        recent: newest entries that are safe.
+    holds the newest steps completely. ``next_uses`` are those of a batch's problems, in order; see
+    `kvlab.reference.tasks.jumps_oracle`. The ``recent`` newest entries are safe.
     """
     longest = max(map(len, next_uses))
     unused = 2 * longest - np.arange(longest, dtype=np.int32)

@@ -43,14 +43,10 @@ def on_cluster(
 ) -> Iterator[Result]:
     """Do jobs on the cluster that ``RAY_ADDRESS`` names; without it, on one made for this run.
 
-    Args:
-        jobs: what to do; see `kvlab.fast.lab.sweep.jobs.Engine`.
-        workers: jobs at a time at most; None: as many as the cluster has room for.
-        gpus: per job, parts allowed; None: 1 if the cluster has any.
-
-    Raises:
-        ConnectionError: if the cluster cannot be reached, or cannot run kvlab.
-        ValueError: if no worker fits the cluster, or a node has another version of kvlab.
+    ``workers`` None does as many jobs at a time as the cluster has room for. ``gpus`` are per job,
+    parts allowed; None asks for 1 if the cluster has any. ConnectionError if the cluster cannot be
+    reached, or cannot run kvlab; ValueError if no worker fits it, or a node has another version of
+    kvlab.
     """
     with connected():
         gpus = gpus_per_worker(gpus)
@@ -79,11 +75,7 @@ def on_cluster(
 
 
 def gpus_per_worker(asked: float | None) -> float:
-    """Return the GPUs that each job asks for.
-
-    Raises:
-        ValueError: if no node has so many.
-    """
+    """Return the GPUs that each job asks for; ValueError if no node has so many."""
     most = max(node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"])
     if asked is not None and asked > most:
         raise ValueError(f"gpus = {asked:g} per worker is more than a node of the cluster has")
@@ -103,11 +95,7 @@ def _found(reference: Any) -> list[Found] | Failure | None:
 
 
 def run_job(job: Job, do: Any, theirs: dict[str, str | None]) -> list[Found] | Failure:
-    """Do a job, in a process somewhere in the cluster.
-
-    Raises:
-        ValueError: if versions differ from those of the driver.
-    """
+    """Do a job, in a process of the cluster whose versions have to be those of the driver."""
     for name, ours in relevant_versions().items():
         if theirs[name] != ours:
             raise ValueError(f"a worker of the cluster has {name} {ours}, not {theirs[name]}")
@@ -122,11 +110,7 @@ def relevant_versions() -> dict[str, str | None]:
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Connect to the cluster, and leave or end it.
-
-    Raises:
-        ConnectionError: if it cannot be reached.
-    """
+    """Connect to the cluster, and leave or end it."""
     address = os.environ.get(ADDRESS) or "local"
     own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     already = ray.is_initialized()

@@ -69,8 +69,7 @@ def write_rows(directory: Path, name: str, rows: Sequence[Found]) -> None:
 def read_rows(directory: Path) -> list[Found]:
     """Return the rows of a sweep's directory, each once, those of jobs that are not asked for too.
 
-    Raises:
-        ValueError: if a file is damaged, or holds something else.
+    ValueError if a file is damaged, or holds something else.
     """
     found: dict[tuple[str, int], Found] = {}
     for path in sorted((directory / RESULTS).glob("*.parquet")):
