@@ -65,10 +65,8 @@ def teacher_forced(
     """Feed continuations under a policy and compare every step with the full cache.
 
     All tokens but the last of each continuation are fed. ``full_logits`` are what a run with the
-    full cache returned; None: this run is the yardstick.
-
-    Returns:
-        For each sequence its measurement, and the logits of every step.
+    full cache returned; None: this run is the yardstick. Each sequence gets its measurement, and
+    the logits of every step.
     """
     if not all(len(tokens) for tokens in (*prompts, *continuations)):
         raise ValueError("prompts and continuations must hold at least one token each")

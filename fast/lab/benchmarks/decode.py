@@ -87,9 +87,7 @@ class Part:
     name: str
     with_prompt: bool
     full: Run
-    """The generation of a full cache."""
     compressed: Run
-    """The generation of a compressed cache."""
     methods: tuple[str, ...]
     presses: tuple[tuple[str, int], ...]
     repeats: int

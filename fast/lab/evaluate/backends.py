@@ -82,7 +82,6 @@ class Backend(ABC):
     tokenizer: Any
 
     encode: Callable[[str], list[int]]
-    """Turns text into token ids."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return text, special tokens included."""

@@ -204,7 +204,6 @@ CAPTION = (
     "over the windows · entries: kept at the end · KiB: of keys and values then, scales included, "
     "an unquantised element at 16 bits"
 )
-"""What the columns are."""
 
 
 def title(found: Perplexities) -> str:

@@ -237,7 +237,6 @@ def plain(point: Point) -> dict[str, Any]:
 # --- tests of pairs ------------------------------------------------------------------------------
 
 FULL = "full"
-"""The method that keeps everything."""
 CONTROL = "random"
 """The method that evicts at random."""
 
