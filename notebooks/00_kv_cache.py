@@ -70,9 +70,10 @@ import sys
 sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
 
 from kvlab.reference import SHAPES, Shape
+from kvlab.reference.simulator.sizes import find_shape
 from study import costs
 
-shape = Shape.from_config(directory)
+shape = find_shape(str(directory))
 print("formula: ", shape.token_bytes, "bytes a token")
 print("measured:", session.nbytes / session.seen)
 
