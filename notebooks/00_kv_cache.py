@@ -69,8 +69,7 @@ import sys
 
 sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
 
-from kvlab.reference import SHAPES, Shape
-from kvlab.reference.simulator.sizes import find_shape
+from kvlab.reference import SHAPES, Shape, find_shape
 from study import costs
 
 shape = find_shape(str(directory))

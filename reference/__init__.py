@@ -73,6 +73,7 @@ from kvlab.reference.simulator.sizes import HARDWARE as HARDWARE
 from kvlab.reference.simulator.sizes import SHAPES as SHAPES
 from kvlab.reference.simulator.sizes import Hardware as Hardware
 from kvlab.reference.simulator.sizes import Shape as Shape
+from kvlab.reference.simulator.sizes import find_shape as find_shape
 from kvlab.reference.simulator.trace import Metadata as Metadata
 from kvlab.reference.simulator.trace import Trace as Trace
 from kvlab.reference.simulator.trace import load_trace as load_trace
