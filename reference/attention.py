@@ -49,7 +49,11 @@ def logits(
 def softmax(
     x: Float[Array, "... n"], mask: Bool[Array, "... n"] | None = None
 ) -> Float[Array, "... n"]:
-    """Softmax over the last axis, restricted to the entries where ``mask`` is true."""
+    """Softmax over the last axis, restricted to the entries where ``mask`` is true.
+
+    Raises:
+        ValueError: if ``x`` holds NaN or infinity, or a row has no entry to attend to.
+    """
     if not np.isfinite(x).all():
         raise ValueError("attention logits must be finite, got NaN or infinity")
     if mask is not None:
@@ -74,6 +78,10 @@ def attend(
     mask: Bool[Array, "G _ m n"] | None,
     softcap: float | None = None,
 ) -> tuple[Float[Array, "G rho m d"], Float[Array, "G rho m n"]]:
-    """Return the attention output and the attention probabilities of a block of queries."""
+    """Return the attention output and the attention probabilities of a block of queries.
+
+    Raises:
+        ValueError: if a logit is not finite, or a query may attend to no entry.
+    """
     attention = softmax(logits(queries, keys, softcap), mask)
     return weighted_values(attention, values), attention

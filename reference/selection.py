@@ -44,7 +44,11 @@ def rank(scores: Float[Array, "... n"]) -> Int[Array, "... n"]:
 def keep_set(
     scores: Float[Array, "G n"], safe: Bool[Array, "G n"], room: int
 ) -> Int[Array, "G kept"]:
-    """Return the indices that stay, ascending: the safe entries and the ``room`` best others."""
+    """Return the indices that stay, ascending: the safe entries and the ``room`` best others.
+
+    Raises:
+        ValueError: if a score that is compared is NaN, or heads differ in their safe entries.
+    """
     if np.isnan(scores[~safe]).any():
         raise ValueError("scores must not be NaN")
     safe_counts = safe.sum(axis=-1)
