@@ -88,7 +88,7 @@ def compare(settings: Settings) -> None:
         print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend\n")
         print_line(_line([column.heading for column in comparing.COLUMNS]))
     with reporting(transient=True) as told:
-        tell = (lambda point: print_line(_row(point))) if say else (lambda point: None)
+        tell = (lambda point: print_line(_row(point))) if say else None
         comparison = comparing.compare(sweep, settings.workers, told, tell)
     if settings.report is not None:
         from kvlab.fast.lab.sweep.report import write_comparison
