@@ -25,16 +25,11 @@ def eviction_errors(
 ) -> Float[Tensor, "N G n"]:
     """Return α/(1 − α)·‖o − v‖ of every entry, L2 over the rows of its head.
 
-    Args:
-        h: retention, each row adding up to 1; 0 for empty slots.
-        values: values of the entries.
-        fast: FastCAOTE: the mean of all values stands in for the output; no slot may be empty.
-        output: Σ h·v where the caller has it, as after attention; None to compute it. An output
-            of 16 bits is off by their rounding, and so are distances to it. PyTorch computes it
-            anew.
-
-    Returns:
-        Errors in float32; an entry that has all the mass gets the largest number there is.
+    ``h`` is retention, each row adding up to 1, with 0 for empty slots. ``fast`` is FastCAOTE: the
+    mean of all values stands in for the output, and no slot may be empty. ``output`` is Σ h·v where
+    the caller has it, as after attention; an output of 16 bits is off by their rounding, and so are
+    distances to it. PyTorch computes it anew. Errors are float32; an entry that has all the mass
+    gets the largest number there is.
     """
     if uses_triton(h):
         return _errors_in_triton(h, values, fast, output)

@@ -18,12 +18,7 @@ KERNELS = ("torch", "triton", "interpret")
 
 
 def kernels_for(device: torch.device) -> str:
-    """Return the implementation that tensors on this device take.
-
-    Raises:
-        ValueError: if ``KVLAB_KERNELS`` is none of the three, or does not fit the device.
-        RuntimeError: if Triton is asked for and not installed.
-    """
+    """Return the implementation that tensors on this device take."""
     asked = os.environ.get(VARIABLE) or ("triton" if device.type == "cuda" else "torch")
     if asked not in KERNELS:
         raise ValueError(f"{VARIABLE} = {asked!r} must be one of {', '.join(KERNELS)}")
@@ -39,10 +34,6 @@ def uses_triton(x: torch.Tensor, doubles: bool = False) -> bool:
     """Say whether a tensor takes Triton kernels, and make sure that it can.
 
     Float64 takes PyTorch, but for kernels of ``doubles``: the others compute in float32.
-
-    Raises:
-        ValueError: as `kernels_for`.
-        RuntimeError: if Triton is not installed, or was loaded before it was set to interpret.
     """
     chosen = kernels_for(x.device)
     if chosen == "torch" or (x.dtype == torch.float64 and not doubles):

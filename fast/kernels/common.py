@@ -105,12 +105,7 @@ def on_its_device(launch: Launch) -> Launch:
 
 
 def per_head(x: Tensor) -> Tensor:
-    """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]`` without copying; rows lie one after another.
-
-    Raises:
-        RuntimeError: if strides do not allow it without copying.
-        ValueError: if channels do not lie next to each other.
-    """
+    """Return ``[N, G, n, ...]`` as ``[N·G, n, ...]`` without copying, or refuse to."""
     flat = x.view(x.shape[0] * x.shape[1], *x.shape[2:])
     if flat.shape[-1] > 1 and flat.stride(-1) != 1:
         raise ValueError(f"strides {x.stride()}: the last axis must be contiguous")

@@ -43,11 +43,8 @@ def count_recurrence(
 ) -> None:
     """Take in what a token activated, in place.
 
-    Args:
-        elapsed: generated tokens since each entry's latest activation, or since before its birth.
-        interval: longest time between two activations.
-        active: entries that are activated now.
-        counts: those of them whose time since the last activation counts as an interval.
+    ``counts`` are the active entries whose time since the last activation, or since before their
+    birth, counts as an interval.
     """
     interval.clamp_(min=elapsed * counts)
     elapsed.masked_fill_(active, 0)
@@ -62,23 +59,14 @@ def decode_attention(
     reduce: Reduction = "none",
     counters: RecurrenceCounters | None = None,
 ) -> tuple[Float[Tensor, "N G rho 1 d"], Tensor]:
-    """Attend from one token to all entries.
+    """Attend from one token to all entries; logits are q·k/√d, squeezed into ``softcap``.
 
-    Args:
-        queries: queries of the token; logits are q·k/√d.
-        keys: keys of the entries, with any strides, channels next to each other.
-        values: likewise.
-        positions: -1 marks empty slots; None where there is none.
-        softcap: bound into which logits are squeezed.
-        reduce: how to join the query heads of a KV head; ``skip``: only the output is wanted.
-        counters: counters to update; they need a reduction.
+    Keys and values may have any strides, with channels next to each other. Positions of -1 mark
+    empty slots. ``reduce`` says how to join the query heads of a KV head; counters need it.
 
     Returns:
         The output, and the probabilities ``[N, G, rho, 1, n]`` or, reduced, ``[N, G, n]``, float32;
         with ``skip`` an empty tensor.
-
-    Raises:
-        ValueError: if there are counters without a reduction.
     """
     if counters is not None and reduce in ("none", "skip"):
         raise ValueError(f"counters need reduce = 'sum', 'mean' or 'max', not {reduce!r}")

@@ -26,13 +26,10 @@ def keep_slots(
 ) -> Int[Tensor, "N G kept"]:
     """Return the slots that stay in ascending position: the safe ones and the best of the rest.
 
-    Args:
-        scores: entries with higher scores stay; of equal scores the later position stays. One row
-            for all heads if they decide together.
-        safe: entries that stay whatever their score; None for no entry.
-        positions: -1 marks empty slots.
-        kept: how many stay, for each sequence; at least the safe ones, at most the entries.
-        ordered: whether slots are in ascending position, the empty ones first.
+    Entries with higher scores stay, of equal scores the later position; there is one row of scores
+    for all heads if they decide together. Positions of -1 mark empty slots. ``kept`` is how many
+    stay, for each sequence: at least the safe ones, at most the entries. ``ordered`` slots are in
+    ascending position, the empty ones first.
 
     Returns:
         As many slots as the sequence that keeps most; a sequence that keeps fewer has its slots at

@@ -48,19 +48,10 @@ def attend_to_tables(
     channels, whose rows fill words of 32 bits, up to `MOST_SPREAD` query heads times groups;
     PyTorch takes the others.
 
-    Args:
-        queries: queries of the token; logits are q·k/√d.
-        keys: tables that together hold each entry's key once.
-        values: likewise; entries may be in other tables than their keys.
-        entries: slots n; a slot in no table is empty.
-        softcap: bound into which logits are squeezed.
-        reduce: how to join the query heads of a KV head; ``skip``: only the output is wanted.
-        partners: result of `partners_of` for these tables, if the caller has kept it;
-            None to compute it anew, which costs 32 bytes per entry.
-
-    Returns:
-        The output in the queries' number format, and the probabilities ``[N, G, rho, 1, n]`` or,
-        reduced, ``[N, G, n]``, float32; with ``skip`` an empty tensor.
+    The tables of keys together hold each entry's key once, and those of values its value, each in
+    any table; a slot in no table is empty. ``partners`` is what `partners_of` returned for these
+    tables, if the caller has kept it: to compute it anew costs 32 bytes per entry. The other
+    arguments, and what is returned, are those of `kvlab.fast.kernels.decode.decode_attention`.
     """
     if uses_triton(queries) and suits_triton(keys, values, queries.shape[2]):
         found = partners_of(keys, values, entries) if partners is None else partners

@@ -19,10 +19,8 @@ def move_survivors(
 ) -> None:
     """Move rows to the front of their buffers, in place: row i becomes what row ``slots[i]`` was.
 
-    Args:
-        buffers: buffers of the layout ``[columns, N, G, capacity, ...]``.
-        slots: which rows stay.
-        ascending: whether slots ascend and none lies before its new place.
+    Buffers have the layout ``[columns, N, G, capacity, ...]``. ``ascending``: slots ascend, and
+    none lies before its new place.
     """
     first = next(iter(buffers.values()))
     if ascending and uses_triton(first) and move_as_words(buffers):

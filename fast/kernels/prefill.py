@@ -32,13 +32,8 @@ def attend_block(
 ) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m"]]:
     """Attend from the rows of a block, and keep what `received_attention` would compute again.
 
-    Args:
-        queries: rows of the block; logits are q·k/√d.
-        keys: keys of the entries, with any strides, channels next to each other.
-        values: likewise.
-        query_positions: positions of the rows; −1 for padding, which reads nothing.
-        positions: of the entries; −1 marks empty slots. A row reads entries at or before its own.
-        softcap: bound into which logits are squeezed.
+    A row reads entries at or before its own position. Of rows, −1 marks padding, which reads
+    nothing; of entries, empty slots. Logits are those of `kvlab.fast.kernels.decode`.
 
     Returns:
         The output in the keys' number format, zeros for a row that reads nothing, and the logarithm
@@ -68,21 +63,9 @@ def received_attention(
     Give the rows that count: all rows for H2O, the last r rows with step gains for AhaKV, a window
     for SnapKV and RPC.
 
-    Args:
-        queries: rows of the block; logits are q·k/√d.
-        keys: keys of the entries.
-        query_positions: positions of the rows; −1 for padding, which reads nothing.
-        positions: of the entries; −1 marks empty slots. A row reads entries at or before its own.
-        gains: factor on each row's logits; None for 1.
-        softcap: bound into which logits are squeezed, before the gain.
-        lse: of these rows over these entries, where the caller has it from `attend_block`; None to
-            compute it.
-
-    Returns:
-        Sums in float32.
-
-    Raises:
-        ValueError: if there are both gains, which change log-sum-exps, and ``lse``.
+    ``gains`` are factors on each row's logits, after the softcap. ``lse`` is of these rows over
+    these entries, where the caller has it from `attend_block`; gains would change it. Positions are
+    those of `attend_block`. Sums are float32.
     """
     if gains is not None and lse is not None:
         raise ValueError("lse is that of attention without gains: give one of the two, not both")

@@ -35,12 +35,8 @@ def outlier_scores(
 ) -> Float[Tensor, "*rows groups"]:
     """Mean distance of each group's outliers to its mean, 0 without outliers (DesireKV Eq. 6).
 
-    An outlier lies more than 1.5 interquartile ranges outside the quartiles. Computed in float64.
-
-    Args:
-        x: keys.
-        group: channels that are judged together.
-        over: average over the outliers, or over the whole group so that their number counts.
+    An outlier lies more than 1.5 interquartile ranges outside the quartiles. The mean is over the
+    outliers, or over the whole group so that their number counts. Computed in float64.
     """
     return torch.stack([one_group(block, over) for block in x.double().split(group, -1)], dim=-1)
 

@@ -84,11 +84,7 @@ class VectorTable:
         return self._of(tuple(map(change, self.parts)), change(self.slots), counts)
 
     def take(self, rows: Int[Tensor, "N G kept"], counts: tuple[int, ...]) -> "VectorTable":
-        """Return a table of only these rows, in this order.
-
-        Raises:
-            ValueError: if codes are in groups of rows; no method evicts from such a table.
-        """
+        """Return a table of only these rows in this order; no method evicts groups of rows."""
         if self.by_channel:
             raise ValueError("a per-channel quantised block cannot lose single tokens")
         parts = tuple(take(part, rows) for part in self.parts)
@@ -124,14 +120,8 @@ def partners_of(
 ) -> list[Int[Tensor, "N G _"]]:
     """Say for every row of the tables of keys where the value of its entry lies.
 
-    Args:
-        keys: tables that together hold each entry's key once.
-        values: likewise; entries may be in other tables than their keys.
-        entries: slots of the cache.
-
-    Returns:
-        Per table of keys: number of the table of values · 2^`TABLE_SHIFT` + row, int32; −1 for rows
-        that belong to no entry.
+    Per table of keys: number of the table of values · 2^`TABLE_SHIFT` + row, int32; −1 for rows
+    that belong to no entry.
     """
     slots = values[0].slots
     where = torch.full((*slots.shape[:2], entries + 1), -1, dtype=torch.int32, device=slots.device)
