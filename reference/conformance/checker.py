@@ -66,9 +66,7 @@ def made_on_the_spot(name: str) -> tuple[Case, ...]:
 def cases(method: str | None = None, spec: str = LATEST) -> tuple[Case, ...]:
     """Return the published cases, and cases made on the spot for methods that have none.
 
-    Args:
-        method: a target or method; of other methods nothing is made. None: of every method.
-        spec: version of the specification.
+    If a target or method is given, nothing is made of other methods.
     """
     unpublished = (
         name
@@ -173,11 +171,7 @@ def _run_cases(
 
 
 def fuzz(target: str, under_test: Implementation, seed: int, count: int) -> Report:
-    """Ask an implementation ``count`` drawn cases, several times in a row, until one fails.
-
-    Raises:
-        ValueError: if the target is unknown, is not offered, or is a whole cache.
-    """
+    """Ask an implementation ``count`` drawn cases, several times in a row, until one fails."""
     if not under_test.offers(target):
         raise ValueError(f"the implementation offers none of {target}")
     outcomes: list[Outcome] = []

@@ -46,11 +46,7 @@ SMALL: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 
 def sized(size: str) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
-    """Yield operation, group, number in the group, and sizes of the building blocks.
-
-    Args:
-        size: ``kernel`` or ``long``.
-    """
+    """Yield operation, group, number in the group, and sizes of the building blocks."""
     for entry in TABLES[size]:
         for number, row in enumerate(entry["sizes"]):
             sizes = entry.get("fixed", {}) | dict(zip(entry["axes"], row, strict=True))

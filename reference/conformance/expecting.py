@@ -57,13 +57,9 @@ def numbers(
 ) -> Expected:
     """Expect computed numbers.
 
-    Args:
-        value: what is expected, in float64.
-        logit_size: largest Σ\\|q·k\\|/√d of the logits behind it, 0 where there are none.
-        scale: size of the terms, where they cancel (outputs: the largest value); None where all
-            terms are positive.
-        where: elements that count.
-        slack: further absolute tolerance of each element.
+    `logit_size` is that of the logits behind them, 0 where there are none. ``scale`` is the size of
+    the terms, where they cancel (outputs: the largest value); None where all terms are positive.
+    ``where`` and ``slack`` are those of `Expected`.
     """
     counted = np.isfinite(value) if where is None else where & np.isfinite(value)
     tolerance = {}

@@ -53,11 +53,10 @@ class Implementation(Protocol):
         ...
 
     def answer(self, case: Case) -> dict[str, Array]:
-        """Return the outputs of a case. Whatever is raised besides NotTestedError is a failure.
+        """Return the outputs of a case.
 
-        Raises:
-            NotTestedError: if it does not do what the case asks for.
-            LostError: if its process crashed or took too long; the next case starts another.
+        NotTestedError says that it does not do what the case asks for, LostError that its process
+        is gone; the next case starts another. Whatever else is raised is a failure.
         """
         ...
 
@@ -215,17 +214,9 @@ def load(
     device: str | None = None,
     precision: str | None = None,
 ) -> Functions:
-    """Run a Python file and return what it implements.
+    """Run a Python file that defines ``IMPLEMENTATIONS``, and return what it implements.
 
-    Args:
-        file: defines ``IMPLEMENTATIONS``, and may define ``ARRAYS``, ``DEVICE`` and ``PRECISION``.
-        arrays: instead of the file's ``ARRAYS``; without both numpy.
-        device: instead of the file's ``DEVICE``.
-        precision: instead of the file's ``PRECISION``; without both float32.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it cannot be run, or defines no implementations.
+    It may define ``ARRAYS``, ``DEVICE`` and ``PRECISION``, which the arguments override.
     """
     module = import_file(file, f"conformance_{file.stem}")
     table = getattr(module, TABLE, None)

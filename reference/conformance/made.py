@@ -84,9 +84,6 @@ def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | 
 
     Sizes, seeds and the like are chosen, and one of the method's examples; or method, budget and
     softcap are those of another case.
-
-    Raises:
-        ValueError: if the target is unknown, or a whole cache: its streams are not drawn.
     """
     method, _, operation = target.rpartition(".")
     if operation == "whole_cache":
@@ -210,12 +207,7 @@ class Event:
 
 
 def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
-    """Feed a stream to a policy and note every step.
-
-    Raises:
-        ValueError: if the policy cannot work with the stream's prompt, or the safe entries exceed
-            the budget.
-    """
+    """Feed a stream to a policy and note every step."""
     policy.check(stream.prompt)
     cache = empty_cache(policy, len(stream.keys), stream.keys.shape[2])
     for block in stream.pieces():
@@ -237,9 +229,6 @@ def cases_of_stream(
     """Make cases of the last block of each kind that decides.
 
     ``run``, the whole stream, is a case only if all decisions are clear.
-
-    Raises:
-        ValueError: if the policy cannot work with the stream.
     """
     spec = example.spec
     events = [*recording(methods.get(spec, example.budget), stream)]

@@ -99,11 +99,7 @@ def _as_text(value: Any) -> str:
 
 
 def read_outputs(content: bytes) -> dict[str, Array]:
-    """Read the arrays of a safetensors file; 16-bit formats become float32.
-
-    Raises:
-        FailedError: if it is no safetensors file.
-    """
+    """Read the arrays of a safetensors file; 16-bit formats become float32."""
     try:
         found = load(content)
     except Exception as error:  # safetensors raises its own exception, without a public name

@@ -71,8 +71,7 @@ def published_methods() -> tuple[str, ...]:
 def check_answers(spec: str, directory: Path | None = None) -> tuple[list[str], list[str]]:
     """Let today's reference answer the cases that a specification added, and write them anew.
 
-    Returns:
-        The lines of SHA256SUMS that are the same, and those that differ, stored and new.
+    Returns the lines of SHA256SUMS that are the same, and those that differ, stored and new.
     """
     directory = directory or HERE / SPECIFICATIONS[spec]
     with TemporaryDirectory() as folder:

@@ -118,10 +118,6 @@ def read_xfails(file: Path) -> dict[str, str]:
 
     A line is a case's name, a target or a group, with ``*`` and ``?`` as in a shell, and a reason
     after ``#``.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if a line has no reason.
     """
     found = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):

@@ -44,11 +44,7 @@ def answer(case: Case) -> Mapping[str, Expected]:
 
 @lru_cache(maxsize=512)
 def operation_of(target: str) -> Operation:
-    """Return the operation behind a target, with what the method remembers of every entry.
-
-    Raises:
-        ValueError: if there is no such operation.
-    """
+    """Return the operation behind a target, with what the method remembers of every entry."""
     method, _, name = target.rpartition(".")
     found = OPERATIONS.get(name)
     if found is None or found.of_method != bool(method):

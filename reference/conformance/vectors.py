@@ -100,11 +100,7 @@ class Case:
 
 
 def directories(spec: str) -> list[Path]:
-    """Return where the cases of a specification lie: its own, and those of all before it.
-
-    Raises:
-        ValueError: if there is no such specification.
-    """
+    """Return where the cases of a specification lie: its own, and those of all before it."""
     versions = [*SPECIFICATIONS]
     if spec not in versions:
         raise ValueError(f"spec = {spec!r} must be one of {', '.join(versions)}")
@@ -122,12 +118,7 @@ def read(target: str | None = None, spec: str = LATEST) -> Iterator[Case]:
 
 
 def read_from(directory: Path) -> list[Case]:
-    """Return all cases of a directory.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if a file is not what SHA256SUMS says, or of another format.
-    """
+    """Return all cases of a directory."""
     check_sums(directory)
     index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
     if index["format"] != FORMAT:
@@ -185,11 +176,7 @@ def difference(
 ) -> str | None:
     """Return what is wrong with an output, None if nothing is.
 
-    Args:
-        expected: what the reference says.
-        found: the output.
-        precision: number format in which the implementation works.
-        axes: names of the output's axes, for messages about marks of positions.
+    ``axes`` are names of the output's axes, for messages about marks of positions.
     """
     value, x, allowed = expected.value, np.asarray(found), None
     if x.shape != value.shape:

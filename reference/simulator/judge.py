@@ -139,16 +139,8 @@ def recall(
 ) -> list[dict[str, int]]:
     """Judge the entries that every policy kept by the full cache's later attention.
 
-    The counts are those fields of `Judgement`, over all KV heads.
-
-    Args:
-        layer: whose attention decides, mean over the query heads of a KV head.
-        fates: fates of the entries of this layer.
-        threshold: attention α from which on a token activates an entry.
-        gap: tokens without activation after which an entry regains importance.
-
-    Raises:
-        ValueError: if ``threshold`` is not between 0 and 1, or ``gap`` is negative.
+    The counts are those fields of `Judgement`, over all KV heads. A token activates an entry from
+    ``threshold`` on, which is attention α, mean over the query heads of a KV head.
     """
     check_share(threshold=threshold)
     check_at_least(0, gap=gap)

@@ -27,6 +27,7 @@ from kvlab.reference.transformer import Transformer
 from kvlab.reference.windows import mean_pool
 
 Gain = Callable[[int], float]
+"""Factor of the logits by the number of visible tokens."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,7 @@ class Head:
     values: Float[Array, "t d"]
 
     def attention(self, gain: Gain = lambda i: 1.0) -> Float[Array, "t t"]:
-        """Causal softmax of the scaled logits, row by row, each over what is visible.
-
-        Args:
-            gain: factor of the logits by the number of visible tokens.
-        """
+        """Causal softmax of the scaled logits, row by row, each over what is visible."""
         t, d = self.queries.shape
         rows = np.zeros((t, t))
         for i in range(t):

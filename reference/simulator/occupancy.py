@@ -50,15 +50,7 @@ def occupancy(
     block_size: int | None = None,
     head_dim: int = 128,
 ) -> Occupancy:
-    """Count the entries under a policy.
-
-    Args:
-        policy: whose rules to follow.
-        prompt: tokens given.
-        generated: tokens written and read.
-        block_size: tokens per block of the prompt; None for the whole prompt at once.
-        head_dim: channels d of keys and values.
-    """
+    """Count the entries under a policy for so many given and written tokens."""
     t = prompt + generated
     found = Occupancy(
         attended=np.zeros(t, dtype=np.int64),

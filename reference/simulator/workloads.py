@@ -43,18 +43,9 @@ def workload(
     values: Float[Array, "t d"] | None = None,
     **facts: Array,
 ) -> Workload:
-    """Build the trace for wanted logits.
+    """Build the trace for wanted logits, query by key; values are Gaussian unless they are given.
 
-    Args:
-        name: name of the workload.
-        logits: wanted logits, query by key.
-        prompt: tokens of the prompt.
-        seed: seed of the _rotation, and of the values unless they are given.
-        values: Gaussian by default.
-        facts: what is known.
-
-    Raises:
-        ValueError: if the shapes do not fit or ``prompt`` is not below the number of tokens.
+    The seed is that of the rotation, and of the values. ``facts`` are what is known.
     """
     t = len(logits)
     if logits.shape != (t, t) or not 1 <= prompt < t:
