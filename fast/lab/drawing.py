@@ -53,25 +53,16 @@ class Picture:
         return self.svg.replace('style="', 'style="color: black; background: white; ', 1)
 
     def save(self, path: Path) -> None:
-        """Write the picture as a file of its own.
-
-        Raises:
-            OSError: if that fails.
-        """
+        """Write the picture as a file of its own."""
         write_text(path, self.on_white)
 
 
 def canvas(
     columns: int = 1, rows: int = 1, width: float = 7.5, height: float = 3.6, **subplots: Any
 ) -> "tuple[Figure, list[Axes]]":
-    """Return an empty drawing and its axes, row by row.
+    """Return an empty drawing, whose width and height are in inches, and its axes, row by row.
 
-    Args:
-        columns: columns of axes.
-        rows: rows of axes.
-        width: width of the whole drawing, in inches.
-        height: height of the whole drawing, in inches.
-        subplots: further arguments of `matplotlib.figure.Figure.subplots`.
+    ``subplots`` are further arguments of `matplotlib.figure.Figure.subplots`.
     """
     import matplotlib
     from cycler import cycler
@@ -95,13 +86,10 @@ def mark_end_of_prompt(axes: "Axes", prompt: int) -> None:
 def finish(
     figure: "Figure", description: str, legend: Literal["axes", "right", "below", "none"] = "axes"
 ) -> Picture:
-    """Turn a drawing into a picture.
+    """Turn a drawing in matplotlib's default ink into a picture.
 
-    Args:
-        figure: the drawing, in matplotlib's default ink.
-        description: a text for readers who cannot see the picture.
-        legend: where the names of labelled curves stand. ``axes``: in the axes, unless they have a
-            legend already; ``right`` and ``below``: outside, once for the whole drawing.
+    The names of labelled curves stand in the ``axes``, unless they have a legend already; ``right``
+    and ``below``: outside, once for the whole drawing.
     """
     figure.patch.set_alpha(0)
     for axes in figure.axes:

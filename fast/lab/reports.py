@@ -50,21 +50,13 @@ Block = Heading | Text | Code | Table | Drawing
 
 
 def write_html(blocks: Sequence[Block], path: Path) -> None:
-    """Write one HTML page with the drawings inside; a file of that name is replaced.
-
-    Raises:
-        OSError: if that fails.
-    """
+    """Write one HTML page with the drawings inside; a file of that name is replaced."""
     title = next(block.text for block in blocks if isinstance(block, Heading))
     write_page(path, "report.html.jinja", title=title, body=Markup("\n").join(map(_html, blocks)))
 
 
 def write_markdown(blocks: Sequence[Block], path: Path) -> None:
-    """Write Markdown, and the drawings as files beside it.
-
-    Raises:
-        OSError: if that fails.
-    """
+    """Write Markdown, and the drawings as files beside it."""
     for block in blocks:
         if isinstance(block, Drawing):
             block.picture.save(path.with_name(f"{block.name}.svg"))
@@ -72,11 +64,7 @@ def write_markdown(blocks: Sequence[Block], path: Path) -> None:
 
 
 def write_latex(blocks: Sequence[Block], path: Path) -> None:
-    """Write the tables of a report, each below its heading, to be included in a document.
-
-    Raises:
-        OSError: if that fails.
-    """
+    """Write the tables of a report, each below its heading, to be included in a document."""
     parts = ["% needs the package booktabs"]
     for block in blocks:
         if isinstance(block, Heading):
@@ -109,11 +97,7 @@ def _html(block: Block) -> Markup:
 
 
 def write_page(path: Path, template: str, **content: Any) -> None:
-    """Fill a template of ``kvlab/fast/lab/templates``; all content but `Markup` is escaped.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
+    """Fill a template of ``kvlab/fast/lab/templates``; all content but `Markup` is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kvlab.fast.lab", "templates"),
         autoescape=True,

@@ -95,9 +95,6 @@ class Table:
     """Cells of text.
 
     A row that is shorter than the columns says in its last cell why it has no figures.
-
-    Raises:
-        ValueError: if a row has more cells than there are columns, or fewer than two.
     """
 
     columns: Sequence[str]
@@ -111,11 +108,7 @@ class Table:
                 raise ValueError(f"row {list(row)} must have {len(self.columns)} cells")
 
     def markdown(self, first: Callable[[str], str] = escape_markdown) -> str:
-        """Write the table in Markdown.
-
-        Args:
-            first: writes the cells of the first column.
-        """
+        """Write the table in Markdown; ``first`` writes the cells of the first column."""
         marks = ["---" if number < self.words else "--:" for number in range(len(self.columns))]
         lines = [[escape_markdown(name) for name in self.columns], marks]
         for row in self.rows:
@@ -172,7 +165,6 @@ class Table:
         return shown
 
     def __str__(self) -> str:
-        """Return aligned text."""
         console = Console(width=WIDE, color_system=None)
         with console.capture() as shown:
             console.print(self.terminal())
@@ -182,15 +174,10 @@ class Table:
 
 
 def tabulate(rows: Iterable[Any], columns: Sequence[Column], words: int = 1) -> Table:
-    """Make a table.
+    """Make a table of dataclasses or dictionaries; ``words`` columns from the left hold words.
 
     A row with a field ``refusal`` that is not None keeps its cells up to the first missing one;
     the reason follows.
-
-    Args:
-        rows: dataclasses or dictionaries.
-        columns: how each column is made.
-        words: how many columns from the left hold words.
     """
     made: list[tuple[Cell, ...]] = []
     for row in rows:
