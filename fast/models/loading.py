@@ -37,18 +37,9 @@ def load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a decoder for inference, from safetensors alone and without running its own code.
 
-    Args:
-        model: short name of an embedded model; or a Hugging Face directory; or, if there is none of
-            that name, an id on the hub.
-        dtype: one of `DTYPES`.
-        device: as PyTorch names it; None for the first GPU, if there is one, and the CPU if not.
-        parallel: one of `PARALLEL`; then there is no ``device`` to choose.
-
-    Raises:
-        FileNotFoundError: if there is no such directory, a file is missing in it, or the hub does
-            not hand the model out.
-        ValueError: if the type or the device is not allowed, the checkpoint is broken, or the model
-            cannot be spread so.
+    ``model`` is a short name, a Hugging Face directory, or an id on the hub; ``device`` None is the
+    first GPU, if there is one, else the CPU. FileNotFoundError if the model or a file of it is not
+    there, ValueError if the checkpoint is broken or cannot be loaded as asked.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")

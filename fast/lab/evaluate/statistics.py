@@ -29,11 +29,7 @@ class Interval:
 
 
 def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the Wilson score interval of a share.
-
-    Raises:
-        ValueError: unless 0 ≤ successes ≤ trials and trials ≥ 1.
-    """
+    """Return the Wilson score interval of a share."""
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"successes = {successes} must be between 0 and trials = {trials} >= 1")
     z = NormalDist().inv_cdf(0.5 + level / 2)
@@ -47,11 +43,7 @@ def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, flo
 def paired_difference(
     first: Sequence[float], second: Sequence[float], level: float = 0.95, resamples: int = 10_000
 ) -> tuple[float, float, float]:
-    """Return the mean of second − first and its percentile bootstrap interval over the pairs.
-
-    Raises:
-        ValueError: unless both are equally long and hold at least two values.
-    """
+    """Return the mean of second − first and its percentile bootstrap interval over the pairs."""
     if len(first) != len(second) or len(first) < 2:
         raise ValueError(f"{len(first)} and {len(second)} values must be equally many, at least 2")
     change = np.asarray(second) - np.asarray(first)
@@ -76,16 +68,6 @@ def paired_shares(
 
     This is `paired_difference` of zeros and ones, from their counts: resampling trials draws how
     many of them fall to the first alone, the second alone, and both or neither.
-
-    Args:
-        only_first: trials in which the first alone succeeded.
-        only_second: trials in which the second alone succeeded.
-        trials: number of all trials.
-        level: level of the interval.
-        resamples: resamples of the bootstrap.
-
-    Raises:
-        ValueError: unless the counts are not negative and together not more than trials ≥ 1.
     """
     if min(only_first, only_second) < 0 or not only_first + only_second <= trials >= 1:
         raise ValueError(
@@ -100,26 +82,15 @@ def paired_shares(
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
-    """Return a mean and its percentile bootstrap interval.
-
-    Raises:
-        ValueError: unless there are two values at least.
-    """
+    """Return a mean and its percentile bootstrap interval; it takes two values at least."""
     return paired_difference([0.0] * len(values), values, level)
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test.
+    """Return the two-sided p-value of McNemar's exact test, from problems that one method solved.
 
     If two methods are equally good, a problem that only one of them solved was solved by either
     method with equal probability (McNemar 1947; exact by the binomial distribution).
-
-    Args:
-        only_first: problems that the first method alone solved.
-        only_second: problems that the second alone solved.
-
-    Raises:
-        ValueError: if a count is negative.
     """
     if min(only_first, only_second) < 0:
         raise ValueError(f"counts {only_first} and {only_second} must not be negative")
@@ -134,9 +105,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     If all tests with an adjusted p-value below α are called significant, the probability that any
     of these calls is false is at most α, however the tests depend on each other.
-
-    Raises:
-        ValueError: if a value is not between 0 and 1.
     """
     if wrong := [p for p in p_values if not 0 <= p <= 1]:
         raise ValueError(f"p = {wrong[0]} must be between 0 and 1")

@@ -67,8 +67,7 @@ class Task(ABC):
     def problems(self, count: int, seed: int) -> Sequence[Problem]:
         """Draw problems; the first ones are the same for every ``count``.
 
-        Raises:
-            ValueError: if there cannot be so many, or an option is not allowed.
+        ValueError if there cannot be so many, or an option is not allowed.
         """
 
     @abstractmethod
@@ -76,11 +75,7 @@ class Task(ABC):
         """Grade what was written after the prompt of one of the problems."""
 
     def next_use(self, problem: Any) -> Int[Array, "t t"]:
-        """Return for every moment and every entry which query uses the entry next.
-
-        Raises:
-            ValueError: if the task does not know.
-        """
+        """Return for every moment and every entry which query uses the entry next."""
         raise ValueError(f"task {type(self).__name__.lower()} has no oracle")
 
 
@@ -94,7 +89,6 @@ class Reasoning(Task):
     """Variables of every problem; None: the mixture of `reasoning.HELD_OUT_VARIABLES`."""
 
     def problems(self, count: int, seed: int) -> Sequence[reasoning.Problem]:
-        """Return held-out problems."""
         return reasoning.held_out(count, seed, self.variables)
 
     def grade(self, problem: reasoning.Problem, text: str) -> Outcome:
@@ -116,7 +110,6 @@ class Jumps(Task):
     most: int = 65
 
     def problems(self, count: int, seed: int) -> Sequence[jumps.Problem]:
-        """Return held-out problems."""
         size = jumps.Size(self.groups, self.registers, self.fewest, self.most)
         return jumps.held_out(count, seed, size)
 
@@ -192,11 +185,7 @@ TASKS: Mapping[str, type[Task]] = {
 
 @cache
 def find_task(spec: str) -> Task:
-    """Return the task that ``spec`` names.
-
-    Raises:
-        ValueError: if the task, an option or its value is not allowed.
-    """
+    """Return the task that ``spec`` names."""
     name, _, written = spec.partition("@")
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; known are {', '.join(TASKS)}")
