@@ -41,9 +41,7 @@ CAPTION = (
 )
 
 
-class Settings(Budgets, Problems, Workers, Json):
-    """What to compare, and on what."""
-
+class _Settings(Budgets, Problems, Workers, Json):
     methods: Annotated[str | None, typer.Option("--methods", "--method")] = None
     """Registry syntax, separated by ';' or blanks."""
     model: str | None = None
@@ -75,7 +73,7 @@ class Settings(Budgets, Problems, Workers, Json):
 
 
 @command
-def compare(settings: Settings) -> None:
+def compare(settings: _Settings) -> None:
     """Compare methods on an embedded model: accuracy, error, memory, time.
 
     A budget in percent is that share of the mean tokens of prompt and solution.

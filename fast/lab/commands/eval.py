@@ -17,9 +17,7 @@ from kvlab.fast.lab.terminal import errors, print_caption, print_json, print_tab
 from kvlab.reference.models import reasoner_directory
 
 
-class Settings(Methods, Budgets, BlockSize, Feed, ShardedModel, Json):
-    """What to evaluate."""
-
+class _Settings(Methods, Budgets, BlockSize, Feed, ShardedModel, Json):
     tasks: str
     """Names of lm-eval, separated by commas."""
     methods: str = "full"
@@ -36,7 +34,7 @@ class Settings(Methods, Budgets, BlockSize, Feed, ShardedModel, Json):
 
 
 @command
-def evaluate(settings: Settings) -> None:
+def evaluate(settings: _Settings) -> None:
     """Evaluate on tasks of lm-evaluation-harness, which the extra eval installs.
 
     A budget in percent is that share of each request's own tokens: its prompt and the most that

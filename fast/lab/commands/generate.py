@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from kvlab.fast.lab.generation import Written
 
 
-class Settings(Prompt, BlockSize, TypedModel, Json):
-    """What to continue, and how."""
-
+class _Settings(Prompt, BlockSize, TypedModel, Json):
     method: str = "full"
     """Registry syntax; see kvlab methods."""
     budget: str | None = None
@@ -34,7 +32,7 @@ class Settings(Prompt, BlockSize, TypedModel, Json):
 
 
 @command
-def generate(settings: Settings) -> None:
+def generate(settings: _Settings) -> None:
     """Continue a text under a method, and print what it kept and how fast it was."""
     check_at_least(1, max_new_tokens=settings.max_new_tokens)
     check_at_least(0, temperature=settings.temperature)

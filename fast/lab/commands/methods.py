@@ -18,9 +18,7 @@ from kvlab.reference.simulator.observed import intervals
 from kvlab.reference.simulator.observed import recurrence as sum_up
 
 
-class Listed(Json):
-    """What to list."""
-
+class _Listed(Json):
     name: Annotated[str | None, typer.Argument()] = None
     """A method; without it, all are listed."""
     divergences: bool = False
@@ -28,7 +26,7 @@ class Listed(Json):
 
 
 @command
-def methods(wanted: Listed) -> None:
+def methods(wanted: _Listed) -> None:
     """List methods, their options and variants, or the divergences of one."""
     name = wanted.name
     if name is not None:
@@ -73,16 +71,14 @@ def _show_divergences(names: tuple[str, ...], as_json: bool) -> None:
             print_line(f"{name}: no divergences")
 
 
-class Measured(Problems, Threshold, ReferenceModel, Json):
-    """What to measure."""
-
+class _Measured(Problems, Threshold, ReferenceModel, Json):
     problems: int = 20
     task: str | None = None
     """Default: what the model solves."""
 
 
 @command
-def recurrence(wanted: Measured) -> None:
+def recurrence(wanted: _Measured) -> None:
     """Measure how often tokens become important again (LazyEviction Fig. 3c)."""
     name = str(wanted.model or "reasoner")
     draw = find_task(wanted.task or EMBEDDED.get(name, "reasoning")).problems

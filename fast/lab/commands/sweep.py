@@ -21,9 +21,7 @@ STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
 
-class SweepSettings(Json):
-    """What to run, and where."""
-
+class _SweepSettings(Json):
     configuration: Annotated[Path, typer.Argument()]
     """TOML file; docs/sweep.md lists its keys."""
     out: Path | None = None
@@ -41,7 +39,7 @@ class SweepSettings(Json):
 
 
 @command
-def sweep(settings: SweepSettings) -> None:
+def sweep(settings: _SweepSettings) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
     from kvlab.fast.lab.sweep import run as running  # needs pyarrow
     from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
@@ -80,9 +78,7 @@ def _say(facts: dict[str, int | str], as_json: bool) -> None:
         print_line(", ".join(f"{name}: {value}" for name, value in facts.items()))
 
 
-class ReportSettings(Json):
-    """What to report on."""
-
+class _ReportSettings(Json):
     directory: Annotated[Path, typer.Argument()]
     """Directory of a sweep."""
     out: Path | None = None
@@ -90,7 +86,7 @@ class ReportSettings(Json):
 
 
 @command
-def report(settings: ReportSettings) -> None:
+def report(settings: _ReportSettings) -> None:
     """Report on a sweep: tables, curves, intervals, paired tests, and how to run it again."""
     from kvlab.fast.lab.sweep import report as reporting  # needs pyarrow
     from kvlab.fast.lab.sweep.run import read_stored

@@ -26,9 +26,7 @@ from kvlab.fast.lab.terminal import (
 )
 
 
-class Text(Methods, Budgets, ShardedModel, Json):
-    """What is read."""
-
+class _Text(Methods, Budgets, ShardedModel, Json):
     text: Path | None = None
     """UTF-8 file; default: a novel; for embedded models problems, and solutions to rate."""
     batch_size: int | None = None
@@ -43,9 +41,7 @@ class Text(Methods, Budgets, ShardedModel, Json):
         return text, default if self.batch_size is None else self.batch_size
 
 
-class PerplexitySettings(Text, Feed):
-    """What to read, and how."""
-
+class _PerplexitySettings(_Text, Feed):
     methods: str = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova"
     window: int | None = None
     """Tokens of the text that are read with one cache; default: 4096."""
@@ -59,7 +55,7 @@ class PerplexitySettings(Text, Feed):
 
 
 @command
-def perplexity(settings: PerplexitySettings) -> None:
+def perplexity(settings: _PerplexitySettings) -> None:
     """Measure the perplexity of a text under methods, against the full cache (CAOTE Table 4).
 
     A budget in percent is that share of a window.
@@ -91,9 +87,7 @@ def perplexity(settings: PerplexitySettings) -> None:
     print_caption(measuring.CAPTION)
 
 
-class NeedleSettings(Text):
-    """What to hide, and how it is read."""
-
+class _NeedleSettings(_Text):
     methods: str = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova"
     lengths: str | None = None
     """Tokens of a prompt in a text, separated by commas."""
@@ -112,7 +106,7 @@ class NeedleSettings(Text):
 
 
 @command
-def needle(settings: NeedleSettings) -> None:
+def needle(settings: _NeedleSettings) -> None:
     """Search needles over depth and length, and draw what was found (CAOTE Fig. 2, Table 5).
 
     A budget in percent is that share of each haystack.

@@ -21,9 +21,7 @@ from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.trace import DTYPES, Trace, save_trace
 
 
-class Settings(Model, Prompt, Json):
-    """What to record."""
-
+class _Settings(Model, Prompt, Json):
     output: Annotated[Path, typer.Option("--output", "-o")] = Path("trace.npz")
     """File to write."""
     layers: str | None = None
@@ -33,7 +31,7 @@ class Settings(Model, Prompt, Json):
 
 
 @command
-def trace(settings: Settings) -> None:
+def trace(settings: _Settings) -> None:
     """Record what every layer sees while a model writes with the full cache."""
     output = settings.output
     check_at_least(1, max_new_tokens=settings.max_new_tokens)

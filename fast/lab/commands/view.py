@@ -25,9 +25,7 @@ from kvlab.reference.models import EMBEDDED
 from kvlab.reference.simulator.recorder import MOST_VALUES
 
 
-class Settings(Methods, ReferenceModel, Prompt, BlockSize, Threshold, Json):
-    """What to play."""
-
+class _Settings(Methods, ReferenceModel, Prompt, BlockSize, Threshold, Json):
     output: Annotated[Path, typer.Argument()] = Path("view.html")
     """HTML file to write."""
     methods: str = (
@@ -47,7 +45,7 @@ class Settings(Methods, ReferenceModel, Prompt, BlockSize, Threshold, Json):
 
 
 @command
-def view(settings: Settings) -> None:
+def view(settings: _Settings) -> None:
     """Show token by token what methods keep, in one page that needs no network."""
     output = settings.output
     check_points(settings.specs, [settings.budget])
@@ -73,7 +71,7 @@ def view(settings: Settings) -> None:
     print_line(f"page: {output}")
 
 
-def _find_source(asked: Settings) -> viewing.Source:
+def _find_source(asked: _Settings) -> viewing.Source:
     model, most = asked.model, asked.max_new_tokens
     without_text = asked.prompt is None and asked.prompt_file is None
     if asked.trace is not None:
