@@ -63,9 +63,6 @@ def scale_to(largest: float, vectors: Float[Array, "G n d"], per_head: bool = Fa
     return np.where(scale > 0, scale, np.float32(1))
 
 
-# --- floats of eight bits and fewer --------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SmallFloat:
     """Sign, exponent and mantissa, subnormal numbers too; what is too large becomes the largest."""

@@ -19,9 +19,6 @@ SPECIFICATION = re.compile(r"\w+(?::\w+)?@\w+=[\w.]+(?:,\w+=[\w.]+)*|\w+:\w+")
 """``name@option=value,...``, or a wrapper and its base."""
 
 
-# --- data beside the code ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Divergence:
     """One point on which the paper, its authors' code and popular re-implementations differ."""
@@ -58,9 +55,6 @@ def printed_tables(paper: str) -> dict[str, Any]:
 def _read_data(path: str) -> dict[str, Any]:
     text = (files("kvlab.reference") / path).read_text(encoding="utf-8")
     return tomllib.loads(text)
-
-
-# --- files that users name -----------------------------------------------------------------------
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:

@@ -23,9 +23,6 @@ PageScore = Literal["mean", "max"]
 KVHeads = Literal["head", "layer", "union"]
 
 
-# --- heads ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class OneForAllHeads(Around):
     """One score of an entry for all KV heads of a layer, so that all keep the same entries."""
@@ -51,9 +48,6 @@ class OneForAllHeads(Around):
             places = rank(np.where(candidates, scores, -np.inf)) - (scores.shape[1] - 1)
             joined = places.max(axis=0).astype(float)
         return np.tile(joined, (len(scores), 1))
-
-
-# --- pages ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

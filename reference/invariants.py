@@ -21,9 +21,6 @@ ROUNDING = 1e-9
 """Largest difference of one output computed in two orders in float64, for values of size 1."""
 
 
-# --- promises ------------------------------------------------------------------------------------
-
-
 def output_is_dense_attention_without_the_evicted(make: Make, budget: int, stream: Stream) -> str:
     """The output equals attention over everything seen, the evicted entries masked out."""
     for result in run_stream(make(budget), stream):

@@ -198,9 +198,6 @@ class Precision:
         return held.take(keep[0])
 
 
-# --- schedules -----------------------------------------------------------------------------------
-
-
 def crosses(before: int, after: int, period: int, offset: int = 0) -> bool:
     """Whether a count that went from ``before`` to ``after`` reached offset + k·period, k ≥ 1."""
     return (after - offset) // period > max(0, before - offset) // period
@@ -282,9 +279,6 @@ class EveryGenerated(Schedule):
         return crosses(clock.generated_before, clock.generated, self.interval, self.selector)
 
 
-# --- protection ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Nobody(Protect):
     """Every entry may leave."""
@@ -344,9 +338,6 @@ class ProtectedByEither(Protect):
         return max(self.one.count(prompt), self.other.count(prompt))
 
 
-# --- budgets -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Unlimited(Budget):
     """Everything stays."""
@@ -373,15 +364,9 @@ class Entries(Budget):
         check_protected(self.budget, protect.count(prompt))
 
 
-# --- precision -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Full(Precision):
     """Everything that is kept stays at 16 bits."""
-
-
-# --- policy and step -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

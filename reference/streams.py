@@ -89,9 +89,6 @@ def run_stream(policy: Policy, stream: Stream) -> Iterator[StepResult]:
         yield result
 
 
-# --- drawing -------------------------------------------------------------------------------------
-
-
 class Source:
     """A stream of drawn arrays that a name and a number identify."""
 

@@ -33,9 +33,6 @@ ROTATION, PROJECTION = 0, 1
 """Streams of random numbers."""
 
 
-# --- what is drawn and computed once -------------------------------------------------------------
-
-
 @cache
 def rotation(d: int, seed: int) -> Float[Array, "d d"]:
     """Draw Π, uniformly among the orthogonal matrices."""
@@ -78,9 +75,6 @@ def codebook(bits: int, d: int) -> Float[Array, " centroids"]:
 def borders_of(centroids: Float[Array, " centroids"]) -> Float[Array, " borders"]:
     """Return the borders between nearest centroids; a border belongs to the lower one."""
     return (centroids[:-1] + centroids[1:]) / 2
-
-
-# --- codes ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,6 @@ STANDARD_ERRORS = 4
 """How far a sampled mean may be off: a false alarm once in 16,000 comparisons."""
 
 
-# --- definitions ---------------------------------------------------------------------------------
-
-
 def entropies(logits: Float[Array, "draws i"]) -> Float[Array, " draws"]:
     """Entropy in nats of every row's softmax."""
     return np.asarray(entropy(softmax(logits), axis=-1))
@@ -78,9 +75,6 @@ def frozen_mean(mu: float) -> float:
 def expected_score(n: int, first_row: int, j: int) -> Fraction:
     """Σ of 1/i over the rows from ``first_row`` to n that see position j (from 1)."""
     return sum((Fraction(1, i) for i in range(max(first_row, j), n + 1)), Fraction(0))
-
-
-# --- §4.1: positional bias -----------------------------------------------------------------------
 
 
 @PAPER.printed("AK-1", "Mechanism 2, Eq. 4", Verdict.EXHAUSTIVE)
@@ -219,9 +213,6 @@ def largest_rows_keep_the_bias() -> Finding:
             if any(later >= earlier for earlier, later in pairwise(scores)):
                 return refuted(f"n = {n}, r = {r}: scores {', '.join(map(str, scores))}")
     return exhaustive("every n up to 30: the scores fall with every position")
-
-
-# --- §4.2: entropy -------------------------------------------------------------------------------
 
 
 @PAPER.ours("AK-3", "E[H] for logits of any variance", Verdict.ASYMPTOTIC)
@@ -466,9 +457,6 @@ def gain_harms_the_models_own_attention() -> Finding:
     return measured(min(found.values()) > 100 * plain, f"mean −ln p {plain:.5f}; {losses}")
 
 
-# --- §4.3: the value prior -----------------------------------------------------------------------
-
-
 def value_prior(
     values: Float[Array, "n d"], kernel: int = 5, power: float = 2
 ) -> Float[Array, " n"]:
@@ -525,9 +513,6 @@ def value_prior_survives_quantised_values() -> Finding:
         found[bits] = min(correlations)
     evidence = ", ".join(f"{bits} bits: {x:.3f}" for bits, x in found.items())
     return measured(all(found[bits] >= least[bits] for bits in least), evidence)
-
-
-# --- choices that the summary leaves open --------------------------------------------------------
 
 
 def scores(

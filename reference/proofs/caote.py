@@ -55,9 +55,6 @@ def equation_8(alpha: Any, distance: Any) -> Any:
     return alpha / (1 - alpha) * distance
 
 
-# --- §3.1: the score is the eviction error -------------------------------------------------------
-
-
 @PAPER.printed("CA-1", "Theorem 3.1, Eq. 12-15", Verdict.PROVED)
 def theorem_3_1() -> Finding:
     """When entry j is evicted, the attention αᵢ to every other entry becomes αᵢ/(1 − α_j)."""
@@ -238,9 +235,6 @@ def _one_entry_of_several_rows(seed: int) -> Iterator[tuple[Array, Array, Array]
         yield alpha[:, j], distances, alpha @ values - without
 
 
-# --- relatives -----------------------------------------------------------------------------------
-
-
 @PAPER.ours("CA-17", "Eq. 8, and DropKV (kvpress issue 284)", Verdict.VERIFIED)
 def dropkv_is_caote_over_a_window() -> Finding:
     """DropKV's score Σ_i (p_ij/(1 − p_ij))²‖v_j − o_i‖² over the queries i of a window is the
@@ -265,9 +259,6 @@ def criticalkv_looks_at_no_output() -> Finding:
     value lies from the output: it can evict an entry whose loss costs more than that of another.
     """
     return _costlier_choice("CriticalKV", lambda a, v, X: a * abs(v))
-
-
-# --- several entries at once ---------------------------------------------------------------------
 
 
 @PAPER.ours("CA-4a", "Appendix A, several evictions", Verdict.PROVED)
@@ -384,9 +375,6 @@ def joint_errors(
     stays = np.where(evicted, 0.0, alpha)
     left = stays @ values / stays.sum(axis=1, keepdims=True)
     return np.linalg.norm(alpha @ values - left, axis=1)
-
-
-# --- §3.2: any score -----------------------------------------------------------------------------
 
 
 @PAPER.printed("CA-6", "§3.2, text before Eq. 20", Verdict.PROVED)
@@ -540,9 +528,6 @@ def _wrong_choice(among: Callable[[int, int], int], new_stay: bool = False) -> s
     return ""
 
 
-# --- §3.3: FastCAOTE -----------------------------------------------------------------------------
-
-
 @PAPER.ours("CA-8a", "Eq. 23", Verdict.EXHAUSTIVE)
 def fast_score_is_exact_for_equal_attention() -> Finding:
     """Where all entries get equal attention, FastCAOTE's score of every entry, Eq. 23, is its
@@ -634,9 +619,6 @@ def _operations(n: int, d: int) -> tuple[int, int]:
         operations(lambda a, v: score(a, v, (a[:, None] * v).sum(axis=0)), alpha, values),
         operations(lambda a, v: score(a, v, v.sum(axis=0) / n), alpha, values),
     )
-
-
-# --- Appendix B.2: what the error does to the logits ---------------------------------------------
 
 
 Activation = Callable[[Array], Array]
@@ -735,9 +717,6 @@ def smaller_error_may_change_the_logits_more() -> Finding:
                 errors = "errors {} < {}, logit errors {} > {}".format(*sizes)
                 return measured(bounded, f"{found}: {errors}")
     return refuted("no example among the maps")
-
-
-# --- the tables ----------------------------------------------------------------------------------
 
 
 @PAPER.printed("CA-11c", "§4.2, §4.4 and Appendix C", Verdict.REFUTED)

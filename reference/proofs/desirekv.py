@@ -36,9 +36,6 @@ MODEL = reasoner_directory()
 Block = Sequence[Fraction]
 
 
-# --- definitions ---------------------------------------------------------------------------------
-
-
 def outliers(block: Block) -> list[int]:
     """Places of the values beyond the fences, Eq. 6."""
     first, _, third = quantiles(block, n=4, method="inclusive")
@@ -66,9 +63,6 @@ def small_blocks(length: int, largest: int) -> Iterable[Block]:
         yield [Fraction(v) for v in values]
 
 
-# --- §4.1: memory --------------------------------------------------------------------------------
-
-
 @PAPER.printed("DE-1", "§1 and §4.1, text before Eq. 2", Verdict.REFUTED)
 def memory_grows_quadratically() -> Finding:
     """Without compression the memory of the cache, Eq. 2, grows quadratically with the length."""
@@ -88,9 +82,6 @@ def memory_grows_quadratically() -> Finding:
         "quadratically",
         total != 0,
     )
-
-
-# --- §4.2: importance ----------------------------------------------------------------------------
 
 
 @PAPER.ours("DE-9", "Eq. 3 over the entries that attention is over", Verdict.VERIFIED)
@@ -130,9 +121,6 @@ def printed_smoothing_depends_on_the_token() -> Finding:
         "the mean is over I_{i+t}; what lies w or more from the border is conserved",
         kept and own,
     )
-
-
-# --- §4.3: sensitivity ---------------------------------------------------------------------------
 
 
 @PAPER.ours("DE-2", "Eq. 6 and the score below it", Verdict.EXHAUSTIVE)

@@ -47,9 +47,6 @@ Importance = Callable[[float, float], float]
 """A score as a function of MRI and Δ."""
 
 
-# --- definitions ---------------------------------------------------------------------------------
-
-
 def printed_h2(mri: float) -> float:
     """2σ(−1/(MRI − 1)); its right limit, 0, at MRI = 1."""
     return 2 * sigmoid(-1 / (mri - 1)) if mri > 1 else 0.0
@@ -116,9 +113,6 @@ def objection(form: Expr) -> str:
     if not (highest <= 1 and lowest >= 0):
         return f"its values fall from {highest} to {lowest}"
     return ""
-
-
-# --- §4 and Appendix D: the score ----------------------------------------------------------------
 
 
 @PAPER.printed("LE-1", "Eq. 2 and Appendix D, H2", Verdict.REFUTED, "H2")
@@ -245,8 +239,6 @@ def _overtaken(score: Importance) -> str:
     return ""
 
 
-# --- Eq. 1: tracking -----------------------------------------------------------------------------
-
 PATTERNS = [
     (born, active)
     for born, length in product((1, 4), range(1, 11))
@@ -304,9 +296,6 @@ def start_of_the_stamp_matters_little() -> Finding:
     )
 
 
-# --- α -------------------------------------------------------------------------------------------
-
-
 @PAPER.printed("LE-5", "Appendix F.2", Verdict.VERIFIED)
 def smaller_threshold_shortens_intervals() -> Finding:
     """With a small α more entries count as important, and their MRI is shorter.
@@ -360,9 +349,6 @@ def half_precision_loses_step_numbers() -> Finding:
         f"every step up to {steps[-1]}: {lost} is stored as {int(np.float16(lost))}; the code's H2 "
         f"in float16 is exactly 0 from MRI = {zero} on"
     )
-
-
-# --- §3: recurrence ------------------------------------------------------------------------------
 
 
 @PAPER.printed("LE-13", "§3, Finding 2 and Fig. 3: GSM8K and MATH-500", Verdict.NOT_HERE)
@@ -488,9 +474,6 @@ def _window(intervals: Array) -> float:
     return float(np.quantile(intervals[intervals > 0], 0.8))
 
 
-# --- Algorithm 1: eviction -----------------------------------------------------------------------
-
-
 def sizes(
     prompt: int, budget: int, window: int, evicts: Callable[[int, int], bool], steps: int
 ) -> list[int]:
@@ -585,9 +568,6 @@ def heuristic_misses_the_optimum() -> Finding:
     return refuted("the heuristic finds every optimum")
 
 
-# --- Appendix E: cost ----------------------------------------------------------------------------
-
-
 @PAPER.printed("LE-6", "Appendix E.1 and Table 6", Verdict.VERIFIED)
 def one_ranking_per_window() -> Finding:
     """Over W steps LazyEviction ranks its entries once, H2O, TOVA and RaaS W times; all but TOVA,
@@ -614,9 +594,6 @@ def eviction_of_one_entry_needs_no_sort() -> Finding:
         holds &= least == B - 1 and B * log2(B) / 2 < every <= B * log2(B)
         shown.append(f"B = {B}: {least} for the smallest, {every} to sort")
     return measured(holds, f"comparisons: {', '.join(shown)}")
-
-
-# --- the tables ----------------------------------------------------------------------------------
 
 
 @PAPER.printed("LE-12a", "§5.1 on Tables 1 and 2", Verdict.REFUTED)
@@ -656,9 +633,6 @@ def other_accuracies_fit_no_number_of_problems() -> Finding:
     none = all(off("GPQA 50 %", problems, 0.1) for problems in range(20, 400))
     text = f"{gsm8k} of 24 figures for GSM8K, {gpqa} of 12 for 198 questions of GPQA"
     return measured(gsm8k > 0 and none, f"no whole number: {text}")
-
-
-# --- a relative ----------------------------------------------------------------------------------
 
 
 @PAPER.ours(

@@ -176,9 +176,6 @@ def grade(problem: Problem, text: str) -> Grade:
     )
 
 
-# --- drawing -------------------------------------------------------------------------------------
-
-
 def held_out(count: int, seed: int = 0, size: Size = SIZES[600]) -> list[Problem]:
     """Return problems that training never draws; the first are the same for every ``count``."""
     check_at_least(0, count=count, seed=seed)
