@@ -16,6 +16,7 @@ import mpmath
 import numpy as np
 import sympy
 from jaxtyping import Float
+from scipy.special import softmax
 from scipy.stats import entropy
 
 from kvlab.reference.models import reasoner_directory
@@ -30,7 +31,7 @@ from kvlab.reference.proofs.claim import (
     measured,
     refuted,
 )
-from kvlab.reference.proofs.definitions import ROUNDING, identity, random_caches, softmax, spearman
+from kvlab.reference.proofs.definitions import ROUNDING, identity, random_caches, spearman
 from kvlab.reference.simulator.observed import observe_heads, surprise
 
 PAPER = Paper("ahakv", "AhaKV", "arXiv 2506.03762, as summarised")
@@ -42,7 +43,7 @@ STANDARD_ERRORS = 4
 
 def entropies(logits: Float[Array, "draws i"]) -> Float[Array, " draws"]:
     """Entropy in nats of every row's softmax."""
-    return np.asarray(entropy(softmax(logits), axis=-1))
+    return np.asarray(entropy(softmax(logits, axis=1), axis=1))
 
 
 @cache
@@ -371,7 +372,7 @@ def collision_number() -> Finding:
     """Under SG-softmax 1/E[Σp²] approaches k²/i as that grows, far below the entropy's k."""
     shown = []
     for i, k in ((1024, 720), (4096, 1000), (8192, 1000)):
-        p = softmax(step_gain(i, k) * gaussians(i, 800))
+        p = softmax(step_gain(i, k) * gaussians(i, 800), axis=1)
         found, claimed = float(1 / (p**2).sum(axis=1).mean()), k * k / i
         shown.append(f"{found:.0f} for {k * k / i:.0f} (i = {i}, k = {k})")
         if k * k / i >= 240 and abs(found / claimed - 1) > 0.1:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import sympy
 from jaxtyping import Bool, Float
+from scipy.special import softmax
 
 from kvlab.reference.files import printed_tables
 from kvlab.reference.models import reasoner_directory
@@ -36,7 +37,6 @@ from kvlab.reference.proofs.definitions import (
     identity,
     output_without,
     random_caches,
-    softmax,
     spearman,
 )
 from kvlab.reference.proofs.tables import table_claims
@@ -229,7 +229,7 @@ def _one_entry_of_several_rows(seed: int) -> Iterator[tuple[Array, Array, Array]
     for _ in range(200):
         rows, n, d = (int(rng.integers(2, most)) for most in (5, 10, 6))
         logits, values = 2 * rng.normal(size=(rows, n)), rng.normal(size=(n, d))
-        alpha, j = softmax(logits), int(rng.integers(n))
+        alpha, j = softmax(logits, axis=1), int(rng.integers(n))
         without = np.array([output_without(row, values, [j]) for row in logits])
         distances = np.linalg.norm(alpha @ values - values[j], axis=1)
         yield alpha[:, j], distances, alpha @ values - without

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import sympy
 from jaxtyping import Float, Int
+from scipy.special import softmax
 from scipy.stats import spearmanr
 from sympy import Expr
 
@@ -23,12 +24,6 @@ ROUNDING = 1e-9
 SMALL = (sympy.Rational(1, 2), sympy.Rational(1, 3), sympy.Rational(1, 5), 2, 3)
 """Numbers that are tried in a false identity, in this order."""
 MOST_TRIED = 20
-
-
-def softmax(logits: Float[Array, "... n"]) -> Float[Array, "... n"]:
-    """e^x divided by its sum over the last axis."""
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def output_without(
