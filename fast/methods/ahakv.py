@@ -1,7 +1,5 @@
 """AhaKV: sharpened recent attention, weighted by values (arXiv 2506.03762)."""
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -11,15 +9,42 @@ from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, PerEntry, Room, Scores
 from kvlab.fast.engine.observation import Observation, parts
 from kvlab.fast.engine.policy import Score
-from kvlab.fast.engine.twins import Twin, twin_of
+from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool, remember_queries, window
 from kvlab.fast.kernels.prefill import received_attention
 from kvlab.reference.methods import ahakv as reference
 
 
-@twin_of(reference.StepGain)
-class StepGain(Twin[reference.StepGain]):
-    """The step-gain softmax: sharper the more tokens compete for k places."""
+def spread(
+    raw: Float[Tensor, "N G rho w n"], mask: Bool[Tensor, "N G 1 w n"]
+) -> Float[Tensor, "N G rho w 1"]:
+    """Standard deviation of each row's visible logits."""
+    count = mask.sum(dim=-1, keepdim=True).clamp(min=1)
+    mean = (raw * mask).sum(dim=-1, keepdim=True) / count
+    variance = ((raw - mean) ** 2 * mask).sum(dim=-1, keepdim=True) / count
+    return torch.sqrt(variance)
+
+
+@twin_of(reference.SharpenedRecentAttention)
+class SharpenedRecentAttention(Score[reference.SharpenedRecentAttention]):
+    """Step-gain attention of recent rows times the value prior."""
+
+    def observe(self, state: State, seen: Observation) -> None:
+        if self.spec.options.accumulation == "recent":
+            remember_queries(state, seen, self.spec.options.recent)
+            return
+        for part in parts(seen.queries, len(seen.cache)):
+            queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
+            state.entries["accumulated"].add_(self.received(queries, positions, seen))
+
+    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
+        return self.prior(seen) * self.accumulated(state, seen)
+
+    def accumulated(self, state: State, seen: Observation) -> PerEntry:
+        """S, summed over the same number of rows for every candidate."""
+        if self.spec.options.accumulation == "all":
+            return state.entries["accumulated"]
+        return self.received(*window(state, self.spec.options.recent), seen)
 
     def received(
         self,
@@ -70,41 +95,6 @@ class StepGain(Twin[reference.StepGain]):
         gain = torch.where(flat, 1.0, gain / deviation.masked_fill(flat, 1.0))
         gain = gain.clamp(min=self.spec.options.gain_floor)
         return softmax(raw * torch.where(exceeded[:, None, None, :, None], gain, 1.0), mask)
-
-
-def spread(
-    raw: Float[Tensor, "N G rho w n"], mask: Bool[Tensor, "N G 1 w n"]
-) -> Float[Tensor, "N G rho w 1"]:
-    """Standard deviation of each row's visible logits."""
-    count = mask.sum(dim=-1, keepdim=True).clamp(min=1)
-    mean = (raw * mask).sum(dim=-1, keepdim=True) / count
-    variance = ((raw - mean) ** 2 * mask).sum(dim=-1, keepdim=True) / count
-    return torch.sqrt(variance)
-
-
-@twin_of(reference.SharpenedRecentAttention)
-@dataclass(frozen=True)
-class SharpenedRecentAttention(Score[reference.SharpenedRecentAttention]):
-    """Step-gain attention of recent rows times the value prior."""
-
-    step_gain: StepGain
-
-    def observe(self, state: State, seen: Observation) -> None:
-        if self.spec.options.accumulation == "recent":
-            remember_queries(state, seen, self.spec.options.recent)
-            return
-        for part in parts(seen.queries, len(seen.cache)):
-            queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
-            state.entries["accumulated"].add_(self.step_gain.received(queries, positions, seen))
-
-    def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
-        return self.prior(seen) * self.accumulated(state, seen)
-
-    def accumulated(self, state: State, seen: Observation) -> PerEntry:
-        """S, summed over the same number of rows for every candidate."""
-        if self.spec.options.accumulation == "all":
-            return state.entries["accumulated"]
-        return self.step_gain.received(*window(state, self.spec.options.recent), seen)
 
     def prior(self, seen: Observation) -> PerEntry:
         """Smoothed value norms, relative to the largest; 1 if all are zero."""

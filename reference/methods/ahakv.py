@@ -22,18 +22,61 @@ from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Pol
 from kvlab.reference.windows import Border, mean_pool, remember_queries
 
 
-@dataclass(frozen=True)
-class StepGain:
-    """The step-gain softmax: sharper the more tokens compete for k places.
+def spread(
+    raw: Float[Array, "G rho w n"], mask: Bool[Array, "G rho w n"]
+) -> Float[Array, "G rho w 1"]:
+    """Standard deviation of each row's visible logits."""
+    count = mask.sum(axis=-1, keepdims=True)
+    mean = np.where(mask, raw, 0.0).sum(axis=-1, keepdims=True) / count
+    variance = np.where(mask, (raw - mean) ** 2, 0.0).sum(axis=-1, keepdims=True) / count
+    return np.sqrt(variance)
 
-    λ = √(2·ln(i/k)/d) replaces 1/√d, so the usual scaled logits are multiplied by λ√d.
+
+@dataclass(frozen=True)
+class SharpenedRecentAttention(Score):
+    """Step-gain attention of recent rows times the value prior.
+
+    The step-gain softmax is sharper the more tokens compete for k places: λ = √(2·ln(i/k)/d)
+    replaces 1/√d, so the usual scaled logits are multiplied by λ√d.
     """
 
     options: "AhaKV"
     target: int
     """Entries k that should share the attention."""
 
-    def attention(
+    needs = NO_ATTENTION
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Only the ablation without recent accumulation needs a sum per entry."""
+        sums = {"accumulated": Column("sharpened attention received so far")}
+        return sums if self.options.accumulation == "all" else {}
+
+    def observe(self, state: State, seen: Observation) -> State:
+        if self.options.accumulation == "recent":
+            return remember_queries(state, seen, self.options.recent)
+        rows = self.sharpened(seen.queries, seen.query_positions, seen)
+        return state.with_entries(
+            accumulated=state.entries["accumulated"] + rows.sum(axis=2).mean(axis=1)
+        )
+
+    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
+        prior = self.prior(seen.values)
+        return prior * self.accumulated(state, seen)  # [AhaKV 15]
+
+    def work(self, sizes: Sizes) -> Work:
+        """Add the norms of the values to the attention of the recent rows."""
+        return window_work(sizes, self.options.recent) + vector_work(sizes, 2 * sizes.n * sizes.d)
+
+    def accumulated(self, state: State, seen: Observation) -> Scores:
+        """S, summed over the same number of rows for every candidate."""
+        if self.options.accumulation == "all":
+            return state.entries["accumulated"]
+        queries, positions = state.stream["queries"], state.stream["query_positions"]
+        rows = self.sharpened(queries, positions, seen)
+        return rows.sum(axis=2).mean(axis=1)  # [AhaKV 5]
+
+    def sharpened(
         self,
         queries: Float[Array, "G rho w d"],
         positions: Int[Array, " w"],
@@ -70,56 +113,6 @@ class StepGain:
             gain = np.where(flat, 1.0, gain / np.where(flat, 1.0, deviation))
         gain = np.maximum(gain, self.options.gain_floor)
         return np.where((excess > 1)[None, None, :, None], gain, 1.0)
-
-
-def spread(
-    raw: Float[Array, "G rho w n"], mask: Bool[Array, "G rho w n"]
-) -> Float[Array, "G rho w 1"]:
-    """Standard deviation of each row's visible logits."""
-    count = mask.sum(axis=-1, keepdims=True)
-    mean = np.where(mask, raw, 0.0).sum(axis=-1, keepdims=True) / count
-    variance = np.where(mask, (raw - mean) ** 2, 0.0).sum(axis=-1, keepdims=True) / count
-    return np.sqrt(variance)
-
-
-@dataclass(frozen=True)
-class SharpenedRecentAttention(Score):
-    """Step-gain attention of recent rows times the value prior."""
-
-    options: "AhaKV"
-    step_gain: StepGain
-
-    needs = NO_ATTENTION
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """Only the ablation without recent accumulation needs a sum per entry."""
-        sums = {"accumulated": Column("sharpened attention received so far")}
-        return sums if self.options.accumulation == "all" else {}
-
-    def observe(self, state: State, seen: Observation) -> State:
-        if self.options.accumulation == "recent":
-            return remember_queries(state, seen, self.options.recent)
-        rows = self.step_gain.attention(seen.queries, seen.query_positions, seen)
-        return state.with_entries(
-            accumulated=state.entries["accumulated"] + rows.sum(axis=2).mean(axis=1)
-        )
-
-    def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
-        prior = self.prior(seen.values)
-        return prior * self.accumulated(state, seen)  # [AhaKV 15]
-
-    def work(self, sizes: Sizes) -> Work:
-        """Add the norms of the values to the attention of the recent rows."""
-        return window_work(sizes, self.options.recent) + vector_work(sizes, 2 * sizes.n * sizes.d)
-
-    def accumulated(self, state: State, seen: Observation) -> Scores:
-        """S, summed over the same number of rows for every candidate."""
-        if self.options.accumulation == "all":
-            return state.entries["accumulated"]
-        queries, positions = state.stream["queries"], state.stream["query_positions"]
-        rows = self.step_gain.attention(queries, positions, seen)
-        return rows.sum(axis=2).mean(axis=1)  # [AhaKV 5]
 
     def prior(self, values: Float[Array, "G n d"]) -> Scores:
         """Smoothed value norms, relative to the largest; 1 if all are zero."""
@@ -185,7 +178,7 @@ class AhaKV(Method):
         budget = require_budget(self.name, budget)
         return Policy(
             self.name,
-            SharpenedRecentAttention(self, StepGain(self, budget)),
+            SharpenedRecentAttention(self, budget),
             EveryBlock(self.every),
             Edges(self.sinks, self.recent),
             Entries(budget),

@@ -5,14 +5,14 @@ from tolerances import FLOAT64
 
 from kvlab.reference import methods
 from kvlab.reference.attention import logits
-from kvlab.reference.methods.ahakv import AhaKV, StepGain
+from kvlab.reference.methods.ahakv import AhaKV, SharpenedRecentAttention
 
 
 def gain(i: int, k: int, **options) -> float:
     seen = observation(np.full((1, 3), 1 / 3), prompt=10**9, seen=i)
-    step_gain = StepGain(AhaKV(**options), k)
+    score = SharpenedRecentAttention(AhaKV(**options), k)
     raw = logits(seen.queries, seen.keys)
-    factors = step_gain.factors(raw, np.ones(raw.shape, bool), np.array([i - 1]), seen)
+    factors = score.factors(raw, np.ones(raw.shape, bool), np.array([i - 1]), seen)
     return float(factors.ravel()[0])
 
 
@@ -67,11 +67,11 @@ def test_measured_gain_is_invariant_under_scale_and_shift_of_the_logits():
     """λ from the row's own spread: 5·x + 3 gives the same attention as x."""
     rng = np.random.default_rng(33)
     keys = rng.normal(size=(1, 30, 1))
-    step_gain = StepGain(AhaKV(gain="measured"), 10)
+    score = SharpenedRecentAttention(AhaKV(gain="measured"), 10)
 
     def attention(scale, shift):
         seen = observation(np.full((1, 30), 1 / 30), keys=scale * keys + shift, prompt=30)
-        return step_gain.attention(np.ones((1, 1, 1, 1)), np.array([29]), seen)
+        return score.sharpened(np.ones((1, 1, 1, 1)), np.array([29]), seen)
 
     np.testing.assert_allclose(attention(1.0, 0.0), attention(5.0, 3.0), atol=FLOAT64)
     np.testing.assert_allclose(attention(0.0, 1.0), 1 / 30)  # equal logits are left alone
@@ -89,6 +89,6 @@ def test_what_i_is_while_decoding():
         ("cache", np.sqrt(2 * np.log(8 / 4))),
         ("none", 1.0),
     ):
-        step_gain = StepGain(AhaKV(gain_in_decode=reading), 4)
-        got = step_gain.factors(raw, mask, np.array([39]), seen)
+        score = SharpenedRecentAttention(AhaKV(gain_in_decode=reading), 4)
+        got = score.factors(raw, mask, np.array([39]), seen)
         assert got.item() == pytest.approx(expected, abs=FLOAT64)
