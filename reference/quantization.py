@@ -50,8 +50,8 @@ class Quantized:
     def dequantize(self) -> Float[Array, "... length"]:
         """Return x̂ = Δ·code + z."""
         codes = unpack(self.codes, self.bits, self.length)
-        scale = _per_element(self.scale.astype(np.float64), self.group, self.length)
-        zero = _per_element(self.zero.astype(np.float64), self.group, self.length)
+        scale = per_element(self.scale.astype(np.float64), self.group, self.length)
+        zero = per_element(self.zero.astype(np.float64), self.group, self.length)
         return scale * codes + zero  # [KIVI 3]
 
 
@@ -77,14 +77,15 @@ def quantize(x: Float[Array, "... length"], bits: int, group: int) -> Quantized:
     if not (np.abs(x) <= np.finfo(np.float16).max).all() or not (spread < 65504).all():
         raise ValueError("x must be finite and within the range of float16 to be quantised")
     scale, zero = spread.astype(np.float16), low.astype(np.float16)
-    step = _per_element(scale.astype(np.float64), group, length)
-    offset = x - _per_element(zero.astype(np.float64), group, length)
+    step = per_element(scale.astype(np.float64), group, length)
+    offset = x - per_element(zero.astype(np.float64), group, length)
     steps = np.divide(offset, step, out=np.zeros_like(offset), where=step > 0)
     codes = np.rint(np.clip(steps, 0, largest_code)).astype(np.uint8)  # [KIVI 2]
     return Quantized(pack(codes, bits), scale, zero, bits, group, length)
 
 
-def _per_element(
+def per_element(
     per_group: Float[Array, "... groups"], group: int, length: int
 ) -> Float[Array, "... {length}"]:
+    """Repeat what each group of elements shares for its elements; the last group may be shorter."""
     return np.repeat(per_group, group, axis=-1)[..., :length]

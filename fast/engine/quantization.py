@@ -52,8 +52,8 @@ class Groups:
         """Return x̂ = Δ·code + z; ``parts`` are packed codes, scales Δ and zero points z."""
         packed, scale, zero = parts
         codes = unpack(packed, self.bits, length).to(dtype)
-        scale = _per_element(scale.to(dtype), self.group, length)
-        return codes * scale + _per_element(zero.to(dtype), self.group, length)
+        scale = per_element(scale.to(dtype), self.group, length)
+        return codes * scale + per_element(zero.to(dtype), self.group, length)
 
 
 def take(x: Tensor, rows: Int[Tensor, "N G kept"]) -> Tensor:
@@ -83,8 +83,8 @@ def quantize(x: Float[Tensor, "*rows length"], bits: int, group: int) -> Coded:
     largest_code = 2**bits - 1
     scale = to_float16(((high - low) / largest_code).clamp(max=limit))
     zero = to_float16(low)
-    step = _per_element(scale.double(), group, length)
-    offset = x - _per_element(zero.double(), group, length)
+    step = per_element(scale.double(), group, length)
+    offset = x - per_element(zero.double(), group, length)
     steps = torch.where(step > 0, offset / step, 0.0)
     codes = steps.clamp(0, largest_code).round().to(torch.uint8)
     return Coded(Groups(bits, group), (pack(codes, bits), scale, zero), length)
@@ -102,7 +102,8 @@ def to_float16(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return (bits | (back != x).int()).view(torch.float32).half()
 
 
-def _per_element(
+def per_element(
     per_group: Float[Tensor, "*rows groups"], group: int, length: int
 ) -> Float[Tensor, "*rows {length}"]:
+    """Repeat what each group of elements shares for its elements; the last group may be shorter."""
     return per_group.repeat_interleave(group, dim=-1)[..., :length]

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvlab.fast.engine.codes import Code, Parts, Scale, decode_small, encode_small, scale_to
-from kvlab.fast.engine.quantization import pack, unpack
+from kvlab.fast.engine.quantization import pack, per_element, unpack
 from kvlab.fast.engine.twins import twin_of
 from kvlab.reference.codes import E2M1, E4M3
 from kvlab.reference.precisions import nvfp4 as reference
@@ -24,16 +24,11 @@ class NVFP4(Code[reference.NVFP4]):
         padded = torch.nn.functional.pad(x.abs(), (0, -d % BLOCK))
         largest = padded.unflatten(-1, (-1, BLOCK)).amax(dim=-1)
         scales = encode_small(E4M3, largest / E2M1.largest)
-        divisor = per_channel(decode_small(E4M3, scales, x.dtype), d)
+        divisor = per_element(decode_small(E4M3, scales, x.dtype), BLOCK, d)
         scaled = torch.where(divisor > 0, x / divisor, 0.0)
         return pack(encode_small(E2M1, scaled), self.bits), scales
 
     def decode(self, parts: Parts, d: int, dtype: torch.dtype) -> Float[Tensor, "*rows d"]:
         codes, scales = parts
         numbers = decode_small(E2M1, unpack(codes, self.bits, d), dtype)
-        return per_channel(decode_small(E4M3, scales, dtype), d) * numbers
-
-
-def per_channel(scales: Float[Tensor, "*rows blocks"], d: int) -> Float[Tensor, "*rows {d}"]:
-    """Repeat the scale of each block for its channels."""
-    return scales.repeat_interleave(BLOCK, dim=-1)[..., :d]
+        return per_element(decode_small(E4M3, scales, dtype), BLOCK, d) * numbers

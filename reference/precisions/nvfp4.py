@@ -19,7 +19,7 @@ from jaxtyping import Float
 from kvlab.reference.codes import E2M1, E4M3, Code, Parts, Scale, scale_to
 from kvlab.reference.notation import Array
 from kvlab.reference.precisions import Family, OnArrival
-from kvlab.reference.quantization import pack, unpack
+from kvlab.reference.quantization import pack, per_element, unpack
 
 BLOCK = 16
 """Channels that share a scale."""
@@ -40,19 +40,14 @@ class NVFP4(Code):
         d = x.shape[1]
         largest = np.maximum.reduceat(np.abs(x), np.arange(0, d, BLOCK), axis=1)
         scales = E4M3.encode(largest / E2M1.largest)  # [NVFP4 2]
-        divisor = per_channel(E4M3.decode(scales), d)
+        divisor = per_element(E4M3.decode(scales), BLOCK, d)
         scaled = np.divide(x, divisor, out=np.zeros_like(x), where=divisor > 0)
         return pack(E2M1.encode(scaled), self.bits), scales  # [NVFP4 3]
 
     def decode(self, parts: Parts, d: int) -> Float[Array, "rows d"]:
         codes, scales = parts
         numbers = E2M1.decode(unpack(codes, self.bits, d))
-        return per_channel(E4M3.decode(scales), d) * numbers  # [NVFP4 4]
-
-
-def per_channel(scales: Float[Array, "rows blocks"], d: int) -> Float[Array, "rows {d}"]:
-    """Repeat the scale of each block for its channels."""
-    return np.repeat(scales, BLOCK, axis=1)[:, :d]
+        return per_element(E4M3.decode(scales), BLOCK, d) * numbers  # [NVFP4 4]
 
 
 FAMILY = Family(
