@@ -50,11 +50,7 @@ class Generation:
 
 
 def start(model: Transformer, policy: Policy, prompt: int) -> Session:
-    """Return an empty session for a prompt of ``prompt`` tokens.
-
-    Raises:
-        ValueError: if the policy cannot hold what it protects.
-    """
+    """Return an empty session for a prompt of ``prompt`` tokens."""
     policy.check(prompt)
     config = model.config
     caches = [empty_cache(policy, config.kv_heads, config.head_dim) for _ in range(config.layers)]

@@ -78,17 +78,10 @@ def teacher_forced(
     continuation: Sequence[int],
     full_logits: Float[Array, "steps vocab"] | None = None,
 ) -> tuple[Measurement, Float[Array, "steps vocab"]]:
-    """Feed a continuation under a policy and compare every step with the full cache.
+    """Feed all but the last token of a continuation, and compare every step with the full cache.
 
-    Args:
-        model: the transformer.
-        policy: what to keep.
-        prompt: token ids.
-        continuation: token ids that follow; all but the last are fed.
-        full_logits: what a run with the full cache returned; None: this run is the yardstick.
-
-    Returns:
-        The measurement, and the logits of every step.
+    ``full_logits`` is what a run with the full cache returned; None: this run is the yardstick.
+    Also returned are the logits of every step.
     """
     if len(continuation) == 0:
         raise ValueError("continuation must hold at least one token")

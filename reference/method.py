@@ -205,11 +205,7 @@ def _accepts(hint: Any, value: Any) -> bool:
 
 
 def require_budget(name: str, budget: int | None) -> int:
-    """Return the budget.
-
-    Raises:
-        ValueError: if none was given or it is below one entry.
-    """
+    """Return the budget; ValueError if none was given or it is below one entry."""
     if budget is None:
         raise ValueError(f"{name} needs a budget: a number of entries, at least 1")
     if budget < 1:

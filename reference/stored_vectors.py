@@ -76,11 +76,7 @@ class CodedRows:
         return sum(part.nbytes for part in self.parts[1:])
 
     def take(self, rows: Int[Array, " kept"]) -> "CodedRows":
-        """Return the table of these rows alone, in this order, their codes untouched.
-
-        Raises:
-            ValueError: if ``rows`` splits a block of tokens that are stored together.
-        """
+        """Return the table of these rows alone, in this order, their codes untouched."""
         tokens = self.code.tokens
         first = rows[::tokens]
         whole = (first[:, None] + np.arange(tokens)).reshape(-1)
@@ -157,9 +153,6 @@ class StoredVectors:
         """Store entries in a code, all at full precision if none are named.
 
         The first vectors fix the code's scale.
-
-        Raises:
-            ValueError: if a vector cannot be stored, or a head's entries do not fill whole blocks.
         """
         if entries is None:
             entries = np.asarray(self.table == FULL)

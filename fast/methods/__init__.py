@@ -14,15 +14,5 @@ __all__ = ["get", "port"]
 
 
 def get(spec: str, budget: int | None = None, **options: Any) -> Policy:
-    """Build the policy that ``spec`` names.
-
-    Args:
-        spec: registry syntax, or the name of a variant: see `kvlab.reference.methods`.
-        budget: entries kept per KV head and layer, where the method takes one.
-        options: hyper-parameters, besides those written in ``spec``.
-
-    Raises:
-        ValueError: if the method, an option or a value is not allowed.
-        TypeError: if ``budget`` or an option has the wrong type.
-    """
+    """Build the policy that ``spec`` names; arguments and errors are the reference's."""
     return port(reference.get(spec, budget, **options))

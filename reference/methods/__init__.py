@@ -167,11 +167,7 @@ def describe() -> dict[str, dict[str, Any]]:
 
 
 def divergences(name: str) -> tuple[Divergence, ...]:
-    """Return where paper, authors' code and re-implementations of a method differ.
-
-    Raises:
-        ValueError: if the method is unknown.
-    """
+    """Return where paper, authors' code and re-implementations of a method differ."""
     method = lookup(name)
     of_files = divergences_in("methods")
     return method.divergences or of_files.get(method.__module__.removeprefix(f"{__name__}."), ())
@@ -183,11 +179,7 @@ def examples() -> tuple[Example, ...]:
 
 
 def examples_of(name: str) -> tuple[Example, ...]:
-    """Return a method's examples, or the method with its defaults if it gives none.
-
-    Raises:
-        ValueError: if the method is unknown.
-    """
+    """Return a method's examples, or the method with its defaults if it gives none."""
     spec = _with_defaults(name)
     budget = Example.budget if takes_budget(spec) else None
     return lookup(name).examples or (Example(spec, budget),)
@@ -200,11 +192,7 @@ def compared() -> tuple[str, ...]:
 
 
 def takes_budget(spec: str) -> bool:
-    """Whether a method has to be told how many entries may stay.
-
-    Raises:
-        ValueError: if the method, an option or a value is not allowed.
-    """
+    """Whether a method has to be told how many entries may stay."""
     return parse(spec).innermost.needs_budget
 
 
@@ -238,12 +226,7 @@ def get(spec: str, budget: int | None = None, **options: Any) -> Policy:
 
 
 def parse(spec: str, **options: Any) -> Method:
-    """Return the method, with its hyper-parameters, that ``spec`` names.
-
-    Raises:
-        ValueError: if the method, an option or a value is not allowed.
-        TypeError: if an option has the wrong type.
-    """
+    """Return the method, with its options, that ``spec`` names; errors are those of `get`."""
     spec = variants().get(spec, spec)
     if len(spec.split()) > 1:
         raise ValueError(f"method = {spec!r} must be one method")
@@ -276,12 +259,7 @@ def _take(part: type[Method], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_seed(spec: str, seed: int) -> str:
-    """Give a method that draws at random a seed, unless ``spec`` states one.
-
-    Raises:
-        ValueError: if the method, an option or a value is not allowed.
-        TypeError: if an option has the wrong type.
-    """
+    """Give a method that draws at random a seed, unless ``spec`` states one."""
     drawing = "seed" in _options(type(parse(spec).innermost))
     spec = variants().get(spec, spec)
     written = spec.partition("@")[2]
@@ -291,11 +269,7 @@ def with_seed(spec: str, seed: int) -> str:
 
 
 def lookup(name: str) -> type[Method]:
-    """Return the class of a method or wrapper.
-
-    Raises:
-        ValueError: if the method is unknown.
-    """
+    """Return the class of a method or wrapper; ValueError if there is none of this name."""
     found = known()
     if name not in found:
         close = get_close_matches(name.lower(), found, n=1)
@@ -323,11 +297,7 @@ OF_EVERY_METHOD = _options(CommonOptions)
 
 
 def read_options(spec: str, written: str) -> dict[str, Any]:
-    """Return the options in ``written``, the part of ``spec`` behind the ``@``.
-
-    Raises:
-        ValueError: if one has not the form ``option=value``.
-    """
+    """Return the options in ``written``, the part of ``spec`` behind the ``@``."""
     pairs = [pair for pair in written.split(",") if pair]
     if malformed := [pair for pair in pairs if "=" not in pair]:
         raise ValueError(f"{malformed[0]!r} in {spec!r} must have the form option=value")

@@ -23,11 +23,7 @@ Heads = Literal["l2", "mean", "max", "attention", "layer"]
 
 
 def normalize(retention: Float[Array, "... n"]) -> Float[Array, "... n"]:
-    """Divide by the sum; all zero becomes uniform.
-
-    Raises:
-        ValueError: if a retention score is negative.
-    """
+    """Divide by the sum; all zero becomes uniform."""
     if (retention < 0).any():
         raise ValueError("CAOTE needs retention scores that are at least 0, got a negative one")
     total = retention.sum(axis=-1, keepdims=True)
