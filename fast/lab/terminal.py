@@ -4,14 +4,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import Any, TextIO
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
-from rich.table import Table as RichTable
 
 from kvlab.fast.lab.tables import Table, visible
 
@@ -55,11 +53,9 @@ def working(what: str) -> Status:
     return errors.status(escape(what))
 
 
-@contextmanager
-def results_only() -> Iterator[None]:
+def results_only() -> redirect_stdout[TextIO]:
     """Send to stderr what libraries print: stdout is for the results of a command."""
-    with redirect_stdout(sys.stderr):
-        yield
+    return redirect_stdout(sys.stderr)
 
 
 def print_json(content: Any) -> None:
@@ -84,12 +80,7 @@ def print_table(table: Table, title: str = "") -> None:
 
 def print_facts(facts: dict[str, str]) -> None:
     """Print names and values below each other."""
-    shown = RichTable(box=box.SIMPLE, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    shown.add_column(no_wrap=True)
-    shown.add_column(overflow="fold")
-    for name, value in facts.items():
-        shown.add_row(name, escape(visible(value)))
-    console.print(shown)
+    print_table(Table(("figure", "value"), list(facts.items()), words=2))
 
 
 def kibibytes(count: int) -> str:

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,7 +64,7 @@ def store(model: Any, tokenizer: Any, directory: Path) -> Path:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=directory.parent, prefix=".unfinished-") as room:
         made = Path(room) / "model"
-        with redirect_stdout(sys.stderr), quietly(local=True):
+        with quietly(local=True):
             model.to(torch.bfloat16).save_pretrained(made)
             model.config.dtype = torch.float32
             model.config.save_pretrained(made)

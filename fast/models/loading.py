@@ -41,8 +41,7 @@ def load(
     first GPU, if there is one, else the CPU. FileNotFoundError if the model or a file of it is not
     there, ValueError if the checkpoint is broken or cannot be loaded as asked.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
+    check_choice(DTYPES, dtype=dtype)
     check_choice(PARALLEL, parallel=parallel)
     if parallel is not None and device is not None:
         raise ValueError(f"device = {device!r} cannot be chosen with parallel = {parallel!r}")

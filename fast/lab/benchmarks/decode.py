@@ -37,7 +37,7 @@ from kvlab.fast.lab.benchmarks.contenders import (
 )
 from kvlab.fast.lab.benchmarks.results import Out, write
 from kvlab.fast.lab.benchmarks.workload import ENTRIES, Run, fetched, tiny_llama
-from kvlab.fast.lab.terminal import console, progress
+from kvlab.fast.lab.terminal import progress
 from kvlab.fast.models import model_location
 
 SCHEMA = 2
@@ -179,7 +179,7 @@ def share_of(speeds: Sequence[float], full: Sequence[float]) -> float:
 def main(
     out: Out = None,
     kvpress: Annotated[
-        Path | None, typer.Option(help="Python of an environment with kvpress 0.5.")
+        Path | None, typer.Option(exists=True, help="Python of an environment with kvpress 0.5.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed rounds at constant size.")] = 15,
     whole_repeats: Annotated[int, typer.Option(min=1, help="Timed rounds of the whole.")] = 3,
@@ -201,13 +201,9 @@ def main(
     torch.set_num_threads(threads)
     directory = str(model_location(model)) if model else ""
     worker, about = None, {"measured": False, "reason": "no environment given"}
-    if kvpress is not None and kvpress.exists():
+    if kvpress is not None:
         worker = KvpressWorker(kvpress, device, str(threads), directory)
         about = {"measured": True, "versions": worker.versions}
-    elif kvpress is not None:
-        about["reason"] = f"{kvpress} does not exist"
-    if worker is None:
-        console.print(f"kvpress is not measured: {about['reason']}")
     asked: dict[str, Any] = {"whole_repeats": whole_repeats, "tokens": tokens, "cpu_time": cpu_time}
     if model is not None:
         parts, network = [_real(prompt, tokens, whole_repeats)], fetched(directory)

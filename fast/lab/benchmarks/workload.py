@@ -11,7 +11,6 @@ from transformers import (
     DynamicCache,
     GenerationConfig,
     LlamaConfig,
-    LlamaForCausalLM,
 )
 
 ENTRIES = 256
@@ -61,13 +60,8 @@ class Outcome:
 def random_llama(device: str, dtype: torch.dtype, **config: Any) -> Any:
     """Return a Llama of random weights that never ends a text; the same on every machine."""
     torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            model: Any = LlamaForCausalLM(LlamaConfig(**config)).eval()
-    finally:
-        torch.set_default_dtype(before)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(LlamaConfig(**config), dtype=dtype).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model
