@@ -150,7 +150,6 @@ class TokenTimer:
     """Times the tokens as they come; ``model.generate`` takes it as ``streamer``."""
 
     def __init__(self, total: int, report: Report | None = None) -> None:
-        """Expect at most ``total`` tokens."""
         self.total, self.report = total, report
         self.times: list[float] = []
 

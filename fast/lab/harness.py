@@ -117,7 +117,6 @@ class CompressedLM(Base):
     def _model_generate(
         self, context: Int[Tensor, "N m"], max_length: int, stop: list[str], **options: Any
     ) -> Int[Tensor, "N t"]:
-        """Continue a batch; rows whose budgets differ run apart."""
         real = options.pop("attention_mask", torch.ones_like(context))
         written = [torch.empty(0)] * len(context)
         lengths = (real.sum(dim=1) + max_length - context.shape[1]).tolist()
@@ -149,7 +148,6 @@ class CompressedLM(Base):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Rate continuations; those whose budgets differ run apart."""
         texts = [Passage(*self._cut(before, after)) for _, before, after in requests]
         order = sorted(range(len(texts)), key=lambda i: len(texts[i].prompt), reverse=True)
         passages = [texts[i] for i in order]

@@ -35,7 +35,6 @@ def list_models(settings: Json) -> None:
 
 
 def _facts(name: str) -> dict[str, str]:
-    """Say what a model is and where it lies."""
     if name in EMBEDDED:
         about, license_, here = f"embedded: solves {EMBEDDED[name]}", "Apache-2.0", True
     elif name in PUBLISHED:

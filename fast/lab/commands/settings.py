@@ -109,7 +109,6 @@ class Group:
     """Options; a class below this one is a frozen dataclass with keywords only."""
 
     def __init_subclass__(cls) -> None:
-        """Make a dataclass of it."""
         dataclass(frozen=True, kw_only=True)(cls)
 
 

@@ -141,7 +141,6 @@ def needle(settings: _NeedleSettings) -> None:
 
 
 def _number(name: str, text: str) -> float:
-    """Read a number, with or without a percent sign."""
     try:
         return float(text.removesuffix("%"))
     except ValueError:

@@ -224,7 +224,6 @@ def _prompt_of(
 
 
 def _framed(tokenizer: Any, request: str, opening: str, chat: bool) -> str:
-    """Return the request and how its answer begins."""
     if not chat:
         return f"{request} {opening}"
     turns = [{"role": "user", "content": request}, {"role": "assistant", "content": opening}]

@@ -138,7 +138,6 @@ def _policy(job: Job, questions: Sequence[Question]) -> Policy:
 
 
 def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
-    """Answer questions in one batch, and grade the answers."""
     policy, backend, task = _policy(job, questions), _backend(job), find_task(job.task)
     written, seconds = _write(backend, policy, questions, job.to_first_error, job.block_size)
     found = []

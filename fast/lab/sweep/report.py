@@ -104,7 +104,6 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
 
 
 def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Block]:
-    """Yield the report from top to bottom."""
     sweep, run = stored.plan.sweep, stored.run
     missing, total = len(stored.missing()), sum(1 for _ in stored.plan.jobs())
     state = f"{missing} of {total} jobs are missing; a seed counts once all its jobs are done."

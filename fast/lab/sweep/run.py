@@ -185,7 +185,6 @@ def _alone_in(directory: Path) -> Iterator[None]:
 
 
 def _write_plan(plan: Plan, directory: Path) -> None:
-    """Write the plan and the circumstances of this run."""
     content = {
         "plan": {**asdict(plan), "sweep": to_plain(plan.sweep)},
         "run": {

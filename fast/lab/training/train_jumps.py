@@ -122,7 +122,6 @@ def look_ups(model: LlamaForCausalLM) -> list[Tensor]:
 
 
 def _first_attentions(model: LlamaForCausalLM) -> list[Any]:
-    """Return the attention of the first two layers."""
     layers: Any = model.model.layers
     return [layer.self_attn for layer in layers[:2]]
 
