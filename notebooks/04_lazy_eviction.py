@@ -42,7 +42,7 @@ words = [tokenizer.id_to_token(int(token)) for token in trace.tokens]
 entries = list(activations(trace, threshold=0.1))
 found = most_recurring(entries, count=6, gap=16)
 layer = Layer.of(trace, found[0].layer)
-rows = layer.full_attention(0, len(words)).attention.max(axis=1)[found[0].kv_head]
+rows = layer.full_attention(0, len(words)).max(axis=1)[found[0].kv_head]
 same_head = [
     each for each in entries if (each.layer, each.kv_head) == (found[0].layer, found[0].kv_head)
 ]

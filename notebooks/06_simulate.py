@@ -73,7 +73,7 @@ replays.judgements(specs, judged)
 from kvlab.reference import Layer, best_left
 
 layer = Layer.of(trace, 2)
-attention = layer.full_attention(0, t).attention.mean(axis=1)[0]
+attention = layer.full_attention(0, t).mean(axis=1)[0]
 left = {spec: judged[2][specs.index(spec)].fate.left[0] for spec in ("h2o", "caote:h2o")}
 left["best possible"] = best_left(attention, trace.prompt, budget)
 replays.lifetimes(left, trace.prompt)

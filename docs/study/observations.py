@@ -147,7 +147,7 @@ def attention(trace: Trace) -> Iterator[np.ndarray]:
     """Yield the causal attention ``[G, rho, t, t]`` of every recorded layer."""
     t = trace.shape[3]
     for number in range(trace.shape[0]):
-        yield Layer.of(trace, number).full_attention(0, t).attention
+        yield Layer.of(trace, number).full_attention(0, t)
 
 
 # --- texts ---------------------------------------------------------------------------------------

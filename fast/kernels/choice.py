@@ -12,8 +12,6 @@ from importlib.util import find_spec
 import torch
 
 VARIABLE = "KVLAB_KERNELS"
-
-
 KERNELS = ("torch", "triton", "interpret")
 
 

@@ -109,10 +109,6 @@ def _quantize_dequantize(x, bits, group):
     return quantise(x, bits, group).dequantize(torch.float32)
 
 
-def _pack(codes, bits):
-    return quantization.pack(codes, bits)
-
-
 def _stored_codes(codes, scale, zero, bits, group) -> Coded:
     packed = quantization.pack(codes, bits)
     return Coded(Groups(bits, group), (packed, scale.half(), zero.half()), codes.shape[-1])
@@ -370,7 +366,7 @@ IMPLEMENTATIONS = {
     "quantize_channels": _quantize_channels,
     "dequantize": _dequantize,
     "quantize_dequantize": _quantize_dequantize,
-    "pack": _pack,
+    "pack": quantization.pack,
     "attend_coded": _attend_coded,
     "encode": _encode,
     "eviction_error": _errors_of_rows,

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvlab.reference.attention import attend, visible
 from kvlab.reference.codes import Code
-from kvlab.reference.conformance.expecting import at_most, exact, keep, largest, logit_size, numbers
+from kvlab.reference.conformance.expecting import exact, keep, largest, logit_size, numbers
 from kvlab.reference.conformance.operation import answers
 from kvlab.reference.conformance.vectors import Expected
 from kvlab.reference.methods.caote import eviction_error, fast_eviction_error
@@ -203,7 +203,7 @@ def _encode(precision, x, first, **matrices):
     far = largest(vectors)
     slack = None if scale is not None else np.full(x.shape, SHARP * far)
     size = sum(part[0].nbytes for part in parts)
-    expected["bytes"] = at_most(np.full((G, n), size))
+    expected["bytes"] = Expected("at_most", np.full((G, n), size))
     expected["x"] = numbers(vectors, scale=far, slack=slack)
     return expected
 

@@ -43,11 +43,6 @@ def exact(value: Array, where: Array | None = None) -> Expected:
     return Expected("exact", value, where=where)
 
 
-def at_most(value: Array) -> Expected:
-    """Expect numbers above 0 that do not exceed a bound."""
-    return Expected("at_most", value)
-
-
 def numbers(
     value: Array,
     logit_size: float = 0.0,

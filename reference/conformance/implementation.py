@@ -22,12 +22,6 @@ from kvlab.reference.notation import Array
 MOST_ARRAYS = 200
 """Arrays of earlier calls that are held at most, to be used again."""
 
-CHANNELS = ("d", "length")
-"""Axes of vectors: arrays that have one come in the implementation's number format."""
-
-TABLE = "IMPLEMENTATIONS"
-"""Name of the dictionary, target → function, that a file has to define."""
-
 
 class NotTestedError(Exception):
     """The implementation does not offer what a case asks for."""
@@ -153,8 +147,8 @@ def offered(target: str, patterns: Collection[str]) -> str | None:
 
 
 def is_vector(described: Field) -> bool:
-    """Whether an input holds queries, keys, values or the like."""
-    return described.kind == "float" and any(axis in described.axes for axis in CHANNELS)
+    """Whether an input holds queries, keys, values or the like, in the number format in use."""
+    return described.kind == "float" and not {"d", "length"}.isdisjoint(described.axes)
 
 
 def exact_in_16_bits(x: Array) -> bool:
@@ -219,9 +213,10 @@ def load(
     It may define ``ARRAYS``, ``DEVICE`` and ``PRECISION``, which the arguments override.
     """
     module = import_file(file, f"conformance_{file.stem}")
-    table = getattr(module, TABLE, None)
+    table = getattr(module, "IMPLEMENTATIONS", None)
     if not isinstance(table, Mapping) or not table:
-        raise ValueError(f"{file} must define {TABLE}, a dictionary from targets to functions")
+        needed = "IMPLEMENTATIONS, a dictionary from targets to functions"
+        raise ValueError(f"{file} must define {needed}")
     return Functions(
         table,
         arrays or getattr(module, "ARRAYS", "numpy"),

@@ -47,9 +47,6 @@ OPTION = ("plain", "gqa")
 Choose = Callable[[Sequence[Any]], Any]
 """Chooses one of several values; the first is the simplest."""
 
-SEEDS = range(2**31)
-"""Seeds among which one is chosen."""
-
 
 def made_case(name: str, group: str, method: str | None, drawn: draws.Drawn) -> Case:
     """Return a case of inputs, rounded as they are stored, and parameters, with its answer.
@@ -107,7 +104,7 @@ def drawn_case(target: str, choose: Choose, like: Case | None = None) -> Case | 
 
 
 def _chosen_source(name: str, choose: Choose) -> Source:
-    return choose((draws.Whole, Source))(name, choose(SEEDS))
+    return choose((draws.Whole, Source))(name, choose(range(2**31)))
 
 
 # --- streams -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from kvlab.reference import methods
 from kvlab.reference.attention import group_heads, logits, softmax, visible, weighted_values
 from kvlab.reference.cache import LayerCache
-from kvlab.reference.conformance.expecting import at_most, exact
+from kvlab.reference.conformance.expecting import exact
 from kvlab.reference.conformance.operation import answers
 from kvlab.reference.conformance.vectors import Case, Expected
 from kvlab.reference.notation import Array
@@ -151,7 +151,7 @@ def whole_cache(method, budget, model, tokens, padding, calls, continues, block_
     return {
         "logits": Expected("numbers", after, {"float32": (float(allowed), 0.0)}),
         "kept": exact(np.array(held), decided),
-        "bytes": at_most(np.full(len(calls), most)),
+        "bytes": Expected("at_most", np.full(len(calls), most)),
     }
 
 

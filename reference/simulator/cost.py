@@ -12,7 +12,7 @@ from functools import cached_property
 from math import floor
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.checks import check_at_least
@@ -234,10 +234,12 @@ class Plan:
         # Entries are read wide, their range is found, and they are rounded; codes and scales are
         # written at half of the wide bytes at most.
         elements = 2 * coded * sizes.d
+        # One entry that leaves is found by looking through all; several by sorting.
+        compared = np.where(kept != n - 1, n * np.log2(n), n)
         work = {
             "observe": (n > 0, Work(NUMBER * noted, noted)),
             "score": (ranked, score.work(sizes)),
-            "select": (ranked, selecting(sizes, kept != n - 1)),
+            "select": (ranked, Work(2 * NUMBER * n, compared)),
             "move": (several, Work(2 * kept * row)),
             "quantise": (coded > 0, Work(1.5 * ELEMENT * elements, 6 * elements)),
         }
@@ -246,15 +248,6 @@ class Plan:
             for name, (done, work) in work.items()
         }
         return {name: kernel for name, kernel in kernels.items() if kernel.bytes.any()}
-
-
-def selecting(sizes: Sizes, several: bool | Bool[Array, " steps"]) -> Work:
-    """Return the work of finding the entries that leave, once there are scores.
-
-    One entry is found by looking through all; several by sorting, n·log2(n) comparisons.
-    """
-    n = sizes.n
-    return Work(2 * NUMBER * n, np.where(several, n * np.log2(n), n))
 
 
 # --- devices for many users ----------------------------------------------------------------------

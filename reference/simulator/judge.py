@@ -67,7 +67,7 @@ def oracle_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     Takes memory of t² and time of t³: about a second for 1,000 tokens and one head.
     """
     G, t, _ = layer.keys.shape
-    attention = layer.full_attention(0, t).attention.mean(axis=1)
+    attention = layer.full_attention(0, t).mean(axis=1)
     found = np.ones((len(budgets), G, t))
     for row, budget in enumerate(budgets):
         for head in range(G):
@@ -86,7 +86,7 @@ def random_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t
     G, t, _ = layer.keys.shape
     masses = np.ones((len(budgets), G, t))
     for first, last in layer.stretches():
-        attention = layer.full_attention(first, last).attention.mean(axis=1)
+        attention = layer.full_attention(first, last).mean(axis=1)
         for row, budget in enumerate(budgets):
             present = survival(first, last, layer.prompt, budget)
             masses[row, :, first:last] = (attention * present).sum(axis=-1)
@@ -114,7 +114,7 @@ def bound_of(layer: Layer, budgets: Sequence[int]) -> Float[Array, "budgets G t"
     t = layer.keys.shape[1]
     bounds = np.ones((len(budgets), len(layer.keys), t))
     for first, last in layer.stretches():
-        attention = layer.full_attention(first, last).attention.mean(axis=1)
+        attention = layer.full_attention(first, last).mean(axis=1)
         own = np.arange(first, last)
         itself = attention[:, own - first, own].copy()
         attention[:, own - first, own] = 0.0
@@ -149,7 +149,7 @@ def recall(
     """Latest token that activated each entry."""
     regained, hits = 0, [0] * len(fates)
     for first, last in layer.stretches():
-        attention = layer.full_attention(first, last).attention.mean(axis=1)
+        attention = layer.full_attention(first, last).mean(axis=1)
         for token in range(first, last):
             now = attention[:, token - first, :token] >= threshold
             before = np.maximum(active[:, :token], np.arange(token))

@@ -109,7 +109,7 @@ def received(model: Path, problem: int = 0) -> tuple[Float[Array, "t t"], ...]:
 
 
 def _most_paid(layer: Layer) -> Float[Array, "G t t"]:
-    return layer.full_attention(0, layer.tokens).attention.max(axis=1)
+    return layer.full_attention(0, layer.tokens).max(axis=1)
 
 
 def key_heads(model: Path) -> list[Head]:
@@ -322,7 +322,7 @@ def quadrants(layer: Layer, recent: int = 32, radius: int = 3, group: int = 64) 
     t = layer.keys.shape[1]
     if t - recent < 2:
         raise ValueError(f"recent = {recent} must leave two of the {t} tokens")
-    attention = layer.full_attention(t - recent, t).attention[..., : t - recent]
+    attention = layer.full_attention(t - recent, t)[..., : t - recent]
     raw = attention.mean(axis=(0, 1, 2))
     keys = layer.keys[:, : t - recent]
     everywhere = np.ones(keys.shape[:2], dtype=bool)

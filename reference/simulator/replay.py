@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from kvlab.reference.attention import attend, visible
+from kvlab.reference.attention import logits, softmax, visible, weighted_values
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
@@ -113,18 +113,11 @@ def replay_layer(layer: "Layer", policies: Sequence[Policy]) -> list[Fate]:
     """Replay one layer under every policy; see `replay`."""
     runs = [_Run(policy, layer) for policy in policies]
     for first, last in layer.stretches():
-        yardstick = layer.full_attention(first, last)
+        attention = layer.full_attention(first, last)
+        output = weighted_values(attention, layer.values[:, :last])
         for each in runs:
-            each.advance(first, last, yardstick)
+            each.advance(first, last, attention, output)
     return [each.fate for each in runs]
-
-
-@dataclass(frozen=True)
-class FullAttention:
-    """Attention of a stretch of queries with the full cache, up to the stretch's last entry."""
-
-    attention: Float[Array, "G rho m n"]
-    output: Float[Array, "G rho m d"]
 
 
 class Layer(Stream):
@@ -152,13 +145,11 @@ class Layer(Stream):
             sorted({0, *blocks, *range(self.prompt, self.tokens, STRETCH), self.tokens})
         )
 
-    def full_attention(self, first: int, last: int) -> FullAttention:
+    def full_attention(self, first: int, last: int) -> Float[Array, "G rho m n"]:
         """Attend from the tokens first … last − 1 to everything before and at them."""
-        keys, values = self.keys[:, :last], self.values[:, :last]
+        keys, queries = self.keys[:, :last], self.queries[:, :, first:last]
         mask = visible(np.arange(first, last), np.tile(np.arange(last), (len(keys), 1)))
-        queries = self.queries[:, :, first:last]
-        output, attention = attend(queries, keys, values, mask, self.softcap)
-        return FullAttention(attention, output)
+        return softmax(logits(queries, keys, self.softcap), mask)
 
 
 class _Run:
@@ -178,8 +169,8 @@ class _Run:
             error=np.zeros((G, t)),
         )
 
-    def advance(self, first: int, last: int, full: FullAttention) -> None:
-        """Take the steps of a stretch, and compare their outputs with the full cache's."""
+    def advance(self, first: int, last: int, attention: Array, output: Array) -> None:
+        """Take the steps of a stretch; compare with the full cache's attention and output."""
         fate, outputs, end = self.fate, [], first
         earliest = np.zeros((last - first, 1), dtype=np.int64)
         while end < last:
@@ -195,10 +186,10 @@ class _Run:
                 fate.left[np.nonzero(gone)[0], seen.positions[gone]] = end - 1
         own = np.arange(first, last)[:, None] == np.arange(last)
         present = own | (fate.left[:, None, :last] >= earliest)
-        mass = (full.attention * present[:, None]).sum(axis=-1)
+        mass = (attention * present[:, None]).sum(axis=-1)
         fate.mass[:, first:last] = mass.mean(axis=1)
-        distance = np.linalg.norm(np.concatenate(outputs, axis=2) - full.output, axis=(1, 3))
-        size = np.linalg.norm(full.output, axis=(1, 3))
+        distance = np.linalg.norm(np.concatenate(outputs, axis=2) - output, axis=(1, 3))
+        size = np.linalg.norm(output, axis=(1, 3))
         fate.error[:, first:last] = np.divide(
             distance, size, out=np.zeros_like(distance), where=size > 0
         )

@@ -91,7 +91,7 @@ def test_caote_ranks_by_attention_where_distances_are_equal(seed):
     workload = workloads.equal_distances(seed=seed)
     full = Layer.of(workload.trace, 0).full_attention(0, 128)
     for token in range(65, 128, 2):
-        attention = full.attention[0, 0, token, : token + 1]
+        attention = full[0, 0, token, : token + 1]
         scores = eviction_error(normalize(attention), workload.trace.values[0, 0, : token + 1])
         expected = attention / (1 - attention)
         np.testing.assert_allclose(scores, expected, rtol=1e3 * FLOAT64)

@@ -10,7 +10,7 @@ from tolerances import DECIMALS, FLOAT64
 from kvlab.reference import methods
 from kvlab.reference.accounting import Sizes
 from kvlab.reference.models import reasoner_directory
-from kvlab.reference.simulator.cost import Plan, Runtime, fleet, selecting, slowest_speed
+from kvlab.reference.simulator.cost import Plan, Runtime, fleet, slowest_speed
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Hardware, Shape, find_shape
 from kvlab.reference.transformer import ModelConfig
 
@@ -91,8 +91,10 @@ def test_scores_that_look_again_read_keys_or_values():
 
 
 def test_one_entry_is_found_in_one_pass_and_several_by_sorting():
-    assert selecting(SIZES, several=False).flops == 100
-    assert selecting(SIZES, several=True).flops == pytest.approx(664.385619, abs=DECIMALS)
+    one = plan("tova", 99, prompt=99, generated=1).policy_work["select"]
+    assert one.flops == [100]
+    several = plan("h2o@every=36", 64, generated=36).policy_work["select"]
+    assert several.flops[-1] == pytest.approx(664.385619, abs=DECIMALS)
 
 
 # --- memory --------------------------------------------------------------------------------------

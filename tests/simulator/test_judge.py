@@ -19,7 +19,7 @@ from kvlab.reference.simulator.judge import (
     recall,
     skill,
 )
-from kvlab.reference.simulator.replay import Fate, FullAttention, Layer, replay_layer
+from kvlab.reference.simulator.replay import Fate, Layer, replay_layer
 
 # --- the best, chance, and a bound ----------------------------------------------------------------
 
@@ -29,7 +29,7 @@ SMALL = noise(layers=1, t=9, prompt=3)
 
 def attention_of(trace):
     layer, t = Layer.of(trace, 0), trace.shape[3]
-    return layer.full_attention(0, t).attention.mean(axis=1)
+    return layer.full_attention(0, t).mean(axis=1)
 
 
 def best_by_trying_everything(attention, prompt, budget):
@@ -105,8 +105,7 @@ class Scripted(Layer):
     """A layer of one head whose attention is written down."""
 
     def full_attention(self, first, last):
-        attention = SCRIPT[None, None, first:last, :last]
-        return FullAttention(attention, np.zeros((1, 1, last - first, 1)))
+        return SCRIPT[None, None, first:last, :last]
 
 
 SCRIPT = np.zeros((8, 8))

@@ -107,7 +107,7 @@ def test_a_layer_is_judged_without_its_recent_tokens():
     assert found.importance.shape == found.sensitivity.shape == (50,)
     assert found.sensitivity.max() == 1
     assert sum(found.counts.values()) == 50
-    attention = layer.full_attention(50, 70).attention[..., :50].mean(axis=(0, 1, 2))
+    attention = layer.full_attention(50, 70)[..., :50].mean(axis=(0, 1, 2))
     assert found.importance[25] == pytest.approx(attention[22:29].mean())
 
 

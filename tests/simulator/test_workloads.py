@@ -23,7 +23,7 @@ from kvlab.reference.simulator.replay import Layer
 )
 def test_queries_and_keys_give_the_wanted_attention_and_a_seed_says_it_all(make):
     first, again, other = (make(seed=seed) for seed in (1, 1, 2))
-    found = Layer.of(first.trace, 0).full_attention(0, len(first.logits)).attention[0, 0]
+    found = Layer.of(first.trace, 0).full_attention(0, len(first.logits))[0, 0]
     np.testing.assert_allclose(found, first.attention, rtol=1e3 * FLOAT64, atol=FLOAT64)
     np.testing.assert_array_equal(first.trace.keys, again.trace.keys)
     assert (first.trace.values != other.trace.values).any()
