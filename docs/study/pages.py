@@ -15,7 +15,8 @@ import typer
 from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
-from kvlab.reference.proofs import PAPERS, Claim, Kind, Result, Verdict, claims, count, paper, prove
+from kvlab.reference.proofs import PAPERS, Result, claims, count, paper, prove
+from kvlab.reference.proofs.claim import Claim, Kind, Verdict
 from kvlab.reference.proofs.ledger import Row, ledger
 from study.readings import Difference, differences, pairs
 from study.stored import spread, stored_summary

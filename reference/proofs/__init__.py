@@ -11,19 +11,6 @@ from dataclasses import dataclass
 
 from kvlab.reference.proofs.claim import Claim, Finding, Kind, Paper, Verdict
 
-__all__ = [
-    "PAPERS",
-    "Claim",
-    "Finding",
-    "Kind",
-    "Paper",
-    "Result",
-    "Verdict",
-    "claims",
-    "count",
-    "prove",
-]
-
 PAPERS = ("lazy_eviction", "caote", "desirekv", "ahakv")
 """Files of this folder that hold claims, by the name of the method in the registry."""
 

@@ -10,7 +10,8 @@ import pytest
 from planted import changed, planted
 
 from kvlab.reference import methods
-from kvlab.reference.proofs import PAPERS, Kind, Verdict, claims, count, paper
+from kvlab.reference.proofs import PAPERS, claims, count, paper
+from kvlab.reference.proofs.claim import Kind, Verdict
 from kvlab.reference.proofs.tables import FILE, table_claims
 
 ALL = claims()

@@ -10,7 +10,8 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.tables import escape_markdown
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
-from kvlab.reference.proofs import PAPERS, Finding, Kind, Result, Verdict, claims, count
+from kvlab.reference.proofs import PAPERS, Result, claims, count
+from kvlab.reference.proofs.claim import Finding, Kind, Verdict
 from study.pages import erratum, reading, tables
 from study.readings import Difference, differences, pairs
 from study.stored import stored_summary
