@@ -71,17 +71,10 @@ class StoredBits:
     """Bits per element of each key, scales and zero points included."""
     values: Float[Array, " n"]
 
-    @classmethod
-    def nothing(cls) -> "StoredBits":
-        """Return the state before the first token."""
-        return cls(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
-
     def __len__(self) -> int:
         return len(self.positions)
 
-    def append(
-        self, positions: Int[Array, " m"], keys: float = FULL_BITS, values: float = FULL_BITS
-    ) -> "StoredBits":
+    def append(self, positions: Int[Array, " m"], keys: float, values: float) -> "StoredBits":
         """Add tokens whose keys and values have so many bits per element."""
         m = len(positions)
         return StoredBits(

@@ -115,7 +115,6 @@ def apply(policy: Policy, looked: Look, keep: KeepSet) -> StepResult:
 def _observe_attention(
     policy: Policy, cache: LayerCache, block: Block
 ) -> tuple[Float[Array, "G rho m d"], Observation]:
-    """Let the block's queries attend to all present entries."""
     keys, values, queries = cache.keys.vectors, cache.values.vectors, block.queries
     clock, n = block.clock, len(cache)
     query_positions = clock.positions
@@ -196,7 +195,6 @@ def check_scores(score: Score, scores: Array, candidates: Marks, layer: int) -> 
 
 
 def _check_block(cache: LayerCache, block: Block) -> None:
-    """Raise ValueError unless the block fits the cache and its clock."""
     G, _, m, d = block.queries.shape
     if block.keys.shape != (G, m, d) or block.values.shape != (G, m, d):
         raise ValueError(

@@ -68,7 +68,7 @@ class Stream:
             )
 
 
-def block_lengths(prompt: int, generated: int, size: int | None = None) -> tuple[int, ...]:
+def block_lengths(prompt: int, generated: int, size: int | None) -> tuple[int, ...]:
     """Return each block's length: the prompt's, of ``size`` or in one, then generated tokens."""
     size = size or max(1, prompt)
     lengths = (min(size, prompt - first) for first in range(0, prompt, size))

@@ -23,7 +23,6 @@ from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Edges, Entries, EveryDecode, Needs, Policy, Score
 
 Form = Literal["sigmoid", "exp", "tanh", "inverse", "log", "none"]
-StampStart = Literal["before_birth", "birth", "first_activation"]
 
 
 def decreasing(form: Form) -> Callable[[Float[Array, "..."]], Float[Array, "..."]]:
@@ -124,7 +123,7 @@ class LazyEviction(Method):
     """Argument of H2: MRI − 1, 1/(MRI − 1) as printed, or MRI + 1."""
     official: bool = False
     """Add 1 inside H1, as the authors' code does."""
-    stamp_start: StampStart = "before_birth"
+    stamp_start: Literal["before_birth", "birth", "first_activation"] = "before_birth"
     """TS before the first activation: the step before birth, or birth as in RaaS, so that the time
     until that activation is an interval; ``first_activation``: this time is no interval."""
     zero_interval: Literal["worthless", "limit"] = "worthless"

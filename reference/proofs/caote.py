@@ -6,6 +6,7 @@ X' once entries are evicted.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import combinations, combinations_with_replacement, permutations, product
 from typing import Any
 
@@ -626,11 +627,8 @@ absent: Activation = np.zeros_like
 """No feed-forward part."""
 linear: Activation = np.positive
 """A feed-forward part that is one matrix."""
-
-
-def rectified(x: Array) -> Array:
-    """Negative values become 0."""
-    return np.maximum(x, 0)
+rectified: Activation = partial(np.maximum, 0)
+"""Negative values become 0."""
 
 
 def _worst_prediction(heads: int, activation: Activation, assumed: Activation) -> tuple[float, str]:

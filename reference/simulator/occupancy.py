@@ -59,7 +59,8 @@ def occupancy(
         bits=np.full(t, float(FULL_BITS)),
         quantised=np.zeros(t, dtype=np.int64),
     )
-    held, count, held_bits = StoredBits.nothing(), 0, 0.0
+    held = StoredBits(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
+    count, held_bits = 0, 0.0
     new_bits = policy.precision.bits_on_arrival(head_dim)
     last = 0
     for length in block_lengths(prompt, generated, block_size):

@@ -51,13 +51,13 @@ def next_use(problem: Problem) -> Int[Array, "t t"]:
     return following
 
 
-def least_memory(problem: Problem, recent: int = STEP) -> int:
+def least_memory(problem: Problem) -> int:
     """Return the most entries that are needed at once while the run is written.
 
-    Of the ``recent`` newest entries, which stay, the running step has to be a part.
+    The newest entries, as many as a step has, stay: the running step is among them.
     """
     position = np.arange(problem.tokens)
     age = position[:, None] - position
-    stays = (age >= 0) & ((age < recent) | (next_use(problem) < NEVER))
+    stays = (age >= 0) & ((age < STEP) | (next_use(problem) < NEVER))
     prompt = problem.tokens - STEP * len(problem.steps) - 1
     return int(stays[prompt - 1 :].sum(axis=1).max())
