@@ -352,8 +352,6 @@ def to_json(rows: Sequence[EvaluatedRow]) -> dict[str, Any]:
     }
 
 
-# --- printing ------------------------------------------------------------------------------------
-
 COLUMNS = (
     Column("method"),
     Column("budget"),

@@ -123,9 +123,6 @@ def search_needles(
     return Search(reading, grid.lengths, grid.depths, hidden.tolist(), rows)
 
 
-# --- haystacks -----------------------------------------------------------------------------------
-
-
 def problem_haystacks(tokenizer: Any, depths: Sequence[float], trials: int, seed: int = 0) -> Grid:
     """Hide nothing: every definition in the embedded model's problems is a needle.
 
@@ -243,9 +240,6 @@ def _answer_of(tokenizer: Any, prompt: str, answer: str, chat: bool) -> list[int
     return tokenizer(answer, add_special_tokens=False)["input_ids"]
 
 
-# --- printing ------------------------------------------------------------------------------------
-
-
 def table(found: Search) -> Table:
     """Lay the shares out: over all needles, and by length."""
     hidden = np.array(found.hidden).sum(axis=0)
@@ -275,9 +269,6 @@ def title(found: Search) -> str:
     """Say what was hidden."""
     needles = sum(map(sum, found.hidden))
     return f"{needles} needles: share found, with 95 % interval; then by length in tokens"
-
-
-# --- the heat map --------------------------------------------------------------------------------
 
 
 def heat_map(found: Search) -> Picture:

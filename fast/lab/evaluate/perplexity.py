@@ -175,9 +175,6 @@ def _perplexity(found: Sequence[Likelihood]) -> float:
     return exp(-float(np.concatenate([each.logprobs for each in found]).mean()))
 
 
-# --- printing ------------------------------------------------------------------------------------
-
-
 def table(found: Perplexities) -> Table:
     """Lay the figures out."""
     return tabulate(found.rows, COLUMNS)

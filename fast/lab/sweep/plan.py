@@ -132,9 +132,6 @@ def budgeted(spec: str) -> bool:
     return spec == ORACLE or takes_budget(spec)
 
 
-# --- the file ------------------------------------------------------------------------------------
-
-
 def read_sweep(path: Path) -> Sweep:
     """Read and check a sweep.
 
@@ -196,9 +193,6 @@ def to_toml(sweep: Sweep) -> str:
         else:
             lines.append(f"{name} = {json.dumps(value)}\n")
     return "".join(lines)
-
-
-# --- jobs ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,6 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     yield Text(FIGURES_CAPTION)
 
 
-# --- tables --------------------------------------------------------------------------------------
-
-
 def accuracy_table(each: TaskSummary) -> Table:
     """Methods × budgets, as LazyEviction's and CAOTE's tables are."""
     entries = sorted(set(each.budgets.values()))
@@ -251,9 +248,6 @@ TESTS_CAPTION = (
 
 def _p(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
-
-
-# --- curves --------------------------------------------------------------------------------------
 
 
 def solved_over_memory(each: TaskSummary, methods: Sequence[str]) -> Picture:

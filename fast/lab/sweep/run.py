@@ -35,8 +35,6 @@ PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "
 ENGINES = ("local", "ray")
 
 
-# --- the data set --------------------------------------------------------------------------------
-
 SCHEMA = pa.schema(
     [
         ("job", pa.string()),
@@ -91,9 +89,6 @@ def _compact(directory: Path) -> None:
     for path in old:
         if path.name != COMPACTED:
             path.unlink()
-
-
-# --- running -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

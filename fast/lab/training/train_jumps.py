@@ -70,9 +70,6 @@ class Recipe(small_model.Recipe):
     """Stages during which the built-in look-ups stay as they are."""
 
 
-# --- the untrained model -------------------------------------------------------------------------
-
-
 def start_with_look_ups(model: LlamaForCausalLM) -> None:
     """Set weights of the first two layers so that the operands of a line are found by its label.
 
@@ -124,9 +121,6 @@ def look_ups(model: LlamaForCausalLM) -> list[Tensor]:
 def _first_attentions(model: LlamaForCausalLM) -> list[Any]:
     layers: Any = model.model.layers
     return [layer.self_attn for layer in layers[:2]]
-
-
-# --- batches -------------------------------------------------------------------------------------
 
 
 class Curriculum(small_model.Curriculum):
