@@ -22,6 +22,7 @@ from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.precisions import OnArrival
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
 
@@ -129,12 +130,10 @@ def cut_windows(
 
 def check_window(window: int, prompt: int, most: int | None) -> None:
     """Raise ValueError if no text can be cut like this."""
-    if window < 2:
-        raise ValueError(f"window = {window} must be at least 2")
+    check_at_least(2, window=window)
     if not 1 <= prompt < window:
         raise ValueError(f"prompt = {prompt} must be at least 1 and less than window = {window}")
-    if most is not None and most < 1:
-        raise ValueError(f"windows = {most} must be at least 1")
+    check_at_least(1, windows=1 if most is None else most)
 
 
 def problem_passages(tokenizer: Any, count: int) -> list[Passage]:
