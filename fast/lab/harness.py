@@ -6,7 +6,6 @@ on; until then, importing this module registers it.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +28,7 @@ from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, Reading, grouped,
 from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.fast.lab.terminal import Report
-from kvlab.fast.models.loading import load
+from kvlab.fast.models.loading import load, muted
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.selection import budget_entries
 
@@ -100,7 +99,8 @@ class CompressedLM(Base):
         if isinstance(pretrained, str):
             network, tokenizer = load(pretrained, dtype, _present(device), parallel)
             own.setdefault("tokenizer", tokenizer)
-        with _quiet("lm_eval.models.huggingface"):  # it warns everybody who hands it a model
+        # it warns everybody who hands it a model
+        with muted("lm_eval.models.huggingface", logging.ERROR):
             super().__init__(pretrained=network, batch_size=size, **own)
         self.pretrained = name  # what lm-eval writes into its results
 
@@ -207,18 +207,6 @@ def _present(device: str | None) -> str | None:
     return device
 
 
-@contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    """Let a logger of lm-eval report errors only."""
-    chatter = logging.getLogger(logger)
-    before = chatter.level
-    chatter.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        chatter.setLevel(before)
-
-
 # --- tasks over methods and budgets --------------------------------------------------------------
 
 Figure = Mapping[str, Any]
@@ -278,7 +266,7 @@ def evaluate_tasks(
     def measure(method: str, budget: str | None, told: Told) -> EvaluatedRow:
         told(0)
         compressed: Any = CompressedLM(network, method, budget, **how)
-        with _quiet("lm_eval"):
+        with muted("lm_eval", logging.ERROR):
             results: Any = evaluator.simple_evaluate(
                 model=compressed,
                 tasks=list(tasks),

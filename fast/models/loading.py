@@ -161,17 +161,24 @@ def _one_line(error: Exception) -> str:
 @contextmanager
 def quietly(local: bool) -> Iterator[None]:
     """Mute reports that `load` turns into errors; downloads alone show their progress."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
     bar = transformers_logging.is_progress_bar_enabled()
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
+    with muted("transformers"), muted("huggingface_hub"):
         if local:
             transformers_logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if bar:
+                transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def muted(name: str, level: int = logging.CRITICAL) -> Iterator[None]:
+    """Let a logger report nothing below a level."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(level)
+    try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if bar:
-            transformers_logging.enable_progress_bar()
+        logger.setLevel(before)
