@@ -158,9 +158,6 @@ def exact_in_16_bits(x: Array) -> bool:
     return bool(short.all()) and np.array_equal(finite.astype(np.float16), finite)
 
 
-# --- functions -----------------------------------------------------------------------------------
-
-
 def _check_function(target: str, function: Any) -> None:
     """Refuse what is wrong whatever a case asks; what a method offers depends on its options."""
     if not callable(function):

@@ -107,9 +107,6 @@ def _chosen_source(name: str, choose: Choose) -> Source:
     return choose((draws.Whole, Source))(name, choose(range(2**31)))
 
 
-# --- streams -------------------------------------------------------------------------------------
-
-
 def draw_stream(
     source: Source,
     variant: str = "plain",
@@ -215,9 +212,6 @@ def recording(policy: Policy, stream: Stream) -> Iterator[Event]:
             result = apply(policy, looked, looked.decision.keep)
         yield Event(policy, block, cache, looked, result)
         cache = result.cache
-
-
-# --- cases of steps ------------------------------------------------------------------------------
 
 
 def cases_of_stream(

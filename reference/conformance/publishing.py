@@ -131,7 +131,6 @@ def write(cases: Iterable[Case], directory: Path, spec: str = FIRST) -> None:
 
 
 def _entry(case: Case, add: Add) -> dict[str, Any]:
-    """Return a case's entry of the index, and add its tensors."""
     operation = operation_of(case.target)
     own = "blocks" if case.method is None else composition(case.method).replace(":", "-")
     shared = SHARED.get(case.operation, own)

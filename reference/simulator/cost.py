@@ -250,9 +250,6 @@ class Plan:
         return {name: kernel for name, kernel in kernels.items() if kernel.bytes.any()}
 
 
-# --- devices for many users ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Fleet:
     """How many devices serve how many users."""

@@ -53,7 +53,6 @@ class Head:
 
 @cache
 def _read(model: Path, problem: int) -> Trace:
-    """Let the model read a held-out problem with its solution."""
     return record_trace(Transformer.from_directory(model), _tokens(model, problem), 1)
 
 

@@ -212,9 +212,6 @@ class _Recorder:
         )
 
 
-# --- texts of tokens -----------------------------------------------------------------------------
-
-
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return the text that each token adds to those before it.
 

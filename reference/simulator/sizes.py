@@ -127,9 +127,6 @@ def find_shape(model: str) -> Shape:
         raise ValueError(f"{path} is no dense decoder that attends to all: {error}") from None
 
 
-# --- hardware -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Hardware:
     """One accelerator, at its peak."""

@@ -134,9 +134,6 @@ class Timeline:
     runs: tuple[Run, ...]
 
 
-# --- JSON ----------------------------------------------------------------------------------------
-
-
 def write(timeline: Timeline) -> str:
     """Return a timeline as JSON."""
     return json.dumps(

@@ -249,9 +249,6 @@ def _parse_metadata(text: str) -> Metadata:
     return Metadata(**{**facts, "layers": layers})
 
 
-# --- checks --------------------------------------------------------------------------------------
-
-
 def _check_arrays(trace: Trace) -> None:
     """Raise ValueError unless types and shapes fit together and vectors are finite."""
     queries = trace.queries
@@ -278,7 +275,6 @@ def _check_arrays(trace: Trace) -> None:
 
 
 def _check_values(trace: Trace) -> None:
-    """Raise ValueError if a value is not allowed."""
     L, _, _, t, _ = trace.shape
     layers, confidence = trace.metadata.layers, trace.confidence
     if len(layers) != L:

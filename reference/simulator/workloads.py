@@ -80,9 +80,6 @@ def _local_band(tokens: int, width: float) -> Float[Array, "t t"]:
     return LOUD * np.exp(-np.maximum(distance, 0) / width)
 
 
-# --- the workloads -------------------------------------------------------------------------------
-
-
 def periodic_recurrence(
     tokens: int = 512,
     prompt: int = 16,

@@ -160,7 +160,6 @@ def fuzz(settings: FuzzSettings) -> None:
 
 
 def _show(report: Report) -> None:
-    """Print a row per target and group, then the first failures."""
     rows, last = [], ""
     for group in report.groups:
         if group.target in report.untested:
