@@ -110,7 +110,7 @@ for name in shown[:3]:
 # %%
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.plan import Sweep
-from study import solved
+from study import stored
 
 specs = ("random", "h2o", "h2o@every=16", "caote:h2o", shown[3])
 short = "jumps@fewest=18,most=22"
@@ -125,7 +125,7 @@ comparison = compare(
         to_first_error=True,
     )
 )
-solved.results(comparison.summary)
+stored.results(comparison.summary)
 
 # %% [markdown]
 # The intervals are wide, as they must be with 4 problems: what differs by 25 points here may not

@@ -51,17 +51,17 @@ evictions.scores_by_entry(alpha, values)
 
 # %%
 from kvlab.reference.models import reasoner_directory
-from study import claims
+from study import checks
 
 tags = ("CA-1", "CA-2", "CA-2b", "CA-7", "CA-7b", "CA-9", "CA-4a", "CA-4c", "CA-8a", "CA-8d")
-claims.verdicts("caote", tags)
+checks.verdicts("caote", tags)
 
 # %% [markdown]
 # One of these does not hold as printed: CA-8d. It is about FastCAOTE, which puts the plain mean of
 # all values in the place of $X$:
 
 # %%
-print(claims.explanation("CA-8d"))
+print(checks.explanation("CA-8d"))
 
 # %% [markdown]
 # ## On real attention
@@ -96,12 +96,11 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # *Reproduce* says how they were measured):
 
 # %%
-from study import solved
-from study.stored import stored_summary
+from study import stored
 
 specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
 bare = ("h2o@recent=0", "caote:h2o@recent=0")
-solved.results(stored_summary("study"), ("random", *specs, *bare), ("30%", "50%"))
+stored.results(stored.stored_summary("study"), ("random", *specs, *bare), ("30%", "50%"))
 
 # %% [markdown]
 # Around H2O that protects its newest half, as its authors have it, CAOTE makes a large difference
@@ -114,7 +113,7 @@ solved.results(stored_summary("study"), ("random", *specs, *bare), ("30%", "50%"
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.plan import Sweep
 
-solved.results(
+stored.results(
     compare(
         Sweep(
             specs,

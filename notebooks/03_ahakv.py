@@ -43,9 +43,9 @@ bias.accumulated_attention(
 # exchangeable there:
 
 # %%
-from study import claims
+from study import checks
 
-print(claims.explanation("AK-10"))
+print(checks.explanation("AK-10"))
 
 # %% [markdown]
 # ## The bias, at work
@@ -103,7 +103,7 @@ for k in (16, 64, 256, 720):
 
 # %%
 tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-5", "AK-5b")
-claims.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
+checks.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
 # Two claims are worth reading twice. AK-2c: neither sharpening nor the value prior does anything
@@ -132,13 +132,12 @@ for i in (50, 100, 200):
 # measured.
 
 # %%
-from study import solved
-from study.stored import stored_summary
+from study import stored
 
 base = "ahakv@recent=16"
 parts = ("gain=none", "accumulation=all", "value_prior=none")
 specs = (base, *(f"{base},{part}" for part in parts), "h2o")
-solved.results(stored_summary("ablations"), specs, ("70%", "85%"))
+stored.results(stored.stored_summary("ablations"), specs, ("70%", "85%"))
 
 # %% [markdown]
 # At 85 % AhaKV is better than H2O, and gain and value prior help. At 70 % it solves next to

@@ -116,9 +116,9 @@ for threshold in (1e-5, 1e-4, 5e-4, 1e-3, 1e-2, 1e-1):
 # code has the form above.
 
 # %%
-from study import claims
+from study import checks
 
-print(claims.explanation("LE-1"))
+print(checks.explanation("LE-1"))
 recurrence.interval_scores()
 
 # %% [markdown]

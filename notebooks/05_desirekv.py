@@ -120,10 +120,9 @@ precision.bytes_held(caches, seen)
 # `docs/study/results`.
 
 # %%
-from study import solved
-from study.stored import stored_summary
+from study import stored
 
-solved.results(stored_summary("study"), specs)
+stored.results(stored.stored_summary("study"), specs)
 
 # %% [markdown]
 # DesireKV solves nothing here, and neither does RPC, which evicts as well. Which half of DesireKV
@@ -140,7 +139,7 @@ halves = (
     f"desirekv@{parameters},importance_quantile=0",
     f"desirekv@{parameters},low_bits=16,high_bits=16",
 )
-solved.results(
+stored.results(
     compare(
         Sweep(
             halves,
@@ -177,9 +176,9 @@ tags = (
     "DE-6",
     "DE-7b",
 )
-from study import claims
+from study import checks
 
-claims.verdicts("desirekv", tags)
+checks.verdicts("desirekv", tags)
 
 # %% [markdown]
 # ## Exercises

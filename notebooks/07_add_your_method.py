@@ -150,12 +150,12 @@ replays.judgements(specs, list(judge(trace, [methods.get(spec, budget) for spec 
 # %%
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.plan import Sweep
-from study import solved
+from study import stored
 
 ranked = ("random", "h2o", "tova@per_head=true", "loud_values", "loud_values@recent=60")
 short = "jumps@fewest=18,most=22"
 asked = {"problems": 6, "measured": 1, "to_first_error": True}
-solved.results(
+stored.results(
     compare(Sweep(ranked, ("70%",), tasks=(short,), backend="reference", **asked)).summary
 )
 

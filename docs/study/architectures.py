@@ -13,7 +13,6 @@ import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -103,25 +102,12 @@ def sweep(architectures: list[str]) -> Iterator[Result]:
     with reporting(transient=True) as report:
         for done, architecture in enumerate(architectures):
             report(done, len(architectures), architecture)
-            with _quiet():
-                yield compare(architecture)
+            yield compare(architecture)
 
 
 def known() -> list[str]:
     """Name every architecture of the installed transformers that has a causal language model."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers.logging.set_verbosity(before)
 
 
 # --- models and texts ---
@@ -266,6 +252,8 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="Architectures; default all.")] = None,
 ) -> None:
     """Compare all architectures, and write the page of the results."""
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     out.write_text(page(list(sweep(only or known()))), encoding="utf-8")
 
 

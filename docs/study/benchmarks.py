@@ -46,11 +46,10 @@ def machine_text(result: Result) -> str:
     found = result["machine"]
     cores, memory, threads = (found.get(name) for name in ("cores", "memory_gib", "threads"))
     threaded = f", {counted(threads, 'thread')}" if threads else ""
-    load = f", load average {found['load_before']:.1f}" if "load_before" in found else ""
     gpu = f"{found['gpu']}; " if found.get("gpu") else ""
     versions = ", ".join(f"{k} {v}" for k, v in result["versions"].items() if v is not None)
     return (
-        f"Machine: {gpu}{found.get('processor')}, {cores} cores, {memory} GiB{threaded}{load}. "
+        f"Machine: {gpu}{found.get('processor')}, {cores} cores, {memory} GiB{threaded}. "
         f"Versions: {versions}."
     )
 

@@ -8,11 +8,7 @@ from jaxtyping import Float
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.ahakv import (
-    frozen_exponent,
-    frozen_mean,
-    mean_entropy,
-)
+from kvlab.reference.proofs.ahakv import frozen_exponent, frozen_mean, mean_entropy
 from kvlab.reference.simulator.replay import Fate
 
 

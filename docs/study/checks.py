@@ -1,4 +1,4 @@
-"""What checks found: of a policy's promises, and of a kernel."""
+"""What checks found: of a policy's promises, of a kernel, and of the papers' claims."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.conformance import Report, Status
 from kvlab.reference.conformance.report import describe
 from kvlab.reference.invariants import Kept
+from kvlab.reference.proofs import claims
 
 
 def promises(found: Sequence[Kept]) -> Table:
@@ -34,3 +35,29 @@ def vector_groups(report: Report) -> Table:
 def smallest_failure(report: Report) -> str:
     """Return the first failure in words, with the smallest inputs that still fail."""
     return describe(report.failures()[0])
+
+
+def explanation(tag: str) -> str:
+    """Check one claim; say statement, verdict, evidence, counterexample and reading in words."""
+    (claim,) = (each for each in claims() if each.tag == tag)
+    found = claim.check()
+    parts = {
+        f"{claim.tag}, {claim.source}": claim.statement,
+        str(found.verdict): found.evidence,
+        "counterexample": found.counterexample,
+        "what is true": found.reading,
+    }
+    return "\n".join(f"{name}: {text}" for name, text in parts.items() if text)
+
+
+def verdicts(paper: str, tags: Sequence[str]) -> Table:
+    """Check some claims of a paper, and list the verdicts."""
+    columns = (
+        Column("claim", "tag"),
+        Column("kind"),
+        Column("where", "source"),
+        Column("statement"),
+        Column("verdict", lambda claim: str(claim.check().verdict)),
+    )
+    chosen = [claim for claim in claims(paper) if claim.tag in tags]
+    return tabulate(chosen, columns, words=5)

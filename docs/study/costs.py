@@ -173,8 +173,9 @@ def entry_bytes(policy: Policy) -> int:
     return NUMBER * len(entry_columns(policy))
 
 
-def remembered(policy: Policy, shape: Shape, prompt: int) -> dict[str, tuple[int, ...]]:
-    """Return shapes of what a layer remembers besides its entries, once the prompt is read.
+@cache
+def remembered_bytes(policy: Policy, shape: Shape, prompt: int) -> int:
+    """Bytes of the queries that one layer remembers, at 16 bits, once the prompt is read.
 
     The policy observes a prompt of zeros, for one KV head.
     """
@@ -183,11 +184,5 @@ def remembered(policy: Policy, shape: Shape, prompt: int) -> dict[str, tuple[int
     clock = Clock(prompt, prompt, prompt)
     block = Block(clock, 0, queries, keys, keys, np.full(prompt, np.nan))
     state = step(policy, empty_cache(policy, 1, shape.head_dim), block).cache.state
-    return {name: array.shape for name, array in state.stream.items()}
-
-
-@cache
-def remembered_bytes(policy: Policy, shape: Shape, prompt: int) -> int:
-    """Bytes of the queries that one layer remembers, at 16 bits an element."""
-    found = remembered(policy, shape, prompt).get("queries")
-    return 0 if found is None else WIDE * shape.kv_heads * int(np.prod(found))
+    found = state.stream.get("queries")
+    return 0 if found is None else WIDE * shape.kv_heads * found.size

@@ -63,7 +63,7 @@ def erratum(result: Result) -> str:
         f"- **Evidence:** {escape_markdown(finding.evidence)}",
     ]
     for topic in claim.topics:
-        chosen = _divergence(claim.paper, topic)
+        chosen = next(each for each in methods.divergences(claim.paper) if each.topic == topic)
         default = escape_markdown(chosen.default)
         lines.append(f"- **kvlab:** {topic}: {default} (option: {_option(chosen)})")
     return "\n".join(lines) + "\n"
@@ -122,10 +122,6 @@ COLUMNS = (
 
 def _option(divergence: Divergence) -> str:
     return divergence.option if divergence.option == "none" else f"`{divergence.option}`"
-
-
-def _divergence(name: str, topic: str) -> Divergence:
-    return next(each for each in methods.divergences(name) if each.topic == topic)
 
 
 def ledger_page() -> str:

@@ -12,11 +12,7 @@ from kvlab.reference.cache import LayerCache
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.definitions import spearman
 from kvlab.reference.quantization import quantize
-from kvlab.reference.simulator.observed import (
-    QUADRANTS,
-    Quadrants,
-    outliers_and_errors,
-)
+from kvlab.reference.simulator.observed import QUADRANTS, Quadrants, outliers_and_errors
 
 COLORS = {16: "C0", 8: "C2", 4: "C1", 2: "C3"}
 """Colour of entries by their bits."""

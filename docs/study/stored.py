@@ -1,12 +1,15 @@
-"""The results in ``results/``: sweeps, a directory each, and what other commands wrote as JSON."""
+"""What sweeps and other commands found: read from ``results/``, and as a table."""
 
 import json
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.sweep.compare import COLUMNS
 from kvlab.fast.lab.sweep.summary import TaskSummary, summarise
+from kvlab.fast.lab.tables import Column, Table, tabulate
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -27,6 +30,28 @@ def stored_summary(name: str) -> TaskSummary:
 def stored_file(name: str) -> dict[str, Any]:
     """Return a file as it was written."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def results(
+    found: TaskSummary, specs: Collection[str] = (), budgets: Collection[str] = ()
+) -> Table:
+    """List what a sweep or `kvlab.fast.lab.compare` found, refusals left out.
+
+    Args:
+        found: one task.
+        specs: methods; default all.
+        budgets: as the sweep states them; default all.
+    """
+    method, _, *figures = COLUMNS
+    budget = Column("budget", lambda point: "own rule" if point.budget is None else point.budget)
+    entries = {found.budgets[text] for text in budgets or found.budgets} | {None}
+    points = [
+        point
+        for point in found.points
+        if point.refusal is None and point.method in (specs or {point.method})
+        if point.budget in entries
+    ]
+    return tabulate(points, (method, budget, *figures))
 
 
 def nats(row: dict[str, Any]) -> Interval:

@@ -12,8 +12,7 @@ from kvlab.reference.simulator.cost import Plan, fleet
 from kvlab.reference.simulator.judge import judge
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 from kvlab.reference.stored_vectors import StoredVectors
-from study.checks import promises
-from study.claims import explanation, verdicts
+from study.checks import explanation, promises, verdicts
 from study.costs import (
     cache_sizes,
     entry_bytes,
