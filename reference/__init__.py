@@ -16,7 +16,6 @@ from kvlab.reference.cache import Column as Column
 from kvlab.reference.cache import LayerCache as LayerCache
 from kvlab.reference.cache import State as State
 from kvlab.reference.files import Divergence as Divergence
-from kvlab.reference.files import load_tokenizer as load_tokenizer
 from kvlab.reference.generate import Generation as Generation
 from kvlab.reference.generate import Session as Session
 from kvlab.reference.generate import advance as advance
@@ -85,3 +84,4 @@ from kvlab.reference.streams import Stream as Stream
 from kvlab.reference.streams import random_stream as random_stream
 from kvlab.reference.streams import run_stream as run_stream
 from kvlab.reference.transformer import Transformer as Transformer
+from kvlab.reference.transformer import load_tokenizer as load_tokenizer

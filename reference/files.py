@@ -1,4 +1,4 @@
-"""What is read from files: tokenizers, Python files that users name, and data beside the code."""
+"""What is read from files: data beside the code, and Python files that users name."""
 
 import importlib.util
 import re
@@ -12,8 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
-
-from tokenizers import Tokenizer
 
 SPECIFICATION = re.compile(r"\w+(?::\w+)?@\w+=[\w.]+(?:,\w+=[\w.]+)*|\w+:\w+")
 """``name@option=value,...``, or a wrapper and its base."""
@@ -55,22 +53,6 @@ def printed_tables(paper: str) -> dict[str, Any]:
 def _read_data(path: str) -> dict[str, Any]:
     text = (files("kvlab.reference") / path).read_text(encoding="utf-8")
     return tomllib.loads(text)
-
-
-def load_tokenizer(directory: str | Path) -> Tokenizer:
-    """Load the tokenizer of a model directory.
-
-    Raises:
-        FileNotFoundError: if the directory has no ``tokenizer.json``.
-        ValueError: if the file is corrupt.
-    """
-    path = Path(directory) / "tokenizer.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{path} is not a valid tokenizer file: {error}") from None
 
 
 def import_file(file: Path, name: str) -> ModuleType:

@@ -1,7 +1,8 @@
 """A decoder of the Llama family in NumPy: Llama, Mistral, Qwen2, Qwen3.
 
-Reads a Hugging Face directory (``config.json`` and safetensors) and computes in float64. Attention
-over the cache is the caller's: `Transformer.forward` hands queries, keys and values over.
+Reads a Hugging Face directory (``config.json``, safetensors, ``tokenizer.json``) and computes in
+float64. Attention over the cache is the caller's: `Transformer.forward` hands queries, keys and
+values over.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import safetensors
 from jaxtyping import Float, Int
+from tokenizers import Tokenizer
 
 from kvlab.reference.notation import Array
 
@@ -264,6 +266,22 @@ def turn(vectors: Float[Array, "*batch d"], rotation: Rotation) -> Float[Array, 
     half = vectors.shape[-1] // 2
     first, second = vectors[..., :half], vectors[..., half:]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer:
+    """Load the tokenizer of a model directory.
+
+    Raises:
+        FileNotFoundError: if the directory has no ``tokenizer.json``.
+        ValueError: if the file is corrupt.
+    """
+    path = Path(directory) / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path} is not a valid tokenizer file: {error}") from None
 
 
 def end_of_text(directory: str | Path) -> int | None:

@@ -8,12 +8,11 @@ from tolerances import FLOAT64
 
 from kvlab.reference import generate, methods
 from kvlab.reference.attention import attend, visible
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import advance, prefill
 from kvlab.reference.measure import divergence, teacher_forced
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.transformer import Transformer
+from kvlab.reference.transformer import Transformer, load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def version_of_project() -> str:
 def test_every_module_of_the_reference_and_proofs_work_without_torch():
     walk = """
 import importlib, pkgutil, sys, kvlab.reference
-from kvlab.fast.lab.cli import main
+from kvlab.fast.lab.start import main
 for module in pkgutil.walk_packages(kvlab.reference.__path__, "kvlab.reference."):
     importlib.import_module(module.name)
 sys.argv = ["kvlab", "prove", "--claim", "AK-1", "--workers", "1"]

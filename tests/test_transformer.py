@@ -10,11 +10,10 @@ from safetensors.numpy import load_file, save_file
 from tolerances import FLOAT32_LOGITS, FLOAT64
 
 from kvlab.reference import generate, methods
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import advance, start
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.transformer import ModelConfig, Transformer
+from kvlab.reference.transformer import ModelConfig, Transformer, load_tokenizer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

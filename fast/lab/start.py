@@ -1,15 +1,39 @@
-"""Where the ``kvlab`` command begins: Ctrl-C ends it without a traceback from its first moment.
+"""Where the ``kvlab`` command begins and ends, from the first moment without a traceback.
 
 Processes that the command starts import this module again, and nothing of the command line with it.
 """
 
 import signal
 
+EXTRAS = {
+    "torch": "fast",
+    "gguf": "fast",
+    "transformers": "fast",
+    "filelock": "sweep",
+    "pyarrow": "sweep",
+    "ray": "sweep",
+    "lm_eval": "eval",
+    "accelerate": "eval",
+}
+"""What the extras in `pip install 'kvlab[fast,sweep,eval]'` bring."""
+
 
 def main() -> None:
-    """Load the command line, and run it."""
+    """Load the command line, and run it; bad input ends with one clear line and exit code 2."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from kvlab.fast.lab import cli
+    from kvlab.fast.lab.terminal import refuse
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    cli.main()
+    try:
+        raise SystemExit(cli.app(standalone_mode=False))
+    except cli.BadUsage as error:
+        if error.format_message():  # without a command, the help is printed already
+            refuse(error.format_message())
+        raise SystemExit(error.exit_code) from None
+    except (ValueError, TypeError, OSError) as error:
+        refuse(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        refuse(f"this command needs {error.name}: pip install 'kvlab[{EXTRAS[error.name]}]'")

@@ -4,7 +4,8 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, TextIO
+from importlib.metadata import version
+from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -66,6 +67,22 @@ def print_json(content: Any) -> None:
 def print_line(text: str) -> None:
     """Print a line as it is, however long the line is."""
     console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_version(wanted: bool) -> bool:
+    """Print the package's version, and end the command; do nothing unless that is wanted."""
+    if wanted:
+        print_line(f"kvlab {version('kvlab')}")
+        raise SystemExit
+    return wanted
+
+
+def refuse(reason: str) -> NoReturn:
+    """Say on stderr, in one line, why a command cannot run, and end it with exit code 2."""
+    errors.print(
+        f"kvlab: {visible(reason)}", style="red", markup=False, highlight=False, soft_wrap=True
+    )
+    raise SystemExit(2)
 
 
 def print_caption(text: str) -> None:

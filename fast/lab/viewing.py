@@ -13,7 +13,6 @@ from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.recorder import (
@@ -26,7 +25,7 @@ from kvlab.reference.simulator.timeline import Run, Timeline, write
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import jumps, needle
 from kvlab.reference.tasks.jumps import SIZES
-from kvlab.reference.transformer import Transformer, end_of_text
+from kvlab.reference.transformer import Transformer, end_of_text, load_tokenizer
 
 WORDS, NEEDLES = 120, 2
 """Words of the passage in which `needle_source` hides numbers, and how many numbers it hides; the

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.reference.models import EMBEDDED, embedded_directory
+from kvlab.reference.models import DIRECTORY, EMBEDDED
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def model_location(model: str | Path) -> str:
     """
     name = str(model)
     if name in EMBEDDED:
-        return str(embedded_directory(name))
+        return str(DIRECTORY / name)
     if isinstance(model, str) and is_fetched(name):
         return str(fetched_directory(name))
     if name in PUBLISHED and not Path(name).is_dir():

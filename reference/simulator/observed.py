@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.attention import softmax
 from kvlab.reference.checks import check_at_least, check_share
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.methods.caote import eviction_error, joint_error
 from kvlab.reference.methods.desirekv import outlier_score, sensitivity
 from kvlab.reference.notation import Array
@@ -23,7 +22,7 @@ from kvlab.reference.quantization import quantize
 from kvlab.reference.simulator.replay import Layer
 from kvlab.reference.simulator.trace import Trace, record_trace
 from kvlab.reference.tasks import reasoning
-from kvlab.reference.transformer import Transformer
+from kvlab.reference.transformer import Transformer, load_tokenizer
 from kvlab.reference.windows import mean_pool
 
 Gain = Callable[[int], float]

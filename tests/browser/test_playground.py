@@ -9,11 +9,10 @@ from sampling import slow
 from shapes import shapes_checked
 
 from kvlab.reference import Transformer, methods
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
 from kvlab.reference.models import EMBEDDED, embedded_directory
 from kvlab.reference.tasks import jumps
-from kvlab.reference.transformer import end_of_text
+from kvlab.reference.transformer import end_of_text, load_tokenizer
 
 FIRST = next(iter(EMBEDDED))
 

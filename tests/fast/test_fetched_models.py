@@ -9,7 +9,8 @@ import torch
 from typer.testing import CliRunner
 
 from kvlab.fast import models
-from kvlab.fast.lab.cli import app, main
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.start import main
 from kvlab.fast.models import fetching, model_location
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory

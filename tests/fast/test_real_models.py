@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from kvlab.fast import compress
 from kvlab.fast.models import fetched_directory, is_fetched
 from kvlab.reference import Transformer, generate, methods
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import needle, reasoning
+from kvlab.reference.transformer import load_tokenizer
 
 STORIES = Path(__file__).parents[2].parent / "shared" / "models" / "stories260K"
 SPECS = {

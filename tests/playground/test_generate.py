@@ -8,11 +8,10 @@ import pytest
 from node import NODE
 
 from kvlab.reference import Transformer, methods
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
 from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps, reasoning
-from kvlab.reference.transformer import end_of_text
+from kvlab.reference.transformer import end_of_text, load_tokenizer
 
 SCRIPT = Path(__file__).with_name("generate_all.mjs")
 

@@ -4,8 +4,8 @@ import pytest
 from shapes import shapes_checked
 
 from kvlab.reference import Transformer
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
+from kvlab.reference.transformer import load_tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import Grade, jumps, reasoning
 from kvlab.reference.tasks.jumps import Size
+from kvlab.reference.transformer import load_tokenizer
 
 
 def solve(prompt: str) -> list[str]:

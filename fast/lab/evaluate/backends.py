@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference.checks import check_choice
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
 from kvlab.reference.measure import Measurement, teacher_forced
 from kvlab.reference.policy import Policy
-from kvlab.reference.transformer import Transformer
+from kvlab.reference.transformer import Transformer, load_tokenizer
 
 Texts = Sequence[Sequence[int]]
 """Token ids of several texts."""

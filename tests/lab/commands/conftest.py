@@ -6,13 +6,14 @@ import pytest
 from noise import noise
 from typer.testing import CliRunner
 
-from kvlab.fast.lab import cli
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.start import main
 from kvlab.reference.simulator.trace import save_trace
 
 
 def run(*arguments):
     """Run a command that must succeed; return what it prints."""
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, (result.output, str(result.exception))
     return result.stdout
 
@@ -34,7 +35,7 @@ def refusal(monkeypatch, capfd):
     def refused(*arguments):
         monkeypatch.setattr("sys.argv", ["kvlab", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            main()
         said = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
         assert stop.value.code == 2
         (line,) = [line for line in said if line.startswith("kvlab: ")]

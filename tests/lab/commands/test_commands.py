@@ -189,7 +189,7 @@ class Blocker:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 sys.argv = ["kvlab", {command!r}]
-from kvlab.fast.lab.cli import main
+from kvlab.fast.lab.start import main
 main()
 """
     done = subprocess.run(

@@ -8,10 +8,10 @@ import pytest
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.reference import Transformer, methods
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import prefill
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
+from kvlab.reference.transformer import load_tokenizer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

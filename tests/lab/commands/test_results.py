@@ -12,13 +12,13 @@ from kvlab.fast.lab.planning import pays_from
 from kvlab.fast.models import is_fetched
 from kvlab.reference import Transformer, methods
 from kvlab.reference import generate as reference_generate
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet
 from kvlab.reference.simulator.replay import replay
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import reasoning
+from kvlab.reference.transformer import load_tokenizer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

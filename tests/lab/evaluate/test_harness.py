@@ -22,9 +22,10 @@ from lm_eval.api.registry import get_model  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
 from kvlab.fast.lab import harness  # noqa: E402
-from kvlab.fast.lab.cli import app, main  # noqa: E402
+from kvlab.fast.lab.cli import app  # noqa: E402
 from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
 from kvlab.fast.lab.harness import OPTIONS, CompressedLM, evaluate_tasks  # noqa: E402
+from kvlab.fast.lab.start import main  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402

@@ -14,10 +14,10 @@ from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods  # noqa: E40
 from kvlab.fast.models.loading import load  # noqa: E402
 from kvlab.reference import Transformer  # noqa: E402
 from kvlab.reference import methods as reference  # noqa: E402
-from kvlab.reference.files import load_tokenizer  # noqa: E402
 from kvlab.reference.generate import advance, start  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
+from kvlab.reference.transformer import load_tokenizer  # noqa: E402
 
 ENCODE = load_tokenizer(reasoner_directory()).encode
 PROBLEMS = reasoning.held_out(3)

@@ -13,12 +13,11 @@ from kvlab.fast.lab.sweep.compare import compare, run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.reference import methods
 from kvlab.reference.cache import State
-from kvlab.reference.files import load_tokenizer
 from kvlab.reference.generate import generate
 from kvlab.reference.models import embedded_directory
 from kvlab.reference.tasks import jumps
 from kvlab.reference.tasks.jumps_oracle import least_memory, next_use
-from kvlab.reference.transformer import Transformer
+from kvlab.reference.transformer import Transformer, load_tokenizer
 
 SHORT = jumps.Size(fewest=2, most=9)
 TASK = "jumps@fewest=2,most=5"

@@ -14,7 +14,8 @@ from filelock import FileLock
 from sweeping import SMALL, Gate, finished, kvlab, results
 from typer.testing import CliRunner
 
-from kvlab.fast.lab.cli import app, main
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.start import main
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
 from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, read_sweep
