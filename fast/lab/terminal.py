@@ -98,8 +98,3 @@ def print_table(table: Table, title: str = "") -> None:
 def print_facts(facts: dict[str, str]) -> None:
     """Print names and values below each other."""
     print_table(Table(("figure", "value"), list(facts.items()), words=2))
-
-
-def kibibytes(count: int) -> str:
-    """Format a number of bytes."""
-    return f"{count / 1024:,.1f} KiB"

@@ -13,7 +13,7 @@ from kvlab.fast.lab.commands.settings import (
     read_prompt,
 )
 from kvlab.fast.lab.points import check_points
-from kvlab.fast.lab.terminal import kibibytes, print_facts, print_json, reporting
+from kvlab.fast.lab.terminal import print_facts, print_json, reporting
 from kvlab.reference.checks import check_at_least
 
 if TYPE_CHECKING:
@@ -77,9 +77,13 @@ def _facts(written: "Written", asked: str | None) -> dict[str, str]:
         "method": method,
         "tokens": f"{written.prompt_tokens} given, {written.written_tokens} written",
         "entries kept": f"{kept} of {written.tokens_read} per KV head",
-        "keys and values": f"{kibibytes(written.entry_bytes)} allocated, {100 * share:.0f} % of "
-        f"the full cache's {kibibytes(written.full_bytes)}",
-        "state": f"{kibibytes(written.state_bytes)} for positions and scores",
+        "keys and values": f"{_kibibytes(written.entry_bytes)} allocated, {100 * share:.0f} % of "
+        f"the full cache's {_kibibytes(written.full_bytes)}",
+        "state": f"{_kibibytes(written.state_bytes)} for positions and scores",
         "first token": f"{written.first_token_seconds:.2f} s",
         "tokens/s": "–" if rate is None else f"{rate:.1f}, after the first token",
     }
+
+
+def _kibibytes(count: int) -> str:
+    return f"{count / 1024:,.1f} KiB"

@@ -49,7 +49,6 @@ from kvlab.fast.lab.terminal import working
 from kvlab.reference.method import docstrings_below
 from kvlab.reference.models import EMBEDDED, reasoner_directory
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.tasks import english
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -248,13 +247,6 @@ def read_methods(text: str) -> tuple[str, ...]:
     return tuple(specs)
 
 
-def refuse_without_text(**options: object) -> None:
-    """Raise ValueError if an option is given that only a text to read gives a meaning."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"--{name} needs a --text, or a --model that reads English")
-
-
 def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -> str:
     """Return the text to continue, unchanged: nothing is stripped, no chat template is applied.
 
@@ -274,13 +266,6 @@ def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -
         task = find_task(EMBEDDED[str(model or "reasoner")])
         return task.problems(1, seed=0)[0].prompt
     return read_text("prompt_file", file)
-
-
-def read_book(file: Path | None, model: str | Path | None) -> str | None:
-    """Return a text to read: the file, or the novel for a model that is not embedded, else None."""
-    if file is not None:
-        return read_text("text", file)
-    return None if str(model or "reasoner") in EMBEDDED else english.novel()
 
 
 def read_text(name: str, file: Path) -> str:

@@ -12,8 +12,7 @@ from kvlab.fast.lab.commands.settings import (
     check_seed,
     command,
     prepare_output,
-    read_book,
-    refuse_without_text,
+    read_text,
     words,
 )
 from kvlab.fast.lab.terminal import (
@@ -24,6 +23,8 @@ from kvlab.fast.lab.terminal import (
     reporting,
     working,
 )
+from kvlab.reference.models import EMBEDDED
+from kvlab.reference.tasks import english
 
 
 class _Text(Methods, Budgets, ShardedModel, Json):
@@ -34,11 +35,13 @@ class _Text(Methods, Budgets, ShardedModel, Json):
 
     def read(self, **only: object) -> tuple[str | None, int]:
         """Return the text, None for problems, and the batch size; refuse options of texts only."""
-        text = read_book(self.text, self.model)
-        if text is None:
-            refuse_without_text(**only)
-        default = 8 if text is None else 1
-        return text, default if self.batch_size is None else self.batch_size
+        if self.text is None and (self.model or "reasoner") in EMBEDDED:
+            for name, value in only.items():
+                if value is not None:
+                    raise ValueError(f"--{name} needs a --text, or a --model that reads English")
+            return None, 8 if self.batch_size is None else self.batch_size
+        text = english.novel() if self.text is None else read_text("text", self.text)
+        return text, 1 if self.batch_size is None else self.batch_size
 
 
 class _PerplexitySettings(_Text, Feed):
