@@ -84,7 +84,8 @@ def occupancy(
 def _lowered(before: StoredBits, after: StoredBits) -> int:
     if min(after.keys.min(initial=FULL_BITS), after.values.min(initial=FULL_BITS)) == FULL_BITS:
         return 0
-    left = np.searchsorted(before.positions, after.positions)
+    everyone = len(after) == len(before)
+    left = slice(None) if everyone else np.searchsorted(before.positions, after.positions)
     lower = (after.keys < before.keys[left]) | (after.values < before.values[left])
     return int(lower.sum())
 
@@ -97,11 +98,10 @@ def _decide(
     safe = policy.protect.safe(seen)[0]
     room = policy.budget.room(seen, safe[None])
     candidates = np.nonzero(~safe)[0]
-    stay = candidates[max(0, len(candidates) - room) :]
-    keep = np.nonzero(safe)[0]
-    keep = np.sort(np.concatenate([keep, stay])) if len(keep) else stay
-    after = policy.precision.account(held, seen, keep[None])
-    return after, len(stay) < len(candidates)
+    stays = np.ones_like(safe)
+    stays[candidates[: max(0, len(candidates) - room)]] = False
+    after = policy.precision.account(held, seen, np.nonzero(stays)[0][None])
+    return after, room < len(candidates)
 
 
 def _without_data(clock: Clock, held: StoredBits, head_dim: int) -> Observation:
