@@ -107,7 +107,7 @@ stored.results(stored.stored_summary("study"), ("random", *specs, *bare), ("30%"
 # at 30 % of the memory; at 50 % H2O solves most programs by itself. Without protected tokens
 # (`recent=0`), of which CAOTE's paper mentions none, nothing is solved with or without CAOTE, and
 # nothing is solved around TOVA either. Does CAOTE bring the attention output closer to the full
-# cache's? The next cell measures four short programs:
+# cache's? The next cell measures two short programs:
 
 # %%
 from kvlab.fast.lab.sweep.compare import compare
@@ -118,7 +118,7 @@ stored.results(
         Sweep(
             specs,
             ("50%",),
-            problems=4,
+            problems=2,
             measured=2,
             to_first_error=True,
             tasks=("jumps@fewest=18,most=22",),

@@ -127,7 +127,7 @@ stored.results(stored.stored_summary("study"), specs)
 # %% [markdown]
 # DesireKV solves nothing here, and neither does RPC, which evicts as well. Which half of DesireKV
 # is to blame? Without eviction (`importance_quantile=0`), only bits are lowered; with 16 bits
-# everywhere, entries are only evicted. The next cell measures six short programs:
+# everywhere, entries are only evicted. The next cell measures four short programs:
 
 # %%
 from kvlab.fast.lab.sweep.compare import compare
@@ -144,7 +144,7 @@ stored.results(
         Sweep(
             halves,
             (),
-            problems=6,
+            problems=4,
             measured=1,
             to_first_error=True,
             tasks=("jumps@fewest=18,most=22",),
