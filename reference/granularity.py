@@ -32,6 +32,8 @@ class OneForAllHeads(Around):
     entry, 0 for the best entry of a head, then -1, -2, ...: the heads' best entries are kept in
     turns until the room is full."""
 
+    joins_kv_heads = True
+
     @property
     def ordinal(self) -> bool:
         return self.inner.ordinal or self.join == "union"

@@ -70,6 +70,8 @@ class Method(ABC):
     compared: ClassVar[tuple[str, ...]] = ()
     """Specifications for comparisons on texts of some 200 tokens, as those of the embedded model;
     empty: the method with its defaults."""
+    before_another: ClassVar["type[Wrapper] | None"] = None
+    """What the method's name means before another method, as in ``random:h2o``."""
 
     def __post_init__(self) -> None:
         check_options(type(self), self.name, vars(self))

@@ -65,6 +65,11 @@ class Score(ABC):
         """Whether scores may be negative."""
         return False
 
+    @property
+    def joins_kv_heads(self) -> bool:
+        """Whether an entry has the same score in all KV heads of a layer."""
+        return False
+
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
         """Return the random numbers that `score` uses, to give them to other implementations."""
         return {}
@@ -126,6 +131,10 @@ class Around(Score):
     @property
     def signed(self) -> bool:
         return self.inner.signed
+
+    @property
+    def joins_kv_heads(self) -> bool:
+        return self.inner.joins_kv_heads
 
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
         return self.inner.drawn(seen)

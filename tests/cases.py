@@ -18,6 +18,7 @@ GRANULAR = (
     "nacl@proxy_share=0.2,sinks=2,recent=3,page=4",
     "rkv@every=5,kv_heads=union",
     "random@page=4,kv_heads=layer",
+    "random:caote:tova@heads=layer,recent=3",
     "snapkv@window=4,kv_heads=layer,page=4,page_score=max",
 )
 """Methods whose entries leave page by page, or in all heads at once."""

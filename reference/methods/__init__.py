@@ -129,7 +129,8 @@ def _register_all(module: ModuleType) -> None:
     """Register the methods that a module defines; methods that it imports are left out."""
     for value in vars(module).values():
         defined = inspect.isclass(value) and value.__module__ == module.__name__
-        if defined and issubclass(value, Method) and not inspect.isabstract(value):
+        public = defined and not value.__name__.startswith("_")
+        if public and issubclass(value, Method) and not inspect.isabstract(value):
             if not is_dataclass(value):
                 raise TypeError(f"{value.__name__} of {_source_of(value)} must be a dataclass")
             register(value)
@@ -233,6 +234,11 @@ def parse(spec: str, **options: Any) -> Method:
     composition, _, written = spec.partition("@")
     options = {**read_options(spec, written), **options}
     name, _, base = composition.partition(":")
+    if base and (control := lookup(name).before_another):
+        own, inner = _take(control, options), parse(base, **options)
+        if isinstance(inner, CommonOptions):
+            return replace(inner, base=_build(control, own, base=inner.base))
+        return _build(control, own, base=inner)
     wrapping = wrappers()
     if name not in wrapping and base:
         raise ValueError(f"method {name!r} wraps nothing; wrappers are {', '.join(wrapping)}")
@@ -260,7 +266,9 @@ def _take(part: type[Method], options: dict[str, Any]) -> dict[str, Any]:
 
 def with_seed(spec: str, seed: int) -> str:
     """Give a method that draws at random a seed, unless ``spec`` states one."""
-    drawing = "seed" in _options(type(parse(spec).innermost))
+    drawing, part = False, parse(spec)
+    while not drawing and part is not None:
+        drawing, part = "seed" in _options(type(part)), getattr(part, "base", None)
     spec = variants().get(spec, spec)
     written = spec.partition("@")[2]
     if not drawing or "seed" in read_options(spec, written):

@@ -95,6 +95,10 @@ class EvictionError(Around):
     def ordinal(self) -> bool:
         return self.options.several != "independent"
 
+    @property
+    def joins_kv_heads(self) -> bool:
+        return self.options.heads == "layer"
+
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         """Return the eviction error of each entry, or the order in which entries have to go."""
         retention = self.inner.retention(state, seen, candidates)

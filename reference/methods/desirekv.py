@@ -101,6 +101,7 @@ class Importance(Score):
     options: "DesireKV"
 
     needs = NO_ATTENTION
+    joins_kv_heads = True
 
     def observe(self, state: State, seen: Observation) -> State:
         return remember_queries(state, seen, self.options.selector)

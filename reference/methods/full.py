@@ -14,6 +14,7 @@ class Recency(Score):
     """Rates newer entries higher, for methods whose schedule and protection already decide."""
 
     needs = NO_ATTENTION
+    joins_kv_heads = True
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return seen.positions.astype(float)

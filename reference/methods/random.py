@@ -4,16 +4,19 @@ Equations (numbered here):
 
 1. u_j = a draw from [0, 1) for entry j, anew at every decision
 2. keep the entries with the largest u
+
+``random:h2o`` is the control of H2O: random eviction under H2O's protection, schedule and budget.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from kvlab.reference.cache import State
 from kvlab.reference.checks import check_at_least
-from kvlab.reference.method import Example, Method, require_budget
+from kvlab.reference.granularity import OneForAllHeads
+from kvlab.reference.method import Example, Method, Wrapper, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
 from kvlab.reference.policy import NO_ATTENTION, Edges, Entries, EveryBlock, Policy, Score
@@ -44,7 +47,7 @@ def draws(*coordinates: Any) -> Any:
 class Draw(Score):
     """A random number per entry, the same wherever and in whatever batch it is drawn."""
 
-    options: "Random"
+    options: "_Drawing"
 
     needs = NO_ATTENTION
 
@@ -59,13 +62,7 @@ class Draw(Score):
 
 
 @dataclass(frozen=True)
-class Random(Method):
-    """Evict at random."""
-
-    recent: int = 0
-    """Newest entries that are safe."""
-    every: int = 1
-    """Generated tokens between two evictions."""
+class _Drawing(Method):
     draw: Literal["each", "once"] = "each"
     """When an entry gets its number: at each decision anew, or once for all."""
     seed: int = 0
@@ -74,13 +71,36 @@ class Random(Method):
     name = "random"
     source = "the control; no paper"
     published = ""
-    equations = ("Random 1", "Random 2")
-    examples = (Example("random@recent=2"), Example("random@recent=2,draw=once", shared=False))
-    compared = ("random", "random@recent=16")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(0, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class _MatchedControl(_Drawing, Wrapper):
+    """Another method with its score replaced: its protection, schedule and budget stay."""
+
+    def policy(self, budget: int | None) -> Policy:
+        base, score = self.base.policy(budget), Draw(self)
+        if base.score.joins_kv_heads:
+            score = OneForAllHeads(score, "layer")
+        return replace(base, name=f"{self.name}:{base.name}", score=score)
+
+
+@dataclass(frozen=True)
+class Random(_Drawing):
+    """Evict at random."""
+
+    recent: int = 0
+    """Newest entries that are protected."""
+    every: int = 1
+    """Generated tokens between two evictions."""
+
+    equations = ("Random 1", "Random 2")
+    examples = (Example("random@recent=2"), Example("random@recent=2,draw=once", shared=False))
+    compared = ("random", "random@recent=16")
+    before_another = _MatchedControl
 
     def policy(self, budget: int | None) -> Policy:
         return Policy(

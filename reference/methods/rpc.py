@@ -44,6 +44,10 @@ class SelectorAttention(Score):
 
     needs = NO_ATTENTION
 
+    @property
+    def joins_kv_heads(self) -> bool:
+        return self.options.heads == "all"
+
     def observe(self, state: State, seen: Observation) -> State:
         return remember_queries(state, seen, self.options.selector)
 

@@ -25,6 +25,10 @@ class LastRowAttention(Score):
 
     needs = Needs(rows="last", heads="mean")
 
+    @property
+    def joins_kv_heads(self) -> bool:
+        return not self.options.per_head
+
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         last_row = self.retention(state, seen, candidates)
         if self.options.per_head:

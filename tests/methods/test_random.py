@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from build import run, stream
+from cases import ALL
 
 from kvlab.reference import methods
 from kvlab.reference.methods.random import draws
@@ -57,3 +58,28 @@ def test_old_entries_are_rarer_only_when_they_are_drawn_anew(draw, low, high):
     policy = methods.get(f"random@draw={draw}", 30)
     kept = run(policy, queries, keys, values, prompt=1)[-1].cache.positions
     assert low <= (kept < 60).mean() <= high
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_a_matched_control_differs_from_the_method_in_its_score_alone(spec):
+    """All else is the method's; the heads of a layer share a draw where they share a score."""
+    budget = 12 if methods.takes_budget(spec) else None
+    method, control = methods.get(spec, budget), methods.get(f"random:{spec}", budget)
+    parts = ("schedule", "protect", "budget", "precision", "evict_before_attend", "reposition")
+    assert [getattr(method, part) for part in parts] == [getattr(control, part) for part in parts]
+    results = run(method, *stream(np.random.default_rng(0), 2, 2, 8, 40), prompt=20)
+    drawn = run(control, *stream(np.random.default_rng(0), 2, 2, 8, 40), prompt=20)
+    for each in (results, drawn):
+        scores = [result.decision.scores for result in each if result.decision is not None]
+        alike = [np.array_equal(*heads) for heads in scores if heads is not None]
+        assert not alike or all(alike) == method.score.joins_kv_heads
+
+
+def test_a_matched_control_takes_options_of_the_method_and_a_seed():
+    control = methods.get("random:caote:h2o@recent=3,every=5,seed=7,page=2", 12)
+    assert control.score.inner.options.seed == 7
+    assert control.schedule.decode_steps == 5
+    assert control.protect.inner.recent == 3
+    assert methods.with_seed("random:h2o@recent=3", 5) == "random:h2o@recent=3,seed=5"
+    with pytest.raises(ValueError, match="unknown option 'window' of h2o"):
+        methods.get("random:h2o@window=3", 12)
