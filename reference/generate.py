@@ -79,9 +79,10 @@ def advance(
     clock = Clock(seen=session.seen + m, block=m, prompt=session.prompt)
     caches = list(session.caches)
 
-    def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
+    def attend(layer: int, queries: Array, keys: Array, values: Array, hidden: Array) -> Array:
         grouped = group_heads(queries, len(keys))
-        block = Block(clock, layer, grouped, keys, values, confidences, model.rotate)
+        given = grouped, keys, values, confidences, model.rotate
+        block = Block(clock, layer, *given, hidden_states=hidden)
         result = step(session.policy, caches[layer], block)
         caches[layer] = result.cache
         if watch is not None:

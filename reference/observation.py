@@ -63,6 +63,10 @@ class Observation:
     """Largest probability of the distribution that produced each token; NaN for given tokens."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
+    hidden_states: Float[Array, "m D"] | None = None
+    """What the attention module is given for the block's tokens and projects to queries, keys and
+    values: where a norm comes before attention, as in Llama, the norm's output. None if the score
+    does not read them."""
 
     def logits(self, queries: Float[Array, "G rho w d"]) -> Float[Array, "G rho w n"]:
         """Logits of these queries over the present entries, as the model computes them."""

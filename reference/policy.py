@@ -26,7 +26,7 @@ from kvlab.reference.quantization import FULL_BITS
 
 @dataclass(frozen=True)
 class Needs:
-    """What a score reads of attention. The fast side computes nothing that no score reads."""
+    """What a score reads of a block. The fast side computes nothing that no score reads."""
 
     rows: Literal["all", "last", "none"] = "all"
     """Rows of the attention probabilities, one per query of the block."""
@@ -38,6 +38,8 @@ class Needs:
     """Whether the score reads nothing but the sum over the rows of a block."""
     may_wait: bool = False
     """Whether the score may observe several generated tokens together, once a decision is due."""
+    hidden_states: bool = False
+    """Whether the score reads `Observation.hidden_states`; only models have them, not traces."""
 
 
 NO_ATTENTION = Needs(rows="none")

@@ -31,6 +31,8 @@ class Block:
     """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
+    hidden_states: Float[Array, "m D"] | None = None
+    """What the model projects to queries, keys and values, for scores that read it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
     Nothing is changed in place: if the step fails, ``cache`` is as it was.
 
     Raises:
-        ValueError: on wrong shapes, on NaN or infinity, and if the safe entries exceed the budget.
+        ValueError: on wrong shapes, on NaN or infinity, if the safe entries exceed the budget, and
+            if the block lacks the hidden states that the score reads.
     """
     looked = look(policy, cache, block)
     if looked.decision is None:
@@ -93,7 +96,7 @@ def step(policy: Policy, cache: LayerCache, block: Block) -> StepResult:
 
 def look(policy: Policy, cache: LayerCache, block: Block) -> Look:
     """Append a block, attend, observe, encode and, if due, select."""
-    _check_block(cache, block)
+    _check_block(policy, cache, block)
     cache = cache.append(block.keys, block.values, block.clock.positions, policy.score.columns)
     output, seen = _observe_attention(policy, cache, block)
     state = policy.score.observe(cache.state, seen)
@@ -137,6 +140,7 @@ def _observe_attention(
         bits=cache.keys.bits,
         confidence=block.confidence,
         softcap=block.softcap,
+        hidden_states=block.hidden_states if policy.score.needs.hidden_states else None,
     )
     return output, seen
 
@@ -194,7 +198,7 @@ def check_scores(score: Score, scores: Array, candidates: Marks, layer: int) -> 
         raise ValueError(f"scores must not be NaN: {name} gave one in layer {layer}")
 
 
-def _check_block(cache: LayerCache, block: Block) -> None:
+def _check_block(policy: Policy, cache: LayerCache, block: Block) -> None:
     G, _, m, d = block.queries.shape
     if block.keys.shape != (G, m, d) or block.values.shape != (G, m, d):
         raise ValueError(
@@ -207,6 +211,12 @@ def _check_block(cache: LayerCache, block: Block) -> None:
         raise ValueError(f"{block.clock} does not fit a block of {m} tokens")
     if block.clock.seen - m < block.clock.prompt < block.clock.seen:
         raise ValueError("a block must not hold both prompt and generated tokens")
-    for name in ("queries", "keys", "values"):
+    hidden = ["hidden_states"] if policy.score.needs.hidden_states else []
+    if hidden and (block.hidden_states is None or len(block.hidden_states) != m):
+        raise ValueError(
+            f"hidden_states must have a row for each of the {m} tokens, because {policy.name} "
+            "reads them: only models hand them over"
+        )
+    for name in ("queries", "keys", "values", *hidden):
         if not np.isfinite(getattr(block, name)).all():
             raise ValueError(f"{name} must be finite, got NaN or infinity")

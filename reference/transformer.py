@@ -1,8 +1,8 @@
 """A decoder of the Llama family in NumPy: Llama, Mistral, Qwen2, Qwen3.
 
 Reads a Hugging Face directory (``config.json``, safetensors, ``tokenizer.json``) and computes in
-float64. Attention over the cache is the caller's: `Transformer.forward` hands queries, keys and
-values over.
+float64. Attention over the cache is the caller's: `Transformer.forward` hands queries, keys, values
+and hidden states over.
 """
 
 import json
@@ -33,10 +33,17 @@ ROPE_TYPES = {
 """The kinds of RoPE and the parameters that each needs."""
 
 Attend = Callable[
-    [int, Float[Array, "H m d"], Float[Array, "G m d"], Float[Array, "G m d"]],
+    [
+        int,
+        Float[Array, "H m d"],
+        Float[Array, "G m d"],
+        Float[Array, "G m d"],
+        Float[Array, "m width"],
+    ],
     Float[Array, "H m d"],
 ]
-"""Given layer, queries, keys and values of a block, return each head's attention output."""
+"""Given layer, queries, keys and values of a block, and the hidden states that they are projected
+from, return each head's attention output."""
 
 Rotation = tuple[Float[Array, "... half"], Float[Array, "... half"]]
 """Cosines and sines of the angles by which RoPE turns each pair of channels."""
@@ -223,7 +230,7 @@ class Transformer:
         if config.query_key_norm:
             queries = self._norm(queries, f"{prefix}q_norm")
             keys = self._norm(keys, f"{prefix}k_norm")
-        heads = attend(layer, turn(queries, rotation), turn(keys, rotation), values)
+        heads = attend(layer, turn(queries, rotation), turn(keys, rotation), values, x)
         return self._linear(f"{prefix}o_proj", heads.swapaxes(0, 1).reshape(len(x), -1))
 
     def _heads(self, name: str, x: Float[Array, "m width"], heads: int) -> Float[Array, "h m d"]:

@@ -246,4 +246,4 @@ def test_a_window_that_is_switched_off_is_accepted():
 def test_tokens_outside_the_vocabulary(tokens, llama):
     model = Transformer.from_directory(llama)
     with pytest.raises(ValueError, match="token ids must be between 0 and 60"):
-        model.forward(np.array(tokens, dtype=np.int64), 0, lambda layer, q, k, v: q)
+        model.forward(np.array(tokens, dtype=np.int64), 0, lambda layer, q, k, v, x: q)

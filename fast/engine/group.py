@@ -87,7 +87,9 @@ class Group:
         single = clock.positions.shape[1] == 1
         due = clock.once("due", lambda: [policy.schedule.due(row) for row in clock.rows])
         reads = policy.needs.reads(clock) != "none"
-        may_wait = single and policy.needs.may_wait and policy.is_plain and not cache.triton
+        needs = policy.needs
+        may_wait = single and needs.may_wait and not needs.hidden_states
+        may_wait = may_wait and policy.is_plain and not cache.triton
         waits = reads and may_wait and cache.counts != () and not any(due)
         if not single:
             self.catch_up()
@@ -194,6 +196,7 @@ class Group:
     def _observation(self, step: Step, clock: BatchClock, queries: Queries) -> Observation:
         """Return what tokens of all layers see; ``step`` is the last of them."""
         block = step.blocks[-1]
+        given = [each.hidden_states for each in step.blocks if each.hidden_states is not None]
         return Observation(
             clock=clock,
             layer=block.layer if self.count == 1 else -1,
@@ -201,6 +204,7 @@ class Group:
             query_positions=clock.positions,
             view=step.view or LayerView(self.cache, block.softcap),
             confidence=block.confidence,
+            hidden_states=joined(given).to(queries.dtype) if given else None,
         )
 
     def _show(self, step: Step, positions: Positions, decision: Decision | None) -> None:

@@ -50,7 +50,8 @@ class HostScore(Score[reference.Score]):
 
     @property
     def needs(self) -> Needs:
-        return Needs(self.spec.needs.rows, self.spec.needs.prompt)
+        needs = self.spec.needs
+        return Needs(needs.rows, needs.prompt, hidden_states=needs.hidden_states)
 
     def observe(self, state: State, seen: Observation) -> None:
         for row in sequences(seen):
@@ -148,7 +149,7 @@ class HostSequence:
     def _observation(self, seen: Observation, positions: Array) -> ReferenceObservation:
         number, block = self.number, self.clock.block
         queries = as_array(seen.queries[number])
-        first = queries.shape[2] - block
+        first, hidden = queries.shape[2] - block, seen.hidden_states
         return ReferenceObservation(
             clock=self.clock,
             layer=seen.layer,
@@ -160,6 +161,7 @@ class HostSequence:
             bits=self.of_entries(as_array(seen.bits[number])),
             confidence=as_array(seen.confidence[number, : self.clock.seen]),
             softcap=seen.view.softcap,
+            hidden_states=None if hidden is None else as_array(hidden[number, first:]),
         )
 
     def _attention(self, seen: Observation, rho: int, block: int) -> Array:

@@ -52,7 +52,7 @@ class CounterColumns:
 
 @dataclass(frozen=True)
 class Needs(reference.Needs):
-    """What a score reads of attention, and what may be done for it meanwhile."""
+    """What a score reads of a block, and what may be done for it meanwhile."""
 
     counters: CounterColumns | None = None
     """Counters that attention to one token may update in place of `Score.observe`."""
@@ -240,6 +240,8 @@ class Observation:
     confidence: Float[Tensor, "_ t"]
     attended: Attended = field(default_factory=Attended)
     """Attention that the queries pay to every entry, for a score that reads it."""
+    hidden_states: Float[Tensor, "N m D"] | None = None
+    """As in the reference, in the number format of the computation, for a score that reads them."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this observation and are used again."""
 
@@ -306,4 +308,12 @@ class Observation:
             queries=self.queries[:, :, :, rows],
             query_positions=self.query_positions[:, rows],
             attended=attended,
+            hidden_states=None if self.hidden_states is None else self.hidden_states[:, rows],
         )
+
+    def at_entries(self, found: Float[Tensor, "N G m"], others: PerEntry) -> PerEntry:
+        """Return what was found for the block's tokens at their entries, ``others`` at the rest."""
+        m = found.shape[2]
+        token = self.positions - self.query_positions[:, -1, None, None] + m - 1
+        of_block = self.present & (token >= 0) & (token < m)
+        return torch.where(of_block, found.gather(2, token.clamp(0, m - 1).long()), others)

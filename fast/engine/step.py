@@ -39,6 +39,8 @@ class Block:
     """Rotate vectors by a number of positions (RoPE); needed by ``reposition`` only."""
     softcap: float | None = None
     """Bound of the model's attention logits, if it has one."""
+    hidden_states: Float[Tensor, "N m D"] | None = None
+    """What the model projects to queries, keys and values, if the score reads it."""
 
 
 @dataclass(eq=False)

@@ -48,7 +48,7 @@ def attached(model: Any, cache: CompressedCache, block_size: int | None) -> Iter
     A model that does not use transformers' attention interface is refused.
     """
     own_forward = model.__dict__.get("forward")
-    with implementation(model, IMPLEMENTATION):
+    with implementation(model, IMPLEMENTATION), _inputs_noted(model, cache):
         if model.config.get_text_config(decoder=True)._attn_implementation != IMPLEMENTATION:
             raise UnsupportedModelError(
                 f"{type(model).__name__} does not use transformers' attention interface: kvlab "
@@ -76,6 +76,23 @@ def implementation(model: Any, name: str) -> Iterator[None]:
     finally:
         for config, attention in zip(configs, before, strict=True):
             config._attn_implementation_internal = attention
+
+
+@contextmanager
+def _inputs_noted(model: Any, cache: CompressedCache) -> Iterator[None]:
+    """Let the cache know what every attention module is given, if the policy's score reads it."""
+
+    def note(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        cache.inputs = module, given.get("hidden_states", args[0] if args else None)
+
+    asked = cache.policy.needs.hidden_states
+    found = [module for module in model.modules() if asked and hasattr(module, "layer_idx")]
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in found]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _configurations(model: Any) -> list[Any]:

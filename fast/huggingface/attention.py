@@ -84,10 +84,25 @@ def attention(
         owner.clock.confidence_so_far.to(query.device),
         owner.rotate,
         softcap,
+        _hidden_states(module, layer, query) if owner.policy.needs.hidden_states else None,
     )
     layer.waiting = None
     output = owner.compressed.attend(layer.place, block)
     return output.flatten(1, 2).transpose(1, 2).contiguous(), None
+
+
+def _hidden_states(
+    module: torch.nn.Module, layer: CompressedLayer, query: Tensor
+) -> Float[Tensor, "N m D"]:
+    """Return what the module was given for these queries; refuse a module that was given others."""
+    owner, (N, _, m, _) = layer.owner, query.shape
+    (running, given), owner.inputs = owner.inputs, (None, None)
+    if running is not module or not isinstance(given, Tensor) or given.shape[:2] != (N, m):
+        raise UnsupportedModelError(
+            f"{owner.policy.name} reads hidden states, which {_name(module)} is not given as an "
+            "argument with a row for every token: use another method with this model"
+        )
+    return given.to(query.device)
 
 
 # --- what is refused ---

@@ -157,6 +157,8 @@ class CompressedCache(Cache):
         self.model_counts_positions = False
         """Whether the prompt has images: then the model knows what their positions are."""
         self.block: BatchClock | None = None
+        self.inputs: tuple[Any, Any] = None, None
+        """The attention module that runs, and its input, for a score that reads hidden states."""
         self.compressed = Layers(self.policy, len(self.compressed_layers), self.watch)
         """What the policy keeps."""
 

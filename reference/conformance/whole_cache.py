@@ -75,7 +75,7 @@ class Sequence:
         clock = Clock(self.seen, len(tokens), self.prompt)
         caches, held = [*self.caches], []
 
-        def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
+        def attend(layer: int, queries: Array, keys: Array, values: Array, _: Array) -> Array:
             columns = self.policy.score.columns
             grown = caches[layer].append(keys, values, clock.positions, columns)
             held.append(grown.nbytes)

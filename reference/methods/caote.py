@@ -89,7 +89,8 @@ class EvictionError(Around):
 
     @property
     def needs(self):
-        return Needs(self.inner.needs.rows, self.inner.needs.prompt)
+        inner = self.inner.needs
+        return Needs(inner.rows, inner.prompt, hidden_states=inner.hidden_states)
 
     @property
     def ordinal(self) -> bool:

@@ -78,7 +78,7 @@ def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
 def surprise(model: Path, gain: Gain, problem: int = 0) -> float:
     """Return the mean −ln p of a solution's tokens if the model's own logits have a gain."""
 
-    def attend(layer: int, queries: Array, keys: Array, values: Array) -> Array:
+    def attend(layer: int, queries: Array, keys: Array, values: Array, _: Array) -> Array:
         group = len(queries) // len(keys)
         heads = (
             Head(layer, h // group, own, keys[h // group], values[h // group])

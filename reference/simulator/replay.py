@@ -90,6 +90,8 @@ def check_replay(trace: Trace, policies: Sequence[Policy], block_size: int | Non
         policy.check(trace.prompt)
         if policy.reposition:
             raise ValueError(f"{policy.name}: reposition needs a model's rotary embedding")
+        if policy.score.needs.hidden_states:
+            raise ValueError(f"{policy.name} reads hidden states, which traces do not hold")
 
 
 def over_layers(

@@ -210,6 +210,7 @@ def reference_block(block: Block, number: int) -> ReferenceBlock:
         as_array(block.confidence[number, : clock.seen]),
         None if block.rotate is None else partial(rotate_arrays, block.rotate),
         block.softcap,
+        None if block.hidden_states is None else as_array(block.hidden_states[number, -m:]),
     )
 
 
