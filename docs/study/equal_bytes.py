@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
+from kvlab.fast.lab.evaluate.pairs import CONTROL
 from kvlab.fast.lab.evaluate.statistics import Interval
-from kvlab.fast.lab.sweep.summary import CONTROL, FULL, TaskSummary
+from kvlab.fast.lab.sweep.summary import FULL, TaskSummary
 from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference import methods
 from kvlab.reference.methods import base_name, takes_budget

@@ -4,9 +4,11 @@ import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from kvlab.fast.lab.sweep.report import CHANCE, EXCEEDED, accuracy_cell, is_of_the_papers
+from kvlab.fast.lab.evaluate.pairs import CHANCE, LEVEL
+from kvlab.fast.lab.points import EXCEEDED
+from kvlab.fast.lab.sweep.report import accuracy_cell, is_of_the_papers
 from kvlab.fast.lab.sweep.run import Stored, read_stored
-from kvlab.fast.lab.sweep.summary import FULL, LEVEL, TaskSummary
+from kvlab.fast.lab.sweep.summary import FULL, TaskSummary
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.reference.methods import base_name
 from kvlab.reference.quantization import FULL_BITS

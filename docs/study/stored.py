@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.points import marked_budget
 from kvlab.fast.lab.sweep.compare import COLUMNS
 from kvlab.fast.lab.sweep.summary import TaskSummary, summarise
 from kvlab.fast.lab.tables import Column, Table, tabulate
@@ -43,7 +44,7 @@ def results(
         budgets: as the sweep states them; default all.
     """
     method, _, *figures = COLUMNS
-    budget = Column("budget", lambda point: "own rule" if point.budget is None else point.budget)
+    budget = Column("budget", lambda point: marked_budget(point) or "own rule")
     entries = {found.budgets[text] for text in budgets or found.budgets} | {None}
     points = [
         point

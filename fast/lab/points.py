@@ -14,6 +14,9 @@ from kvlab.reference.selection import budget_entries
 
 Budget = TypeVar("Budget", int, str)
 
+ORACLE = "oracle"
+"""Name, among methods, of the policy that knows what the rest of a run will need."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -23,6 +26,39 @@ class Row:
     budget: int | str | None
     refusal: str | None = None
     """Why there are no figures: what the method cannot do, or what has not been run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRow(Row):
+    """A row that says whether the budget was held."""
+
+    holds_budget: bool | None = None
+    """Whether no measured unit held more entries than the budget; None if not known."""
+
+
+EXCEEDED = "†"
+"""Marks a row that held more entries than its budget."""
+
+UNKNOWN = "?"
+"""Marks a row of which that is not known."""
+
+BUDGET_CAPTION = (
+    f"{EXCEEDED}: held more entries than the budget, because it evicts only now and then or only "
+    "after the prompt, or protects more entries"
+)
+"""What the mark means."""
+
+
+def budget_mark(row: HeldRow) -> str:
+    """Return the mark of a row: none if it held its budget, takes none, or was refused."""
+    if row.budget is None or row.refusal is not None or row.holds_budget:
+        return ""
+    return f" {UNKNOWN if row.holds_budget is None else EXCEEDED}"
+
+
+def marked_budget(row: HeldRow) -> str:
+    """Write a row's budget and its mark; nothing for a method that takes none."""
+    return "" if row.budget is None else f"{row.budget}{budget_mark(row)}"
 
 
 Measured = TypeVar("Measured", bound=Row)

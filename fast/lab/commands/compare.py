@@ -17,15 +17,16 @@ from kvlab.fast.lab.commands.settings import (
 )
 from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.points import BUDGET_CAPTION
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
 from kvlab.fast.lab.sweep.summary import Point
-from kvlab.fast.lab.tables import counted, text_of
+from kvlab.fast.lab.tables import Column, counted, text_of
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, reporting
 from kvlab.reference import methods as registry
 from kvlab.reference.models import EMBEDDED
 
-WIDTHS = (20, 6, 18, *[9] * 6)
+WIDTHS = (20, 8, 16, *[9] * 5, 18)
 """Characters of each column; the first one is aligned to the left."""
 
 WHAT_IT_IS = (
@@ -37,7 +38,8 @@ CAPTION = (
     "solved: whole solution right, with 95 % interval · error: attention output against everything "
     "seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · bits: stored per "
     "element of the full cache, scales included · from error to bits: on the first problem (NumPy) "
-    "or four (PyTorch) · ms: per token"
+    "or four (PyTorch) · ms: per token, in brackets of the fastest and the slowest batch; one batch "
+    f"alone has none · {BUDGET_CAPTION}"
 )
 
 
@@ -84,9 +86,9 @@ def compare(settings: _Settings) -> None:
         print_caption(WHAT_IT_IS)
         problems = counted(sweep.problems, "problem")
         print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend\n")
-        print_line(_line([column.heading for column in comparing.COLUMNS]))
+        print_line(_line([column.heading for column in comparing.columns_of(sweep)]))
     with reporting(transient=True) as told:
-        tell = (lambda point: print_line(_row(point))) if say else None
+        tell = (lambda point: print_line(_row(point, comparing.columns_of(sweep)))) if say else None
         comparison = comparing.compare(sweep, settings.workers, told, tell)
     if settings.report is not None:
         from kvlab.fast.lab.sweep.report import write_comparison
@@ -100,9 +102,9 @@ def compare(settings: _Settings) -> None:
         print_line(f"report: {settings.report.resolve().as_uri()}")
 
 
-def _row(point: Point) -> str:
+def _row(point: Point, columns: Sequence[Column]) -> str:
     """Return the line of a point; a refusal takes the place of the figures."""
-    shown = comparing.COLUMNS if point.refusal is None else comparing.COLUMNS[:2]
+    shown = columns if point.refusal is None else columns[:2]
     cells = [text_of(column.cell(point)) for column in shown]
     return f"{_line(cells)}  {point.refusal or ''}".rstrip()
 

@@ -1,9 +1,10 @@
 """Intervals for shares and differences, and tests of differences."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
+from itertools import product
+from math import exp, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -24,7 +25,12 @@ class Interval:
 
     def percent(self, digits: int = 1, sign: str = "", to: str = "–") -> str:
         """Write a share, or a difference of shares, in percent."""
-        mean, low, high = (f"{100 * x:{sign}.{digits}f}" for x in (self.mean, self.low, self.high))
+        return self.written(digits, sign, to, 100)
+
+    def written(self, digits: int, sign: str = "", to: str = "–", scale: float = 1.0) -> str:
+        """Write mean and ends as plain numbers, each multiplied by ``scale``."""
+        ends = (self.mean, self.low, self.high)
+        mean, low, high = (f"{scale * x:{sign}.{digits}f}" for x in ends)
         return f"{mean} ({low}{to}{high})"
 
 
@@ -62,28 +68,49 @@ def _drawn(values: int, resamples: int) -> np.ndarray:
 
 
 def paired_shares(
-    only_first: int, only_second: int, trials: int, level: float = 0.95, resamples: int = 10_000
+    only_first: int, only_second: int, trials: int, level: float = 0.95
 ) -> tuple[float, float, float]:
-    """Return the second share less the first, and its percentile bootstrap interval over the pairs.
+    """Return the second share less the first, and Tango's (1998) score interval of the difference.
 
-    This is `paired_difference` of zeros and ones, from their counts: resampling trials draws how
-    many of them fall to the first alone, the second alone, and both or neither.
+    The interval holds the differences that a score test, McNemar's for no difference, does not
+    reject. It has a width also where no problem was solved, or none by one method alone.
     """
     if min(only_first, only_second) < 0 or not only_first + only_second <= trials >= 1:
         raise ValueError(
             f"only_first = {only_first} and only_second = {only_second} must not be negative, and "
             f"together at most trials = {trials} >= 1"
         )
-    counts = np.array([only_first, only_second, trials - only_first - only_second])
-    drawn = np.random.default_rng(0).multinomial(trials, counts / trials, size=resamples)
-    differences = (drawn[:, 1] - drawn[:, 0]) / trials
-    low, high = np.quantile(differences, [0.5 - level / 2, 0.5 + level / 2])
-    return (only_second - only_first) / trials, float(low), float(high)
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    estimate = (only_second - only_first) / trials
+
+    def rejects(difference: float) -> bool:
+        linear = (2 * trials + only_first - only_second) * difference - only_first - only_second
+        rest = 8 * trials * only_first * difference * (1 - difference)
+        first_alone = (sqrt(max(linear**2 + rest, 0.0)) - linear) / (4 * trials)
+        variance = trials * (2 * first_alone + difference * (1 - difference))
+        return (trials * (estimate - difference)) ** 2 > z**2 * max(variance, 0.0)
+
+    return estimate, _border(rejects, estimate, -1.0), _border(rejects, estimate, 1.0)
+
+
+def _border(rejects: Callable[[float], bool], inside: float, end: float) -> float:
+    """Return where, between an inner point and an end, a test begins to reject."""
+    if not rejects(end):
+        return end
+    for _ in range(60):
+        middle = (inside + end) / 2
+        inside, end = (inside, middle) if rejects(middle) else (middle, end)
+    return inside
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """Return a mean and its percentile bootstrap interval; it takes two values at least."""
     return paired_difference([0.0] * len(values), values, level)
+
+
+def perplexity_of(losses: Sequence[float], tokens: Sequence[int]) -> float:
+    """Return the perplexity of texts, from each text's loss per token in nats, and its tokens."""
+    return exp(float(np.average(losses, weights=tokens)))
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -98,6 +125,28 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
     both_sides = 2 * bdtr(min(only_first, only_second), only_first + only_second, 0.5)
     return min(1.0, float(both_sides))
+
+
+def sign_flips(changes: Sequence[float], resamples: int = 10_000) -> float:
+    """Return the two-sided p-value of the paired permutation test (Fisher 1935).
+
+    If two methods are equally good, every difference could as well have the other sign: p is the
+    share of choices of signs whose mean is at least as far from 0. Of more than ``resamples``
+    choices, so many are drawn.
+    """
+    change = np.asarray(changes, dtype=float)
+    means = np.abs(_signs(len(change), resamples) @ change)
+    return float((means >= abs(change.sum()) * (1 - 1e-9)).mean())
+
+
+@lru_cache(maxsize=2)
+def _signs(values: int, resamples: int) -> np.ndarray:
+    """Return choices of signs, ``[choices, values]``: all, or drawn ones after the observed one."""
+    if 2**values <= resamples:
+        return np.array([*product((1.0, -1.0), repeat=values)])
+    signs = np.random.default_rng(0).choice((1.0, -1.0), size=(resamples, values))
+    signs[0] = 1.0
+    return signs
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

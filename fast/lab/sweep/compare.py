@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
+from kvlab.fast.lab.points import marked_budget
 from kvlab.fast.lab.sweep.jobs import Failure, Found, in_processes, in_this_process
 from kvlab.fast.lab.sweep.plan import Sweep, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, plain, point_of, summarise
@@ -20,16 +21,21 @@ Tell = Callable[[Point], None]
 
 COLUMNS = (
     Column("method"),
-    Column("budget"),
+    Column("budget", lambda point: marked_budget(point) or None),
     Column("solved, %", "interval", lambda share: share.percent(0)),
     Column("error", lambda point: point.mean("output_error"), ".3f"),
     Column("KL", lambda point: point.mean("kl"), ".3f"),
     Column("entries", lambda point: point.mean("entries"), ".0f"),
     Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
-    Column("ms", "seconds_per_token", lambda seconds: f"{1000 * seconds:.1f}"),
+    Column("ms", "seconds_per_token", lambda seconds: seconds.written(1, scale=1000)),
 )
 """What a comparison says of a point."""
+
+
+def columns_of(sweep: Sweep) -> tuple[Column, ...]:
+    """Return the columns of a comparison; a single batch has no time, as that had no spread."""
+    return COLUMNS if sweep.problems * len(sweep.seeds) > sweep.batch else COLUMNS[:-1]
 
 
 @dataclass(frozen=True)

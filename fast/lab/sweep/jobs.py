@@ -20,7 +20,8 @@ import numpy as np
 
 from kvlab.fast.lab.evaluate.backends import Backend, Request, load_backend
 from kvlab.fast.lab.evaluate.tasks import Problem, Task, find_task
-from kvlab.fast.lab.sweep.plan import ORACLE, Job
+from kvlab.fast.lab.points import ORACLE
+from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.policy import Policy

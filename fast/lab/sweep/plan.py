@@ -13,16 +13,15 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from kvlab.fast.lab.evaluate import backends
+from kvlab.fast.lab.evaluate.pairs import check_pairs
 from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.methods import takes_budget, with_seed
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
-
-ORACLE = "oracle"
-"""Name, among a sweep's methods, of the policy that knows what the rest of a run will need."""
 
 MODEL, TASK = next(iter(EMBEDDED.items()))
 """Default model and task of a sweep."""
@@ -93,12 +92,9 @@ class Sweep:
                 raise ValueError(f"{name} must name at least one {name[:-1]}")
             if twice := [value for value in values if values.count(value) > 1]:
                 raise ValueError(f"{name} names {twice[0]!r} twice")
-        for pair in self.pairs:
-            if len(set(pair)) != 2 or len(pair) != 2:
-                raise ValueError(f"an entry of pairs = {list(pair)} must name two methods")
-        for name, specs in (("pairs", sum(self.pairs, ())), ("curves", self.curves)):
-            if unknown := [spec for spec in specs if spec not in self.methods]:
-                raise ValueError(f"{name} names {unknown[0]!r}, which is not among the methods")
+        check_pairs(self.pairs, self.methods)
+        if unknown := [spec for spec in self.curves if spec not in self.methods]:
+            raise ValueError(f"curves names {unknown[0]!r}, which is not among the methods")
 
     def _check_task(self, spec: str) -> None:
         task = find_task(spec)

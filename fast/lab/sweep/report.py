@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
+from kvlab.fast.lab.evaluate.pairs import CHANCE, CONTROL, LEVEL, TESTS, TESTS_CAPTION
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import named, write_text
+from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, UNKNOWN, budget_mark, marked_budget
 from kvlab.fast.lab.reports import (
     Block,
     Code,
@@ -24,8 +26,17 @@ from kvlab.fast.lab.reports import (
     write_markdown,
 )
 from kvlab.fast.lab.sweep.compare import Comparison
-from kvlab.fast.lab.sweep.plan import ORACLE, to_plain, to_toml
-from kvlab.fast.lab.sweep.summary import CONTROL, FULL, LEVEL, Point, TaskSummary, plain, summarise
+from kvlab.fast.lab.sweep.plan import to_plain, to_toml
+from kvlab.fast.lab.sweep.summary import (
+    ALONG,
+    FULL,
+    SOLVED,
+    Point,
+    TaskSummary,
+    main_measure,
+    plain,
+    summarise,
+)
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, tabulate
 from kvlab.reference import methods as registry
 from kvlab.reference.methods import base_name
@@ -37,18 +48,9 @@ if TYPE_CHECKING:
 
 NAME = "report"
 
-EXCEEDED = "†"
-"""Marks a point that held more entries than its budget."""
-
-UNKNOWN = "?"
-"""Marks a point for which that is not known, because no problem was measured."""
-
-CHANCE = "≈"
-"""Marks a point that is not shown to solve more than eviction at random."""
-
 
 def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
-    """Write ``report.html``, ``.md`` with its drawings, ``.tex``, ``.csv`` and ``.json``.
+    """Write ``report.html``, ``.md`` with its drawings, ``.tex``, ``.json`` and two ``.csv``.
 
     Raises:
         ValueError: if nothing has been run yet.
@@ -61,7 +63,8 @@ def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     write_html(report, path.with_suffix(".html"))
     write_markdown(report, path.with_suffix(".md"))
     write_latex(report, path.with_suffix(".tex"))
-    _write_csv(summaries, path.with_suffix(".csv"))
+    for ending, rows in (("", _point_rows(summaries)), ("-tests", _test_rows(summaries))):
+        _write_csv(rows, path.with_name(f"{NAME}{ending}.csv"))
     content = json.dumps(to_json(stored, summaries), indent=1)
     write_text(path.with_suffix(".json"), f"{content}\n")
     return summaries
@@ -74,13 +77,35 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     write_html([Heading(title, 1), *_task_blocks(summary, path.stem, methods)], path)
 
 
-def _write_csv(summaries: Sequence[TaskSummary], path: Path) -> None:
-    """Write a row for every point, with the columns of ``kvlab compare --json``."""
-    rows = [
+def _point_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
+    """Return a row for every point, with the columns of ``kvlab compare --json``."""
+    return [
         {"model": each.model, "task": each.task, **plain(point)}
         for each in summaries
         for point in each.points
     ]
+
+
+def _test_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
+    """Return a row for every test of two methods."""
+    return [
+        {
+            "model": each.model,
+            "task": each.task,
+            **{name: value for name, value in vars(test).items() if name != "difference"},
+            "difference": test.difference.mean,
+            "difference_low": test.difference.low,
+            "difference_high": test.difference.high,
+        }
+        for each in summaries
+        for test in each.tests
+    ]
+
+
+def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    if not rows:  # no pairs were named
+        path.unlink(missing_ok=True)
+        return
     with named(path), path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -92,7 +117,7 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
     tasks = [asdict(each) for each in summaries]
     for task in tasks:
         for point in task["points"]:
-            del point["outcomes"], point["figures"]
+            del point["outcomes"], point["figures"], point["losses"]
         for name in ("leaders", "chance"):
             task[name] = {budget: sorted(methods) for budget, methods in task[name].items()}
     return {
@@ -135,25 +160,29 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     )
     budgeted = [point for point in each.points if point.budget is not None]
     own = [point for point in each.points if point.budget is None]
+    solving, figures = main_measure(each.points) is SOLVED, figure_columns(each.points)
     if budgeted:
-        yield Heading("Problems solved, %", 3)
+        yield Heading("Problems solved, %" if solving else "Perplexity", 3)
         yield accuracy_table(each)
         yield Text(ACCURACY_CAPTION)
+    if budgeted and solving:
         drawing = _solved_over_budget(each, curves)
         yield Drawing(f"{name}-budget", "Problems solved over the budget", drawing)
     if own:
         yield Heading("Methods whose memory follows from their own parameters", 3)
-        yield tabulate(own, (METHOD, *FIGURES))
-    if any(point.figures for point in each.points):
+        yield tabulate(own, (METHOD, *figures))
+    if solving and any(point.figures for point in each.points):
         drawing = solved_over_memory(each, curves)
         yield Drawing(f"{name}-memory", "Problems solved over the memory that is left", drawing)
-    if each.tests:
-        yield Heading("Pairs on the same problems", 3)
-        yield tabulate(each.tests, TESTS, words=3)
-        yield Text(TESTS_CAPTION)
+    for title, wanted in (("", False), (", along the full cache's answers", True)):
+        along = {measure.name for measure in ALONG}
+        if tests := [test for test in each.tests if (test.measure in along) is wanted]:
+            yield Heading(f"Pairs on the same problems{title}", 3)
+            yield tabulate(tests, TESTS, words=4)
+            yield Text(TESTS_CAPTION)
     if budgeted:
         yield Heading("What it cost and what it spoiled", 3)
-        yield tabulate(budgeted, (METHOD, Column("budget"), *FIGURES))
+        yield tabulate(budgeted, (METHOD, Column("budget", marked_budget), *figures))
     yield Text(FIGURES_CAPTION)
 
 
@@ -170,25 +199,24 @@ def accuracy_table(each: TaskSummary) -> Table:
 
 
 ACCURACY_CAPTION = (
-    f"In brackets: Wilson's {LEVEL:.0%} interval. {EXCEEDED}: held more entries than the budget at "
-    "some time on a measured problem, because it evicts only now and then or only after the "
-    f"prompt, or protects more entries. {UNKNOWN}: no problem was measured, so whether it held the "
-    f"budget is not known. {CHANCE}: not shown to solve more than the best row of random in the "
-    "column (McNemar's exact test on the same problems, after Holm's correction). Bold, among "
-    "those that held the budget: not shown to be worse than the best of the column, if that "
-    "solved any (McNemar's exact test of all pairs on the same problems, p < "
-    f"{1 - LEVEL:.2f} after Holm's correction over all pairs and budgets)."
+    f"In brackets: Wilson's {LEVEL:.0%} interval. {BUDGET_CAPTION}. {UNKNOWN}: no problem was "
+    f"measured, so whether it held the budget is not known. {CHANCE}: not shown to be better than "
+    "the best row of random in the column (paired test on the same problems, after Holm's "
+    "correction). Bold, among those that held the budget: not shown to be worse than the best of "
+    f"the column, if that solved any (paired tests of all pairs, p < {1 - LEVEL:.2f} after Holm's "
+    "correction over all pairs and budgets). The paired test is McNemar's exact test of problems "
+    "solved, and of perplexity the permutation test that flips the signs of differences in loss."
 )
 """What brackets, marks and bold type mean."""
 
 
 def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
-    """One share with its interval and marks, or a dash."""
-    if point.interval is None or point.budget is None:
+    """The share solved with its interval, or the perplexity, with marks; or a dash."""
+    if point.budget is None or point.refusal is not None:
         return MISSING
-    marks = {None: f" {UNKNOWN}", False: f" {EXCEEDED}", True: ""}
+    figure = f"{point.perplexity:.4f}" if point.interval is None else point.percent
     at_random = f" {CHANCE}" if point.method in each.chance.get(point.budget, ()) else ""
-    text = f"{point.percent}{at_random}{marks[point.holds_budget]}"
+    text = f"{figure}{at_random}{budget_mark(point)}"
     return Bold(text) if point.method in each.leaders.get(point.budget, ()) else text
 
 
@@ -199,55 +227,44 @@ def _with_interval(name: str) -> Callable[[Point], str | None]:
         mean, interval = point.mean(name), point.measured.get(name)
         if mean is None or interval is None:
             return None if mean is None else f"{mean:.3f}"
-        return f"{mean:.3f} ({interval.low:.3f}–{interval.high:.3f})"
+        return interval.written(3)
 
     return write
 
 
 METHOD = Column("method")
 FIGURES = (
-    Column("solved %", "percent"),
+    Column("solved %", "interval", lambda share: share.percent()),
+    Column("perplexity", format=".4f"),
+    Column("gap", format="+.4f"),
+    Column("nats", format=lambda nats: nats.written(4, "+", " to ")),
     Column("entries", lambda point: point.mean("entries"), ".0f"),
     Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
     Column("error", _with_interval("output_error")),
     Column("KL", _with_interval("kl")),
-    Column("ms", "seconds_per_token", lambda seconds: f"{1000 * seconds:.2f}"),
+    Column("ms", "seconds_per_token", lambda seconds: seconds.written(2, scale=1000)),
 )
+"""Figures of a point; `figure_columns` leaves out those that no point has."""
+
+
+def figure_columns(points: Sequence[Point]) -> tuple[Column, ...]:
+    """Return the columns of `FIGURES` that have a figure."""
+    return tuple(
+        column for column in FIGURES if any(column.cell(point) != MISSING for point in points)
+    )
+
+
 FIGURES_CAPTION = (
-    "entries: most per KV head, mean over layers. KiB: most of keys and values in all layers. "
-    "bits: stored per element of the full cache at the last token, scales and zero points "
-    "included. error: distance of the attention output from attention over everything seen, L2 "
-    "per head. KL: in nats from the full cache. Both along the full cache's answers: means of "
-    f"measured problems, with {LEVEL:.0%} bootstrap intervals. ms: per token, all "
-    "problems of a job in one batch."
+    "gap: perplexity less the full cache's. nats: loss per token less the full cache's, paired "
+    f"over the problems, with the {LEVEL:.0%} bootstrap interval. entries: most per KV head, mean "
+    "over layers. KiB: most of keys and values in all layers. bits: stored per element of the full "
+    "cache at the last token, scales and zero points included. error: distance of the attention "
+    "output from attention over everything seen, L2 per head. KL: in nats from the full cache. "
+    "Both along the full cache's answers: means of measured problems, with "
+    f"{LEVEL:.0%} bootstrap intervals. ms: per token, all problems of a job in one batch; in "
+    "brackets, the fastest and the slowest batch."
 )
-
-TESTS = (
-    Column("1st", "first"),
-    Column("2nd", "second"),
-    Column(
-        "verdict: better", "verdict", bold=lambda test: test.verdict in (test.first, test.second)
-    ),
-    Column("budget"),
-    Column("1st %", "first_solved", lambda share: f"{100 * share:.1f}"),
-    Column("2nd %", "second_solved", lambda share: f"{100 * share:.1f}"),
-    Column("only 1st", "only_first"),
-    Column("only 2nd", "only_second"),
-    Column("difference", format=lambda difference: difference.percent(1, "+", " to ")),
-    Column("p", format=lambda p: _p(p)),
-    Column("Holm", "p_adjusted", lambda p: _p(p)),
-)
-TESTS_CAPTION = (
-    "Pairs are those that the sweep's file names. only 1st, only 2nd: problems that one "
-    "alone solved. difference: 2nd less 1st in percentage points, with the "
-    f"{LEVEL:.0%} bootstrap interval over problems. p: McNemar, exact, two-sided; Holm: "
-    "adjusted over all rows of this table. The interval is not adjusted."
-)
-
-
-def _p(p: float) -> str:
-    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
 def solved_over_memory(each: TaskSummary, methods: Sequence[str]) -> Picture:

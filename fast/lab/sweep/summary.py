@@ -1,36 +1,40 @@
-"""What a sweep found: shares with intervals, and tests of methods on the same problems."""
+"""What a sweep found: means with intervals, and tests of methods on the same problems."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, groupby
+from itertools import groupby
 from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
-import numpy as np
-
+from kvlab.fast.lab.evaluate.pairs import (
+    LEVEL,
+    Measure,
+    Test,
+    leaders,
+    not_above_chance,
+    paired_tests,
+)
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
-    holm,
-    mcnemar,
     mean_interval,
-    paired_shares,
+    paired_difference,
+    perplexity_of,
     wilson,
 )
-from kvlab.fast.lab.points import Row
+from kvlab.fast.lab.points import HeldRow
 from kvlab.fast.lab.sweep.jobs import MEASURED, Found
-from kvlab.fast.lab.sweep.plan import ORACLE, Job, Plan
+from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.tables import MISSING
-from kvlab.reference.methods import base_name
 
-LEVEL = 0.95
-"""Level of every interval; tests are called significant below 1 − LEVEL."""
+FULL = "full"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point(Row):
-    """One method at one budget, over the problems of all seeds."""
+class Point(HeldRow):
+    """One method at one budget, over the problems of all seeds; a window of a text is a problem."""
 
     budget: int | None
     problems: int
@@ -39,24 +43,26 @@ class Point(Row):
     interval: Interval | None = None
     """Wilson's interval of ``solved``."""
     by_seed: Mapping[int, float] = field(default_factory=dict)
-    """Share solved of every seed's problems."""
+    """Share solved of every seed's problems; of a rated text, loss per token."""
+    perplexity: float | None = None
+    """Of the rated tokens of all problems, where the task rates a text or solutions."""
+    gap: float | None = None
+    """Perplexity less the full cache's, if the sweep has it."""
+    nats: Interval | None = None
+    """Loss per token less the full cache's, mean over the problems, with its bootstrap interval."""
     measured: Mapping[str, Interval] = field(default_factory=dict)
     """Mean and bootstrap interval of each of `MEASURED`, over two or more measured problems."""
     peak_entries: float | None = None
     """Most entries that any measured problem held at any time, per KV head, mean over the layers;
     None if nothing was measured."""
-    seconds_per_token: float | None = None
+    seconds_per_token: Interval | None = None
+    """Mean over the batches, from the fastest batch to the slowest; None for a single batch."""
     outcomes: tuple[bool, ...] = field(default=(), repr=False)
     """Solved or not, ordered by seed and problem: in the same order for all methods."""
     figures: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False)
     """The values of `MEASURED` on the measured problems, in the same order."""
-
-    @property
-    def holds_budget(self) -> bool | None:
-        """Whether no measured problem held more entries than the budget; None if not known."""
-        if self.budget is None:
-            return True
-        return None if self.peak_entries is None else self.peak_entries <= self.budget
+    losses: tuple[float, ...] = field(default=(), repr=False)
+    """Loss per token of every problem in nats, in the same order, where its likelihood is rated."""
 
     @property
     def percent(self) -> str:
@@ -65,32 +71,21 @@ class Point(Row):
 
     def mean(self, name: str) -> float | None:
         """Return the mean of one of `MEASURED`; None if nothing was measured."""
-        return float(np.mean(self.figures[name])) if name in self.figures else None
+        return fmean(self.figures[name]) if name in self.figures else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Test:
-    """Two methods on the same problems."""
+SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
+LOSS = Measure("nats per token", lambda point: point.losses)
+ALONG = (
+    Measure("output error", lambda point: point.figures.get("output_error", ())),
+    Measure("KL", lambda point: point.figures.get("kl", ())),
+)
+"""What is measured along the full cache's answers."""
 
-    first: str
-    second: str
-    budget: int | None
-    """Budget of the methods that take one."""
-    problems: int
-    first_solved: float
-    second_solved: float
-    only_first: int
-    """Problems that only the first solved."""
-    only_second: int
-    difference: Interval
-    """Share solved by the second minus the share solved by the first, with its bootstrap
-    interval."""
-    p: float
-    """p-value of McNemar's test, exact and two-sided."""
-    p_adjusted: float
-    """The p-value after Holm's correction over all tests of the task."""
-    verdict: str
-    """The better method, if the test shows one."""
+
+def main_measure(points: Sequence[Point]) -> Measure:
+    """Return what ranks methods on a task: problems solved, or the loss if nothing is solved."""
+    return SOLVED if any(point.outcomes for point in points) else LOSS
 
 
 @dataclass(frozen=True)
@@ -107,14 +102,14 @@ class TaskSummary:
     """Seeds that are counted."""
     points: tuple[Point, ...]
     tests: tuple[Test, ...]
-    """The pairs that the sweep names."""
+    """The pairs that the sweep names, by every measure."""
     leaders: Mapping[int, frozenset[str]]
     """Per budget, of the methods known to hold it, those that are not shown to be worse than the
-    method that solved most (McNemar's test of all pairs at all budgets, adjusted by Holm). The set
+    best by the `main_measure` (paired tests of all pairs at all budgets, adjusted by Holm). The set
     is empty if no method solved a problem. The oracle does not count."""
     chance: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    """Per budget at which eviction at random was tried, the methods that are not shown to solve
-    more than its best variant (McNemar's test, adjusted by Holm)."""
+    """Per budget at which eviction at random was tried, the methods that are not shown to be better
+    than its best variant (paired tests, adjusted by Holm)."""
 
     def point(self, method: str, budget: int | str | None) -> Point:
         """Return one point; a method that takes no budget has the same point at every budget.
@@ -165,10 +160,11 @@ def summarise(results: Results) -> list[TaskSummary]:
             complete = [each for each in plan.sweep.seeds if (model, task, each) not in missing]
             seeds = tuple(complete or plan.sweep.seeds)
             wanted = plan.sweep.problems * len(seeds)
-            points = []
+            points: list[Point] = []
             for method, budget in plan.points(model, task):
                 own = [row for row in rows[model, task, method, budget] if row["seed"] in seeds]
                 points.append(point_of(method, budget, own, wanted))
+            points, measure = _against_full(points), main_measure(points)
             found.append(
                 TaskSummary(
                     model=model,
@@ -177,9 +173,13 @@ def summarise(results: Results) -> list[TaskSummary]:
                     mean_length=plan.lengths[model][task],
                     seeds=seeds,
                     points=tuple(points),
-                    tests=tuple(named_tests(points, plan.sweep.pairs)),
-                    leaders=leaders(points),
-                    chance=not_above_chance(points),
+                    tests=tuple(
+                        test
+                        for each in (SOLVED, LOSS, *ALONG)
+                        for test in paired_tests(points, plan.sweep.pairs, each)
+                    ),
+                    leaders=leaders([each for each in points if each.holds_budget], measure),
+                    chance=not_above_chance(points, measure),
                 )
             )
     return found
@@ -194,144 +194,81 @@ def point_of(method: str, budget: int | None, rows: Sequence[Found], wanted: int
     if len(rows) < wanted:
         return point(refusal=f"{len(rows)} of {wanted} problems run")
     rows = sorted(rows, key=lambda row: (row["seed"], row["problem"]))
-    outcomes = tuple(row["solved"] for row in rows)
     columns = {name: [row[name] for row in rows if row[name] is not None] for name in MEASURED}
     figures = {name: tuple(values) for name, values in columns.items() if values}
-    share, seconds = float(np.mean(outcomes)), [row["seconds_per_token"] for row in rows]
+    outcomes, losses = (
+        tuple(row[name] for row in rows if row.get(name) is not None) for name in ("solved", "loss")
+    )
+    peak = max(figures.get("entries", ()), default=None)
+    share = fmean(outcomes) if outcomes else 0.0
     return point(
-        solved=share,
-        interval=Interval(share, *wilson(sum(outcomes), len(outcomes), LEVEL)),
+        solved=share if outcomes else None,
+        interval=(
+            Interval(share, *wilson(sum(outcomes), len(outcomes), LEVEL)) if outcomes else None
+        ),
         by_seed={
-            seed: float(np.mean([row["solved"] for row in own]))
+            seed: fmean(row["solved" if outcomes else "loss"] for row in own)
             for seed, own in groupby(rows, key=itemgetter("seed"))
         },
+        perplexity=perplexity_of(losses, [row["tokens"] for row in rows]) if losses else None,
         measured={
             name: Interval(*mean_interval(values, LEVEL))
             for name, values in figures.items()
             if len(values) > 1
         },
-        peak_entries=max(figures.get("entries", ()), default=None),
-        seconds_per_token=None if None in seconds else float(np.mean(seconds)),
+        peak_entries=peak,
+        holds_budget=True if budget is None else None if peak is None else peak <= budget,
+        seconds_per_token=_seconds(rows),
         outcomes=outcomes,
         figures=figures,
+        losses=losses,
     )
+
+
+def _seconds(rows: Sequence[Found]) -> Interval | None:
+    """Return the seconds of a token with their range over the jobs, if there are several."""
+    batches = {row["job"]: row["seconds_per_token"] for row in rows}.values()
+    if len(batches) < 2 or None in batches:
+        return None
+    return Interval(fmean(batches), min(batches), max(batches))
+
+
+def _against_full(points: Sequence[Point]) -> list[Point]:
+    """Compare the losses with those of the full cache, if they are there."""
+    full = next((each for each in points if each.method == FULL), None)
+
+    def compared(point: Point) -> Point:
+        if full is None or full.perplexity is None or point.perplexity is None:
+            return point
+        gap, nats = point.perplexity - full.perplexity, None
+        if point is not full and len(point.losses) > 1:
+            nats = Interval(*paired_difference(full.losses, point.losses, LEVEL))
+        return replace(point, gap=gap, nats=nats)
+
+    return list(map(compared, points))
 
 
 def plain(point: Point) -> dict[str, Any]:
     """Return what was found at one point as plain data; the figures are means."""
-    share, seconds, nbytes = point.interval, point.seconds_per_token, point.mean("nbytes")
+    share, nbytes, nats = point.interval, point.mean("nbytes"), point.nats
+    seconds = point.seconds_per_token
     return {
         "spec": point.method,
         "budget": point.budget,
+        "holds_budget": point.holds_budget,
         "problems": point.problems,
         "refusal": point.refusal,
         "accuracy": point.solved,
         "accuracy_low": None if share is None else share.low,
         "accuracy_high": None if share is None else share.high,
+        "perplexity": point.perplexity,
+        "gap": point.gap,
+        "nats": None if nats is None else nats.mean,
+        "nats_low": None if nats is None else nats.low,
+        "nats_high": None if nats is None else nats.high,
         **{name: point.mean(name) for name in MEASURED if name != "nbytes"},
         "kilobytes": None if nbytes is None else nbytes / 1024,
-        "milliseconds_per_token": None if seconds is None else 1000 * seconds,
+        "milliseconds_per_token": None if seconds is None else 1000 * seconds.mean,
+        "milliseconds_fastest": None if seconds is None else 1000 * seconds.low,
+        "milliseconds_slowest": None if seconds is None else 1000 * seconds.high,
     }
-
-
-# --- tests of pairs ------------------------------------------------------------------------------
-
-FULL = "full"
-CONTROL = "random"
-"""The method that evicts at random."""
-
-Pair = tuple[Point, Point]
-
-
-def _discordant(first: Point, second: Point) -> tuple[int, int]:
-    one, other = np.array(first.outcomes), np.array(second.outcomes)
-    return int((one & ~other).sum()), int((other & ~one).sum())
-
-
-def _adjusted(pairs: Sequence[Pair]) -> list[float]:
-    """Return McNemar's p-value of each pair after Holm's correction over all of them."""
-    return holm([mcnemar(*_discordant(*pair)) for pair in pairs])
-
-
-def _shown_better(pairs: Sequence[Pair]) -> list[bool]:
-    """Say of each pair whether the first is shown to have solved more than the second."""
-    return [
-        p < 1 - LEVEL and sum(first.outcomes) > sum(second.outcomes)
-        for (first, second), p in zip(pairs, _adjusted(pairs), strict=True)
-    ]
-
-
-def _by_budget(points: Sequence[Point]) -> dict[int, list[Point]]:
-    """Group points that have figures and a budget, the best first, without the oracle."""
-    counted = [p for p in points if p.refusal is None and p.method != ORACLE]
-    counted.sort(key=lambda point: point.solved or 0.0, reverse=True)
-    budgets = sorted({p.budget for p in counted if p.budget is not None})
-    return {budget: [p for p in counted if p.budget == budget] for budget in budgets}
-
-
-def named_tests(points: Sequence[Point], names: Sequence[tuple[str, str]]) -> Iterator[Test]:
-    """Test pairs of methods at every budget that both have; Holm adjusts all p-values together."""
-    ran = [point for point in points if point.refusal is None]
-    pairs = [
-        (one, other)
-        for first, second in names
-        for one in ran
-        for other in ran
-        if (one.method, other.method) == (first, second)
-        if one.budget == other.budget or None in (one.budget, other.budget)
-    ]
-    for (first, second), adjusted in zip(pairs, _adjusted(pairs), strict=True):
-        only_first, only_second = _discordant(first, second)
-        better = second.method if only_second > only_first else first.method
-        difference = paired_shares(only_first, only_second, first.problems, LEVEL)
-        yield Test(
-            first=first.method,
-            second=second.method,
-            budget=first.budget or second.budget,
-            problems=first.problems,
-            first_solved=float(np.mean(first.outcomes)),
-            second_solved=float(np.mean(second.outcomes)),
-            only_first=only_first,
-            only_second=only_second,
-            difference=Interval(*difference),
-            p=mcnemar(only_first, only_second),
-            p_adjusted=adjusted,
-            verdict=better if adjusted < 1 - LEVEL else "no difference shown",
-        )
-
-
-def leaders(points: Sequence[Point]) -> dict[int, frozenset[str]]:
-    """Return per budget the methods known to hold it and not shown to be worse than the best.
-
-    If the best solved nothing, the set is empty.
-    """
-    groups = _by_budget([point for point in points if point.holds_budget])
-    pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
-    beaten = {
-        (best.budget, best.method, other.method)
-        for (best, other), better in zip(pairs, _shown_better(pairs), strict=True)
-        if better
-    }
-    return {
-        budget: frozenset(
-            point.method
-            for point in group
-            if group[0].solved and (budget, group[0].method, point.method) not in beaten
-        )
-        for budget, group in groups.items()
-    }
-
-
-def not_above_chance(points: Sequence[Point]) -> dict[int, frozenset[str]]:
-    """Return per budget the methods that are not shown to solve more than eviction at random."""
-    pairs: list[Pair] = []
-    for group in _by_budget(points).values():
-        controls = [point for point in group if base_name(point.method) == CONTROL]
-        others = [point for point in group if base_name(point.method) != CONTROL]
-        pairs += [(other, controls[0]) for other in others if controls]
-    found: dict[int, frozenset[str]] = {}
-    for (other, _), better in zip(pairs, _shown_better(pairs), strict=True):
-        assert other.budget is not None
-        names = frozenset() if better else frozenset([other.method])
-        found[other.budget] = found.get(other.budget, frozenset()) | names
-    return found

@@ -96,7 +96,7 @@ def test_rows_are_printed_with_their_refusals_and_wide_names(printed, tmp_path, 
     shown = printed("--methods", f"tova raas {wide}", "--budget", "20").splitlines()
     rows = [line for line in shown if line.startswith(("tova", "raas", "snapkv"))]
     assert rows[0].split()[:3] == ["tova", "20", "0"]
-    assert rows[1].startswith(f"raas{20 * ' '}20  does not fit 1 of 1 problems: budget = 20")
+    assert rows[1].startswith(f"raas{22 * ' '}20  does not fit 1 of 1 problems: budget = 20")
     after = shown[shown.index(wide) + 1]
     assert after.split()[0] == "20" and after.index("20") == rows[0].index("20")
     assert not list(tmp_path.iterdir()), "a page is written where one is asked for"

@@ -6,6 +6,7 @@ import re
 import tomllib
 from dataclasses import replace
 from html import escape
+from math import log, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +18,22 @@ from tolerances import DECIMALS, EXACT
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.evaluate.pairs import leaders, not_above_chance
 from kvlab.fast.lab.evaluate.statistics import (
     holm,
     mcnemar,
     mean_interval,
-    paired_difference,
     paired_shares,
+    sign_flips,
     wilson,
 )
+from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.lab.sweep.jobs import FIGURES, MEASURED
-from kvlab.fast.lab.sweep.plan import ORACLE, make_plan, make_sweep, read_sweep
+from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, read_sweep
 from kvlab.fast.lab.sweep.report import accuracy_cell, write_report
 from kvlab.fast.lab.sweep.run import read_stored, run_sweep
-from kvlab.fast.lab.sweep.summary import Point, leaders, not_above_chance, summarise
+from kvlab.fast.lab.sweep.summary import SOLVED as BY_SOLVED
+from kvlab.fast.lab.sweep.summary import Point, summarise
 from kvlab.fast.lab.tables import Bold, escape_markdown, html_of
 from kvlab.reference import methods
 from study.stored import RESULTS, stored_summary
@@ -133,16 +137,40 @@ def test_holm_keeps_false_alarms_rare():
     assert np.mean(unadjusted) > 0.3
 
 
-def test_shares_resampled_by_counts_are_those_resampled_one_by_one():
-    first = [1.0] * 30 + [0.0] * 70
-    second = [1.0] * 20 + [0.0] * 10 + [1.0] * 25 + [0.0] * 45
-    mean, low, high = paired_shares(10, 25, 100)
-    one_by_one = paired_difference(first, second)
-    assert mean == pytest.approx(one_by_one[0], abs=DECIMALS)
-    assert (low, high) == pytest.approx(one_by_one[1:], abs=0.0101)  # a problem more or less
-    assert paired_shares(25, 10, 100)[0] == -mean
+def log_likelihood(alone: float, difference: float, b: int, c: int, n: int) -> float:
+    """Of b pairs that the second alone solved, c that the first alone solved, n in all."""
+    cells = ((b, alone + difference), (c, alone), (n - b - c, 1 - 2 * alone - difference))
+    return sum(count * log(max(share, 1e-300)) for count, share in cells if count)
+
+
+@pytest.mark.parametrize(("c", "b", "n"), [(10, 25, 100), (0, 6, 20), (3, 0, 30), (7, 7, 15)])
+def test_tango_s_interval_ends_where_the_score_test_begins_to_reject(c, b, n):
+    """The share of the first alone is found by trying; at an end the statistic is 1.96."""
+    for end in paired_shares(c, b, n)[1:]:
+        shares = np.linspace(max(0.0, -end), (1 - end) / 2, 200_001)
+        alone = max(shares, key=lambda share: log_likelihood(share, end, b, c, n))
+        spread = sqrt(n * (2 * alone + end * (1 - end)))
+        assert abs(b - c - n * end) / spread == pytest.approx(1.96, abs=1e-3)
+    assert paired_shares(b, c, n)[1:] == pytest.approx([-x for x in paired_shares(c, b, n)[:0:-1]])
+
+
+def test_no_interval_of_shares_is_a_point():
+    """0 of 60 against 0 of 60: the ends are z²/(60 + z²) = 3.8415/63.8415."""
+    end = pytest.approx(0.060172, abs=1e-6)
+    mean, low, high = paired_shares(0, 0, 60)
+    assert (mean, -low, high) == (0.0, end, end)
+    assert paired_shares(0, 60, 60)[1] < paired_shares(0, 60, 60)[2] == 1.0
     with pytest.raises(ValueError, match="together at most trials = 5"):
         paired_shares(3, 3, 5)
+
+
+def test_signs_are_flipped_by_hand():
+    """Of 2⁴ choices for 1, 2, 3, −1, two sums are ±7 and four are ±5, as far as the observed 5."""
+    assert sign_flips([1, 2, 3, -1]) == 6 / 16
+    assert sign_flips([0.1] * 6) == 2 / 2**6
+    assert sign_flips([0.0, 0.0]) == 1.0
+    drawn = np.random.default_rng(0).normal(size=40)
+    assert sign_flips(drawn + 1) < 0.001 < 0.2 < sign_flips(drawn - drawn.mean() + 0.1)
 
 
 def test_the_interval_of_a_mean_holds_it():
@@ -160,7 +188,7 @@ def test_points_are_summed_over_seeds(stored):
     assert (point.problems, point.solved, point.by_seed) == (40, 0.4, {0: 0.4, 1: 0.4})
     assert (point.interval.low, point.interval.high) == wilson(16, 40)
     assert point.measured["entries"].mean == 50
-    assert point.seconds_per_token == pytest.approx(0.002, abs=DECIMALS)
+    assert point.seconds_per_token.mean == pytest.approx(0.002, abs=DECIMALS)
     assert summary.point("full", 50) is summary.point("full", None)
     assert summary.point("raas", 60).refusal == (
         "does not fit 40 of 40 problems: budget is < 90 & too small"
@@ -172,23 +200,22 @@ def test_points_are_summed_over_seeds(stored):
 def test_pairs_are_tested_on_the_same_problems(stored):
     """h2o alone solves 6 of 20, tova alone 10, in both seeds; at 60 they solve the same."""
     (summary,) = summarise(stored)
-    assert [(test.first, test.second, test.budget) for test in summary.tests] == [
-        ("h2o", "tova", 50),
-        ("h2o", "tova", 60),
-        ("full", "h2o", 50),
-        ("full", "h2o", 60),
+    pairs = [("h2o", "tova", 50), ("h2o", "tova", 60), ("full", "h2o", 50), ("full", "h2o", 60)]
+    assert [(test.measure, test.first, test.second, test.budget) for test in summary.tests] == [
+        (measure, *pair) for measure in ("solved", "output error", "KL") for pair in pairs
     ]
-    small, large, against_full, _ = summary.tests
+    small, large, against_full, _ = solved = summary.tests[:4]
     assert (small.only_first, small.only_second) == (12, 20)
     assert small.p == pytest.approx(mcnemar(12, 20), abs=EXACT)
     assert small.difference.mean == pytest.approx(0.2, abs=DECIMALS)
     assert small.difference.low < 0.2 < small.difference.high
     assert small.verdict == large.verdict == "no difference shown"
-    assert (large.p, large.difference.high) == (1.0, 0.0)
+    assert (large.p, large.difference.mean) == (1.0, 0.0)
+    assert large.difference.low < 0 < large.difference.high
     assert (against_full.only_first, against_full.only_second) == (24, 0)
     assert against_full.verdict == "full"
-    p_values = [test.p for test in summary.tests]
-    assert [test.p_adjusted for test in summary.tests] == holm(p_values)
+    assert [test.p_adjusted for test in solved] == holm([test.p for test in solved])
+    assert {test.p_adjusted for test in summary.tests[4:]} == {1.0}, "the same error everywhere"
 
 
 def held(stored, peaks):
@@ -222,10 +249,10 @@ def test_the_measured_problems_tell_of_the_budget(stored, peaks, holds, mark):
     assert summary.point("full", None).holds_budget is True
 
 
-def points(budget=50, peak=50.0, **solved):
+def points(budget=50, holds=True, **solved):
     """Points of 40 problems, of which each method solves the first so many."""
     outcomes = {method: tuple(n < count for n in range(40)) for method, count in solved.items()}
-    facts = {"budget": budget, "problems": 40, "peak_entries": peak}
+    facts = {"budget": budget, "problems": 40, "holds_budget": holds}
     return [
         Point(method=method, solved=float(np.mean(each)), outcomes=each, **facts)
         for method, each in outcomes.items()
@@ -239,20 +266,18 @@ def points(budget=50, peak=50.0, **solved):
         pytest.param(points(h2o=20, tova=0, knorm=5), {"h2o"}, id="two are worse"),
         pytest.param(points(h2o=0, tova=0), set(), id="nothing is solved"),
         pytest.param(points(h2o=4, oracle=40), {"h2o"}, id="the oracle is no method"),
-        pytest.param(points(h2o=4) + points(tova=40, peak=51), {"h2o"}, id="one exceeds"),
-        pytest.param(points(h2o=4) + points(tova=40, peak=None), {"h2o"}, id="one may exceed"),
     ],
 )
-def test_leaders_hold_the_budget_and_are_not_shown_to_be_worse(given, leading):
-    assert leaders(given) == {50: leading}
+def test_leaders_are_not_shown_to_be_worse(given, leading):
+    assert leaders(given, BY_SOLVED) == {50: leading}
 
 
 def test_methods_that_are_not_shown_to_beat_random_are_named_and_marked(stored):
     given = [*points(random=0, oracle=40, h2o=30, tova=14, knorm=0), *points(h2o=40, budget=60)]
-    assert not_above_chance(given) == {50: {"knorm"}}
+    assert not_above_chance(given, BY_SOLVED) == {50: {"knorm"}}
     better = [*given, *[replace(each, method="random@recent=16") for each in points(x=10)]]
-    assert not_above_chance(better) == {50: {"tova", "knorm"}}
-    assert not_above_chance(given[1:]) == {}, "nothing to compare with"
+    assert not_above_chance(better, BY_SOLVED) == {50: {"tova", "knorm"}}
+    assert not_above_chance(given[1:], BY_SOLVED) == {}, "nothing to compare with"
     (summary,) = summarise(stored)
     marked = replace(summary, chance={60: frozenset({"h2o"})})
     assert accuracy_cell(marked, marked.point("h2o", 60)) == Bold("50.0 (35.2–64.8) ≈")

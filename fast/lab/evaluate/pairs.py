@@ -1,0 +1,246 @@
+"""Paired tests: two methods on the same problems, windows or needles."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+from typing import Any, TypeVar
+
+from kvlab.fast.lab.evaluate.statistics import (
+    Interval,
+    holm,
+    mcnemar,
+    paired_difference,
+    paired_shares,
+    sign_flips,
+)
+from kvlab.fast.lab.points import ORACLE, Row
+from kvlab.fast.lab.tables import Column
+from kvlab.reference.methods import base_name
+
+LEVEL = 0.95
+"""Level of every interval; tests are called significant below 1 − LEVEL."""
+
+CONTROL = "random"
+"""The method that evicts at random."""
+
+CHANCE = "≈"
+"""Marks a row that is not shown to do better than eviction at random."""
+
+Values = Sequence[bool] | Sequence[float]
+"""A measure on every unit (problem, window, haystack), in the same order for all methods."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What methods are compared by."""
+
+    name: str
+    values: Callable[[Any], Values]
+    """Returns the values of a row; none if it was not measured."""
+    sign: int = -1
+    """1 where more is better, −1 where less is."""
+
+    def goodness(self, row: Row) -> float:
+        """Return the mean of a row, the better the higher."""
+        return self.sign * fmean(self.values(row))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """Two methods on the same units."""
+
+    measure: str
+    first: str
+    second: str
+    budget: int | str | None
+    """Budget of the methods that take one."""
+    units: int
+    first_mean: float
+    """Mean over the units; of yes and no, the share of yes."""
+    second_mean: float
+    only_first: int | None = None
+    """Units where only the first has a yes; None if the measure is no yes or no."""
+    only_second: int | None = None
+    difference: Interval
+    """Second mean less the first: with Tango's score interval if the measure is yes or no, else
+    with the bootstrap interval over the units."""
+    p: float
+    """Two-sided p-value: of McNemar's exact test for yes or no, else of the permutation test that
+    flips signs."""
+    p_adjusted: float
+    """The p-value after Holm's correction over all tests of the measure."""
+    verdict: str
+    """The better method, if the test shows one."""
+
+
+RowType = TypeVar("RowType", bound=Row)
+Pair = tuple[RowType, RowType]
+
+
+def every_pair(methods: Sequence[str]) -> list[tuple[str, str]]:
+    """Return all pairs of methods, each once."""
+    return list(combinations(dict.fromkeys(methods), 2))
+
+
+def check_pairs(pairs: Sequence[tuple[str, ...]], methods: Sequence[str]) -> None:
+    """Raise ValueError if an entry does not name two methods that are among those that run."""
+    for pair in pairs:
+        if len(set(pair)) != 2 or len(pair) != 2:
+            raise ValueError(f"an entry of pairs = {list(pair)} must name two methods")
+        if unknown := [spec for spec in pair if spec not in methods]:
+            raise ValueError(f"pairs names {unknown[0]!r}, which is not among the methods")
+
+
+def paired_tests(
+    rows: Sequence[Row], names: Sequence[tuple[str, str]], measure: Measure
+) -> list[Test]:
+    """Test pairs of methods at every budget that both have; Holm adjusts all p-values together."""
+    ran = [row for row in rows if row.refusal is None and len(measure.values(row)) > 1]
+    pairs = [
+        (one, other)
+        for first, second in names
+        for one in ran
+        for other in ran
+        if (one.method, other.method) == (first, second)
+        if one.budget == other.budget or None in (one.budget, other.budget)
+        if len(measure.values(one)) == len(measure.values(other))
+    ]
+    return [
+        _test(one, other, measure, adjusted)
+        for (one, other), adjusted in zip(pairs, _adjusted(pairs, measure), strict=True)
+    ]
+
+
+def _test(first: Row, second: Row, measure: Measure, adjusted: float) -> Test:
+    one, other = measure.values(first), measure.values(second)
+    only = _alone(one, other) if isinstance(one[0], bool) else None
+    better = max((first, second), key=measure.goodness).method
+    return Test(
+        measure=measure.name,
+        first=first.method,
+        second=second.method,
+        budget=first.budget or second.budget,
+        units=len(one),
+        first_mean=fmean(one),
+        second_mean=fmean(other),
+        only_first=only and only[0],
+        only_second=only and only[1],
+        difference=Interval(
+            *(paired_shares(*only, len(one), LEVEL) if only else paired_difference(one, other))
+        ),
+        p=_p_value(one, other),
+        p_adjusted=adjusted,
+        verdict=better if adjusted < 1 - LEVEL else "no difference shown",
+    )
+
+
+def _alone(one: Values, other: Values) -> tuple[int, int]:
+    pairs = list(zip(one, other, strict=True))
+    return pairs.count((True, False)), pairs.count((False, True))
+
+
+def _p_value(one: Values, other: Values) -> float:
+    """Return the p-value of the test that fits: yes or no, or a number on every unit."""
+    if isinstance(one[0], bool):
+        return mcnemar(*_alone(one, other))
+    return sign_flips([a - b for a, b in zip(one, other, strict=True)])
+
+
+def _adjusted(pairs: Sequence[Pair], measure: Measure) -> list[float]:
+    """Return the p-value of each pair after Holm's correction over all of them."""
+    return holm([_p_value(*map(measure.values, pair)) for pair in pairs])
+
+
+def _shown_better(pairs: Sequence[Pair], measure: Measure) -> list[bool]:
+    """Say of each pair whether the first is shown to be better than the second."""
+    return [
+        p < 1 - LEVEL and measure.goodness(first) > measure.goodness(second)
+        for (first, second), p in zip(pairs, _adjusted(pairs, measure), strict=True)
+    ]
+
+
+def _by_budget(rows: Sequence[RowType], measure: Measure) -> dict[Any, list[RowType]]:
+    """Group rows that have values and a budget, the best first, without the oracle."""
+    counted = [row for row in rows if measure.values(row) and row.method != ORACLE]
+    counted.sort(key=measure.goodness, reverse=True)
+    budgets = dict.fromkeys(row.budget for row in rows if row.budget is not None)
+    groups = {each: [row for row in counted if row.budget == each] for each in budgets}
+    return {budget: group for budget, group in groups.items() if group}
+
+
+def leaders(rows: Sequence[Row], measure: Measure) -> dict[Any, frozenset[str]]:
+    """Return per budget the methods that are not shown to be worse than the best.
+
+    If the best has no yes, the set is empty.
+    """
+    groups = _by_budget(rows, measure)
+    pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
+    beaten = {
+        (best.budget, best.method, other.method)
+        for (best, other), better in zip(pairs, _shown_better(pairs, measure), strict=True)
+        if better
+    }
+    return {
+        budget: frozenset(
+            row.method
+            for row in group
+            if measure.goodness(group[0]) and (budget, group[0].method, row.method) not in beaten
+        )
+        for budget, group in groups.items()
+    }
+
+
+def not_above_chance(rows: Sequence[Row], measure: Measure) -> dict[Any, frozenset[str]]:
+    """Return per budget the methods that are not shown to be better than eviction at random."""
+    pairs: list[Pair] = []
+    for group in _by_budget(rows, measure).values():
+        controls = [row for row in group if base_name(row.method) == CONTROL]
+        others = [row for row in group if base_name(row.method) != CONTROL]
+        pairs += [(other, controls[0]) for other in others if controls]
+    found: dict[Any, frozenset[str]] = {}
+    for (other, _), better in zip(pairs, _shown_better(pairs, measure), strict=True):
+        names = frozenset() if better else frozenset([other.method])
+        found[other.budget] = found.get(other.budget, frozenset()) | names
+    return found
+
+
+TESTS = (
+    Column("1st", "first"),
+    Column("2nd", "second"),
+    Column(
+        "verdict: better", "verdict", bold=lambda test: test.verdict in (test.first, test.second)
+    ),
+    Column("of", "measure"),
+    Column("budget"),
+    Column("1st mean", lambda test: _mean(test, test.first_mean)),
+    Column("2nd mean", lambda test: _mean(test, test.second_mean)),
+    Column("only 1st", "only_first"),
+    Column("only 2nd", "only_second"),
+    Column("difference", lambda test: _difference(test)),
+    Column("p", format=lambda p: _p(p)),
+    Column("Holm", "p_adjusted", lambda p: _p(p)),
+)
+TESTS_CAPTION = (
+    "Yes or no (solved, found): means are shares; only 1st, only 2nd: units with a yes of one "
+    f"alone; difference: 2nd less 1st in points, with Tango's {LEVEL:.0%} score interval; p: "
+    "McNemar's exact test. Other measures: difference of the means over the units, with the "
+    f"{LEVEL:.0%} bootstrap interval; p: permutation test that flips signs. Both p are two-sided; "
+    "Holm: adjusted over all rows of the measure. The intervals are not adjusted."
+)
+"""What the columns of the table of tests mean."""
+
+
+def _mean(test: Test, mean: float) -> str:
+    return f"{mean:.4f}" if test.only_first is None else f"{100 * mean:.1f} %"
+
+
+def _difference(test: Test) -> str:
+    found = test.difference
+    if test.only_first is not None:
+        return found.percent(1, "+", " to ")
+    return found.written(4, "+", " to ")
+
+
+def _p(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
