@@ -33,6 +33,8 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "methods":
+        return import_module(f"{__name__}.methods")
     home = next((module for module, names in HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -42,3 +44,7 @@ def __getattr__(name: str) -> Any:
         raise ModuleNotFoundError(
             f"kvlab.fast.{name} needs {error.name}: pip install 'kvlab[fast]'", name=error.name
         ) from error
+
+
+def __dir__() -> list[str]:
+    return ["methods", *(name for names in HOMES.values() for name in names)]

@@ -17,7 +17,7 @@ from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Result, claims, count, paper, prove
 from kvlab.reference.proofs.claim import Claim, Kind, Verdict
-from kvlab.reference.proofs.ledger import Row, ledger
+from kvlab.reference.proofs.ledger import LedgerRow, ledger
 from study.readings import Difference, differences, pairs
 from study.stored import spread, stored_summary
 
@@ -143,7 +143,7 @@ def ledger_page() -> str:
     return "\n".join(parts)
 
 
-def _line(row: Row, by_tag: Mapping[str, Claim]) -> str:
+def _line(row: LedgerRow, by_tag: Mapping[str, Claim]) -> str:
     found = [by_tag[tag] for tag in row.claims]
     checked = [f"{each.tag} `{each.name}`: {each.expected}" for each in found]
     checked += [f"`{test.rpartition('::')[2]}`" for test in row.tests]

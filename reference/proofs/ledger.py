@@ -34,7 +34,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Row:
+class LedgerRow:
     """One thing that a paper contains."""
 
     paper: str
@@ -67,7 +67,7 @@ class Row:
 
 
 @cache
-def ledger() -> tuple[Row, ...]:
+def ledger() -> tuple[LedgerRow, ...]:
     """Return all rows, paper by paper."""
     stored, measured = _read("ledger.toml"), _read("measured.toml")
     rows = []
@@ -75,7 +75,7 @@ def ledger() -> tuple[Row, ...]:
         of_places = measured.get(name, {})
         for each in stored[name]:
             found = [Measured(**one) for one in of_places.get(each["place"], [])]
-            rows.append(Row(name, **each, measured=found))
+            rows.append(LedgerRow(name, **each, measured=found))
     return tuple(rows)
 
 
