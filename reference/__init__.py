@@ -4,7 +4,7 @@ What users and notebooks import is here. Read the files in this order:
 
 1. what a block sees: `notation`, `attention`, `observation`
 2. the four questions, and the step that asks them: `policy`, `step`, `selection`, `cache`
-3. methods: `methods`, one file per method, of `method`, `windows` and `granularity`
+3. methods: `methods`, one file per method, of `method`, `windows` and `granularity`; `outside`
 4. codes: `precisions`, of `quantization`, `codes` and `stored_vectors`
 5. runs: `streams`, and models with `transformer` and `generate`
 6. what is checked and counted: `checks`, `invariants`, `accounting`, `measure`, `files`

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 
 from kvlab.reference.notation import Array
 from kvlab.reference.quantization import FULL_BITS
@@ -20,6 +20,23 @@ ELEMENT = 2
 """Bytes of an element of a key or value."""
 SCALE_AND_ZERO = 32
 """Bits that a group of quantised elements takes besides its codes."""
+
+
+ENTRIES = (
+    "entries: kept per KV head after a step, mean over the layers, at its most from the last token "
+    "of the prompt on"
+)
+"""What every table means by entries: `most_entries`."""
+
+
+def most_entries(kept: Real[Array, "layers steps"]) -> float:
+    """Return what tables call entries.
+
+    Args:
+        kept: entries per KV head that each layer keeps after each step, the first of which ends
+            with the last token of the prompt.
+    """
+    return float(kept.mean(axis=0).max())
 
 
 Count = int | float | Float[Array, "..."] | Int[Array, "..."]

@@ -82,7 +82,7 @@ def advance(
     def attend(layer: int, queries: Array, keys: Array, values: Array, hidden: Array) -> Array:
         grouped = group_heads(queries, len(keys))
         given = grouped, keys, values, confidences, model.rotate
-        block = Block(clock, layer, *given, hidden_states=hidden)
+        block = Block(clock, layer, *given, hidden_states=hidden, layers=len(caches))
         result = step(session.policy, caches[layer], block)
         caches[layer] = result.cache
         if watch is not None:

@@ -86,6 +86,11 @@ class Method(ABC):
         """The method without its wrappers."""
         return self
 
+    @property
+    def note(self) -> str:
+        """What the specification does not say and a reader has to know."""
+        return ""
+
     @abstractmethod
     def policy(self, budget: int | None) -> Policy:
         """Compose the four answers for a budget of entries per KV head and layer.
@@ -104,6 +109,10 @@ class Wrapper(Method):
     @property
     def innermost(self) -> Method:
         return self.base.innermost
+
+    @property
+    def note(self) -> str:
+        return self.base.note
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ class CommonOptions(Wrapper):
         return replace(policy, precision=precisions()[self.precision])
 
     def _in_pages(self, policy: Policy) -> Policy:
-        if not isinstance(policy.budget, Entries) or not isinstance(policy.precision, Full):
+        if type(policy.budget) is not Entries or not isinstance(policy.precision, Full):
             raise ValueError(
                 f"page = {self.page} must be 1 for {self.base.name}: only methods that evict down "
                 "to a budget of entries, and quantise nothing, can evict whole pages"

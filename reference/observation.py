@@ -67,6 +67,8 @@ class Observation:
     """What the attention module is given for the block's tokens and projects to queries, keys and
     values: where a norm comes before attention, as in Llama, the norm's output. None if the score
     does not read them."""
+    layers: int = 1
+    """Layers of the model, those that no policy compresses included."""
 
     def logits(self, queries: Float[Array, "G rho w d"]) -> Float[Array, "G rho w n"]:
         """Logits of these queries over the present entries, as the model computes them."""

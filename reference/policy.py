@@ -8,6 +8,8 @@
 | How precisely is it kept? | `Precision` |
 """
 
+import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,6 +154,12 @@ class Around(Score):
 class Schedule(ABC):
     """When do we look?"""
 
+    def __str__(self) -> str:
+        """Say when, by the first line of the class's docstring with the values of its fields."""
+        when = (inspect.getdoc(type(self)) or repr(self)).partition("\n")[0].removesuffix(".")
+        when = re.sub(r"``(\w+)``", lambda name: str(getattr(self, name[1])), when)
+        return when[:1].lower() + when[1:]
+
     @abstractmethod
     def due(self, clock: Clock) -> bool:
         """Say whether to select after this block."""
@@ -178,7 +186,9 @@ class Budget(ABC):
 
     @abstractmethod
     def room(self, seen: Observation, safe: Marks) -> int:
-        """Say how many entries may stay besides the safe ones."""
+        """Say how many entries may stay besides the safe ones, in layer ``seen.layer`` of
+        ``seen.layers``.
+        """
 
     def check(self, protect: Protect, prompt: int) -> None:
         """Raise ValueError if the protected entries alone exceed the budget."""
@@ -224,7 +234,7 @@ class Never(Schedule):
 
 @dataclass(frozen=True)
 class EveryBlock(Schedule):
-    """After every block of prefill and every ``decode_steps`` generated tokens."""
+    """After every block of prefill and every ``decode_steps`` generated token(s)."""
 
     decode_steps: int = 1
 

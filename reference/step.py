@@ -33,6 +33,8 @@ class Block:
     """Bound of the model's attention logits, if it has one."""
     hidden_states: Float[Array, "m D"] | None = None
     """What the model projects to queries, keys and values, for scores that read it."""
+    layers: int = 1
+    """Layers of the model."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ def _observe_attention(
         confidence=block.confidence,
         softcap=block.softcap,
         hidden_states=block.hidden_states if policy.score.needs.hidden_states else None,
+        layers=block.layers,
     )
     return output, seen
 

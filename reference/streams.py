@@ -37,6 +37,8 @@ class Stream:
     """Bound of the model's attention logits, if it has one."""
     layer: int = 0
     """Number of the layer; policies that draw at random depend on it."""
+    layers: int = 1
+    """Layers of the model."""
 
     @property
     def tokens(self) -> int:
@@ -65,6 +67,7 @@ class Stream:
                 np.asarray(self.values[:, piece], np.float64),
                 confidence[: self.first + last],
                 softcap=self.softcap,
+                layers=self.layers,
             )
 
 

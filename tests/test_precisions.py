@@ -13,7 +13,7 @@ from kvlab.reference.codes import E2M1, E4M3, E5M2
 from kvlab.reference.precisions import OnArrival, precisions, turboquant
 from kvlab.reference.precisions.fp8 import FP8
 from kvlab.reference.precisions.turboquant import TurboQuantMSE, TurboQuantProd
-from kvlab.reference.simulator.occupancy import occupancy
+from kvlab.reference.simulator.occupancy import occupancies
 from kvlab.reference.stored_vectors import StoredVectors
 from kvlab.reference.streams import Source, random_stream, run_stream
 
@@ -270,7 +270,7 @@ def test_attention_reads_codes_of_earlier_blocks_and_its_own_block_as_it_came(na
 @pytest.mark.parametrize("d", [8, 32])
 def test_the_planner_is_told_the_bits_that_are_stored(spec, d):
     stream = random_stream(Source("planner"), 2, 1, d, prompt=14, generated=20, block=5)
-    told = occupancy(policy_of(spec), 14, 20, 5, d)
+    told = occupancies(policy_of(spec), 14, 20, 5, d)[0]
     for result in run_stream(policy_of(spec), stream):
         cache, token = result.cache, result.seen.clock.seen - 1
         assert told.entries[token] == len(cache)

@@ -62,6 +62,8 @@ class Step:
     """The entries as a single layer reads them."""
     observed: bool = False
     """Whether the score has observed a long block already, part by part."""
+    numbers: list[int] = field(default_factory=list)
+    """Numbers of the layers in the model."""
     blocks: list[Block] = field(default_factory=list)
     queries: list[Queries] = field(default_factory=list)
     outputs: list[Queries] = field(default_factory=list)
@@ -123,6 +125,7 @@ class Group:
             queries, view = reposition(queries, view, block)
             step.view = view
         step.blocks.append(block)
+        step.numbers.append(block.layer)
         step.queries.append(queries)
         if queries.shape[3] == 1:
             output, attended = attend_as_needed(policy.needs, step.reads, queries, None, view)
@@ -199,7 +202,8 @@ class Group:
         given = [each.hidden_states for each in step.blocks if each.hidden_states is not None]
         return Observation(
             clock=clock,
-            layer=block.layer if self.count == 1 else -1,
+            numbers=step.numbers,
+            layers=block.layers,
             queries=queries,
             query_positions=clock.positions,
             view=step.view or LayerView(self.cache, block.softcap),

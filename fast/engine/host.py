@@ -153,6 +153,7 @@ class HostSequence:
         return ReferenceObservation(
             clock=self.clock,
             layer=seen.layer,
+            layers=seen.layers,
             queries=queries[:, :, first:],
             attention=self._attention(seen, queries.shape[1], block),
             keys=self.of_entries(as_array(seen.keys[number])),

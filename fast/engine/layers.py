@@ -35,7 +35,7 @@ class Layers:
     def begin(self, clock: BatchClock) -> None:
         """Take in that all layers are about to be given a block."""
         single = clock.positions.shape[1] == 1
-        if self.shared and not single:
+        if self.shared and (not single or not self._alike()):
             self.groups[0].catch_up()
             self.groups = [Group(self.policy, cache, self.watch) for cache in self.copies()]
             self.shared = False
@@ -60,6 +60,14 @@ class Layers:
         """End the block: layers that share a cache observe, decide and apply the decision."""
         if self.shared:
             self.groups[0].finish()
+
+    def _alike(self) -> bool:
+        """Say whether all layers that share a cache have equally many entries.
+
+        If not, the cache has room in every layer for as many as the fullest one has.
+        """
+        (cache,) = self.caches
+        return cache.counts == cache.counts[: cache.sequences] * cache.layers
 
     def _can_share(self, clock: BatchClock) -> bool:
         """Say whether these layers can share a cache from now on.

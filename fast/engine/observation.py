@@ -232,8 +232,10 @@ class Observation:
     """What a block of queries, or a part of it, saw in one layer."""
 
     clock: BatchClock
-    layer: int
-    """Number of the layer in the model; -1 for all layers together."""
+    numbers: Sequence[int]
+    """Number in the model of each layer that shares the cache."""
+    layers: int
+    """Layers of the model."""
     queries: Queries
     query_positions: QueryPositions
     view: LayerView
@@ -244,6 +246,11 @@ class Observation:
     """As in the reference, in the number format of the computation, for a score that reads them."""
     memo: dict[Any, Any] = field(default_factory=dict)
     """Results that were computed from this observation and are used again."""
+
+    @property
+    def layer(self) -> int:
+        """Number of the layer in the model; -1 for all layers together."""
+        return self.numbers[0] if len(self.numbers) == 1 else -1
 
     @property
     def cache(self) -> LayerCache:

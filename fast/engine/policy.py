@@ -119,10 +119,20 @@ class Budget(Twin[Part], ABC):
 
     @abstractmethod
     def room(self, clock: Clock, entries: int, safe: int) -> int | None:
-        """Say how many entries that are not safe may stay; None if that depends on the data."""
+        """Say how many entries that are not safe may stay, the same in all layers; None if that
+        depends on the layer or on the data.
+        """
+
+    def room_of_layer(
+        self, clock: Clock, entries: int, safe: int, layer: int, layers: int
+    ) -> int | None:
+        """Return the room in one of the model's layers; called where `room` returns None. None if
+        it depends on the data.
+        """
+        return None
 
     def room_in(self, seen: Observation, number: int, safe: Marks | None) -> int:
-        """Return the room of one sequence from its data; called where `room` returns None."""
+        """Return the room of one sequence from its data; called where the others return None."""
         raise NotImplementedError
 
 

@@ -41,6 +41,8 @@ class Block:
     """Bound of the model's attention logits, if it has one."""
     hidden_states: Float[Tensor, "N m D"] | None = None
     """What the model projects to queries, keys and values, if the score reads it."""
+    layers: int = 1
+    """Layers of the model."""
 
 
 @dataclass(eq=False)
@@ -159,29 +161,34 @@ def plan(
 ) -> tuple[list[int], list[int]]:
     """Return for every sequence how many entries leave, and how many candidates stay.
 
-    All layers share the answer if it follows from the clock and the counts alone.
+    All layers share the answer if it follows from the clock and the counts alone: the memo is of
+    all layers.
     """
     cache, clock = seen.cache, seen.clock
     key = ("plan", cache.counts, cache.demoted)
     if key in clock.memo:
         return clock.memo[key]
-    leaving, room, by_data = [], [], False
+    leaving, room, shared = [], [], True
     for number, row in enumerate(clock.rows):
         entries = cache.counts[number] - cache.demoted[number]
         protected = policy.protect.count(row, entries)
         if protected is None and due[number]:
             marked = protected_entries()
             assert marked is not None
-            protected, by_data = int((marked & seen.present)[number].sum(dim=-1).max()), True
+            protected, shared = int((marked & seen.present)[number].sum(dim=-1).max()), False
         stay = entries - (protected or 0)
         if due[number]:
             places = policy.budget.room(row, entries, protected or 0)
             if places is None:
-                places, by_data = policy.budget.room_in(seen, number, protected_entries()), True
+                layer, shared = seen.numbers[number // cache.sequences], False
+                given = entries, protected or 0, layer, seen.layers
+                places = policy.budget.room_of_layer(row, *given)
+            if places is None:
+                places = policy.budget.room_in(seen, number, protected_entries())
             stay = min(stay, places)
         room.append(stay)
         leaving.append(entries - (protected or 0) - stay)
-    if not by_data:
+    if shared:
         clock.memo[key] = leaving, room
     return leaving, room
 

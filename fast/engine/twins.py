@@ -2,8 +2,8 @@
 
 The twins of a method's parts stand in the module of `kvlab.fast` that has the name of the parts'
 module in `kvlab.reference`, or in `kvlab.fast.engine` for modules of the reference's core; it is
-imported when a part is first asked for. Whoever writes a method in another package declares its
-twins with `twin_of`.
+imported when a part is first asked for. Whoever writes a method outside of kvlab declares its twins
+with `twin_of`, in a file or module that ``KVLAB_METHODS`` names, too.
 """
 
 from collections.abc import Callable
@@ -46,6 +46,7 @@ def twin_of(part: type) -> Callable[[Kind], Kind]:
 
     def register(twin: Kind) -> Kind:
         TWINS[part] = twin
+        twin.twin_of = part  # by which the registry of methods knows it
         return twin
 
     return register

@@ -85,6 +85,7 @@ def attention(
         owner.rotate,
         softcap,
         _hidden_states(module, layer, query) if owner.policy.needs.hidden_states else None,
+        len(owner.layers),
     )
     layer.waiting = None
     output = owner.compressed.attend(layer.place, block)

@@ -273,7 +273,8 @@ def _prepared(
     unknown = torch.full((given["seen"],), torch.nan)
     seen = Observation(
         clock=clock,
-        layer=0,
+        numbers=[0],
+        layers=1,
         queries=queries,
         query_positions=clock.positions,
         view=LayerView(cache, given.get("softcap")),

@@ -10,6 +10,7 @@ from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.reports import Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
+from kvlab.reference.accounting import ENTRIES, most_entries
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.cost import Plan, Runtime, fleet
@@ -60,8 +61,8 @@ class Serving:
 class PlannedRow(Row):
     """The figures of one method."""
 
-    entries: int | None = None
-    """Most entries per KV head and layer."""
+    entries: float | None = None
+    """As `ENTRIES` says."""
     bits: float | None = None
     """Mean bits per stored element after the last token."""
     sequence_gb: float | None = None
@@ -125,7 +126,7 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
         return PlannedRow(
             method=spec,
             budget=budget,
-            entries=plan.held.peak,
+            entries=most_entries(plan.held.entries[None, plan.prompt - 1 :]),
             bits=float(plan.held.bits[-1]),
             sequence_gb=plan.sequence_bytes / GB,
             largest_batch=plan.largest_batch,
@@ -159,7 +160,7 @@ def pays_from(plan: Plan, full: Plan) -> int | None:
 
 COLUMNS = (
     Column("method"),
-    Column("entries", format=","),
+    Column("entries", format=",.0f"),
     Column("bits", format=".1f"),
     Column("GB/seq", "sequence_gb", ".3f"),
     Column("fits", "largest_batch", ","),
@@ -172,7 +173,7 @@ COLUMNS = (
     Column("devices", format=","),
 )
 CAPTION = (
-    "A roofline, not a measurement (docs/plan.md). entries: most per KV head · bits: per stored "
+    f"A roofline, not a measurement (docs/plan.md). {ENTRIES} · bits: per stored "
     "element at the end · GB/seq: cache and state at their fullest · fits: sequences on one device "
     "· ms: mean step of decoding at that batch · tokens/s: of the device, prompts included · "
     "policy: its share of the decoding time · pays: tokens of a text from which on it has taken "

@@ -47,7 +47,7 @@ def record_trace(
         if block.layer not in wanted:
             return
         (clock,) = block.clock.rows
-        seen.update(prompt=clock.prompt, softcap=block.softcap)
+        seen.update(prompt=clock.prompt, softcap=block.softcap, model_layers=block.layers)
         queries, keys, values = (  # without the padding on the left
             vectors[0, ..., -clock.block :, :].to("cpu", kind, copy=True).numpy()
             for vectors in (block.queries, block.keys, block.values)
@@ -63,7 +63,7 @@ def record_trace(
     padding = inputs["input_ids"].shape[1] - seen["prompt"]
     tokens = written[0, padding:].tolist()
     name = name or _name(model)
-    return join_blocks(blocks, tokens, seen["prompt"], confidence, name, seen["softcap"])
+    return join_blocks(blocks, tokens, confidence=confidence, model=name, **seen)
 
 
 def _chosen(layers: Iterable[int] | None, available: list[int]) -> list[int]:

@@ -11,6 +11,7 @@ from kvlab.fast.lab.reports import Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
+from kvlab.reference.accounting import ENTRIES, most_entries
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.judge import Judgement, judge, skill
 from kvlab.reference.simulator.replay import check_replay
@@ -22,17 +23,17 @@ from kvlab.reference.streams import Source, random_stream, run_stream
 class SimulatedRow(Row):
     """Figures over layers, KV heads and generated tokens."""
 
-    entries: int | None = None
-    """Largest number per KV head after a token."""
+    entries: float | None = None
+    """As `ENTRIES` says, over the recorded layers."""
     kilobytes: float | None = None
-    """KiB of keys and values at that time, all recorded layers and heads."""
+    """Most KiB of keys and values after a generated token, all recorded layers and heads."""
     mass: float | None = None
     """Mean share of the full cache's attention that falls on the entries that are there."""
     skill: float | None = None
     """Place of ``mass`` between evicting at random, 0, and the best keep sets, 1; None where
     nothing had to leave."""
     regret: float | None = None
-    """Mass that the best keep sets of ``entries`` entries hold and this method lost."""
+    """Mass that the best keep sets, of each layer's most entries, hold and this method lost."""
     error: float | None = None
     """Mean relative error of the attention output."""
     hits: float | None = None
@@ -102,6 +103,7 @@ def simulate(
 
 def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:
     generated, heads = slice(trace.prompt, None), trace.shape[1]
+    kept = np.stack([each.fate.entries[max(0, trace.prompt - 1) :] for each in judged])
     bits = np.sum([each.fate.bits[generated] for each in judged], axis=0) * heads
     regained, hits, evicted, premature = (
         sum(getattr(each, name) for each in judged)
@@ -110,7 +112,7 @@ def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> Sim
     achieved = skill(judged)
     return replace(
         row,
-        entries=max(each.size for each in judged),
+        entries=most_entries(kept),
         kilobytes=float(bits.max()) / 8 / 1024,
         mass=float(np.mean([each.mass for each in judged])),
         skill=None if np.isnan(achieved) else achieved,
@@ -126,7 +128,7 @@ def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> Sim
 COLUMNS = (
     Column("method"),
     Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
-    Column("entries"),
+    Column("entries", format=".0f"),
     Column("KiB", "kilobytes", ".0f"),
     Column("mass", format=lambda share: percent(share, 1)),
     Column("skill", format=percent),
@@ -135,7 +137,7 @@ COLUMNS = (
     Column("early", "premature", percent),
 )
 CAPTION = (
-    "over the generated tokens, all recorded layers and KV heads · entries, KiB: largest · mass: "
+    f"over the generated tokens, all recorded layers and KV heads · {ENTRIES} · KiB: most · mass: "
     "share of the full cache's attention on kept entries · skill: of the way from evicting at "
     "random, 0 %, to the best keep sets, which know the future, or a bound on them, 100 % · error: "
     "attention output, relative · hits: entries there when they regained importance · early: "

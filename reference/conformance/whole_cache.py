@@ -85,7 +85,8 @@ class Sequence:
                 output = self._dense(layer, grouped, grown, clock.positions)
             else:
                 unknown, rotate = np.full(clock.seen, np.nan), self.model.rotate
-                block = Block(clock, layer, grouped, keys, values, unknown, rotate, self.softcap)
+                given = clock, layer, grouped, keys, values, unknown, rotate, self.softcap
+                block = Block(*given, layers=len(caches))
                 result = step(self.policy, caches[layer], block)
                 caches[layer], output = result.cache, result.output
             return output.reshape(queries.shape)

@@ -12,17 +12,17 @@ the modules and Python files that the environment variable ``KVLAB_METHODS`` nam
 
 import importlib
 import inspect
-import os
 import pkgutil
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, get_args
 
-from kvlab.reference.files import Divergence, divergences_in, import_file
+from kvlab.reference.files import Divergence, divergences_in
 from kvlab.reference.method import (
     CommonOptions,
     Example,
@@ -31,10 +31,8 @@ from kvlab.reference.method import (
     check_options,
     type_hints,
 )
+from kvlab.reference.outside import OUTSIDE, import_named, named, source_hash
 from kvlab.reference.policy import Policy
-
-OUTSIDE = "KVLAB_METHODS"
-"""Environment variable that names modules and files with further methods."""
 
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 
@@ -48,8 +46,8 @@ def known() -> dict[str, type[Method]]:
     """Return every method by name: in the order of publication, those that wrap another last.
 
     Raises:
-        ValueError: if a module or file that `OUTSIDE` names cannot be imported or defines no
-            method, or a name is defined twice.
+        ValueError: if a module or file that `OUTSIDE` names cannot be imported or defines nothing
+            of a method, or a name is defined twice.
     """
     discover()
     in_order = sorted(
@@ -94,35 +92,37 @@ def _source_of(method: type[Method]) -> str:
 
 
 @cache
-def discover() -> None:
+def discover() -> str:
     """Import the modules of this package and the ones that `OUTSIDE` names; register their methods.
 
-    Errors are those of `known`.
+    Return the hash of the source from outside as it was imported. Errors are those of `known`.
     """
     for module in pkgutil.iter_modules(__path__):
         _register_all(importlib.import_module(f"{__name__}.{module.name}"))
-    for named in filter(None, os.environ.get(OUTSIDE, "").split(os.pathsep)):
-        module = _import_named(named)
+    for name in named():
+        module = import_named(name)
         _register_all(module)
         if not any(map(_is_from_outside, vars(module).values())):
             raise ValueError(
-                f"{OUTSIDE}: {named} defines no method, a class that derives from Method"
+                f"{OUTSIDE}: {name} defines no method, a class that derives from Method, and no "
+                "PyTorch implementation of a part, a class that is marked @twin_of"
             )
+    return source_hash()
 
 
 def _is_from_outside(value: Any) -> bool:
-    """Say whether a value of a module is a method that the module defines or imports."""
-    known_class = inspect.isclass(value) and value in _registered.values()
-    return known_class and not value.__module__.startswith(f"{__name__}.")
+    """Say whether a value of a module, or what it is the twin of, belongs to an outside method."""
+    if not inspect.isclass(value) or value.__module__.startswith("kvlab."):
+        return False
+    return value in _registered.values() or hasattr(value, "twin_of")
 
 
-def _import_named(named: str) -> ModuleType:
-    try:
-        if named.endswith(".py"):
-            return import_file(Path(named), f"kvlab_methods_{Path(named).stem}")
-        return importlib.import_module(named)
-    except Exception as error:  # whatever a user's module does wrong is bad input
-        raise ValueError(f"{OUTSIDE}: {named} cannot be imported: {error}") from error
+def is_outside(spec: str) -> bool:
+    """Say whether a part of a composition is defined outside of kvlab."""
+    part: Method | None = parse(spec)
+    while part is not None and type(part).__module__.startswith("kvlab."):
+        part = getattr(part, "base", None)
+    return part is not None
 
 
 def _register_all(module: ModuleType) -> None:
@@ -195,6 +195,15 @@ def compared() -> tuple[str, ...]:
 def takes_budget(spec: str) -> bool:
     """Whether a method has to be told how many entries may stay."""
     return parse(spec).innermost.needs_budget
+
+
+def notes(specs: Iterable[str]) -> tuple[str, ...]:
+    """Return what has to be known of specifications, each note once; what is refused has none."""
+    found = []
+    for spec in specs:
+        with suppress(ValueError, TypeError):
+            found.append(parse(spec).note)
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def base_name(spec: str) -> str:
@@ -276,13 +285,20 @@ def with_seed(spec: str, seed: int) -> str:
     return f"{spec}{',' if written else '@'}seed={seed}"
 
 
+class UnknownMethodError(ValueError):
+    """There is no method of this name."""
+
+
 def lookup(name: str) -> type[Method]:
-    """Return the class of a method or wrapper; ValueError if there is none of this name."""
+    """Return the class of a method or wrapper; `UnknownMethodError` if there is none."""
     found = known()
     if name not in found:
         close = get_close_matches(name.lower(), found, n=1)
         meant = f", did you mean {close[0]}?" if close else ""
-        raise ValueError(f"unknown method {name!r}{meant}; known are {', '.join(found)}")
+        raise UnknownMethodError(
+            f"unknown method {name!r}{meant}; known are {', '.join(found)}; {OUTSIDE} names files "
+            "and modules that define others"
+        )
     return found[name]
 
 

@@ -19,6 +19,9 @@ from kvlab.reference.observation import Observation
 from kvlab.reference.policy import Around, EveryBlock, Full, Needs, Nobody, Policy
 from kvlab.reference.windows import among_candidates, mean_pool
 
+LARGE = 10**9
+"""A budget with which every method can be built."""
+
 Heads = Literal["l2", "mean", "max", "attention", "layer"]
 
 
@@ -185,7 +188,7 @@ class Caote(Wrapper):
     evict_before_attend: bool = False
     """Attend over the survivors only, as the paper's Eq. 5-7 do."""
     every: int = 1
-    """Generated tokens between two evictions."""
+    """Generated tokens between two evictions, whatever the wrapped method's schedule is."""
     fast: bool = field(default=False, init=False)
     """Whether the plain mean of the values stands for the output, as in FastCAOTE."""
 
@@ -227,6 +230,17 @@ class Caote(Wrapper):
             raise ValueError("several = 'joint_greedy' is exact and has no fast form")
         if not self.norm >= 1:
             raise ValueError(f"norm = {self.norm} must be at least 1")
+
+    @property
+    def note(self) -> str:
+        """Say when CAOTE evicts, if the wrapped method evicts at other times."""
+        base = self.base.policy(LARGE if self.base.needs_budget else None)
+        if isinstance(base.schedule, EveryBlock):  # what every says is all that there is to say
+            return ""
+        return (
+            f"{self.name}:{base.name} evicts {EveryBlock(self.every)}; {base.name} alone "
+            f"{base.schedule}"
+        )
 
     def policy(self, budget: int | None) -> Policy:
         base = self.base.policy(budget)

@@ -7,7 +7,7 @@ counted for 16-bit weights on one device; communication between devices is not m
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import floor
 
@@ -18,7 +18,7 @@ from kvlab.reference.accounting import ELEMENT, NUMBER, Sizes, Work
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
-from kvlab.reference.simulator.occupancy import Occupancy, occupancy
+from kvlab.reference.simulator.occupancy import Occupancy, mean_of_layers, occupancies
 from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
 
 
@@ -92,11 +92,15 @@ class Plan:
         self.policy.check(self.prompt)
 
     @cached_property
+    def layers(self) -> list[Occupancy]:
+        """Entries over time: one for each layer, or one for all."""
+        given = self.prompt, self.generated, self.block_size, self.shape.head_dim
+        return occupancies(self.policy, *given, self.shape.layers)
+
+    @cached_property
     def held(self) -> Occupancy:
-        """Entries over time."""
-        return occupancy(
-            self.policy, self.prompt, self.generated, self.block_size, self.shape.head_dim
-        )
+        """Entries over time, mean over the layers."""
+        return mean_of_layers(self.layers)
 
     # --- memory ---
 
@@ -110,7 +114,7 @@ class Plan:
         that are left after their decisions.
         """
         held, shape, most = self.held, self.shape, np.mean if self.spread else np.max
-        arriving = held.attended - held.entries
+        arriving = np.max([each.attended - each.entries for each in self.layers], axis=0)
         after = held.elements(shape.head_dim) / 8
         cache = shape.layers * after + arriving * WIDE * 2 * shape.head_dim
         columns = NUMBER * (1 + len(self.policy.score.columns))
@@ -218,13 +222,24 @@ class Plan:
     def with_batch(self, batch: int) -> "Plan":
         """Return the same plan for another number of sequences."""
         other = replace(self, batch=batch)
-        vars(other).update(held=self.held)  # what takes the time
+        vars(other).update(layers=self.layers, held=self.held)  # what takes the time
         return other
 
     @property
     def policy_work(self) -> Mapping[str, Kernel]:
-        """Work of the policy for one KV head of one sequence, over the generated tokens."""
-        score, held, written = self.policy.score, self.held, slice(self.prompt, None)
+        """Work of the policy for one KV head of one sequence, over the generated tokens; mean over
+        the layers.
+        """
+        found = [self._work_in(each) for each in self.layers]
+        parts = [each.name for each in fields(Kernel)]
+        kernels = {
+            name: Kernel(*(np.mean([getattr(x[name], part) for x in found], 0) for part in parts))
+            for name in found[0]
+        }
+        return {name: kernel for name, kernel in kernels.items() if kernel.bytes.any()}
+
+    def _work_in(self, held: Occupancy) -> Mapping[str, Kernel]:
+        score, written = self.policy.score, slice(self.prompt, None)
         n, kept, coded = (x[written] for x in (held.attended, held.entries, held.quantised))
         ranked, several = held.ranked[written], n - kept > 1
         sizes = Sizes(n, self.shape.group, self.shape.head_dim, self.prompt)
@@ -243,11 +258,10 @@ class Plan:
             "move": (several, Work(2 * kept * row)),
             "quantise": (coded > 0, Work(1.5 * ELEMENT * elements, 6 * elements)),
         }
-        kernels = {
+        return {
             name: Kernel(1.0 * done * work.bytes, 1.0 * done * work.flops, 1.0 * done)
             for name, (done, work) in work.items()
         }
-        return {name: kernel for name, kernel in kernels.items() if kernel.bytes.any()}
 
 
 @dataclass(frozen=True)

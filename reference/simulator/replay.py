@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 
 from kvlab.reference.attention import logits, softmax, visible, weighted_values
 from kvlab.reference.checks import check_at_least
+from kvlab.reference.methods import discover
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.trace import Trace
@@ -102,7 +103,7 @@ def over_layers(
     if workers == 1:
         yield from map(task, layers)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=discover) as pool:  # policies are of its modules
         waiting: deque[Future[Result]] = deque()
         for layer in layers:
             waiting.append(pool.submit(task, layer))
@@ -138,6 +139,7 @@ class Layer(Stream):
             block_lengths(prompt, t - prompt, block_size),
             softcap=trace.metadata.softcap,
             layer=trace.metadata.layers[index],
+            layers=trace.metadata.model_layers or trace.metadata.layers[-1] + 1,
         )
 
     def stretches(self) -> Iterator[tuple[int, int]]:

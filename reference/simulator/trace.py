@@ -20,6 +20,7 @@ produced the token. The last token that a model writes is never read, so it is n
 | ``version`` | integer | version of this schema: 1 |
 | ``model`` | string | name of the model |
 | ``layers`` | list of L integers | number of each recorded layer in the model, ascending |
+| ``model_layers`` | integer or null | layers of the model; without it, the last recorded |
 | ``softcap`` | number or null | bound into which the model squeezes its logits (Gemma 2) |
 | ``kvlab`` | string | version of kvlab that wrote the file |
 
@@ -83,15 +84,20 @@ class Metadata:
     softcap: float | None = None
     kvlab: str = field(default_factory=lambda: installed_version("kvlab"))
     version: int = VERSION
+    model_layers: int | None = None
+    """Layers of the model, recorded or not; None: the last recorded one counts as the last."""
 
     def __post_init__(self) -> None:
         cap, layers = self.softcap, list(self.layers)
         whole = all(type(layer) is int and layer >= 0 for layer in layers)
         bound = isinstance(cap, int | float) and 0 < cap < float("inf")
+        count = self.model_layers
+        fits = count is None or (type(count) is int and whole and count > max(layers, default=0))
         allowed = {
             "version": (self.version == VERSION, str(VERSION)),
             "model": (isinstance(self.model, str), "a string"),
             "layers": (whole and layers == sorted(set(layers)), "ascending layer numbers"),
+            "model_layers": (fits, "null, or more than the largest number of a recorded layer"),
             "softcap": (cap is None or bound, "null, or a number above 0 and finite"),
             "kvlab": (isinstance(self.kvlab, str), "a string"),
         }
@@ -138,6 +144,7 @@ def join_blocks(
     confidence: Float[Array, " t"],
     model: str,
     softcap: float | None = None,
+    model_layers: int | None = None,
 ) -> Trace:
     """Return the trace of a generation whose layers were handed these blocks, from token 0 on.
 
@@ -157,7 +164,7 @@ def join_blocks(
         np.array(tokens[:t]),
         prompt,
         confidence[:t],
-        Metadata(model, layers, softcap),
+        Metadata(model, layers, softcap, model_layers=model_layers),
     )
 
 
@@ -187,7 +194,8 @@ def record_trace(
 
     written = generate(model, FullCache().policy(), prompt, max_new_tokens, stop, watch=watch)
     tokens = [*prompt, *written.tokens]
-    return join_blocks(blocks, tokens, len(prompt), written.session.confidence, name)
+    confidence, layers = written.session.confidence, model.config.layers
+    return join_blocks(blocks, tokens, len(prompt), confidence, name, model_layers=layers)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def _parse_metadata(text: str) -> Metadata:
-    names = [each.name for each in fields(Metadata)]
+    names = [each.name for each in fields(Metadata) if each.name != "model_layers"]
     try:
         found = json.loads(text)
         facts = {name: found[name] for name in names}
@@ -246,7 +254,7 @@ def _parse_metadata(text: str) -> Metadata:
     except (json.JSONDecodeError, KeyError, TypeError):
         expected = f"a JSON object with {', '.join(names)}, whose layers are a list"
         raise ValueError(f"metadata must be {expected}") from None
-    return Metadata(**{**facts, "layers": layers})
+    return Metadata(**facts | {"layers": layers, "model_layers": found.get("model_layers")})
 
 
 def _check_arrays(trace: Trace) -> None:

@@ -211,6 +211,7 @@ def reference_block(block: Block, number: int) -> ReferenceBlock:
         None if block.rotate is None else partial(rotate_arrays, block.rotate),
         block.softcap,
         None if block.hidden_states is None else as_array(block.hidden_states[number, -m:]),
+        block.layers,
     )
 
 
@@ -250,9 +251,13 @@ def random_blocks(seed: int, heads, prompts, steps: int, block_size, dtype, laye
         )
         clock = BatchClock(rows, positions, torch.tensor(prompts, dtype=torch.int32)[:, None, None])
         part = slice(first, last)
+        cut = [
+            (2 * q[..., part, :], k[:, :, part], v[:, :, part])
+            for q, k, v in zip(queries, keys, values, strict=True)
+        ]
         yield [
-            Block(clock, layer, 2 * q[:, :, :, part], k[:, :, part], v[:, :, part], confidence)
-            for layer, (q, k, v) in enumerate(zip(queries, keys, values, strict=True))
+            Block(clock, layer, *vectors, confidence, layers=layers)
+            for layer, vectors in enumerate(cut)
         ]
 
 

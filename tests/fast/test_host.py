@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from models import prompts, tiny, written
+from outside import methods_named, write_files
 from replay import Comparison, Tolerance, random_blocks
 from sampling import diagonal, sampled
 from test_differential import DTYPES, HEADS
@@ -145,6 +146,21 @@ def test_streams_agree_with_the_reference(name, kind):
     for block in random_blocks(3, HEADS[heads], [20, 13], 24, 7, number_format):
         comparison.feed(block)
     assert comparison.found.evictions > 10
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("prompt", [5, 20])
+def test_layers_may_have_budgets_of_their_own(fast, prompt, tmp_path):
+    """Layers share a cache until their counts differ: a short prompt fits into all budgets."""
+    with methods_named(*write_files(tmp_path)[0 if fast else 1 :]):
+        comparison = Comparison(methods.get("pyramid@recent=2", BUDGET), DTYPES["float64"][1], 3)
+        shared = set()
+        for blocks in random_blocks(3, HEADS["gqa"], [prompt, 3], 24, 7, torch.float64, layers=3):
+            comparison.feed(blocks)
+            shared.add(comparison.layers.shared)
+    assert comparison.layers.kept == [(18, 18), (12, 12), (6, 6)]
+    assert shared == ({True, False} if fast and prompt == 5 else {False})
+    assert not comparison.layers.shared
 
 
 # --- methods with twins, run without them --------------------------------------------------------

@@ -153,3 +153,23 @@ def test_evict_before_attend_is_the_error_that_the_step_suffers():
         h = after.seen.attention[0, 0, 0]
         suffered = np.linalg.norm(after.output - before.output)
         assert suffered == pytest.approx(eviction_error(h, values[0])[gone.pop()], abs=FLOAT64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("h2o@every=5", ()),
+        ("caote:h2o@every=5", ()),
+        ("caote:tova", ()),
+        ("caote:lazy_eviction@window=16", ("at generated token W, 2W, … for W = 16; never",)),
+        ("random:caote:snapkv@sinks=1", ("once, after the last block of the prompt",)),
+        ("caote:nosuch", ()),
+    ],
+)
+def test_it_says_when_it_evicts_at_other_times_than_what_it_wraps(spec, said):
+    found = methods.notes([spec, spec])
+    assert len(found) == len(said)
+    assert all(
+        note.partition(" alone ")[2].startswith(text)
+        for note, text in zip(found, said, strict=True)
+    )

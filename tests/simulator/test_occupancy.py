@@ -6,7 +6,7 @@ from noise import noise
 from tolerances import FLOAT64
 
 from kvlab.reference import methods
-from kvlab.reference.simulator.occupancy import occupancy
+from kvlab.reference.simulator.occupancy import occupancies
 from kvlab.reference.simulator.replay import replay
 
 pytestmark = pytest.mark.usefixtures("shapes")
@@ -37,7 +37,7 @@ SPECS = [
 @pytest.mark.parametrize(("spec", "budget"), SPECS)
 def test_counts_and_bits_are_those_of_a_replay(spec, budget, block_size, head_dim):
     policy = methods.get(spec, budget)
-    found = occupancy(policy, 20, 50, block_size, head_dim)
+    found = occupancies(policy, 20, 50, block_size, head_dim)[0]
     (fate,) = next(replay(noise(layers=1, d=head_dim), [policy], block_size))
     np.testing.assert_array_equal(found.entries, fate.entries)
     np.testing.assert_allclose(found.elements(head_dim), fate.bits, rtol=FLOAT64)
@@ -51,7 +51,7 @@ def test_desirekv_without_doubt(options):
     time: low and high are four bits apart, and the means less than half of that."""
     spec = f"desirekv@interval=6,selector=3,group=4,protection=none{options}"
     policy = methods.get(spec)
-    found = occupancy(policy, 20, 50, head_dim=8)
+    found = occupancies(policy, 20, 50, head_dim=8)[0]
     (fate,) = next(replay(noise(layers=1), [policy]))
     decided = (found.entries - 20).clip(1)
     np.testing.assert_array_equal(found.entries, fate.entries)
@@ -60,11 +60,11 @@ def test_desirekv_without_doubt(options):
 
 
 def test_what_is_quantised_when():
-    kivi = occupancy(methods.get("kivi@group=4,residual=8"), 10, 20)
+    kivi = occupancies(methods.get("kivi@group=4,residual=8"), 10, 20)[0]
     assert kivi.quantised[9] == 8  # keys in steps of the residual, values older than it
     assert kivi.quantised[10:16].tolist() == [1, 1, 1, 1, 1, 8 + 1]
     assert not kivi.ranked.any()
-    ddks = occupancy(methods.get("ddks@interval=8,selector=3,group=4"), 10, 20)
+    ddks = occupancies(methods.get("ddks@interval=8,selector=3,group=4"), 10, 20)[0]
     events = np.nonzero(ddks.ranked[10:])[0].tolist()
     assert events == [10, 18]
     assert (ddks.quantised[10:][events] == 6).all()  # of eight, a quarter stays wide

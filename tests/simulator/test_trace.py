@@ -22,7 +22,7 @@ def example(dtype="float32", **given) -> Trace:
         "tokens": np.array([3, 1, 4, 1, 5]),
         "prompt": 3,
         "confidence": np.array([np.nan, np.nan, np.nan, 0.25, 1.0]),
-        "metadata": Metadata("model", (0, 7), softcap=50.0),
+        "metadata": Metadata("model", (0, 7), softcap=50.0, model_layers=9),
     }
     return Trace(**{**members, **given})
 
@@ -64,7 +64,8 @@ def test_the_schema_is_the_documented_one_and_what_others_add_is_ignored(tmp_pat
     tokens = dict.fromkeys(("positions", "tokens", "confidence"), (5,))
     assert shapes == {**vectors, **tokens, "prompt": (), "metadata": ()}
     assert facts.pop("kvlab")
-    assert facts == {"version": 1, "model": "model", "layers": [0, 7], "softcap": 50.0}
+    told = {"version": 1, "model": "model", "layers": [0, 7], "model_layers": 9, "softcap": 50.0}
+    assert facts == told
     path = stored(tmp_path, note=np.array("hello"), metadata=metadata(note="hello"))
     assert load_trace(path).metadata.model == "m"
 
@@ -96,6 +97,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         ({"layers": [-1, 0]}, "layers = (-1, 0) must be ascending layer numbers"),
         ({"layers": [0, 7.0]}, "layers = (0, 7.0) must be ascending layer numbers"),
         ({"layers": [0]}, "layers = [0] must name the 2 layers of queries"),
+        ({"model_layers": 7}, "model_layers = 7 must be null, or more than the largest number"),
         ({"model": 3}, "model = 3 must be a string"),
         ({"softcap": 0}, "softcap = 0 must be null, or a number above 0"),
         ({"softcap": float("nan")}, "softcap = nan must be null, or a number above 0"),

@@ -14,6 +14,7 @@ from kvlab.fast.lab.commands.settings import (
     command,
     prepare_output,
     read_methods,
+    say_notes,
 )
 from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.tasks import find_task
@@ -24,6 +25,7 @@ from kvlab.fast.lab.sweep.summary import Point
 from kvlab.fast.lab.tables import Column, counted, text_of
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, reporting
 from kvlab.reference import methods as registry
+from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.models import EMBEDDED
 
 WIDTHS = (20, 8, 16, *[9] * 5, 18)
@@ -36,10 +38,10 @@ WHAT_IT_IS = (
 
 CAPTION = (
     "solved: whole solution right, with 95 % interval · error: attention output against everything "
-    "seen, L2 per head · KL in nats from the full cache · entries, KiB: peak · bits: stored per "
-    "element of the full cache, scales included · from error to bits: on the first problem (NumPy) "
-    "or four (PyTorch) · ms: per token, in brackets of the fastest and the slowest batch; one batch "
-    f"alone has none · {BUDGET_CAPTION}"
+    f"seen, L2 per head · KL in nats from the full cache · {ENTRIES} · KiB: peak · bits: stored "
+    "per element of the full cache, scales included · from error to bits: on the first problem "
+    "(NumPy) or four (PyTorch) · ms: per token, in brackets of the fastest and the slowest batch; "
+    f"one batch alone has none · {BUDGET_CAPTION}"
 )
 
 
@@ -82,6 +84,7 @@ def compare(settings: _Settings) -> None:
     """
     prepare_output("report", settings.report)
     sweep, say = settings.sweep(), not settings.json
+    say_notes(sweep.methods)
     if say:
         print_caption(WHAT_IT_IS)
         problems = counted(sweep.problems, "problem")

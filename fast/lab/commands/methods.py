@@ -45,6 +45,8 @@ def methods(wanted: _Listed) -> None:
         (each, entry["source"], _options_of(entry["options"])) for each, entry in described.items()
     ]
     print_table(Table(("method", "source", "options"), rows, words=3))
+    for note in registry.notes((wanted.name or "",)):
+        print_line(note)
     if name is not None:
         meanings = field_docstrings(registry.lookup(name))
         rows = [(each, meanings.get(each, "")) for each in described[name]["options"]]

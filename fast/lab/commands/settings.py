@@ -26,7 +26,7 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, wraps
@@ -45,7 +45,8 @@ from typing import (
 import typer
 
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.terminal import working
+from kvlab.fast.lab.terminal import errors, working
+from kvlab.reference import methods as registry
 from kvlab.reference.method import docstrings_below
 from kvlab.reference.models import EMBEDDED, reasoner_directory
 from kvlab.reference.selection import budget_entries
@@ -244,7 +245,19 @@ def read_methods(text: str) -> tuple[str, ...]:
     specs = text.replace(";", " ").split()
     if not specs:
         raise ValueError("methods must name at least one method")
+    say_notes(specs)
     return tuple(specs)
+
+
+def say_notes(specs: Iterable[str]) -> None:
+    """Say what has to be known of specifications; each note once per process, on stderr."""
+    for note in registry.notes(specs):
+        _say(note)
+
+
+@cache
+def _say(note: str) -> None:
+    errors.print(f"note: {note}", markup=False, highlight=False)
 
 
 def read_prompt(text: str | None, file: Path | None, model: str | Path | None) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.commands.settings import Json, command, prepare_output
+from kvlab.fast.lab.commands.settings import Json, command, prepare_output, say_notes
 from kvlab.fast.lab.terminal import (
     errors,
     print_caption,
@@ -16,6 +16,7 @@ from kvlab.fast.lab.terminal import (
     results_only,
     working,
 )
+from kvlab.reference.methods import UnknownMethodError
 
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -45,11 +46,15 @@ def sweep(settings: _SweepSettings) -> None:
     from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
     from kvlab.fast.lab.sweep.summary import Results
 
-    wanted = read_sweep(settings.configuration)
-    engine = running.choose_engine(settings.engine, settings.workers, settings.gpus)
     directory = settings.out or Path("kvlab-sweep") / settings.configuration.stem
+    try:
+        wanted = read_sweep(settings.configuration)
+    except UnknownMethodError as error:
+        raise ValueError(f"{error}{running.where_from(directory)}") from None
+    engine = running.choose_engine(settings.engine, settings.workers, settings.gpus)
     if not settings.dry_run:
         prepare_output("out", directory / running.PLAN)
+    say_notes(wanted.methods)
     plan = make_plan(wanted)
     plan.check_methods()
     if settings.dry_run:

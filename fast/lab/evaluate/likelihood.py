@@ -13,6 +13,7 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
 from kvlab.fast.lab.points import check_points
+from kvlab.reference.accounting import most_entries
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
@@ -75,11 +76,11 @@ class Likelihood:
     """Log-probability of each token, in nats."""
     greedy: Bool[np.ndarray, " t"]
     """Whether the token is the likeliest."""
-    entries: int
-    """Entries per KV head after the last token, in the compressed layer that keeps most."""
+    entries: float
+    """As `kvlab.reference.accounting.ENTRIES` says."""
     nbytes: float
-    """Bytes of all keys and values at that time, scales and norms included; an unquantised element
-    counts 16 bits."""
+    """Bytes of all keys and values after the last token, scales and norms included; an unquantised
+    element counts 16 bits."""
 
 
 def likelihoods(
@@ -150,11 +151,12 @@ def _read_in_steps(
     model: Any, cache: CompressedCache, passages: Sequence[Passage]
 ) -> list[Likelihood]:
     prompts, rated = [each.prompt for each in passages], [each.rated for each in passages]
-    steps, memory = [], [(0, 0.0)] * len(passages)
+    steps, kept, memory = [], [], [(0.0, 0.0)] * len(passages)
     for fed, logits in enumerate(feed_in_steps(model, cache, prompts, rated), 1):
         steps.append(_rate(logits, next_tokens(rated, fed, model.device)))
         ending = [row for row, tokens in enumerate(rated) if len(tokens) == fed]
-        held = _held(cache) if ending else []
+        kept.append(cache.kept())
+        held = _held(cache, kept) if ending else []
         for row in ending:
             memory[row] = held[row]
     logprobs, greedy = (torch.cat(part, dim=1).cpu().numpy() for part in zip(*steps, strict=True))
@@ -179,13 +181,15 @@ def _read_in_blocks(
     logprobs, greedy = (part.cpu().numpy() for part in _rate(logits, targets))
     return [
         Likelihood(logprobs[row, -count:], greedy[row, -count:], *held)
-        for row, (count, held) in enumerate(zip(rated, _held(cache), strict=True))
+        for row, (count, held) in enumerate(zip(rated, _held(cache, [cache.kept()]), strict=True))
     ]
 
 
-def _held(cache: CompressedCache) -> list[tuple[int, float]]:
-    """Return entries, in the layer that keeps most, and bytes of every sequence."""
-    entries = [max(counts) for counts in zip(*cache.kept(), strict=True)]
+def _held(
+    cache: CompressedCache, kept: Sequence[list[tuple[int, ...]]]
+) -> list[tuple[float, float]]:
+    """Return entries, from those kept after every step so far, and bytes of every sequence."""
+    entries = map(most_entries, np.array(kept).transpose(2, 1, 0))
     return list(zip(entries, cache_bytes(cache).sum(axis=0).tolist(), strict=True))
 
 

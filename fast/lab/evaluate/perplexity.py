@@ -22,6 +22,7 @@ from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.tables import Column, Table, counted, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.precisions import OnArrival
+from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.tasks import reasoning
@@ -45,7 +46,7 @@ class RatedRow(Row):
     losses: tuple[float, ...] = ()
     """Loss per token of each passage, in nats."""
     entries: float | None = None
-    """Entries per KV head at the end, in the layer that keeps most; mean over the passages."""
+    """As `ENTRIES` says, mean over the passages."""
     nbytes: float | None = None
     """Bytes of keys and values at the end, scales and norms included; an unquantised element counts
     16 bits. Mean over the passages."""
@@ -197,7 +198,7 @@ COLUMNS = (
 
 CAPTION = (
     "gap: perplexity less the full cache's · nats: loss per token less the full cache's, paired "
-    "over the windows · entries: kept at the end · KiB: of keys and values then, scales included, "
+    f"over the windows · {ENTRIES} · KiB: of keys and values at the end, scales included, "
     "an unquantised element at 16 bits"
 )
 

@@ -23,6 +23,8 @@ from ray.exceptions import RayError, RayTaskError
 from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.sweep.jobs import Failure, Found, Result, attempt
 from kvlab.fast.lab.sweep.plan import Job
+from kvlab.reference.methods import discover
+from kvlab.reference.outside import OUTSIDE, named
 
 ADDRESS = "RAY_ADDRESS"
 """Environment variable that names the cluster."""
@@ -52,13 +54,14 @@ def on_cluster(
         gpus = gpus_per_worker(gpus)
         options: Any = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0, "max_calls": 0}
         task, ours = ray.remote(**options)(run_job), relevant_versions()
+        outside = os.pathsep.join(named())
         waiting, deaths = deque(jobs), Counter[str]()
         running: dict[Any, Job] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < (workers or MOST_QUEUED):
                     job = waiting.popleft()
-                    running[task.remote(job, attempt, ours)] = job
+                    running[task.remote(job, attempt, ours, outside)] = job
                 (reference,), _ = ray.wait(list(running), num_returns=1)
                 job = running.pop(reference)
                 found = _found(reference)
@@ -94,8 +97,16 @@ def _found(reference: Any) -> list[Found] | Failure | None:
         return None
 
 
-def run_job(job: Job, do: Any, theirs: dict[str, str | None]) -> list[Found] | Failure:
-    """Do a job, in a process of the cluster whose versions have to be those of the driver."""
+def run_job(
+    job: Job, do: Any, theirs: dict[str, str | None], outside: str
+) -> list[Found] | Failure:
+    """Do a job, in a process of the cluster whose versions have to be those of the driver.
+
+    Methods from ``outside`` have to be in the same places as on the driver's machine.
+    """
+    if os.environ.get(OUTSIDE, "") != outside:
+        os.environ[OUTSIDE] = outside
+        discover.cache_clear()
     for name, ours in relevant_versions().items():
         if theirs[name] != ours:
             raise ValueError(f"a worker of the cluster has {name} {ours}, not {theirs[name]}")

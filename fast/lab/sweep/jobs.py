@@ -24,6 +24,7 @@ from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
+from kvlab.reference.accounting import most_entries
 from kvlab.reference.policy import Policy
 
 Found = dict[str, Any]
@@ -32,7 +33,8 @@ prompt_tokens, refusal (why there are no figures), and `FIGURES`."""
 
 MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bits", "payload_bits")
 """Figures along the full cache's answer, as in `kvlab.reference.measure.Measurement`: means over
-its tokens, the largest entries and bytes, the last bits; None where nothing was measured."""
+its tokens, entries as `ENTRIES` says, the largest bytes, the last bits; None where nothing was
+measured."""
 
 FIGURES = ("solved", "answer_correct", "tokens", "seconds_per_token", *MEASURED)
 """What is found of each problem; ``tokens`` are those that were written."""
@@ -89,8 +91,11 @@ def do_job(job: Job) -> list[Found]:
     """Do a job; the same job gives the same rows, except for the time that it took.
 
     A method that a problem's length rules out is refused on this problem, and one that turns out
-    not to work on all of the job's.
+    not to work on all of the job's. ValueError if another source from outside was imported here
+    than when the job was made.
     """
+    if job.outside and job.outside != methods.discover():
+        raise ValueError(f"{job.method} was changed while the sweep ran; run the sweep again")
     known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
     rows = {
         question.number: {
@@ -198,7 +203,7 @@ def _measure(job: Job, questions: Sequence[Question]) -> list[Found]:
             "output_error": float(measured.output_error.mean()),
             "kl": float(measured.kl.mean()),
             "agreement": float(measured.agreement.mean()),
-            "entries": float(measured.entries.max()),
+            "entries": most_entries(measured.entries[None]),
             "nbytes": float(measured.nbytes.max()),
             "average_bits": float(measured.average_bits[-1]),
             "payload_bits": float(measured.payload_bits[-1]),

@@ -7,7 +7,8 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -128,6 +129,11 @@ def budgeted(spec: str) -> bool:
     return spec == ORACLE or takes_budget(spec)
 
 
+def from_outside(spec: str) -> bool:
+    """Say whether one of a sweep's methods is defined outside of kvlab."""
+    return spec != ORACLE and methods.is_outside(spec)
+
+
 def read_sweep(path: Path) -> Sweep:
     """Read and check a sweep.
 
@@ -213,13 +219,17 @@ class Job:
     """How many of the job's first problems are measured."""
     to_first_error: bool = False
     block_size: int | None = None
+    kvlab: str = ""
+    """Version of kvlab."""
+    outside: str = ""
+    """Hash of the source from outside, if the method comes from there."""
 
     @property
     def id(self) -> str:
         """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
         del content["model"]
-        for name in ("to_first_error", "block_size"):
+        for name in ("to_first_error", "block_size", "kvlab", "outside"):
             if not content[name]:
                 del content[name]  # so that results from before this field keep their names
         text = json.dumps(content, sort_keys=True)
@@ -250,6 +260,10 @@ class Plan:
     """Per model and task, the budgets in entries."""
     lengths: dict[str, dict[str, float]]
     """Per model and task, the mean tokens of prompt and solution."""
+    kvlab: str = ""
+    """Version of kvlab."""
+    outside: str = ""
+    """Hash of the source of the methods from outside, if there are any."""
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs; those of one model and seed follow each other, so that reports can begin.
@@ -276,6 +290,8 @@ class Plan:
                                 measured=min(count, max(0, sweep.measured - first)),
                                 to_first_error=sweep.to_first_error,
                                 block_size=sweep.block_size,
+                                kvlab=self.kvlab,
+                                outside=self.outside if from_outside(method) else "",
                             )
 
     def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
@@ -307,7 +323,9 @@ def make_plan(sweep: Sweep) -> Plan:
         ValueError: if a model's tokenizer cannot be loaded, two names are of one model, or a budget
             is too large.
     """
-    plan = Plan(sweep, {}, {}, {})
+    plan = Plan(sweep, {}, {}, {}, version("kvlab"))
+    if any(map(from_outside, sweep.methods)):
+        plan = replace(plan, outside=methods.discover())
     for model in sweep.models:
         location = model_location(model)
         encode, mark = backends.load_encoder(location, sweep.backend), fingerprint(location)

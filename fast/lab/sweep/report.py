@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import cycle
@@ -39,7 +40,9 @@ from kvlab.fast.lab.sweep.summary import (
 )
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, tabulate
 from kvlab.reference import methods as registry
+from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.methods import base_name
+from kvlab.reference.outside import OUTSIDE
 from kvlab.reference.proofs import PAPERS
 from kvlab.reference.quantization import FULL_BITS
 
@@ -122,7 +125,7 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
             task[name] = {budget: sorted(methods) for budget, methods in task[name].items()}
     return {
         "sweep": to_plain(stored.plan.sweep),
-        "run": dict(stored.run),
+        "run": {**stored.run, "outside": stored.plan.outside},
         "missing_jobs": len(stored.missing()),
         "tasks": tasks,
     }
@@ -144,10 +147,13 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     yield Heading("Run it again")
     yield Text("With this file as sweep.toml; what is already there is not done again.")
     yield Code(to_toml(sweep), "toml")
-    commands = ("kvlab sweep sweep.toml --out DIR", "kvlab report DIR")
+    outside = run.get(OUTSIDE)
+    setting = [f"export {OUTSIDE}={shlex.quote(outside)}"] if outside else []
+    commands = (*setting, "kvlab sweep sweep.toml --out DIR", "kvlab report DIR")
     yield Code("\n".join([*commands, f"# last run: {run['command']}"]))
     versions = {**run["versions"], "machine": run["machine"]}
     versions |= {f"model {name}": mark for name, mark in stored.plan.fingerprints.items()}
+    versions |= {"source of outside methods": stored.plan.outside} if outside else {}
     yield Table(("what", "was"), [(name, str(value)) for name, value in versions.items()], words=2)
 
 
@@ -257,8 +263,8 @@ def figure_columns(points: Sequence[Point]) -> tuple[Column, ...]:
 
 FIGURES_CAPTION = (
     "gap: perplexity less the full cache's. nats: loss per token less the full cache's, paired "
-    f"over the problems, with the {LEVEL:.0%} bootstrap interval. entries: most per KV head, mean "
-    "over layers. KiB: most of keys and values in all layers. bits: stored per element of the full "
+    f"over the problems, with the {LEVEL:.0%} bootstrap interval. {ENTRIES}. "
+    "KiB: most of keys and values in all layers. bits: stored per element of the full "
     "cache at the last token, scales and zero points included. error: distance of the attention "
     "output from attention over everything seen, L2 per head. KL: in nats from the full cache. "
     "Both along the full cache's answers: means of measured problems, with "

@@ -8,6 +8,7 @@ job that was done twice leaves the same rows.
 """
 
 import json
+import os
 import platform
 import shlex
 import sys
@@ -29,6 +30,8 @@ from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep, to_plain
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.methods import UnknownMethodError
+from kvlab.reference.outside import OUTSIDE, named
 
 PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"
 PACKAGES = ("kvlab", "torch", "transformers", "triton", "numpy", "tokenizers", "pyarrow", "ray")
@@ -183,6 +186,7 @@ def _write_plan(plan: Plan, directory: Path) -> None:
     content = {
         "plan": {**asdict(plan), "sweep": to_plain(plan.sweep)},
         "run": {
+            OUTSIDE: os.pathsep.join(named()) if plan.outside else None,
             "command": shlex.join(["kvlab", *sys.argv[1:]]),
             "versions": versions(*PACKAGES),
             "machine": platform.platform(),
@@ -198,7 +202,16 @@ class Stored(Results):
 
     directory: Path
     run: Mapping[str, Any]
-    """Command, versions and machine of the last run."""
+    """Command, versions and machine of the last run, and what `OUTSIDE` named."""
+
+
+def where_from(directory: Path) -> str:
+    """Say, as the end of a message, what the last run in a directory had from outside."""
+    try:
+        run = json.loads((directory / PLAN).read_text(encoding="utf-8"))["run"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    return f" (the last run had {OUTSIDE}={run[OUTSIDE]})" if run.get(OUTSIDE) else ""
 
 
 def read_stored(directory: Path) -> Stored:
@@ -206,7 +219,7 @@ def read_stored(directory: Path) -> Stored:
 
     Raises:
         FileNotFoundError: if no sweep was run there.
-        ValueError: if its plan or a file of its results is damaged.
+        ValueError: if its plan or a file of its results is damaged, or a method is not at hand.
     """
     path = directory / PLAN
     if not path.is_file():
@@ -215,6 +228,8 @@ def read_stored(directory: Path) -> Stored:
         content = json.loads(path.read_text(encoding="utf-8"))
         written = dict(content["plan"])
         plan, run = Plan(**{**written, "sweep": make_sweep(written["sweep"])}), content["run"]
+    except UnknownMethodError as error:
+        raise ValueError(f"directory = {directory}: {error}{where_from(directory)}") from None
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged: {error}; run the sweep again") from None
     asked = {job.id for job in plan.jobs()}

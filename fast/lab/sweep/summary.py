@@ -53,8 +53,7 @@ class Point(HeldRow):
     measured: Mapping[str, Interval] = field(default_factory=dict)
     """Mean and bootstrap interval of each of `MEASURED`, over two or more measured problems."""
     peak_entries: float | None = None
-    """Most entries that any measured problem held at any time, per KV head, mean over the layers;
-    None if nothing was measured."""
+    """Most entries, as `ENTRIES` says, of any measured problem; None if nothing was measured."""
     seconds_per_token: Interval | None = None
     """Mean over the batches, from the fastest batch to the slowest; None for a single batch."""
     outcomes: tuple[bool, ...] = field(default=(), repr=False)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from outside import methods_named, write_files
 from sweeping import SMALL, Gate, finished, kvlab, results, wait_until
 
 pytest.importorskip("ray", reason="Ray is in the extra 'sweep'")
@@ -19,6 +20,7 @@ from kvlab.fast.lab.sweep import cluster
 from kvlab.fast.lab.sweep.jobs import Failure, attempt
 from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
 from kvlab.fast.lab.sweep.run import RESULTS, read_stored
+from kvlab.reference import methods
 
 pytestmark = pytest.mark.slow
 
@@ -231,7 +233,14 @@ def test_a_worker_gets_a_gpu_where_there_are_any(monkeypatch):
     assert cluster.gpus_per_worker(None) == 0
 
 
+def test_a_worker_imports_the_methods_that_the_driver_names(tmp_path):
+    *_, looks = write_files(tmp_path)
+    with methods_named():
+        given = cluster.relevant_versions(), str(looks)
+        assert cluster.run_job(None, lambda job: methods.is_outside("caote:looks"), *given)
+
+
 def test_other_versions_are_refused():
     theirs = {**cluster.relevant_versions(), "kvlab": "0.0.1"}
     with pytest.raises(ValueError, match=r"a worker of the cluster has kvlab .*, not 0\.0\.1"):
-        cluster.run_job(None, attempt, theirs)
+        cluster.run_job(None, attempt, theirs, "")

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tomllib
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from outside import SOURCE, methods_named, write_files
+from shapes import shapes_checked
 from sweeping import SMALL, Gate, finished, kvlab, results
 from typer.testing import CliRunner
 
@@ -30,6 +33,7 @@ from kvlab.fast.lab.sweep.run import (
     run_sweep,
     write_rows,
 )
+from kvlab.reference import methods
 from kvlab.reference.methods import with_seed
 from kvlab.reference.models import reasoner_directory
 
@@ -91,6 +95,8 @@ def test_an_id_changes_with_all_that_results_depend_on(small):
         "first": 1,
         "count": 2,
         "measured": 0,
+        "kvlab": "0.0.1",
+        "outside": "another source",
     }
     changed = [replace(job, **{name: value}).id for name, value in changes.items()]
     assert len({job.id, *changed}) == len(changes) + 1
@@ -276,6 +282,43 @@ def test_a_directory_without_a_sweep_is_refused(tmp_path):
     (tmp_path / PLAN).write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         read_stored(tmp_path)
+
+
+# --- methods from outside ------------------------------------------------------------------------
+
+
+def test_changed_code_of_outside_methods_is_run_again(tmp_path):
+    """Jobs of kvlab's own methods are not, and each version of the code keeps its results."""
+    files, found, done = write_files(tmp_path), [], []
+    changed = SOURCE.replace('(state.entries["looks"] + 1) /', "age + 0 *")
+    wanted = {"methods": ["tova", "caote:looks"], "budgets": [60], "problems": 1, "measured": 1}
+    wanted |= {"models": ["jumps"], "tasks": ["jumps@fewest=3,most=4"], "backend": "reference"}
+    for source in (SOURCE, changed, SOURCE):
+        files[-1].write_text(source)
+        with methods_named(*files), shapes_checked(False):
+            done.append(run_sweep(make_plan(make_sweep(wanted)), tmp_path, in_this_process).done)
+            stored = read_stored(tmp_path)
+        found.append({row["method"]: row["output_error"] for row in stored.rows})
+    assert done == [2, 1, 0]
+    assert found[0] == found[2] and found[0]["tova"] == found[1]["tova"]
+    assert found[0]["caote:looks"] != found[1]["caote:looks"] is not None
+    assert stored.plan.outside and stored.run["KVLAB_METHODS"] == ":".join(map(str, files))
+    with pytest.raises(
+        ValueError, match=r"unknown method 'looks'.*last run had KVLAB_METHODS=.*py"
+    ):
+        read_stored(tmp_path)
+
+
+def test_what_a_file_imports_from_its_folder_is_part_of_its_source(tmp_path):
+    files, hashes = write_files(tmp_path), []
+    for each in (None, *files):
+        if each is not None:
+            each.write_text(each.read_text() + "# another line")
+        with methods_named(files[0]), shapes_checked(False):
+            hashes.append(methods.discover())
+        for imported in ("looks", "pyramid"):
+            sys.modules.pop(imported)
+    assert len(set(hashes)) == 4
 
 
 # --- the command ---------------------------------------------------------------------------------
