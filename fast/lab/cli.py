@@ -1,8 +1,9 @@
 """The ``kvlab`` command. Commands that need the reference alone work without PyTorch."""
 
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from kvlab.fast.lab.commands import conformance, models
 from kvlab.fast.lab.commands.compare import compare
@@ -17,12 +18,25 @@ from kvlab.fast.lab.commands.sweep import report, sweep
 from kvlab.fast.lab.commands.texts import needle, perplexity
 from kvlab.fast.lab.commands.trace import trace
 from kvlab.fast.lab.commands.view import view
-from kvlab.fast.lab.terminal import print_version
+from kvlab.fast.lab.terminal import STOPPED, print_version, stopped
 
 BadUsage = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 """What typer raises on words that it does not understand: only a subclass has a public name."""
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command, until Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            stopped(stop)
+            raise typer.Exit(STOPPED) from None
+
+
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
 for command in (
     compare,
     methods,

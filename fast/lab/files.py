@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -12,8 +12,21 @@ UNFINISHED = ".unfinished"
 
 def write_text(path: Path, text: str) -> None:
     """Write a file in UTF-8; an OSError names the file."""
-    with named(path):
+    with named(path), folder_of(path):
         path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def folder_of(path: Path) -> Iterator[None]:
+    """Make the folders of a file; those that are still empty in the end are taken back."""
+    missing = [each for each in path.parents if not each.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for each in missing:
+            with suppress(OSError):  # it holds something
+                each.rmdir()
 
 
 @contextmanager
@@ -23,16 +36,19 @@ def write_completely(path: Path) -> Iterator[BinaryIO]:
     An OSError names the file.
     """
     unfinished = path.with_name(f"{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
-    with named(path), unfinished.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    with named(path), folder_of(path):
+        try:
+            with unfinished.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def clear_unfinished(directory: Path) -> None:
-    """Make a directory if there is none, and remove what killed processes left in it."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Remove what killed processes left in a directory."""
     for path in directory.glob(f"*{UNFINISHED}"):
         path.unlink()
 

@@ -5,7 +5,7 @@ on; until then, importing this module registers it.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, Reading, grouped, likelihoods
 from kvlab.fast.lab.points import Row, Told, measure_points, points
-from kvlab.fast.lab.tables import Column, Table, counted, tabulate
+from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models.loading import load, muted
 from kvlab.reference.checks import check_at_least, check_choice
@@ -234,6 +234,7 @@ def evaluate_tasks(
     chat: bool = False,
     include_path: Path | None = None,
     report: Report = lambda done, total, what: None,
+    tell: Callable[[EvaluatedRow], object] = lambda row: None,
     **loading: Any,
 ) -> tuple[EvaluatedRow, ...]:
     """Run every task under every method at every budget.
@@ -248,6 +249,7 @@ def evaluate_tasks(
         chat: apply the tokenizer's chat template.
         include_path: folder of further tasks.
         report: is called with (runs done, runs in all, the method) before each run.
+        tell: is called with each row as soon as it is there.
         loading: device, dtype and parallel, as `kvlab.fast.models.loading.load` takes them.
 
     Raises:
@@ -283,7 +285,7 @@ def evaluate_tasks(
         )
 
     asked = points(reading.methods, reading.budgets)
-    return measure_points(asked, 1, measure, EvaluatedRow, report)
+    return measure_points(asked, 1, measure, EvaluatedRow, report, tell)
 
 
 def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:
@@ -342,7 +344,8 @@ def to_json(rows: Sequence[EvaluatedRow]) -> dict[str, Any]:
 
 COLUMNS = (
     Column("method"),
-    Column("budget"),
+    Column("budget", lambda figure: figure["budget"] or ""),
+    Column("task"),
     Column("metric"),
     Column("filter"),
     Column("value", format=".3f"),
@@ -350,13 +353,9 @@ COLUMNS = (
 )
 
 
-def tables(rows: Sequence[EvaluatedRow]) -> Iterator[tuple[str, Table]]:
-    """Yield a title and a table for each task, and a table of what could not run."""
-    found = [figure for row in rows for figure in row.figures]
-    for task in dict.fromkeys(figure["task"] for figure in found):
-        figures = [figure for figure in found if figure["task"] == task]
-        problems = figures[0]["problems"]
-        title = f"{task}, {counted(problems, 'problem')}" if problems else task
-        yield title, tabulate(figures, COLUMNS, words=4)
-    if refused := [row for row in rows if row.refusal is not None]:
-        yield "could not run", tabulate(refused, (*COLUMNS[:2], Column("reason", lambda row: None)))
+def printed(row: EvaluatedRow) -> Iterator[Mapping[str, Any]]:
+    """Yield what a row prints: its figures, or why there are none."""
+    yield from row.figures
+    if row.refusal is not None:
+        names = ("task", "metric", "filter", "value", "error")
+        yield {**vars(row), **dict.fromkeys(names)}

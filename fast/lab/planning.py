@@ -1,6 +1,6 @@
 """Memory, time and devices that a model needs under methods, from the cost model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -95,13 +95,19 @@ class Planned:
     rows: tuple[PlannedRow, ...]
 
 
-def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> Planned:
+def plan_methods(
+    serving: Serving,
+    specs: Sequence[str],
+    budget: int | str,
+    tell: Callable[[PlannedRow], object] = lambda row: None,
+) -> Planned:
     """Plan memory, time and devices for a model under methods; nothing is run.
 
     Args:
         serving: what to plan for.
         specs: registry syntax. A method that cannot serve is refused in its row.
         budget: entries, or percent of prompt and length together.
+        tell: is called with each row as soon as it is there.
 
     Raises:
         ValueError: if a method, one of its options or the budget is not allowed, or no method can
@@ -142,7 +148,7 @@ def plan_methods(serving: Serving, specs: Sequence[str], budget: int | str) -> P
             pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
         )
 
-    rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow)
+    rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow, tell=tell)
     return Planned(serving, rows)
 
 

@@ -1,14 +1,19 @@
 """The loop of every experiment: points are measured one after the other, and each becomes a row.
 
 A point is a method at a budget. What is measured of a point is a function; where it raises
-ValueError, the method cannot run, and the row says why.
+ValueError, the method cannot run, and where it raises another error, the method has failed. The row
+says why, and the other points go on.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from traceback import format_tb
+from typing import Any, TypeVar
 
 from kvlab.fast.lab.terminal import Report
+from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.selection import budget_entries
 
@@ -26,6 +31,19 @@ class Row:
     budget: int | str | None
     refusal: str | None = None
     """Why there are no figures: what the method cannot do, or what has not been run."""
+    failed: bool = False
+    """Whether the reason is an error in code; then commands end with exit code 1."""
+
+
+def reason(error: Exception) -> dict[str, Any]:
+    """Return the fields of a row that say why a method stopped; of an error in code also where."""
+    if isinstance(error, ValueError):
+        return {"refusal": str(error)}
+    trace = "".join([*format_tb(error.__traceback__), str(error.__cause__)])
+    frames = re.findall(r'File "(.+?)", line (\d+)', trace)
+    file, line = ([each for each in frames if "site-packages" not in each[0]] or frames)[-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"refusal": f"{what} ({Path(file).name}, line {line})", "failed": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +90,17 @@ def measure_points(
     measure: Callable[[str, Budget | None, Told], Measured],
     refused: type[Measured],
     report: Report = lambda done, total, what: None,
+    tell: Callable[[Measured], object] = lambda row: None,
 ) -> tuple[Measured, ...]:
     """Measure every point.
 
     Args:
         asked: methods and budgets.
         units: what is measured at each point, for the report.
-        measure: returns the row of a point, or raises ValueError if the method cannot run.
+        measure: returns the row of a point, or raises what the module's docstring says.
         refused: class of the rows.
         report: is called with (units done at all points, units in all, the method).
+        tell: is called with each row as soon as it is there.
 
     Raises:
         ValueError: if no method could run.
@@ -93,11 +113,18 @@ def measure_points(
 
         try:
             rows.append(measure(method, budget, told))
-        except ValueError as error:
-            rows.append(refused(method=method, budget=budget, refusal=str(error)))
-    if all(row.refusal is not None for row in rows):
-        raise ValueError(f"no method could run; {rows[0].method}: {rows[0].refusal}")
+        except Exception as error:
+            rows.append(refused(method=method, budget=budget, **reason(error)))
+        tell(rows[-1])
+    check_any(rows)
     return tuple(rows)
+
+
+def check_any(rows: Sequence[Row]) -> None:
+    """Raise ValueError if no method could run; the line names each, and says why."""
+    if all(row.refusal is not None for row in rows):
+        reasons = dict.fromkeys(f"{row.method}: {row.refusal}" for row in rows)
+        raise ValueError(f"no method could run; {'; '.join(reasons)}")
 
 
 def points(specs: Sequence[str], budgets: Sequence[Budget]) -> Iterator[tuple[str, Budget | None]]:
@@ -115,10 +142,30 @@ def points(specs: Sequence[str], budgets: Sequence[Budget]) -> Iterator[tuple[st
             yield from ((spec, budget) for budget in budgets)
 
 
-def check_points(specs: Sequence[str], budgets: Sequence[str]) -> None:
-    """Raise ValueError if a method or a budget is not allowed, or a budget is missing."""
+LARGE = 10**6
+"""Tokens of a text of which nothing is known yet."""
+
+
+def check_points(specs: Sequence[str], budgets: Sequence[str], tokens: int = LARGE) -> None:
+    """Raise ValueError for what can be known before a model is loaded.
+
+    A method or a budget is not allowed, a budget is missing, a method cannot be built at any budget
+    whatever, or no method at any of the budgets, which are shares of a text of ``tokens`` tokens.
+    """
     if not specs:
         raise ValueError("methods must name at least one")
-    for text in budgets:
-        budget_entries(text, 100)
-    list(points(specs, budgets))
+    asked = list(points(specs, [budget_entries(text, tokens) for text in budgets]))
+    rows = [built(spec, LARGE if takes_budget(spec) else None) for spec in specs]
+    for row in rows:
+        if row.refusal is not None and not row.failed:
+            raise ValueError(f"{row.method}: {row.refusal}")
+    check_any([built(spec, entries) for spec, entries in asked])
+
+
+def built(spec: str, entries: int | None) -> Row:
+    """Return a row that says whether a method can be built at a budget, and why not."""
+    try:
+        methods.get(spec, entries)
+    except Exception as error:
+        return Row(method=spec, budget=entries, **reason(error))
+    return Row(method=spec, budget=entries)

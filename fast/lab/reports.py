@@ -104,5 +104,4 @@ def write_page(path: Path, template: str, **content: Any) -> None:
         undefined=jinja2.StrictUndefined,
     )
     page = environment.get_template(template).render(**content)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)

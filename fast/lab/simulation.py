@@ -1,17 +1,19 @@
 """Methods replayed on a recorded generation: what each would have kept, and what that costs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from kvlab.fast.lab.points import Row, Told, measure_points, points
+from kvlab.fast.lab.points import Row, Told, check_any, measure_points, points, reason
 from kvlab.fast.lab.reports import Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.accounting import ENTRIES, most_entries
+from kvlab.reference.checks import check_at_least, check_share
+from kvlab.reference.policy import Policy
 from kvlab.reference.selection import budget_entries
 from kvlab.reference.simulator.judge import Judgement, judge, skill
 from kvlab.reference.simulator.replay import check_replay
@@ -78,11 +80,14 @@ def simulate(
     Raises:
         ValueError: if an argument is not allowed, or no method can run.
     """
+    check_share(threshold=threshold)
+    check_at_least(0, gap=gap)
+    check_at_least(1, block_size=1 if block_size is None else block_size)
     L, _, _, tokens, _ = trace.shape
     if trace.prompt == tokens:
         raise ValueError(f"the trace holds a prompt of {tokens} tokens and nothing generated")
     entries = sorted({budget_entries(text, tokens) for text in budgets})
-    policies, layers = [], []
+    policies: list[Policy] = []
 
     def ask(spec: str, budget: int | None, told: Told) -> SimulatedRow:
         policy = methods.get(spec, budget)
@@ -93,12 +98,28 @@ def simulate(
         return SimulatedRow(method=spec, budget=budget)
 
     asked = measure_points(points(specs, entries), 1, ask, SimulatedRow)
-    for judged in judge(trace, policies, block_size, workers, threshold, gap, exact):
-        layers.append(judged)
-        report(len(layers), L, "layers")
-    judgements = iter(zip(*layers, strict=True))
-    rows = tuple(row if row.refusal else _sum_up(trace, row, next(judgements)) for row in asked)
-    return Simulation(trace, rows)
+
+    def judged(some: list[Policy]) -> Iterator[Sequence[Judgement]]:
+        layers = []
+        for judgements in judge(trace, some, block_size, workers, threshold, gap, exact):
+            layers.append(judgements)
+            report(len(layers), L, "layers")
+        return zip(*layers, strict=True)
+
+    def alone(row: SimulatedRow, policy: Policy) -> SimulatedRow:
+        try:
+            return _sum_up(trace, row, next(judged([policy])))
+        except Exception as error:
+            return replace(row, **reason(error))
+
+    waiting = [row for row in asked if row.refusal is None]
+    try:
+        made = [_sum_up(trace, *each) for each in zip(waiting, judged(policies), strict=True)]
+    except Exception:  # a method failed in the middle
+        made = [alone(*each) for each in zip(waiting, policies, strict=True)]
+    check_any(made)
+    rows = iter(made)
+    return Simulation(trace, tuple(row if row.refusal else next(rows) for row in asked))
 
 
 def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:

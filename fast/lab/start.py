@@ -9,6 +9,7 @@ EXTRAS = {
     "torch": "fast",
     "gguf": "fast",
     "transformers": "fast",
+    "huggingface_hub": "fast",
     "filelock": "sweep",
     "pyarrow": "sweep",
     "ray": "sweep",
@@ -26,7 +27,9 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        raise SystemExit(cli.app(standalone_mode=False))
+        code = cli.app(standalone_mode=False)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left is to end
+        raise SystemExit(code)
     except cli.BadUsage as error:
         if error.format_message():  # without a command, the help is printed already
             refuse(error.format_message())

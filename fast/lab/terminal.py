@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import version
 from typing import Any, NoReturn, TextIO
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
-from kvlab.fast.lab.tables import Table, visible
+from kvlab.fast.lab.tables import Column, Table, counted, tabulate, text_of, visible
 
 console = Console(width=None if sys.stdout.isatty() else 100)
 errors = Console(stderr=True)
@@ -77,12 +77,12 @@ def print_version(wanted: bool) -> bool:
     return wanted
 
 
-def refuse(reason: str) -> NoReturn:
-    """Say on stderr, in one line, why a command cannot run, and end it with exit code 2."""
+def refuse(reason: str, code: int = 2) -> NoReturn:
+    """Say on stderr, in one line, why a command cannot run, and end it with an exit code."""
     errors.print(
         f"kvlab: {visible(reason)}", style="red", markup=False, highlight=False, soft_wrap=True
     )
-    raise SystemExit(2)
+    raise SystemExit(code)
 
 
 def print_caption(text: str) -> None:
@@ -93,6 +93,57 @@ def print_caption(text: str) -> None:
 def print_table(table: Table, title: str = "") -> None:
     """Print a table."""
     console.print(table.terminal(title))
+
+
+@contextmanager
+def printing_rows(
+    columns: Sequence[Column], widths: Sequence[int], wanted: bool = True
+) -> Iterator[Callable[[Any], None]]:
+    """Print the rows of a table one by one, as they are made; Ctrl-C says how many there are.
+
+    Args:
+        columns: what a row says.
+        widths: characters of each column; the first one is aligned to the left.
+        wanted: print; otherwise the rows are only counted.
+    """
+    rows = 0
+
+    def tell(row: Any) -> None:
+        nonlocal rows
+        rows += 1
+        if wanted:
+            if rows == 1:
+                print_line(_aligned([column.heading for column in columns], widths))
+            cells = list(map(text_of, tabulate([row], columns).rows[0]))
+            why = f"  {cells.pop()}" if len(cells) < len(columns) else ""
+            print_line(_aligned(cells, widths) + why)
+
+    try:
+        yield tell
+    except KeyboardInterrupt as stop:
+        seen = "printed" if wanted else "lost, because --json prints them at the end"
+        stop.add_note(f"{counted(rows, 'row')} {seen}, no file written")
+        raise
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line; a name that is too wide for its column has a line of its own."""
+    name, *others = cells
+    shown = "".join(
+        f" {cell:>{width - 1}}" for cell, width in zip(others, widths[1:], strict=False)
+    )
+    return (
+        f"{name:{widths[0]}}" + ("" if len(name) <= widths[0] else "\n" + " " * widths[0]) + shown
+    )
+
+
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def stopped(stop: KeyboardInterrupt) -> None:
+    """Say what is left of a command that Ctrl-C has ended."""
+    errors.print(f"stopped: {'; '.join(getattr(stop, '__notes__', ['nothing was written']))}")
 
 
 def print_facts(facts: dict[str, str]) -> None:

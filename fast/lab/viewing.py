@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.reports import write_page
-from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.checks import check_at_least
@@ -72,6 +72,7 @@ def record_methods(
     threshold: float = 0.01,
     most_values: int = MOST_VALUES // 4,
     report: Report = lambda done, total, what: None,
+    tell: Callable[[ViewedRow], object] = lambda row: None,
 ) -> Viewed:
     """Record one method after the other.
 
@@ -83,6 +84,7 @@ def record_methods(
         threshold: attention that counts as an activation.
         most_values: entries in the snapshots of a method; more make a page finer, and larger.
         report: is called after each token.
+        tell: is called with each row as soon as it is there.
 
     Raises:
         ValueError: if an argument is not allowed, or no method can run.
@@ -109,7 +111,7 @@ def record_methods(
             solved=run.solved,
         )
 
-    rows = measure_points(points(specs, [entries]), 1, measure, ViewedRow)
+    rows = measure_points(points(specs, [entries]), 1, measure, ViewedRow, tell=tell)
     return Viewed(Timeline(source.name, threshold, tuple(runs)), rows)
 
 
@@ -196,13 +198,10 @@ def write_viewer(timeline: Timeline, path: Path) -> None:
     write_page(path, "viewer.html.jinja", timeline=Markup(stored))
 
 
-def table(rows: Sequence[ViewedRow]) -> Table:
-    """Lay the methods out."""
-    columns = (
-        Column("method"),
-        Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
-        Column("entries", format=".0f"),
-        Column("tokens read", "tokens_read"),
-        Column("solved", format=lambda solved: "yes" if solved else "no"),
-    )
-    return tabulate(rows, columns)
+COLUMNS = (
+    Column("method"),
+    Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
+    Column("entries", format=".0f"),
+    Column("tokens read", "tokens_read"),
+    Column("solved", format=lambda solved: "yes" if solved else "no"),
+)

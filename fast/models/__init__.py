@@ -3,8 +3,11 @@
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from threading import Thread
 
 from kvlab.reference.models import DIRECTORY, EMBEDDED
 
@@ -67,10 +70,17 @@ def is_fetched(name: str) -> bool:
     return name in fetched_models()
 
 
-def model_location(model: str | Path) -> str:
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+HUB_SECONDS = 2.5
+"""How long the model hub may take to answer."""
+
+
+def model_location(model: str | Path, hub: bool = True) -> str:
     """Return the directory or id that a name stands for: a short name, a directory, or an id.
 
-    FileNotFoundError if it names a model that can be fetched and was not.
+    FileNotFoundError if it names a model that can be fetched and was not; or nothing that is on
+    this machine, while the hub does not answer, or ``hub`` says that the model is not read from it.
     """
     name = str(model)
     if name in EMBEDDED:
@@ -79,4 +89,49 @@ def model_location(model: str | Path) -> str:
         return str(fetched_directory(name))
     if name in PUBLISHED and not Path(name).is_dir():
         raise FileNotFoundError(f"model {name} is not on this machine: kvlab models get {name}")
-    return name
+    if Path(name).is_dir():
+        return name
+    why = "it cannot be an id on the hub"
+    if not hub:
+        why = "the hub is not read here"
+    elif isinstance(model, str) and HUB_ID.fullmatch(name):
+        if hub_answers() or stored_directory(name):
+            return name
+        why = "nothing is stored here of such an id on the hub, which cannot be reached"
+    names = ", ".join(dict.fromkeys([*EMBEDDED, *PUBLISHED, *fetched_models()]))
+    raise FileNotFoundError(
+        f"model = {name} does not exist: it is no directory, it is no short name ({names}), and "
+        f"{why}"
+    )
+
+
+@cache
+def hub_answers() -> bool:
+    """Say whether the Hugging Face hub, or what HF_ENDPOINT names, answers; it is asked once.
+
+    It is asked in a thread, because looking up its address can take longer than any time limit.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    answers = []
+
+    def ask() -> None:
+        with suppress(Exception):  # of an HTTP library, or that HF_HUB_OFFLINE forbids to ask
+            answers.append(get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS))
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return bool(answers)
+
+
+def stored_directory(name: str) -> str | None:
+    """Return where the hub's library has stored the model with this id; None if it has not."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no id can look like this
+        return None
+    return str(Path(found).parent) if isinstance(found, str) else None

@@ -1,7 +1,6 @@
 """Loads a model and its tokenizer from a directory or from the Hugging Face hub."""
 
 import logging
-import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from safetensors import SafetensorError, safe_open
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from kvlab.fast.models import model_location
+from kvlab.fast.models import hub_answers, model_location, stored_directory
 from kvlab.reference.checks import check_choice
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -25,8 +30,6 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 PARALLEL = (None, "layers")
 """How a model is spread: not at all, or whole layers over all devices, and over main memory and
 disk where those are full (``device_map="auto"``)."""
-
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def load(
@@ -48,11 +51,10 @@ def load(
     if parallel == "layers" and find_spec("accelerate") is None:
         raise ValueError("parallel = 'layers' needs accelerate: pip install 'kvlab[eval]'")
     place = _device(device) if parallel is None else None
-    model = model_location(model)
-    local = _is_directory(model)
+    model, local = _find(model)
     with quietly(local):
-        network = _load_network(str(model), dtype, local, parallel)
-        tokenizer = _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
+        network = _load_network(model, dtype, local, parallel)
+        tokenizer = _attempt(model, local, AutoTokenizer, trust_remote_code=False)
     network.eval()
     return network if place is None else network.to(place), tokenizer
 
@@ -78,10 +80,16 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def load_tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer alone; models and errors are those of `load`."""
-    model = model_location(model)
-    local = _is_directory(model)
+    model, local = _find(model)
     with quietly(local):
-        return _attempt(str(model), local, AutoTokenizer, trust_remote_code=False)
+        return _attempt(model, local, AutoTokenizer, trust_remote_code=False)
+
+
+def load_config(model: str | Path) -> PretrainedConfig:
+    """Load the configuration alone; models and errors are those of `load`."""
+    model, local = _find(model)
+    with quietly(local):
+        return _attempt(model, local, AutoConfig, trust_remote_code=False)
 
 
 def _device(name: str | None) -> torch.device:
@@ -97,23 +105,20 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-def _is_directory(model: str | Path) -> bool:
-    """Say whether to look on the disk; False if ``model`` can only be an id on the hub."""
-    directory = Path(model)
+def _find(model: str | Path) -> tuple[str, bool]:
+    """Return a directory and True, or an id on the hub, which answers, and False."""
+    place = model_location(model)
+    directory = Path(place)
     if not directory.is_dir():
-        if isinstance(model, str) and HUB_ID.fullmatch(model):
-            return False
-        raise FileNotFoundError(
-            f"model = {model} does not exist; choose a short name (kvlab models list), a "
-            "directory, or an id on the hub"
-        )
+        stored = None if hub_answers() else stored_directory(place)
+        return stored or place, stored is not None
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"{directory / 'config.json'} does not exist")
     if not any(directory.glob("*.safetensors")):
         raise FileNotFoundError(
             f"{directory} holds no safetensors file, the only kind that is read"
         )
-    return True
+    return place, True
 
 
 def _load_network(model: str, dtype: str, local: bool, parallel: str | None) -> Any:
@@ -148,10 +153,20 @@ def _attempt(model: str, local: bool, loader: Any, **options: Any) -> Any:
             raise ValueError(f"{model} needs code of its own, which is never run") from None
         reason = _one_line(error)
         if local:
-            raise ValueError(f"{model} cannot be loaded: {reason}") from None
+            raise ValueError(f"{_broken_file(model)} cannot be loaded: {reason}") from None
         raise FileNotFoundError(
             f"{model} is no directory here, and cannot be had from the hub: {reason}"
         ) from None
+
+
+def _broken_file(model: str) -> Path:
+    """Return the first weights of a directory that cannot be read, or the directory."""
+    for file in sorted(Path(model).glob("*.safetensors")):
+        try:
+            safe_open(file, "pt").__exit__(None, None, None)
+        except SafetensorError:
+            return file
+    return Path(model)
 
 
 def _one_line(error: Exception) -> str:

@@ -21,6 +21,7 @@ from kvlab.reference.conformance.implementation import (
 )
 from kvlab.reference.conformance.vectors import Case
 from kvlab.reference.notation import Array
+from kvlab.reference.processes import without_interrupts
 
 STARTING = 300.0
 """Seconds that loading the file may take: importing a compiler, or building an extension."""
@@ -75,7 +76,8 @@ class Isolated:
         self._connection, theirs = context.Pipe()
         loading = (self.file, self.arrays, self.device, self.precision or None)
         self._process = context.Process(target=_serve, args=(theirs, loading), daemon=True)
-        self._process.start()
+        with without_interrupts():
+            self._process.start()
         theirs.close()
         return self._receive(STARTING)
 

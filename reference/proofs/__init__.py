@@ -6,9 +6,10 @@ One file per paper; each statement is one function, and `prove` runs them.
 import importlib
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 
+from kvlab.reference.processes import process_pool
 from kvlab.reference.proofs.claim import Claim, Finding, Kind, Paper, Verdict
 
 PAPERS = ("lazy_eviction", "caote", "desirekv", "ahakv")
@@ -67,9 +68,9 @@ def count(claims: Sequence[Claim]) -> str:
 
 def prove(chosen: Sequence[Claim], workers: int = 1) -> Iterator[Result]:
     """Check claims by so many processes, in the order in which the checks end."""
-    with ProcessPoolExecutor(workers) as pool:
+    with process_pool(workers) as submit:
         running = {
-            pool.submit(_timed, claim.paper, paper(claim.paper).claims.index(claim)): claim
+            submit(_timed, claim.paper, paper(claim.paper).claims.index(claim)): claim
             for claim in chosen
         }
         for done in as_completed(running):

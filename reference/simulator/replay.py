@@ -10,7 +10,7 @@ Entries never come back, so one number per entry is enough: `Fate.left`.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -24,6 +24,7 @@ from kvlab.reference.checks import check_at_least
 from kvlab.reference.methods import discover
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
+from kvlab.reference.processes import process_pool
 from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.streams import Stream, block_lengths, run_stream
 
@@ -103,10 +104,10 @@ def over_layers(
     if workers == 1:
         yield from map(task, layers)
         return
-    with ProcessPoolExecutor(workers, initializer=discover) as pool:  # policies are of its modules
+    with process_pool(workers, initializer=discover) as submit:  # policies are of its modules
         waiting: deque[Future[Result]] = deque()
         for layer in layers:
-            waiting.append(pool.submit(task, layer))
+            waiting.append(submit(task, layer))
             if len(waiting) > workers:
                 yield waiting.popleft().result()
         yield from (future.result() for future in waiting)

@@ -208,8 +208,9 @@ def save_trace(trace: Trace, path: str | Path) -> None:
         trace: what to write.
         path: the file, ending in ``.npz``.
     """
-    path = Path(path).resolve()
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.resolve()
     members: dict[str, Any] = {name: getattr(trace, name) for name in ARRAYS}
     members["metadata"] = json.dumps(asdict(trace.metadata))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")

@@ -46,7 +46,6 @@ def test_a_model_that_was_not_fetched_is_asked_for(room, monkeypatch, capfd):
     with pytest.raises(FileNotFoundError, match=reason):
         model_location(REAL)
     assert reason in refusal(monkeypatch, capfd, "generate", "--model", REAL, "--prompt", "Hi")
-    assert model_location("org/name") == "org/name"
 
 
 def test_what_is_stored_is_what_was_loaded(room):

@@ -1,6 +1,5 @@
 """``kvlab compare``: methods side by side on a task, by default that of an embedded model."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,25 +10,32 @@ from kvlab.fast.lab.commands.settings import (
     Json,
     Problems,
     Workers,
+    check_output,
+    check_ran,
     command,
-    prepare_output,
     read_methods,
     say_notes,
 )
 from kvlab.fast.lab.evaluate.backends import default_backend
 from kvlab.fast.lab.evaluate.tasks import find_task
-from kvlab.fast.lab.points import BUDGET_CAPTION
+from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, check_points
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
-from kvlab.fast.lab.sweep.summary import Point
-from kvlab.fast.lab.tables import Column, counted, text_of
-from kvlab.fast.lab.terminal import print_caption, print_json, print_line, reporting
+from kvlab.fast.lab.tables import counted
+from kvlab.fast.lab.terminal import (
+    print_caption,
+    print_json,
+    print_line,
+    printing_rows,
+    reporting,
+)
+from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.models import EMBEDDED
 
 WIDTHS = (20, 8, 16, *[9] * 5, 18)
-"""Characters of each column; the first one is aligned to the left."""
+"""Characters of each column."""
 
 WHAT_IT_IS = (
     "A language model keeps a key and a value of every token that it has read: the KV cache. Each "
@@ -82,16 +88,20 @@ def compare(settings: _Settings) -> None:
 
     A budget in percent is that share of the mean tokens of prompt and solution.
     """
-    prepare_output("report", settings.report)
+    check_output("report", settings.report)
     sweep, say = settings.sweep(), not settings.json
     say_notes(sweep.methods)
+    if named := [each for each in sweep.methods if each != ORACLE]:
+        check_points(named, sweep.budgets)
+    model_location(sweep.models[0], hub=sweep.backend == "fast")  # refused before all else
     if say:
         print_caption(WHAT_IT_IS)
         problems = counted(sweep.problems, "problem")
         print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend\n")
-        print_line(_line([column.heading for column in comparing.columns_of(sweep)]))
-    with reporting(transient=True) as told:
-        tell = (lambda point: print_line(_row(point, comparing.columns_of(sweep)))) if say else None
+    with (
+        reporting(transient=True) as told,
+        printing_rows(comparing.columns_of(sweep), WIDTHS, wanted=say) as tell,
+    ):
         comparison = comparing.compare(sweep, settings.workers, told, tell)
     if settings.report is not None:
         from kvlab.fast.lab.sweep.report import write_comparison
@@ -99,22 +109,8 @@ def compare(settings: _Settings) -> None:
         write_comparison(comparison, settings.report)
     if settings.json:
         print_json(comparison.to_json())
-        return
-    print_caption(CAPTION)
-    if settings.report is not None:
-        print_line(f"report: {settings.report.resolve().as_uri()}")
-
-
-def _row(point: Point, columns: Sequence[Column]) -> str:
-    """Return the line of a point; a refusal takes the place of the figures."""
-    shown = columns if point.refusal is None else columns[:2]
-    cells = [text_of(column.cell(point)) for column in shown]
-    return f"{_line(cells)}  {point.refusal or ''}".rstrip()
-
-
-def _line(cells: Sequence[str]) -> str:
-    """Return cells side by side; a name that is too wide for its column has a line of its own."""
-    name, *others = cells
-    shown = "".join(f"{cell:>{width}}" for cell, width in zip(others, WIDTHS[1:], strict=False))
-    above = "" if len(name) <= WIDTHS[0] else f"{name}\n"
-    return f"{above}{'' if above else name:{WIDTHS[0]}}{shown}"
+    else:
+        print_caption(CAPTION)
+        if settings.report is not None:
+            print_line(f"report: {settings.report.resolve().as_uri()}")
+    check_ran(comparison.summary.points)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from kvlab.fast.lab.commands.settings import Group, Json, command, prepare_output
+from kvlab.fast.lab.commands.settings import Group, Json, check_output, command
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import (
@@ -72,7 +72,7 @@ class Tested(Json):
 
     def implementation(self) -> Isolated | Program:
         """Return the implementation, in a process of its own, which has to be closed."""
-        prepare_output("junit", self.junit)
+        check_output("junit", self.junit)
         if self.timeout <= 0:
             raise ValueError(f"timeout = {self.timeout} must be above 0 seconds")
         if (self.file is None) == (self.program is None):
@@ -274,7 +274,7 @@ def generate(settings: GenerateSettings) -> None:
     """Write cases of methods, made of their examples, as the published vectors are written."""
     if settings.method is not None:
         methods.lookup(settings.method)
-    prepare_output("out", settings.out / vectors.INDEX)
+    check_output("out", settings.out / vectors.INDEX)
     with working("computing the vectors"):
         names = methods.names() if settings.method is None else (settings.method,)
         made = [case for name in names for case in made_on_the_spot(name)]
@@ -307,7 +307,7 @@ def export(
 ) -> None:
     """Write the vectors, the model and a reader as a package that needs no kvlab."""
     package = out / "kvlab_vectors"
-    prepare_output("out", package / "__init__.py")
+    check_output("out", package / "__init__.py")
     for folder in vectors.SPECIFICATIONS.values():
         shutil.copytree(vectors.HERE / folder, package / folder, dirs_exist_ok=True)
     (package / "model").mkdir(exist_ok=True)

@@ -1,5 +1,7 @@
 """``kvlab eval``: the tasks of lm-evaluation-harness under methods and budgets."""
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,11 +12,23 @@ from kvlab.fast.lab.commands.settings import (
     Json,
     Methods,
     ShardedModel,
+    check_ran,
     command,
     words,
 )
-from kvlab.fast.lab.terminal import errors, print_caption, print_json, print_table, results_only
+from kvlab.fast.lab.points import check_points
+from kvlab.fast.lab.terminal import (
+    errors,
+    print_caption,
+    print_json,
+    printing_rows,
+    results_only,
+)
+from kvlab.fast.models import model_location
 from kvlab.reference.models import reasoner_directory
+
+WIDTHS = (20, 8, 24, 14, 18, 8, 9)
+"""Characters of each column."""
 
 
 class _Settings(Methods, Budgets, BlockSize, Feed, ShardedModel, Json):
@@ -40,6 +54,8 @@ def evaluate(settings: _Settings) -> None:
     A budget in percent is that share of each request's own tokens: its prompt and the most that
     may be generated, or its prompt and the answer to rate.
     """
+    check_points(settings.specs, settings.asked())
+    model_location(settings.model or "reasoner")  # before libraries are loaded for it
     from kvlab.fast.lab import harness
     from kvlab.fast.lab.evaluate.likelihood import Reading
 
@@ -56,13 +72,19 @@ def evaluate(settings: _Settings) -> None:
     def report(done: int, total: int, what: str) -> None:
         errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
 
-    with results_only():
-        rows = harness.evaluate_tasks(reading=reading, report=report, **others)
+    results = redirect_stdout(sys.stdout)
+    with printing_rows(harness.COLUMNS, WIDTHS, not settings.json) as print_row, results_only():
+
+        def tell(row: harness.EvaluatedRow) -> None:
+            with results:
+                for each in harness.printed(row):
+                    print_row(each)
+
+        rows = harness.evaluate_tasks(reading=reading, report=report, tell=tell, **others)
     if settings.json:
         folder = settings.include_path
         plain = {**given, "include_path": None if folder is None else str(folder)}
         print_json({"settings": plain, **harness.to_json(rows)})
-        return
-    for title, table in harness.tables(rows):
-        print_table(table, title)
-    print_caption("value and standard error, as lm-eval counts them")
+    else:
+        print_caption("value and standard error, as lm-eval counts them")
+    check_ran(rows)

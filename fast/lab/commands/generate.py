@@ -12,8 +12,8 @@ from kvlab.fast.lab.commands.settings import (
     command,
     read_prompt,
 )
-from kvlab.fast.lab.points import check_points
-from kvlab.fast.lab.terminal import print_facts, print_json, reporting
+from kvlab.fast.lab.points import check_points, reason
+from kvlab.fast.lab.terminal import print_facts, print_json, refuse, reporting
 from kvlab.reference.checks import check_at_least
 
 if TYPE_CHECKING:
@@ -37,24 +37,33 @@ def generate(settings: _Settings) -> None:
     check_at_least(1, max_new_tokens=settings.max_new_tokens)
     check_at_least(0, temperature=settings.temperature)
     check_seed(settings.seed)
-    check_points([settings.method], [] if settings.budget is None else [settings.budget])
+    check_at_least(1, block_size=1 if settings.block_size is None else settings.block_size)
+    budgets = [] if settings.budget is None else [settings.budget]
+    check_points([settings.method], budgets)
     text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
-    network, tokenizer = settings.load(settings.dtype)
+    tokenizer = settings.tokenizer()
     from kvlab.fast.lab import generation
 
-    with reporting(transient=True) as report:
-        written = generation.generate(
-            network,
-            tokenizer,
-            text,
-            settings.method,
-            settings.budget,
-            block_size=settings.block_size,
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            seed=settings.seed,
-            report=report,
-        )
+    tokens = generation.encode_prompt(tokenizer, text, "cpu")["input_ids"].shape[1]
+    check_points([settings.method], budgets, tokens + settings.max_new_tokens)
+    network = settings.load(settings.dtype)
+    try:
+        with reporting(transient=True) as report:
+            written = generation.generate(
+                network,
+                tokenizer,
+                text,
+                settings.method,
+                settings.budget,
+                block_size=settings.block_size,
+                max_new_tokens=settings.max_new_tokens,
+                temperature=settings.temperature,
+                seed=settings.seed,
+                report=report,
+            )
+    except Exception as error:
+        why = reason(error)
+        refuse(f"{settings.method}: {why['refusal']}", 1 if "failed" in why else 2)
     if settings.json:
         print_json(asdict(written))
         return

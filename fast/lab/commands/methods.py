@@ -84,7 +84,7 @@ def recurrence(wanted: _Measured) -> None:
     """Measure how often tokens become important again (LazyEviction Fig. 3c)."""
     name = str(wanted.model or "reasoner")
     draw = find_task(wanted.task or EMBEDDED.get(name, "reasoning")).problems
-    directory = Path(model_location(name))
+    directory = Path(model_location(name, hub=False))
     asked: dict[str, Any] = {"problems": wanted.problems, "threshold": wanted.threshold}
     found = {**asked, **sum_up(intervals(directory, seed=wanted.seed, draw=draw, **asked))}
     if wanted.json:

@@ -7,11 +7,28 @@ from typing import Annotated
 import typer
 
 from kvlab.fast.lab import planning
-from kvlab.fast.lab.commands.settings import BlockSize, Json, Methods, command, prepare_output
-from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, working
+from kvlab.fast.lab.commands.settings import (
+    BlockSize,
+    Json,
+    Methods,
+    check_output,
+    check_ran,
+    command,
+)
+from kvlab.fast.lab.points import check_points
+from kvlab.fast.lab.terminal import (
+    print_caption,
+    print_json,
+    print_line,
+    printing_rows,
+    working,
+)
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_shape
+
+WIDTHS = (20, 8, 6, 8, 7, 7, 7, 9, 10, 8, 8, 9)
+"""Characters of each column."""
 
 
 class _Settings(Methods, BlockSize, Json):
@@ -47,7 +64,7 @@ class _Settings(Methods, BlockSize, Json):
 @command
 def plan(settings: _Settings) -> None:
     """Plan memory, time and devices for a model under a method; nothing is run."""
-    prepare_output("report", settings.report)
+    check_output("report", settings.report)
     check_at_least(0, host=settings.host)
     check_choice(HARDWARE, gpu=settings.gpu.lower())
     serving = planning.Serving(
@@ -62,15 +79,18 @@ def plan(settings: _Settings) -> None:
         settings.speed,
         settings.spread,
     )
-    with working("planning"):
-        found = planning.plan_methods(serving, settings.specs, settings.budget)
+    check_points(settings.specs, [settings.budget], settings.prompt + settings.length)
+    if not settings.json:
+        print_line(planning.title(serving))
+    with working("planning"), printing_rows(planning.COLUMNS, WIDTHS, not settings.json) as tell:
+        found = planning.plan_methods(serving, settings.specs, settings.budget, tell)
     if settings.report is not None:
         planning.write_report(found, settings.report)
     if settings.json:
         rows = [asdict(row) for row in found.rows]
         print_json({"asked": asdict(serving), "methods": rows})
-        return
-    print_table(planning.table(found), planning.title(serving))
-    print_caption(planning.CAPTION)
-    if settings.report is not None:
-        print_line(f"report: {settings.report}")
+    else:
+        print_caption(planning.CAPTION)
+        if settings.report is not None:
+            print_line(f"report: {settings.report}")
+    check_ran(found.rows)

@@ -1,5 +1,6 @@
 """``kvlab prove``: check every statement of the papers. Needs the reference alone."""
 
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -23,16 +24,26 @@ class _Settings(Workers, Json):
 def prove(settings: _Settings) -> None:
     """Check every theorem, equation and table of the papers that can be checked."""
     claims = proofs.claims(settings.paper, settings.claim)
-    results = []
-    with reporting(transient=True) as report:
-        for result in proofs.prove(claims, settings.workers):
-            results.append(result)
-            report(len(results), len(claims), result.name)
+    results: list[proofs.Result] = []
+    waiting = Counter(claim.paper for claim in claims)
+    try:
+        with reporting(transient=True) as report:
+            for result in proofs.prove(claims, settings.workers):
+                results.append(result)
+                report(len(results), len(claims), result.name)
+                paper = result.claim.paper
+                waiting[paper] -= 1
+                if not (waiting[paper] or settings.json):
+                    own = [each for each in results if each.claim.paper == paper]
+                    _show(paper, sorted(own, key=lambda each: claims.index(each.claim)))
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"{len(results)} of {len(claims)} claims were checked, no file was written")
+        raise
     results.sort(key=lambda result: claims.index(result.claim))
     if settings.json:
         print_json([_plain(result) for result in results])
     else:
-        _show(results)
+        console.print(proofs.count([result.claim for result in results]), highlight=False)
     for result in results:
         if not result.as_expected:
             ends = f"{result.finding.verdict}, expected: {result.claim.expected}"
@@ -59,21 +70,19 @@ def _plain(result: proofs.Result) -> dict[str, Any]:
     }
 
 
-def _show(results: list[proofs.Result]) -> None:
-    for name in dict.fromkeys(result.claim.paper for result in results):
-        about = proofs.paper(name)
-        title = f"{about.title} ({about.source})"
-        table = Table(title=title, title_justify="left", expand=True, show_lines=True)
-        table.add_column("claim", no_wrap=True)
-        table.add_column("source", ratio=1)
-        table.add_column("statement and evidence", ratio=5)
-        table.add_column("s", justify="right", no_wrap=True)
-        for result in (each for each in results if each.claim.paper == name):
-            source = f"{result.claim.kind}: {escape(result.claim.source)}"
-            seconds = f"{result.seconds:.1f}"
-            table.add_row(result.claim.tag, source, _described(result), seconds)
-        console.print(table)
-    console.print(proofs.count([result.claim for result in results]), highlight=False)
+def _show(paper: str, results: list[proofs.Result]) -> None:
+    about = proofs.paper(paper)
+    title = f"{about.title} ({about.source})"
+    table = Table(title=title, title_justify="left", expand=True, show_lines=True)
+    table.add_column("claim", no_wrap=True)
+    table.add_column("source", ratio=1)
+    table.add_column("statement and evidence", ratio=5)
+    table.add_column("s", justify="right", no_wrap=True)
+    for result in results:
+        source = f"{result.claim.kind}: {escape(result.claim.source)}"
+        seconds = f"{result.seconds:.1f}"
+        table.add_row(result.claim.tag, source, _described(result), seconds)
+    console.print(table)
 
 
 def _described(result: proofs.Result) -> str:

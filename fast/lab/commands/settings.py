@@ -45,10 +45,13 @@ from typing import (
 import typer
 
 from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.files import folder_of
+from kvlab.fast.lab.points import Row
 from kvlab.fast.lab.terminal import errors, working
+from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import docstrings_below
-from kvlab.reference.models import EMBEDDED, reasoner_directory
+from kvlab.reference.models import EMBEDDED
 from kvlab.reference.selection import budget_entries
 
 if TYPE_CHECKING:
@@ -197,14 +200,29 @@ class Model(Group):
     device: str | None = None
     """Device, as PyTorch names it; default: a GPU if there is one."""
 
-    def load(
-        self, dtype: str = "auto", parallel: str | None = None
-    ) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """Load the tokenizer alone, with which a command can refuse what does not fit."""
+        name = self.model or "reasoner"
+        model_location(name)  # before libraries are loaded for it
+        with working(f"loading the tokenizer of {name}"):
+            from kvlab.fast.models import loading
+
+            return loading.load_tokenizer_of(name)
+
+    def layers_in_model(self) -> int:
+        """Return how many layers the model has, from its configuration alone."""
+        from kvlab.fast.models import loading
+
+        config = loading.load_config(self.model or "reasoner")
+        return config.get_text_config(decoder=True).num_hidden_layers
+
+    def load(self, dtype: str = "auto", parallel: str | None = None) -> "PreTrainedModel":
         """Load the model, or the embedded reasoner, and say so."""
         with working(f"loading {self.model or 'the embedded reasoner'}"):
             from kvlab.fast.models import loading
 
-            return loading.load(self.model or reasoner_directory(), dtype, self.device, parallel)
+            network, _ = loading.load(self.model or "reasoner", dtype, self.device, parallel)
+        return network
 
 
 class TypedModel(Model):
@@ -293,23 +311,31 @@ def read_text(name: str, file: Path) -> str:
         raise ValueError(f"{name} = {file} must be UTF-8 text") from None
 
 
-def prepare_output(name: str, file: Path | None) -> None:
-    """Make the directory of a file, or refuse the file, before anything is computed for it."""
+def check_output(name: str, file: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything is computed for it."""
     if file is None:
         return
     if file.is_dir():
         raise ValueError(f"{name} = {file} is a directory")
     if file.exists() and not file.is_file():
         raise ValueError(f"{name} = {file} is no regular file")
+    if file.is_symlink() and not file.exists():
+        raise ValueError(f"{name} = {file} is a link to {file.readlink()}, which does not exist")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=file.parent):
-            pass
+        with folder_of(file), TemporaryFile(dir=file.parent):
+            if file.exists():
+                file.open("ab").close()
     except OSError as error:
         raise ValueError(
             f"{name} = {file} cannot be written: {error.strerror}; choose a path below a directory "
             "that you may write to"
         ) from None
+
+
+def check_ran(rows: Iterable[Row]) -> None:
+    """End a command with exit code 1 if a method failed; its row says why."""
+    if any(row.failed for row in rows):
+        raise typer.Exit(1)
 
 
 def check_seed(seed: int) -> None:

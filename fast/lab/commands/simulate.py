@@ -14,8 +14,9 @@ from kvlab.fast.lab.commands.settings import (
     Methods,
     Threshold,
     Workers,
+    check_output,
+    check_ran,
     command,
-    prepare_output,
 )
 from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, reporting
 from kvlab.reference.simulator.judge import EXACT
@@ -45,7 +46,7 @@ def simulate(settings: _Settings) -> None:
 
     A budget in percent is that share of the trace's tokens.
     """
-    prepare_output("report", settings.report)
+    check_output("report", settings.report)
     with reporting() as told:
         found = simulation.simulate(
             load_trace(settings.trace),
@@ -62,8 +63,9 @@ def simulate(settings: _Settings) -> None:
         simulation.write_report(found, settings.report)
     if settings.json:
         print_json([asdict(row) for row in found.rows])
-        return
-    print_table(simulation.table(found), simulation.title(found.trace))
-    print_caption(simulation.CAPTION)
-    if settings.report is not None:
-        print_line(f"report: {settings.report}")
+    else:
+        print_table(simulation.table(found), simulation.title(found.trace))
+        print_caption(simulation.CAPTION)
+        if settings.report is not None:
+            print_line(f"report: {settings.report}")
+    check_ran(found.rows)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.commands.settings import Json, command, prepare_output, say_notes
+from kvlab.fast.lab.commands.settings import Json, check_output, command, say_notes
 from kvlab.fast.lab.terminal import (
     errors,
     print_caption,
@@ -17,9 +17,6 @@ from kvlab.fast.lab.terminal import (
     working,
 )
 from kvlab.reference.methods import UnknownMethodError
-
-STOPPED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 class _SweepSettings(Json):
@@ -53,7 +50,7 @@ def sweep(settings: _SweepSettings) -> None:
         raise ValueError(f"{error}{running.where_from(directory)}") from None
     engine = running.choose_engine(settings.engine, settings.workers, settings.gpus)
     if not settings.dry_run:
-        prepare_output("out", directory / running.PLAN)
+        check_output("out", directory / running.PLAN)
     say_notes(wanted.methods)
     plan = make_plan(wanted)
     plan.check_methods()
@@ -65,9 +62,13 @@ def sweep(settings: _SweepSettings) -> None:
     try:
         with results_only(), reporting() as told:
             ran = running.run_sweep(plan, directory, engine, told, settings.compact)
-    except KeyboardInterrupt:
-        errors.print("stopped; nothing that was done is lost: the same command goes on from here")
-        raise typer.Exit(STOPPED) from None
+    except KeyboardInterrupt as stop:
+        stored = len(Results(plan, running.read_rows(directory)).missing())
+        stop.add_note(
+            f"nothing that was done is lost: {sum(1 for _ in plan.jobs()) - stored} jobs are "
+            f"stored in {directory}; the same command goes on from here"
+        )
+        raise
     for job, failure in ran.failures:
         where = f" ({directory / running.FAILURES / job.id}.txt)"
         errors.print(f"failed: {job.label}: {failure.reason}{where}", style="red", markup=False)
@@ -98,7 +99,7 @@ def report(settings: _ReportSettings) -> None:
 
     stored = read_stored(settings.directory)
     place = settings.out or settings.directory
-    prepare_output("out", place / f"{reporting.NAME}.html")
+    check_output("out", place / f"{reporting.NAME}.html")
     with working("reading the results"):
         summaries = reporting.write_report(stored, place)
     if settings.json:

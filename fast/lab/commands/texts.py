@@ -9,20 +9,23 @@ from kvlab.fast.lab.commands.settings import (
     Json,
     Methods,
     ShardedModel,
+    check_output,
+    check_ran,
     check_seed,
     command,
-    prepare_output,
     read_text,
     words,
 )
+from kvlab.fast.lab.points import check_points
 from kvlab.fast.lab.terminal import (
     print_caption,
     print_json,
     print_line,
-    print_table,
+    printing_rows,
     reporting,
     working,
 )
+from kvlab.fast.models import model_location
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.tasks import english
 
@@ -42,6 +45,15 @@ class _Text(Methods, Budgets, ShardedModel, Json):
             return None, 8 if self.batch_size is None else self.batch_size
         text = english.novel() if self.text is None else read_text("text", self.text)
         return text, 1 if self.batch_size is None else self.batch_size
+
+    def check(self, budgets: tuple[str, ...]) -> None:
+        """Refuse methods, budgets and a model, before libraries are loaded for them."""
+        check_points(self.specs, budgets)
+        model_location(self.model or "reasoner")
+
+
+PERPLEXITY_WIDTHS = (20, 8, 12, 11, 30, 9, 9)
+"""Characters of each column."""
 
 
 class _PerplexitySettings(_Text, Feed):
@@ -65,6 +77,7 @@ def perplexity(settings: _PerplexitySettings) -> None:
     """
     text, batch = settings.read(window=settings.window, prompt=settings.prompt)
     specs, asked, most = settings.specs, settings.asked("50%"), settings.windows
+    settings.check(asked)
     with working("loading PyTorch"):
         from kvlab.fast.lab.evaluate import perplexity as measuring
         from kvlab.fast.lab.evaluate.likelihood import Reading
@@ -76,18 +89,25 @@ def perplexity(settings: _PerplexitySettings) -> None:
     window = 4096 if settings.window is None else settings.window
     prompt = 1 if settings.prompt is None else settings.prompt
     measuring.check_window(window, prompt, most)
-    network, tokenizer = settings.load(settings.dtype, settings.parallel)
+    tokenizer = settings.tokenizer()
     if text is None:
         passages = measuring.problem_passages(tokenizer, 50 if most is None else most)
     else:
         passages = measuring.cut_windows(token_ids(tokenizer, text), window, prompt, most)
-    with reporting(transient=True) as report:
-        found = measuring.measure_perplexity(network, passages, reading, report)
+    check_points(specs, asked, measuring.mean_length(passages))
+    network, rows = settings.load(settings.dtype, settings.parallel), not settings.json
+    if rows:
+        print_line(measuring.title(passages, reading))
+    with (
+        reporting(transient=True) as report,
+        printing_rows(measuring.COLUMNS, PERPLEXITY_WIDTHS, rows) as tell,
+    ):
+        found = measuring.measure_perplexity(network, passages, reading, report, tell)
     if settings.json:
         print_json(asdict(found))
-        return
-    print_table(measuring.table(found), measuring.title(found))
-    print_caption(measuring.CAPTION)
+    else:
+        print_caption(measuring.CAPTION)
+    check_ran(found.rows)
 
 
 class _NeedleSettings(_Text):
@@ -121,26 +141,33 @@ def needle(settings: _NeedleSettings) -> None:
     lengths = words(settings.lengths or "512,1024,2048,4096")
     sizes = [int(_number("lengths", each)) for each in lengths]
     specs, asked = settings.specs, settings.asked("70%")
-    prepare_output("heat_map", settings.heat_map)
+    settings.check(asked)
+    check_output("heat_map", settings.heat_map)
     with working("loading PyTorch"):
         from kvlab.fast.lab.evaluate import needle as searching
         from kvlab.fast.lab.evaluate.likelihood import Reading
 
     reading = Reading(specs, asked, settings.block_size, batch_size=batch)
     searching.check_grid(shares, trials)
-    network, tokenizer = settings.load(settings.dtype, settings.parallel)
+    tokenizer = settings.tokenizer()
     if text is None:
         grid = searching.problem_haystacks(tokenizer, shares, trials, seed)
     else:
         grid = searching.text_haystacks(tokenizer, text, sizes, shares, trials, seed, chat)
-    with reporting(transient=True) as report:
-        found = searching.search_needles(network, grid, reading, report)
+    check_points(specs, asked, min(map(len, grid.haystacks)))
+    network, rows = settings.load(settings.dtype, settings.parallel), not settings.json
+    if rows:
+        print_line(searching.title(grid))
+    columns = searching.columns(grid)
+    widths = (20, 8, 18, *[7] * len(grid.lengths))
+    with reporting(transient=True) as report, printing_rows(columns, widths, rows) as tell:
+        found = searching.search_needles(network, grid, reading, report, tell)
     searching.heat_map(found).save(settings.heat_map)
     if settings.json:
         print_json(asdict(found))
-        return
-    print_table(searching.table(found), searching.title(found))
-    print_line(f"heat map: {settings.heat_map}")
+    else:
+        print_line(f"heat map: {settings.heat_map}")
+    check_ran(found.rows)
 
 
 def _number(name: str, text: str) -> float:

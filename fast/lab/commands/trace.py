@@ -10,11 +10,11 @@ from kvlab.fast.lab.commands.settings import (
     Json,
     Model,
     Prompt,
+    check_output,
     command,
-    prepare_output,
     read_prompt,
 )
-from kvlab.fast.lab.files import named
+from kvlab.fast.lab.files import folder_of, named
 from kvlab.fast.lab.tables import MISSING
 from kvlab.fast.lab.terminal import print_facts, print_json, reporting, working
 from kvlab.reference.checks import check_at_least, check_choice
@@ -36,13 +36,17 @@ def trace(settings: _Settings) -> None:
     output = settings.output
     check_at_least(1, max_new_tokens=settings.max_new_tokens)
     check_choice(DTYPES, dtype=settings.dtype)
-    prepare_output("output", output)
+    check_output("output", output)
     wanted = None if settings.layers is None else _layer_numbers(settings.layers)
     text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
-    network, tokenizer = settings.load()
+    tokenizer, count = settings.tokenizer(), settings.layers_in_model()
+    if wanted is not None and not set(wanted) <= set(range(count)):
+        raise ValueError(f"layers = {wanted} must be some of the model's layers 0 to {count - 1}")
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
     from kvlab.fast.lab.recording import record_trace
 
+    encode_prompt(tokenizer, text, "cpu")
+    network = settings.load()
     inputs = encode_prompt(tokenizer, text, network.device)
     options = decoding_options(network, settings.max_new_tokens)
     with reporting(transient=True) as report:
@@ -50,7 +54,7 @@ def trace(settings: _Settings) -> None:
         recorded = record_trace(
             network, layers=wanted, dtype=settings.dtype, streamer=timer, **inputs, **options
         )
-    with working(f"compressing into {output}"), named(output):
+    with working(f"compressing into {output}"), named(output), folder_of(output):
         save_trace(recorded, output)
     summary = _summarise(recorded, output)
     if settings.json:

@@ -14,15 +14,20 @@ from kvlab.fast.lab.commands.settings import (
     Prompt,
     ReferenceModel,
     Threshold,
+    check_output,
+    check_ran,
     command,
-    prepare_output,
     read_prompt,
 )
 from kvlab.fast.lab.points import check_points
-from kvlab.fast.lab.terminal import print_json, print_line, print_table, reporting, working
+from kvlab.fast.lab.terminal import print_json, print_line, printing_rows, reporting, working
 from kvlab.fast.models import model_location
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.simulator.recorder import MOST_VALUES
+
+WIDTHS = (40, 10, 9, 13, 8)
+"""Characters of each column."""
 
 
 class _Settings(Methods, ReferenceModel, Prompt, BlockSize, Threshold, Json):
@@ -49,10 +54,16 @@ def view(settings: _Settings) -> None:
     """Show token by token what methods keep, in one page that needs no network."""
     output = settings.output
     check_points(settings.specs, [settings.budget])
-    prepare_output("output", output)
+    check_at_least(0, threshold=settings.threshold)
+    check_at_least(1, max_new_tokens=settings.max_new_tokens, most_values=settings.most_values)
+    check_at_least(1, block_size=1 if settings.block_size is None else settings.block_size)
+    check_output("output", output)
     with working("loading"):
         source = _find_source(settings)
-    with reporting(transient=True) as report:
+    with (
+        reporting(transient=True) as report,
+        printing_rows(viewing.COLUMNS, WIDTHS, not settings.json) as tell,
+    ):
         found = viewing.record_methods(
             source,
             settings.specs,
@@ -61,14 +72,15 @@ def view(settings: _Settings) -> None:
             threshold=settings.threshold,
             most_values=settings.most_values,
             report=report,
+            tell=tell,
         )
     viewing.write_viewer(found.timeline, output)
     if settings.json:
         facts = {"file": str(output), "file_bytes": output.stat().st_size, "model": source.name}
         print_json({**facts, "methods": [asdict(row) for row in found.rows]})
-        return
-    print_table(viewing.table(found.rows))
-    print_line(f"page: {output}")
+    else:
+        print_line(f"page: {output}")
+    check_ran(found.rows)
 
 
 def _find_source(asked: _Settings) -> viewing.Source:
@@ -80,7 +92,7 @@ def _find_source(asked: _Settings) -> viewing.Source:
         return viewing.trace_source(asked.trace, model)
     if without_text and model is None:
         return viewing.problem_source(asked.problem, most)
-    directory = Path(model_location(str(model or "jumps")))
+    directory = Path(model_location(str(model or "jumps"), hub=False))
     if without_text and str(model) not in EMBEDDED:
         return viewing.needle_source(directory, asked.problem, most)
     text = read_prompt(asked.prompt, asked.prompt_file, model)

@@ -1,6 +1,6 @@
 """Needle in a haystack over depths and lengths, under methods and budgets (CAOTE, Fig. 2)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from kvlab.fast.lab.evaluate.likelihood import Passage, Reading, likelihoods
 from kvlab.fast.lab.evaluate.statistics import wilson
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.points import Row, Told, measure_points, points
-from kvlab.fast.lab.tables import Column, Table, tabulate
+from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
@@ -82,6 +82,7 @@ def search_needles(
     grid: Grid,
     reading: Reading,
     report: Report = lambda done, total, what: None,
+    tell: Callable[[SearchedRow], object] = lambda row: None,
 ) -> Search:
     """Look for every needle under every method at every budget.
 
@@ -91,6 +92,7 @@ def search_needles(
         reading: methods, budgets, and how haystacks are read. A budget in percent is a share of
             each haystack.
         report: is called with (haystacks done, haystacks in all, the method).
+        tell: is called with each row as soon as it is there.
 
     Raises:
         ValueError: if no method could run.
@@ -119,7 +121,7 @@ def search_needles(
         )
 
     asked = points(reading.methods, reading.budgets)
-    rows = measure_points(asked, len(sizes), measure, SearchedRow, report)
+    rows = measure_points(asked, len(sizes), measure, SearchedRow, report, tell)
     return Search(reading, grid.lengths, grid.depths, hidden.tolist(), rows)
 
 
@@ -240,18 +242,18 @@ def _answer_of(tokenizer: Any, prompt: str, answer: str, chat: bool) -> list[int
     return tokenizer(answer, add_special_tokens=False)["input_ids"]
 
 
-def table(found: Search) -> Table:
-    """Lay the shares out: over all needles, and by length."""
-    hidden = np.array(found.hidden).sum(axis=0)
+def columns(grid: Grid) -> tuple[Column, ...]:
+    """Return the columns of the rows: shares over all needles, and by length."""
+    hidden = grid.count().sum(axis=0)
 
     def share(row: SearchedRow, number: int) -> float | None:
         return None if row.found is None else sum(d[number] for d in row.found) / hidden[number]
 
     lengths = [
         Column(str(length), partial(share, number=number), ".2f")
-        for number, length in enumerate(found.lengths)
+        for number, length in enumerate(grid.lengths)
     ]
-    return tabulate(found.rows, (*COLUMNS, *lengths))
+    return (*COLUMNS, *lengths)
 
 
 COLUMNS = (
@@ -265,10 +267,11 @@ COLUMNS = (
 )
 
 
-def title(found: Search) -> str:
-    """Say what was hidden."""
-    needles = sum(map(sum, found.hidden))
-    return f"{needles} needles: share found, with 95 % interval; then by length in tokens"
+def title(grid: Grid) -> str:
+    """Say what is hidden."""
+    return (
+        f"{grid.count().sum()} needles: share found, with 95 % interval; then by length in tokens"
+    )
 
 
 def heat_map(found: Search) -> Picture:

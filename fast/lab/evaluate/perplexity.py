@@ -1,6 +1,6 @@
 """Perplexity of a text under methods, against the full cache (CAOTE, Table 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 from statistics import fmean
@@ -19,7 +19,7 @@ from kvlab.fast.lab.evaluate.likelihood import (
 from kvlab.fast.lab.evaluate.statistics import paired_difference
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.points import Row, Told, measure_points, points
-from kvlab.fast.lab.tables import Column, Table, counted, tabulate
+from kvlab.fast.lab.tables import Column, counted
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.precisions import OnArrival
 from kvlab.reference.accounting import ENTRIES
@@ -70,6 +70,7 @@ def measure_perplexity(
     passages: Sequence[Passage],
     reading: Reading,
     report: Report = lambda done, total, what: None,
+    tell: Callable[[RatedRow], object] = lambda row: None,
 ) -> Perplexities:
     """Read passages under every method at every budget.
 
@@ -79,14 +80,15 @@ def measure_perplexity(
         reading: methods, budgets, and how passages are read; the full cache is always measured.
             A budget in percent is a share of the passages' mean length.
         report: is called with (passages done, passages in all, the method).
+        tell: is called with each row as soon as it is there.
 
     Raises:
         ValueError: if there is no passage, or the full cache cannot be measured.
     """
     if not passages:
         raise ValueError("passages must hold at least one")
-    tokens, mean_length = sum(len(each.rated) for each in passages), fmean(map(len, passages))
-    budgets = sorted({budget_entries(text, round(mean_length)) for text in reading.budgets})
+    tokens = sum(len(each.rated) for each in passages)
+    budgets = sorted({budget_entries(text, mean_length(passages)) for text in reading.budgets})
     specs = [spec for spec in reading.methods if spec != YARDSTICK]
     yardstick: list[Likelihood] = []
 
@@ -103,8 +105,9 @@ def measure_perplexity(
         return _row(spec, entries, found, yardstick)
 
     asked = [(YARDSTICK, None), *points(specs, budgets)]
-    rows = measure_points(asked, len(passages), measure, RatedRow, report)
-    return Perplexities(reading, len(passages), tokens, mean_length, rows)
+    rows = measure_points(asked, len(passages), measure, RatedRow, report, tell)
+    mean = fmean(map(len, passages))
+    return Perplexities(reading, len(passages), tokens, mean, rows)
 
 
 def cut_windows(
@@ -175,11 +178,6 @@ def _perplexity(found: Sequence[Likelihood]) -> float:
     return exp(-float(np.concatenate([each.logprobs for each in found]).mean()))
 
 
-def table(found: Perplexities) -> Table:
-    """Lay the figures out."""
-    return tabulate(found.rows, COLUMNS)
-
-
 def _nats(row: RatedRow) -> str | None:
     if row.nats is None or row.nats_low is None:
         return None if row.nats is None else f"{row.nats:+.4f}"
@@ -203,7 +201,12 @@ CAPTION = (
 )
 
 
-def title(found: Perplexities) -> str:
-    """Say what was read, and how."""
-    windows, feed = counted(found.passages, "window"), found.reading.feed
-    return f"{windows} of {found.mean_length:.0f} tokens, {found.tokens} rated, fed in {feed}"
+def title(passages: Sequence[Passage], reading: Reading) -> str:
+    """Say what is read, and how."""
+    windows, rated = counted(len(passages), "window"), sum(len(each.rated) for each in passages)
+    return f"{windows} of {mean_length(passages)} tokens, {rated} rated, fed in {reading.feed}"
+
+
+def mean_length(passages: Sequence[Passage]) -> int:
+    """Return the mean tokens of a passage, rounded: what a budget in percent is a share of."""
+    return round(fmean(map(len, passages)))

@@ -5,11 +5,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
-from kvlab.fast.lab.points import marked_budget
-from kvlab.fast.lab.sweep.jobs import Failure, Found, in_processes, in_this_process
+from kvlab.fast.lab.points import ORACLE, built, check_any, marked_budget
+from kvlab.fast.lab.sweep.jobs import (
+    Failure,
+    Found,
+    failed_rows,
+    in_processes,
+    in_this_process,
+)
 from kvlab.fast.lab.sweep.plan import Sweep, make_plan
 from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, plain, point_of, summarise
 from kvlab.fast.lab.tables import Column
@@ -85,9 +92,7 @@ def compare(
     sweep = replace(sweep, measured=sweep.measured or sweep.problems)
     results = run_in_memory(sweep, workers, report, tell)
     (summary,) = summarise(results)
-    if all(point.refusal is not None for point in summary.points):
-        first = summary.points[0]
-        raise ValueError(f"no method could run; {first.method}: {first.refusal}")
+    check_any(summary.points)
     memory = {
         row["method"] if row["budget"] is None else f"{row['method']} · {row['budget']}": [
             nbytes / 1024 for nbytes in row["nbytes_over_tokens"]
@@ -113,11 +118,13 @@ def run_in_memory(
     Raises:
         ValueError: if a budget is not allowed.
         FileNotFoundError: if a model directory is incomplete.
-        RuntimeError: if a job fails.
     """
     plan = make_plan(sweep)
+    if ORACLE not in sweep.methods:
+        places = product(sweep.models, sweep.tasks)
+        check_any([built(*point) for place in places for point in plan.points(*place)])
     for model in sweep.models:  # so that errors come before processes are started
-        load_backend(sweep.backend, model_location(model))
+        load_backend(sweep.backend, model_location(model, hub=sweep.backend == "fast"))
     engine = partial(in_processes, workers=workers) if workers else in_this_process
     jobs = list(plan.jobs())
     if tell is not None:
@@ -128,7 +135,7 @@ def run_in_memory(
     wanted = sweep.problems * len(sweep.seeds)
     for done, (job, made) in enumerate(engine(jobs), start=1):
         if isinstance(made, Failure):
-            raise RuntimeError(f"{job.label} failed\n\n{made.trace}")
+            made = failed_rows(job, made)
         rows += made
         if report is not None:
             report(done, len(jobs), job.label)

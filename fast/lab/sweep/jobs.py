@@ -5,12 +5,12 @@ processes, or (`cluster`) on a cluster.
 """
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import groupby
-from multiprocessing import active_children, get_context
+from multiprocessing import get_context
 from statistics import fmean
 from time import perf_counter
 from traceback import format_exc
@@ -20,12 +20,13 @@ import numpy as np
 
 from kvlab.fast.lab.evaluate.backends import Backend, Request, load_backend
 from kvlab.fast.lab.evaluate.tasks import Problem, Task, find_task
-from kvlab.fast.lab.points import ORACLE
+from kvlab.fast.lab.points import ORACLE, reason
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
 from kvlab.reference.accounting import most_entries
 from kvlab.reference.policy import Policy
+from kvlab.reference.processes import process_pool
 
 Found = dict[str, Any]
 """What was found on one problem: job, model, task, seed, method, budget, problem (its number),
@@ -84,7 +85,15 @@ def attempt(job: Job) -> list[Found] | Failure:
     try:
         return do_job(job)
     except Exception as error:
-        return Failure(f"{type(error).__name__}: {error}", format_exc())
+        return Failure(reason(error)["refusal"], format_exc())
+
+
+def failed_rows(job: Job, failure: Failure) -> list[Found]:
+    """Return rows that say why a job was given up, in place of those that it would have had."""
+    known = {name: getattr(job, name) for name in ("model", "task", "seed", "method", "budget")}
+    why = {"refusal": failure.reason, "failed": True}
+    numbers = range(job.first, job.first + job.count)
+    return [{"job": job.id, **known, "problem": number, **why} for number in numbers]
 
 
 def do_job(job: Job) -> list[Found]:
@@ -227,7 +236,7 @@ def _once(kind: str, key: Any, make: Callable[[], Any]) -> Any:
 
 
 def _backend(job: Job) -> Backend:
-    name = (job.backend, model_location(job.model))
+    name = (job.backend, model_location(job.model, hub=job.backend == "fast"))
     return _once("model", name, lambda: load_backend(*name))
 
 
@@ -292,20 +301,11 @@ def in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Result]:
     """
     for variable in THREADS:
         os.environ.setdefault(variable, "1")
-    others = set(active_children())
-    with ProcessPoolExecutor(workers, get_context("spawn"), _ignore_interrupts) as pool:
-        futures = {pool.submit(attempt, job): job for job in jobs}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:  # Ctrl-C, or nobody wants the other results: jobs take minutes
-            for process in set(active_children()) - others:
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _ignore_interrupts() -> None:
-    """Leave them to the process that started this one, which also ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with process_pool(workers, mp_context=get_context("spawn")) as submit:
+        futures = {submit(attempt, job): job for job in jobs}
+        for future in as_completed(futures):
+            try:
+                result = future.result()
+            except BrokenProcessPool:
+                result = Failure("a process was killed, perhaps because memory was full")
+            yield futures[future], result

@@ -327,7 +327,7 @@ def make_plan(sweep: Sweep) -> Plan:
     if any(map(from_outside, sweep.methods)):
         plan = replace(plan, outside=methods.discover())
     for model in sweep.models:
-        location = model_location(model)
+        location = model_location(model, hub=sweep.backend == "fast")
         encode, mark = backends.load_encoder(location, sweep.backend), fingerprint(location)
         if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")

@@ -61,7 +61,6 @@ def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     summaries = summarise(stored)
     if not any(point.problems for each in summaries for point in each.points):
         raise ValueError(f"{stored.directory} holds no results of this sweep yet")
-    directory.mkdir(parents=True, exist_ok=True)
     report, path = list(_blocks(stored, summaries)), directory / NAME
     write_html(report, path.with_suffix(".html"))
     write_markdown(report, path.with_suffix(".md"))

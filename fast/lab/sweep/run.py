@@ -160,7 +160,6 @@ def run_sweep(
                 for job, found in results:
                     if isinstance(found, Failure):
                         failures.append((job, found))
-                        (directory / FAILURES).mkdir(exist_ok=True)
                         text = f"{job}\n\n{found.trace}\n{found.reason}\n"
                         write_text(directory / FAILURES / f"{job.id}.txt", text)
                     else:
@@ -175,6 +174,7 @@ def run_sweep(
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
     """Refuse to work where another process works; the lock of a killed process is gone with it."""
+    directory.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(directory / ".lock", timeout=0):
             yield

@@ -188,6 +188,8 @@ def point_of(method: str, budget: int | None, rows: Sequence[Found], wanted: int
     """Sum up the rows of one point, of which ``wanted`` are expected."""
     point = partial(Point, method=method, budget=budget, problems=len(rows))
     refused = [row["refusal"] for row in rows if row["refusal"] is not None]
+    if failed := [row["refusal"] for row in rows if row.get("failed")]:
+        return point(refusal=failed[0], failed=True)
     if refused:
         return point(refusal=f"does not fit {len(refused)} of {len(rows)} problems: {refused[0]}")
     if len(rows) < wanted:
@@ -257,6 +259,7 @@ def plain(point: Point) -> dict[str, Any]:
         "holds_budget": point.holds_budget,
         "problems": point.problems,
         "refusal": point.refusal,
+        "failed": point.failed,
         "accuracy": point.solved,
         "accuracy_low": None if share is None else share.low,
         "accuracy_high": None if share is None else share.high,

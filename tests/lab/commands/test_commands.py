@@ -14,7 +14,6 @@ import typer
 from sampling import slow
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.sweep import jobs
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import print_table
 
@@ -59,8 +58,22 @@ REFUSED += [
 ]
 
 
+@pytest.fixture
+def no_model(monkeypatch):
+    """Loading the weights of a model fails the test; the hub cannot be reached."""
+
+    def load(*arguments, **options):
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr("kvlab.fast.models.loading._load_network", load)
+    monkeypatch.setattr("kvlab.reference.transformer.Transformer.from_directory", load)
+    monkeypatch.setattr("kvlab.fast.models.hub_answers", lambda: False)
+
+
 @pytest.mark.parametrize(("typed", "message"), REFUSED, ids=[typed for typed, _ in REFUSED])
-def test_what_is_not_allowed_is_one_line(typed, message, refusal, noise_file, tmp_path):
+def test_what_is_not_allowed_is_one_line_before_a_model_is_loaded(
+    typed, message, refusal, no_model, noise_file, tmp_path
+):
     out = tmp_path / "page.html"
     places = {"TRACE": noise_file, "OUT": out}
     assert message in refusal(*(places.get(word, word) for word in typed.split(" ")))
@@ -168,13 +181,6 @@ def test_an_interrupt_prints_no_traceback(module, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode in (1, 130, -signal.SIGINT)
     assert "Traceback" not in done.stderr
-
-
-def test_processes_leave_interrupts_to_the_one_that_started_them(monkeypatch):
-    handlers = []
-    monkeypatch.setattr(signal, "signal", lambda *given: handlers.append(given))
-    jobs._ignore_interrupts()
-    assert handlers == [(signal.SIGINT, signal.SIG_IGN)]
 
 
 @pytest.mark.parametrize(

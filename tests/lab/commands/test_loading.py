@@ -2,11 +2,15 @@
 
 import json
 import shutil
+import socket
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import numpy as np
 import pytest
 from tolerances import FLOAT32_LOGITS
 
+from kvlab.fast import models
 from kvlab.reference import Transformer, methods
 from kvlab.reference.generate import prefill
 from kvlab.reference.models import reasoner_directory
@@ -15,6 +19,7 @@ from kvlab.reference.transformer import load_tokenizer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 loading = pytest.importorskip("kvlab.fast.models.loading")
 
 TEXTS = [text for p in reasoning.held_out(20) for text in (p.prompt, p.solution, p.text)]
@@ -88,7 +93,16 @@ def test_a_missing_file_is_named_and_pickled_weights_are_never_read(directory, n
 )
 def test_a_broken_file_is_refused(directory, name):
     (directory / name).write_text("{")
-    with pytest.raises(ValueError, match=r"reasoner cannot be loaded: [^\n]*$"):
+    named = r"reasoner/model\.safetensors" if name == "model.safetensors" else "reasoner"
+    with pytest.raises(ValueError, match=rf"{named} cannot be loaded: [^\n]*$"):
+        loading.load(directory)
+
+
+def test_a_truncated_file_of_many_is_named(directory):
+    whole = (directory / "model.safetensors").read_bytes()
+    (directory / "another.safetensors").write_bytes(whole)
+    (directory / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(ValueError, match=r"reasoner/model\.safetensors cannot be loaded"):
         loading.load(directory)
 
 
@@ -109,21 +123,62 @@ def test_code_of_a_model_is_never_run(directory):
         loading.load(directory)
 
 
+# --- models on the hub ---------------------------------------------------------------------------
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers that it has nothing."""
+
+    def do_HEAD(self):
+        self.send_error(404)
+
+    def log_message(self, format, *told):
+        """Print nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """An address that answers in the place of the hub's, and how it is changed."""
+
+    def use(**constants):
+        models.hub_answers.cache_clear()
+        for name, value in constants.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        use(ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HUB_OFFLINE=False)
+        yield use
+        server.shutdown()
+    models.hub_answers.cache_clear()
+
+
+def test_an_id_on_the_hub_needs_a_hub_that_answers(hub, monkeypatch):
+    assert models.model_location("owner/name") == "owner/name"
+    with pytest.raises(FileNotFoundError, match=r"^owner/name is no directory here, and cannot be"):
+        loading.load("owner/name")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(models, "HUB_SECONDS", 0.1)
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for unreachable in ({"HF_HUB_OFFLINE": True}, {"ENDPOINT": address}):
+            hub(**unreachable)
+            with pytest.raises(FileNotFoundError, match=r"nothing is stored here of such an id"):
+                loading.load("owner/name")
+
+
+def test_what_is_stored_of_the_hub_is_loaded_without_it(hub, monkeypatch, tmp_path):
+    hub(HF_HUB_OFFLINE=True)
+    place = tmp_path / "models--owner--name"
+    shutil.copytree(reasoner_directory(), place / "snapshots" / "1")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert models.model_location("owner/name") == "owner/name"
+    model, _ = loading.load("owner/name", device="cpu")
+    assert model.config.num_hidden_layers == 4
+
+
 @pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "a/b/c", "a b", "../up"])
 def test_a_directory_that_does_not_exist_is_not_looked_for_on_the_hub(name):
     with pytest.raises(FileNotFoundError, match=f"model = {name} does not exist"):
         loading.load(name)
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
-    def unreachable(name, **options):
-        assert options["local_files_only"] is False
-        raise OSError("We couldn't connect to 'https://huggingface.co'\nto load the files.")
-
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", unreachable)
-    message = (
-        r"^owner/name is no directory here, and cannot be had from the hub: We couldn't connect to "
-        r"'https://huggingface\.co' to load the files\.$"
-    )
-    with pytest.raises(FileNotFoundError, match=message):
-        loading.load("owner/name")

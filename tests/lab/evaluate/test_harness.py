@@ -26,6 +26,7 @@ from kvlab.fast.lab.cli import app  # noqa: E402
 from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
 from kvlab.fast.lab.harness import OPTIONS, CompressedLM, evaluate_tasks  # noqa: E402
 from kvlab.fast.lab.start import main  # noqa: E402
+from kvlab.fast.lab.tables import tabulate  # noqa: E402
 from kvlab.reference import methods  # noqa: E402
 from kvlab.reference.models import reasoner_directory  # noqa: E402
 from kvlab.reference.tasks import reasoning  # noqa: E402
@@ -205,15 +206,14 @@ def test_the_reasoner_solves_its_task_with_the_full_cache_and_not_with_half(task
     assert found["settings"]["budgets"] == ["50%"]
 
 
-def test_tables_have_a_title_for_each_task_and_name_what_could_not_run():
+def test_a_row_prints_its_figures_or_why_there_are_none():
     figure = {"method": "h2o", "budget": "60%", "task": "sums", "metric": "match"}
     figure |= {"filter": "none", "value": 0.5, "error": None, "problems": 1}
     ran = harness.EvaluatedRow(method="h2o", budget="60%", figures=(figure,))
     refused = harness.EvaluatedRow(method="tova", budget="60%", refusal="too small")
-    (title, table), (other, reasons) = harness.tables([ran, refused])
-    assert (title, other) == ("sums, 1 problem", "could not run")
-    assert table.rows == [("h2o", "60%", "match", "none", "0.500", "–")]
-    assert reasons.rows == [("tova", "60%", "too small")]
+    table = tabulate([*harness.printed(ran), *harness.printed(refused)], harness.COLUMNS)
+    assert table.rows[0] == ("h2o", "60%", "sums", "match", "none", "0.500", "–")
+    assert table.rows[1] == ("tova", "60%", "too small")
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED["eval"].items())

@@ -1,0 +1,159 @@
+"""Methods that fail and Ctrl-C: what has been found by then is not lost, and nothing else stays."""
+
+import json
+import signal
+from importlib import import_module
+
+import pytest
+from outside import methods_named
+from shapes import shapes_checked
+from typer.testing import CliRunner
+
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.files import folder_of
+from kvlab.reference.processes import process_pool
+
+for needed in ("torch", "transformers"):
+    pytest.importorskip(needed)
+
+BROKEN = '''
+"""Fails."""
+
+from dataclasses import dataclass
+
+from kvlab.reference import Entries, EveryBlock, Method, Edges, Policy, Score
+
+
+class Failing(Score):
+    """Fails when it is asked."""
+
+    def score(self, state, seen, candidates, room):
+        raise KeyError("depth")
+
+
+@dataclass(frozen=True)
+class Broken(Method):
+    """Fails, while it is built or later."""
+
+    early: bool = False
+    """While it is built."""
+
+    name = "broken"
+    source = "nowhere"
+
+    def policy(self, budget):
+        if self.early:
+            raise KeyError("depth")
+        return Policy(self.name, Failing(), EveryBlock(), Edges(recent=4), Entries(budget))
+'''
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Let `kvlab compare` work in this process, without checks of shapes."""
+
+    def use(engine):
+        monkeypatch.setattr("kvlab.fast.lab.sweep.compare.in_processes", engine)
+
+    from kvlab.fast.lab.sweep.jobs import in_this_process
+
+    use(lambda jobs, workers: in_this_process(jobs))
+    with shapes_checked(False):
+        yield use
+
+
+def invoke(typed, places):
+    return CliRunner().invoke(app, [str(places.get(word, word)) for word in typed.split()])
+
+
+@pytest.mark.parametrize(
+    ("typed", "rows"),
+    [
+        (
+            "compare --problems 1 --methods broken;knorm --backend reference --task reasoning",
+            "rows",
+        ),
+        ("perplexity --windows 1 --methods broken;knorm", "rows"),
+        ("needle --trials 1 --methods broken;knorm --heat-map OUT", "rows"),
+        ("plan --prompt 64 --length 64 --methods broken@early=true;knorm", "methods"),
+        ("simulate TRACE --budget 30 --workers 1 --methods broken;knorm", None),
+        ("view OUT --trace TRACE --budget 30 --methods broken;knorm", "methods"),
+    ],
+)
+def test_a_method_that_fails_is_a_row_beside_the_others(typed, rows, here, noise_file, tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
+    places = {"TRACE": noise_file, "OUT": tmp_path / "out"}
+    lines = [n for n, text in enumerate(BROKEN.splitlines(), 1) if "raise" in text]
+    with methods_named(tmp_path / "broken.py"):
+        shown, data = invoke(typed, places), invoke(f"{typed} --json", places)
+    assert (shown.exit_code, data.exit_code) == (1, 1), (shown.output, shown.exception)
+    reason = f"KeyError: 'depth' (broken.py, line {lines['early' in typed]})"
+    assert reason in " ".join(shown.stdout.split())
+    found = json.loads(data.stdout)[rows] if rows else json.loads(data.stdout)
+    refusals = {row.get("method", row.get("spec")): row["refusal"] for row in found}
+    assert refusals.pop("knorm") is None
+    assert reason in refusals.popitem()[1]
+
+
+def test_the_one_method_of_generate_is_named_when_it_fails(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
+    with methods_named(tmp_path / "broken.py"):
+        found = invoke("generate --method broken --budget 20", {})
+    assert found.exit_code == 1
+    assert "kvlab: broken: KeyError: 'depth' (broken.py, line" in found.stderr
+
+
+STOPPED = {
+    "needle --trials 1 --methods full;tova --heat-map OUT": "evaluate.needle.likelihoods",
+    "perplexity --windows 1 --methods tova": "evaluate.perplexity.likelihoods",
+    "plan --methods full;tova --prompt 64 --length 64 --report OUT": "planning.fleet",
+    "view OUT --trace TRACE --methods full;tova --budget 30": "viewing.record_replay",
+}
+
+
+@pytest.mark.parametrize(
+    "typed", [*STOPPED, "compare --problems 1 --methods full;knorm --report OUT"]
+)
+def test_ctrl_c_says_what_there_is_and_leaves_no_folder(
+    typed, here, noise_file, tmp_path, monkeypatch
+):
+    """The key is pressed when the second row begins."""
+    from kvlab.fast.lab.sweep.jobs import in_this_process
+
+    def first_of(jobs, workers):
+        yield from in_this_process(jobs[:1])
+        raise KeyboardInterrupt
+
+    here(first_of)
+    if typed in STOPPED:
+        module, _, name = f"kvlab.fast.lab.{STOPPED[typed]}".rpartition(".")
+        real, calls = getattr(import_module(module), name), iter((False, True))
+
+        def interrupted(*arguments, **options):
+            if next(calls):
+                raise KeyboardInterrupt
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(f"{module}.{name}", interrupted)
+    places = {"TRACE": noise_file, "OUT": tmp_path / "made" / "deep" / "out"}
+    found = invoke(typed, places)
+    assert found.exit_code == 130, (found.output, found.exception)
+    assert "stopped: 1 row printed, no file written" in found.stderr
+    assert [line for line in found.stdout.splitlines() if line.startswith(("full", "knorm"))]
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_folder_stays_only_if_something_is_in_it(tmp_path):
+    path = tmp_path / "a" / "b" / "file"
+    with pytest.raises(KeyboardInterrupt), folder_of(path):
+        raise KeyboardInterrupt
+    assert not path.parent.parent.exists()
+    with folder_of(path):
+        path.touch()
+    assert path.exists()
+
+
+def test_processes_never_see_ctrl_c():
+    with process_pool(1) as submit:
+        assert signal.SIGINT in submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
