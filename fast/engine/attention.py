@@ -52,12 +52,14 @@ def softmax(
 ) -> Float[Tensor, "*rows n"]:
     """Softmax over the last axis where ``mask`` is true; a row without any entry gets zeros.
 
-    Overwrites ``x``: new memory of this size costs more time than the softmax.
+    A mask of fewer entries is of the last ones; every row reads all entries before them. Overwrites
+    ``x``: new memory of this size costs more time than the softmax.
     """
     if mask is None:
         return torch.softmax(x, dim=-1, out=x)
-    x.masked_fill_(~mask, torch.finfo(x.dtype).min)
-    return torch.softmax(x, dim=-1, out=x).mul_(mask.any(dim=-1, keepdim=True))
+    x[..., -mask.shape[-1] :].masked_fill_(~mask, torch.finfo(x.dtype).min)
+    torch.softmax(x, dim=-1, out=x)
+    return x if mask.shape[-1] < x.shape[-1] else x.mul_(mask.any(dim=-1, keepdim=True))
 
 
 def weighted_values(

@@ -36,6 +36,9 @@ from kvlab.reference.attention import GroupReduction
 MOST_WEIGHTS = 2**24
 """Attention probabilities of one layer that are in memory at once: 64 MiB in float32."""
 
+SUMMED_ROWS = 64
+"""Rows of a block whose attention a CPU sums together: so few that its own cache holds them."""
+
 
 @dataclass(frozen=True)
 class CounterColumns:
@@ -63,9 +66,9 @@ class Needs(reference.Needs):
         return "none" if self.heads == "apart" else self.heads
 
     @property
-    def only_sums(self) -> bool:
-        """Whether the score reads only sums over the rows and the query heads of a block."""
-        return self.sums_rows and self.heads in ("sum", "mean")
+    def sums(self) -> GroupReduction | None:
+        """How query heads are joined, if only sums over a block's rows are read; None if not."""
+        return self.heads if self.sums_rows and self.heads != "apart" else None
 
     def reads(self, clock: BatchClock) -> str:
         """Say which rows of a block's attention are read: ``all``, ``last`` or ``none``."""
@@ -165,8 +168,6 @@ def attend_as_needed(
     """
     if query_positions is None and view.cache.triton:
         return _attend_from_newest(needs, needs.reduction if read else "skip", queries, view)
-    if query_positions is not None and view.cache.triton and read and needs.only_sums:
-        return _attend_with_sums(needs, queries, query_positions, view)
     without_weights = not read and view.softcap is None
     causal = without_weights and view.only_block and queries.shape[3] == view.positions.shape[2]
     mask = None
@@ -207,23 +208,47 @@ def _attend_from_newest(
     return output, Attended(found) if reduce == "none" else Attended()
 
 
-def _attend_with_sums(
-    needs: Needs, queries: Queries, query_positions: QueryPositions, view: LayerView
+def attend_with_sums(
+    how: GroupReduction, queries: Queries, query_positions: QueryPositions, view: LayerView
 ) -> tuple[Queries, Attended]:
-    """Attend, and sum what the rows pay every entry, without the matrix of their attention."""
+    """Attend from a whole block, and sum what its rows pay every entry, query heads joined first.
+
+    The matrix of the block's attention is never in memory as a whole.
+    """
+    if not view.cache.triton or how == "max":
+        return _attend_and_sum_parts(how, queries, query_positions, view)
     keys, values, positions = view.column("keys"), view.column("values"), view.positions
     output, lse = attend_block(queries, keys, values, query_positions, positions, view.softcap)
     received = received_attention(
         queries, keys, query_positions, positions, softcap=view.softcap, lse=lse
     )
-    mean = needs.heads == "mean"
-    return output, Attended(received=received / queries.shape[2] if mean else received)
+    return output, Attended(received=received / queries.shape[2] if how == "mean" else received)
 
 
-def parts(queries: Queries, entries: int) -> list[slice]:
-    """Cut the queries so that the attention of one part stays below `MOST_WEIGHTS`."""
+def _attend_and_sum_parts(
+    how: GroupReduction, queries: Queries, query_positions: QueryPositions, view: LayerView
+) -> tuple[Queries, Attended]:
+    """Let each part of a block read the entries up to its last row: the block's are the last ones.
+
+    Only entries of the part itself need a mask, unless slots are empty.
+    """
+    N, G, _, m, _ = queries.shape
+    n, keys, values = view.positions.shape[2], view.keys, view.values
+    output, received = torch.empty_like(queries), queries.new_zeros((N, G, n))
+    for part in parts(queries, n, m if queries.is_cuda else SUMMED_ROWS):
+        last = n - m + part.stop
+        first = 0 if view.cache.ragged else n - m + part.start
+        mask = visible(query_positions[:, part], view.positions[:, :, first:last])
+        rows, read = queries[:, :, :, part], (keys[:, :, :last], values[:, :, :last])
+        output[:, :, :, part], weights = attend(rows, *read, mask, view.softcap)
+        received[:, :, :last] += reduce_group(weights, how).sum(dim=2)
+    return output, Attended(received=received)
+
+
+def parts(queries: Queries, entries: int, rows: int | None = None) -> list[slice]:
+    """Cut the queries into parts of at most ``rows`` whose attention stays below `MOST_WEIGHTS`."""
     N, G, rho, m, _ = queries.shape
-    size = max(1, MOST_WEIGHTS // max(1, N * G * rho * entries))
+    size = min(rows or m, max(1, MOST_WEIGHTS // max(1, N * G * rho * entries)))
     return [slice(first, min(first + size, m)) for first in range(0, m, size)]
 
 

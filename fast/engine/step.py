@@ -19,7 +19,14 @@ from kvlab.fast.engine.attention import softmax, visible, weighted_values
 from kvlab.fast.engine.batch import BatchClock, KeepSet
 from kvlab.fast.engine.cache import LayerCache
 from kvlab.fast.engine.notation import Marks, Positions, Queries, Scores
-from kvlab.fast.engine.observation import Attended, LayerView, Observation, attend_as_needed, parts
+from kvlab.fast.engine.observation import (
+    Attended,
+    LayerView,
+    Observation,
+    attend_as_needed,
+    attend_with_sums,
+    parts,
+)
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.selection import first_to_go
 from kvlab.fast.kernels.keep import keep_slots
@@ -91,10 +98,11 @@ def attend_in_parts(policy: Policy, seen: Observation) -> tuple[Queries, Attende
     """
     needs, view, m = policy.needs, seen.view, seen.queries.shape[3]
     outputs, on_host, rows = [], [], needs.reads(seen.clock)
-    if rows == "all":
-        at_once = needs.only_sums and view.cache.triton
-    else:
-        at_once = view.only_block and view.softcap is None
+    if rows == "all" and needs.sums is not None:
+        output, attended = attend_with_sums(needs.sums, seen.queries, seen.query_positions, view)
+        policy.score.observe(seen.cache.state, seen.part(slice(0, m), attended))
+        return output, Attended(), True
+    at_once = rows != "all" and view.only_block and view.softcap is None
     for part in [slice(0, m)] if at_once else parts(seen.queries, len(seen.cache)):
         queries, positions = seen.queries[:, :, :, part], seen.query_positions[:, part]
         output, attended = attend_as_needed(needs, rows == "all", queries, positions, view)

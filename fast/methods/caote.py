@@ -1,7 +1,7 @@
 """CAOTE and FastCAOTE: evict what changes the attention output least (arXiv 2504.14051)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from kvlab.fast.engine.batch import to_device
 from kvlab.fast.engine.cache import State
 from kvlab.fast.engine.notation import Candidates, Marks, PerEntry, Room, Scores, Vectors
 from kvlab.fast.engine.observation import Needs, Observation
-from kvlab.fast.engine.policy import Around
+from kvlab.fast.engine.policy import Around, Score
 from kvlab.fast.engine.selection import first_to_go
 from kvlab.fast.engine.twins import twin_of
 from kvlab.fast.engine.windows import among_candidates, mean_pool
@@ -63,7 +63,10 @@ class EvictionError(Around[reference.EvictionError]):
 
     @property
     def needs(self) -> Needs:
-        return Needs(**asdict(self.spec.needs))
+        inner = self.inner.needs
+        if type(self.inner).retention is Score.retention:
+            return inner
+        return Needs(inner.rows, inner.prompt, hidden_states=inner.hidden_states)
 
     def score(self, state: State, seen: Observation, candidates: Candidates, room: Room) -> Scores:
         """Return the eviction error of each entry, or the order in which entries have to go."""

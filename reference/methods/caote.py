@@ -16,7 +16,7 @@ from kvlab.reference.checks import check_kernel
 from kvlab.reference.method import Example, Wrapper
 from kvlab.reference.notation import Array, Marks, Scores
 from kvlab.reference.observation import Observation
-from kvlab.reference.policy import Around, EveryBlock, Full, Needs, Nobody, Policy
+from kvlab.reference.policy import Around, EveryBlock, Full, Needs, Nobody, Policy, Score
 from kvlab.reference.windows import among_candidates, mean_pool
 
 LARGE = 10**9
@@ -92,7 +92,10 @@ class EvictionError(Around):
 
     @property
     def needs(self):
+        """What the inner score reads, with query heads apart if its retention keeps them apart."""
         inner = self.inner.needs
+        if type(self.inner).retention is Score.retention:
+            return inner
         return Needs(inner.rows, inner.prompt, hidden_states=inner.hidden_states)
 
     @property
