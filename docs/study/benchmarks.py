@@ -32,8 +32,10 @@ def result_blocks(name: str, result: Result) -> Iterator[Block]:
     heading, contents = LAYOUTS[written_by]
     library = result["versions"].get("transformers")
     used = f"transformers {library}" if library else ""
-    measured = result.get("method") or result.get("parameters", {}).get("model")
-    parts = (heading, measured, gpu_of(result) or "CPU", used)
+    asked = result.get("parameters", {})
+    measured = result.get("method") or asked.get("model")
+    some = "some contenders" if asked.get("only") else ""
+    parts = (heading, measured, some, gpu_of(result) or "CPU", used)
     yield Heading(", ".join(part for part in parts if part))
     yield Text(f"From {name}.")
     yield from contents(result)
@@ -71,7 +73,17 @@ DECODING = (
 )
 
 
-FIRST_TOKEN = Column("first token, s", lambda each: statistics.median(each["first_seconds"]), ".1f")
+def first_token(full: Mapping[str, Any]) -> tuple[Column, Column]:
+    """Return columns: seconds until the first token, and how many times the full cache's."""
+
+    def times_full(each: Mapping[str, Any]) -> float:
+        pairs = zip(each["first_seconds"], full["first_seconds"], strict=True)
+        return statistics.median(mine / its for mine, its in pairs)
+
+    seconds = Column("first token, s", lambda x: statistics.median(x["first_seconds"]), ".1f")
+    return seconds, Column("× full", times_full, ".2f")
+
+
 PARTS = {
     "constant": "Steps at constant size",
     "whole": "One long generation",
@@ -93,7 +105,7 @@ def decoding(result: Result) -> Iterator[Block]:
                 f"{asked['model']} reads {asked['prompt']:,} tokens, at once unless a row says "
                 f"otherwise, and writes {asked['tokens']:,}; {asked['entries']} entries may stay."
             )
-        columns = (*DECODING, FIRST_TOKEN) if name == "real" else DECODING
+        columns = (*DECODING, *first_token(outcomes[0])) if name == "real" else DECODING
         yield tabulate(outcomes, columns)
 
 

@@ -193,6 +193,10 @@ def main(
         str | None, typer.Option(help="Short name or directory of a language model, on the CPU.")
     ] = None,
     prompt: Annotated[int, typer.Option(min=8, help="With --model: tokens to read.")] = 2048,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Contenders by name, with commas; the first full cache takes part, too."),
+    ] = None,
     cpu_time: Annotated[
         bool, typer.Option(help="Count CPU time, on a machine that others use.")
     ] = False,
@@ -205,6 +209,7 @@ def main(
         worker = KvpressWorker(kvpress, device, str(threads), directory)
         about = {"measured": True, "versions": worker.versions}
     asked: dict[str, Any] = {"whole_repeats": whole_repeats, "tokens": tokens, "cpu_time": cpu_time}
+    asked |= {} if only is None else {"only": only}
     if model is not None:
         parts, network = [_real(prompt, tokens, whole_repeats)], fetched(directory)
         asked |= {"model": model, "prompt": prompt}
@@ -216,7 +221,9 @@ def main(
     with progress() as bar:
         for part in parts:
             setting = Setting(network, part.entries, cpu_time)
-            found[part.name] = _measure(part, list(_contenders(part, setting, worker)), bar)
+            first, *others = _contenders(part, setting, worker)
+            chosen = [each for each in others if only is None or each.name in only.split(",")]
+            found[part.name] = _measure(part, [first, *chosen], bar)
     parameters = {"entries": parts[0].entries, **asked}
     write(SCHEMA, device, {"kvpress": about, "parameters": parameters, "parts": found}, out)
 
