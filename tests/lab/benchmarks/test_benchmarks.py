@@ -14,6 +14,7 @@ from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, kernels, m
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
 from kvlab.fast.lab.reports import Text
+from kvlab.fast.lab.tables import Table
 from kvlab.reference.models import reasoner_directory
 from study.benchmarks import decoding, result_blocks
 
@@ -70,13 +71,19 @@ def test_all_keep_as_many_entries_as_they_should():
 def test_a_language_model_is_measured_with_a_quarter_of_the_entries(measured):
     model = str(reasoner_directory())
     asked = ("--model", model, "--prompt", 160, "--tokens", 3, "--whole-repeats", 1, "--cpu-time")
-    found = measured(decode, *asked)
+    only = "kvlab h2o,transformers full cache of 40"
+    found = measured(decode, *asked, "--only", only)
     parameters = {"entries": 40, "cpu_time": True, "model": model, "prompt": 160, "tokens": 3}
-    assert found["parameters"] == {**parameters, "whole_repeats": 1}
+    assert found["parameters"] == {**parameters, "whole_repeats": 1, "only": only}
     real = by_name(found["parts"]["real"])
+    assert real.keys() == {"transformers full cache", *only.split(",")}
     assert real["transformers full cache of 40"]["peak"]["entries"] == 40 + 1
     assert real["transformers full cache"]["peak"]["entries"] == 160 + 1
     assert all(len(each["first_seconds"]) == 1 for each in real.values())
+    (table,) = (block for block in decoding(found) if isinstance(block, Table))
+    seconds = [real[name]["first_seconds"][0] for name in ("kvlab h2o", "transformers full cache")]
+    times_full = {row[0]: row[-1] for row in table.rows}
+    assert times_full["kvlab h2o"] == f"{seconds[0] / seconds[1]:.2f}"
     shown = " ".join(block.text for block in decoding(found) if isinstance(block, Text))
     assert "Seconds are CPU time" in shown and "reads 160 tokens, at once unless a row" in shown
 
