@@ -48,7 +48,7 @@ def logits(
 
 
 def softmax(
-    x: Float[Tensor, "*rows n"], mask: Bool[Tensor, "*_rows n"] | None = None
+    x: Float[Tensor, "*rows n"], mask: Bool[Tensor, "*_rows _"] | None = None
 ) -> Float[Tensor, "*rows n"]:
     """Softmax over the last axis where ``mask`` is true; a row without any entry gets zeros.
 
@@ -76,7 +76,7 @@ def attend(
     queries: Float[Tensor, "N G rho m d"],
     keys: Float[Tensor, "N G n d"],
     values: Float[Tensor, "N G n d"],
-    mask: Bool[Tensor, "N #G _ m n"] | None,
+    mask: Bool[Tensor, "N #G _ m _"] | None,
     softcap: float | None = None,
 ) -> tuple[Float[Tensor, "N G rho m d"], Float[Tensor, "N G rho m n"]]:
     """Return the attention output and the attention probabilities of a block of queries."""

@@ -114,7 +114,8 @@ def test_fast_agrees_with_the_reference_in_every_case(spec):
 def test_blocks_that_are_summed_in_parts_agree_with_the_reference(spec, monkeypatch):
     monkeypatch.setattr(observation, "SUMMED_ROWS", 2)
     for batch in BATCHES:  # with empty slots and without
-        compare(spec, "gqa", "float64", "short", batch)
+        with shapes_checked(batch == "one"):
+            compare(spec, "gqa", "float64", "short", batch)
 
 
 def test_the_comparison_can_fail():
