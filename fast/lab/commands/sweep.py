@@ -25,9 +25,9 @@ class _SweepSettings(Json):
     out: Path | None = None
     """Directory of plan, results and report; default: kvlab-sweep/NAME."""
     engine: str = "local"
-    """local: this process; ray: the cluster at RAY_ADDRESS, or one here."""
+    """local: this machine; ray: the cluster at RAY_ADDRESS, or one here."""
     workers: int | None = None
-    """With ray: workers; default: as many as fit the cluster."""
+    """Processes; default: local works in this one, ray takes as many as fit."""
     gpus: float | None = None
     """With ray: GPUs per worker; default: 1 if the cluster has any."""
     dry_run: bool = False

@@ -1,7 +1,9 @@
 """``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from kvlab.fast.lab.commands.settings import (
     Budgets,
@@ -16,11 +18,23 @@ from kvlab.fast.lab.commands.settings import (
     read_text,
     words,
 )
-from kvlab.fast.lab.points import check_points
+from kvlab.fast.lab.evaluate.pairs import (
+    TESTS,
+    TESTS_CAPTION,
+    Measure,
+    Test,
+    check_pairs,
+    every_pair,
+    not_above_chance,
+    paired_tests,
+)
+from kvlab.fast.lab.points import BUDGET_CAPTION, HeldRow, check_points
+from kvlab.fast.lab.tables import tabulate
 from kvlab.fast.lab.terminal import (
     print_caption,
     print_json,
     print_line,
+    print_table,
     printing_rows,
     reporting,
     working,
@@ -35,6 +49,8 @@ class _Text(Methods, Budgets, ShardedModel, Json):
     """UTF-8 file; default: a novel; for embedded models problems, and solutions to rate."""
     batch_size: int | None = None
     """Texts that are read together; default: 1; problems of embedded models: 8."""
+    pairs: str | None = None
+    """Methods to test, as in 'h2o tova; h2o raas'; default: all pairs, in --json."""
 
     def read(self, **only: object) -> tuple[str | None, int]:
         """Return the text, None for problems, and the batch size; refuse options of texts only."""
@@ -45,6 +61,25 @@ class _Text(Methods, Budgets, ShardedModel, Json):
             return None, 8 if self.batch_size is None else self.batch_size
         text = english.novel() if self.text is None else read_text("text", self.text)
         return text, 1 if self.batch_size is None else self.batch_size
+
+    def asked_pairs(self, *more: str) -> list[tuple[str, str]]:
+        """Return the pairs to test, of the methods and ``more``, each checked."""
+        specs = (*more, *(spec for spec in self.specs if spec not in more))
+        if self.pairs is None:
+            return every_pair(specs)
+        asked: list[Any] = [tuple(each.split()) for each in self.pairs.split(";") if each.strip()]
+        check_pairs(asked, specs)
+        return asked
+
+    def print_tests(self, tests: Sequence[Test], rows: Sequence[HeldRow], measure: Measure) -> None:
+        """Print who is not shown to beat random, and the tests, if pairs were named."""
+        for budget, methods in not_above_chance(rows, measure).items():
+            if methods:
+                names = ", ".join(sorted(methods))
+                print_line(f"not shown to be better than random eviction at {budget}: {names}")
+        if self.pairs is not None:
+            print_table(tabulate(tests, TESTS, words=4), "pairs on the same texts")
+            print_caption(TESTS_CAPTION)
 
     def check(self, budgets: tuple[str, ...]) -> None:
         """Refuse methods, budgets and a model, before libraries are loaded for them."""
@@ -78,6 +113,7 @@ def perplexity(settings: _PerplexitySettings) -> None:
     text, batch = settings.read(window=settings.window, prompt=settings.prompt)
     specs, asked, most = settings.specs, settings.asked("50%"), settings.windows
     settings.check(asked)
+    pairs = settings.asked_pairs("full")
     with working("loading PyTorch"):
         from kvlab.fast.lab.evaluate import perplexity as measuring
         from kvlab.fast.lab.evaluate.likelihood import Reading
@@ -103,10 +139,12 @@ def perplexity(settings: _PerplexitySettings) -> None:
         printing_rows(measuring.COLUMNS, PERPLEXITY_WIDTHS, rows) as tell,
     ):
         found = measuring.measure_perplexity(network, passages, reading, report, tell)
+    tests = paired_tests(found.rows, pairs, measuring.LOSS)
     if settings.json:
-        print_json(asdict(found))
+        print_json(asdict(found) | {"tests": list(map(asdict, tests))})
     else:
         print_caption(measuring.CAPTION)
+        settings.print_tests(tests, found.rows, measuring.LOSS)
     check_ran(found.rows)
 
 
@@ -140,7 +178,7 @@ def needle(settings: _NeedleSettings) -> None:
     shares = [_number("depths", each) / 100 for each in words(settings.depths)]
     lengths = words(settings.lengths or "512,1024,2048,4096")
     sizes = [int(_number("lengths", each)) for each in lengths]
-    specs, asked = settings.specs, settings.asked("70%")
+    specs, asked, pairs = settings.specs, settings.asked("70%"), settings.asked_pairs()
     settings.check(asked)
     check_output("heat_map", settings.heat_map)
     with working("loading PyTorch"):
@@ -163,9 +201,13 @@ def needle(settings: _NeedleSettings) -> None:
     with reporting(transient=True) as report, printing_rows(columns, widths, rows) as tell:
         found = searching.search_needles(network, grid, reading, report, tell)
     searching.heat_map(found).save(settings.heat_map)
+    measure = searching.measure_of(found)
+    tests = paired_tests(found.rows, pairs, measure)
     if settings.json:
-        print_json(asdict(found))
+        print_json(asdict(found) | {"tests": list(map(asdict, tests))})
     else:
+        print_caption(BUDGET_CAPTION)
+        settings.print_tests(tests, found.rows, measure)
         print_line(f"heat map: {settings.heat_map}")
     check_ran(found.rows)
 

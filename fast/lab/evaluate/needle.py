@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from kvlab.fast import methods
 from kvlab.fast.lab.drawing import Picture, canvas, finish
 from kvlab.fast.lab.evaluate.likelihood import Passage, Reading, likelihoods
-from kvlab.fast.lab.evaluate.statistics import wilson
+from kvlab.fast.lab.evaluate.pairs import Measure
+from kvlab.fast.lab.evaluate.statistics import Interval, wilson
 from kvlab.fast.lab.generation import token_ids
-from kvlab.fast.lab.points import Row, Told, measure_points, points
+from kvlab.fast.lab.points import HeldRow, Told, marked_budget, measure_points, points
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least
@@ -52,7 +53,7 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchedRow(Row):
+class SearchedRow(HeldRow):
     """What one method at one budget found."""
 
     accuracy: float | None = None
@@ -113,6 +114,10 @@ def search_needles(
         return SearchedRow(
             method=method,
             budget=budget,
+            holds_budget=all(
+                most is None or each.entries <= most
+                for each, most in zip(rated, entries, strict=True)
+            ),
             accuracy=right / trials,
             accuracy_low=low,
             accuracy_high=high,
@@ -258,13 +263,25 @@ def columns(grid: Grid) -> tuple[Column, ...]:
 
 COLUMNS = (
     Column("method"),
-    Column("budget", lambda row: row.budget or ""),
-    Column(
-        "found",
-        lambda row: None if row.refusal else row,
-        lambda row: f"{row.accuracy:.2f} ({row.accuracy_low:.2f}–{row.accuracy_high:.2f})",
-    ),
+    Column("budget", marked_budget),
+    Column("found", lambda row: _share(row)),
 )
+
+
+def _share(row: SearchedRow) -> str | None:
+    if row.accuracy is None or row.accuracy_low is None or row.accuracy_high is None:
+        return None
+    return Interval(row.accuracy, row.accuracy_low, row.accuracy_high).written(2)
+
+
+def measure_of(found: Search) -> Measure:
+    """Return by what `paired_tests` compares rows: needles found, or if a haystack has several,
+    whose answers depend on one cache, the share that was missed of each haystack.
+    """
+    needles = sum(map(sum, found.hidden))
+    if all(len(row.missed) == needles for row in found.rows if row.refusal is None):
+        return Measure("found", lambda row: tuple(share == 0 for share in row.missed), sign=1)
+    return Measure("share missed", lambda row: row.missed)
 
 
 def title(grid: Grid) -> str:

@@ -2,11 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp
 from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from kvlab.fast import methods
 from kvlab.fast.lab.evaluate.likelihood import (
@@ -16,9 +13,17 @@ from kvlab.fast.lab.evaluate.likelihood import (
     check_feed,
     likelihoods,
 )
-from kvlab.fast.lab.evaluate.statistics import paired_difference
+from kvlab.fast.lab.evaluate.pairs import Measure
+from kvlab.fast.lab.evaluate.statistics import paired_difference, perplexity_of
 from kvlab.fast.lab.generation import token_ids
-from kvlab.fast.lab.points import Row, Told, measure_points, points
+from kvlab.fast.lab.points import (
+    BUDGET_CAPTION,
+    HeldRow,
+    Told,
+    marked_budget,
+    measure_points,
+    points,
+)
 from kvlab.fast.lab.tables import Column, counted
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.precisions import OnArrival
@@ -32,7 +37,7 @@ YARDSTICK = "full"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatedRow(Row):
+class RatedRow(HeldRow):
     """How likely the passages are under one method at one budget."""
 
     perplexity: float | None = None
@@ -42,7 +47,8 @@ class RatedRow(Row):
     """Loss per token minus that of the full cache, mean over the passages."""
     nats_low: float | None = None
     nats_high: float | None = None
-    """Bootstrap interval (95 %) of the difference, over the passages; None for a single passage."""
+    """Bootstrap interval (95 %) of the difference, over the passages; None for a single passage,
+    and for the full cache itself."""
     losses: tuple[float, ...] = ()
     """Loss per token of each passage, in nats."""
     entries: float | None = None
@@ -95,19 +101,36 @@ def measure_perplexity(
     def measure(spec: str, entries: int | None, told: Told) -> RatedRow:
         if spec != YARDSTICK and not yardstick:
             raise ValueError("the full cache, with which methods are compared, was refused")
-        policy = methods.get(spec, entries)
-        only_codes = entries is None and isinstance(policy.precision, OnArrival)
-        if reading.feed == "blocks" and spec != YARDSTICK and not only_codes:
-            check_feed(policy.schedule, max(map(len, passages)) - 1, reading.block_size)
-        same = [entries] * len(passages)
-        found = likelihoods(model, lambda entries: policy, passages, same, *reading.how, told)
+        found = rate(model, spec, entries, passages, *reading.how, told)
         yardstick.extend(() if yardstick else found)
-        return _row(spec, entries, found, yardstick)
+        return _row(spec, entries, found, found if spec == YARDSTICK else yardstick)
 
     asked = [(YARDSTICK, None), *points(specs, budgets)]
     rows = measure_points(asked, len(passages), measure, RatedRow, report, tell)
     mean = fmean(map(len, passages))
     return Perplexities(reading, len(passages), tokens, mean, rows)
+
+
+def rate(
+    model: Any,
+    spec: str,
+    entries: int | None,
+    passages: Sequence[Passage],
+    block_size: int | None,
+    feed: str,
+    batch_size: int,
+    told: Told = lambda done: None,
+) -> list[Likelihood]:
+    """Rate passages under one method at one budget in entries.
+
+    ValueError if the method does not fit them, or would evict nothing before they are rated.
+    """
+    policy = methods.get(spec, entries)
+    only_codes = entries is None and isinstance(policy.precision, OnArrival)
+    if feed == "blocks" and spec != YARDSTICK and not only_codes:
+        check_feed(policy.schedule, max(map(len, passages)) - 1, block_size)
+    how, same = (block_size, feed, batch_size), [entries] * len(passages)
+    return likelihoods(model, lambda entries: policy, passages, same, *how, told)
 
 
 def cut_windows(
@@ -158,11 +181,12 @@ def _row(
         [-float(each.logprobs.mean()) for each in some] for some in (found, yardstick)
     )
     nats, low, high = losses[0] - others[0], None, None
-    if len(losses) > 1:
+    if len(losses) > 1 and found is not yardstick:
         nats, low, high = paired_difference(others, losses)
     return RatedRow(
         method=spec,
         budget=entries,
+        holds_budget=entries is None or max(each.entries for each in found) <= entries,
         perplexity=_perplexity(found),
         gap=_perplexity(found) - _perplexity(yardstick),
         nats=nats,
@@ -175,7 +199,12 @@ def _row(
 
 
 def _perplexity(found: Sequence[Likelihood]) -> float:
-    return exp(-float(np.concatenate([each.logprobs for each in found]).mean()))
+    losses = [-float(each.logprobs.mean()) for each in found]
+    return perplexity_of(losses, [len(each.logprobs) for each in found])
+
+
+LOSS = Measure("nats per token", lambda row: row.losses)
+"""By what `paired_tests` compares rows."""
 
 
 def _nats(row: RatedRow) -> str | None:
@@ -186,7 +215,7 @@ def _nats(row: RatedRow) -> str | None:
 
 COLUMNS = (
     Column("method"),
-    Column("budget", lambda row: "" if row.budget is None else row.budget),
+    Column("budget", marked_budget),
     Column("perplexity", format=".4f"),
     Column("gap", format="+.4f"),
     Column("nats (95 %)", _nats),
@@ -197,7 +226,7 @@ COLUMNS = (
 CAPTION = (
     "gap: perplexity less the full cache's · nats: loss per token less the full cache's, paired "
     f"over the windows · {ENTRIES} · KiB: of keys and values at the end, scales included, "
-    "an unquantised element at 16 bits"
+    f"an unquantised element at 16 bits · {BUDGET_CAPTION}"
 )
 
 

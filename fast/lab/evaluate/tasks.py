@@ -1,22 +1,24 @@
-"""What can be asked of a model: problems that are drawn by seed, and graded.
+"""What can be asked of a model: problems that are drawn by seed, and graded, or texts to rate.
 
 A task is written in registry syntax, ``reasoning@variables=16``. A new kind of task is a class with
-the two methods of `Task`, and its line in `TASKS`.
+the two methods of `Task` or with ``questions`` of `Rated`, and its line in `TASKS`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from jaxtyping import Int
 
-from kvlab.reference.checks import check_choice
+from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.method import check_options
 from kvlab.reference.methods import read_options
 from kvlab.reference.notation import Array
-from kvlab.reference.tasks import jumps, jumps_oracle, needle, reasoning
+from kvlab.reference.tasks import english, jumps, jumps_oracle, needle, reasoning
 
 
 class Problem(Protocol):
@@ -46,6 +48,37 @@ class Outcome:
     """Whether the final answer is right, however it was reached."""
 
 
+Encode = Callable[[str], list[int]]
+"""Turns text into token ids."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem, or a text to rate, as token ids."""
+
+    number: int
+    problem: Any
+    prompt: Sequence[int]
+    solution: Sequence[int]
+    """A right answer, or the tokens whose likelihood is rated."""
+    shared: int = 0
+    """Tokens at the start of the prompt that are compressed before the others are known."""
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.solution)
+
+    @property
+    def stop(self) -> int | None:
+        """Last token of the solution, which ends an answer; None if the solution has it twice."""
+        *others, last = self.solution
+        return None if last in others else last
+
+    @property
+    def limit(self) -> int:
+        """Tokens after which an answer is cut: a quarter more than the solution has."""
+        return len(self.solution) * 5 // 4
+
+
 class Task(ABC):
     """A source of problems; a frozen dataclass whose fields are its options."""
 
@@ -73,6 +106,21 @@ class Task(ABC):
     @abstractmethod
     def grade(self, problem: Any, text: str) -> Outcome:
         """Grade what was written after the prompt of one of the problems."""
+
+    def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
+        """Put problems into token ids; a text that is compressed first is encoded by itself.
+
+        Only a `Rated` task needs the ``tokenizer``, which is one of transformers. The errors are
+        those of `problems`.
+        """
+        found = []
+        for number, problem in enumerate(self.problems(count, seed)):
+            each: Any = problem
+            before = encode(each.context) if self.asks_after else []
+            after = encode(each.question if self.asks_after else each.prompt)
+            solution = encode(each.solution)
+            found.append(Question(number, each, [*before, *after], solution, len(before)))
+        return found
 
     def next_use(self, problem: Any) -> Int[Array, "t t"]:
         """Return for every moment and every entry which query uses the entry next."""
@@ -174,11 +222,122 @@ class Reading(InNovel):
         return Outcome(all(found), found[0])
 
 
+@dataclass(frozen=True)
+class Rated(Task):
+    """Texts of which a part is rated: how likely a model finds it. Nothing is written.
+
+    With `one_answer`, a text counts as solved if every rated token is the likeliest.
+    """
+
+    drawn: ClassVar[bool] = True
+    """Whether every seed draws other texts."""
+    block_size: ClassVar[int] = 128
+    """Tokens of a block, unless a sweep says another number."""
+
+    feed: str = "blocks"
+    """How rated tokens are fed: one by one as if written (steps), or as a prompt (blocks)."""
+
+    def __post_init__(self) -> None:
+        check_choice(("steps", "blocks"), feed=self.feed)
+
+    def problems(self, count: int, seed: int) -> Sequence[Problem]:
+        return ()
+
+    def grade(self, problem: Any, text: str) -> Outcome:
+        raise ValueError("nothing is written that could be graded")
+
+
+@dataclass(frozen=True)
+class Windows(Rated):
+    """Windows of a text, as ``kvlab perplexity`` reads them."""
+
+    drawn = False
+
+    text: str | None = None
+    """UTF-8 file; None: the novel in the package."""
+    window: int = 4096
+    """Tokens of a window."""
+    prompt: int = 1
+    """Tokens at the start of a window that are not rated."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(2, window=self.window)
+        check_between(1, self.window - 1, prompt=self.prompt)
+
+    def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
+        """Cut windows from the start; ValueError if the text has too few."""
+        from kvlab.fast.lab.evaluate.perplexity import cut_windows
+        from kvlab.fast.lab.generation import token_ids
+
+        cut = cut_windows(token_ids(tokenizer, _read(self.text)), self.window, self.prompt, count)
+        if len(cut) < count:
+            raise ValueError(f"problems = {count} must be at most the {len(cut)} windows of a text")
+        return [Question(number, None, each.prompt, each.rated) for number, each in enumerate(cut)]
+
+
+@dataclass(frozen=True)
+class Solutions(Rated):
+    """Solutions of another task, as ``kvlab perplexity`` rates those of an embedded model."""
+
+    block_size = 16
+
+    of: str = "reasoning"
+    """The task, with at most one option."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        find_task(self.of)
+
+    def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
+        return find_task(self.of).questions(tokenizer, encode, count, seed)
+
+
+@dataclass(frozen=True)
+class Haystack(Rated):
+    """Numbers in a text, each hidden and asked for as in ``kvlab needle``."""
+
+    one_answer = True
+
+    feed: str = "steps"
+    text: str | None = None
+    """UTF-8 file; None: the novel in the package."""
+    length: int = 1024
+    """Tokens of the whole prompt, at most."""
+    depths: int = 5
+    """Depths, evenly spaced from the start to the end; problems take them in turn."""
+    chat: bool = False
+    """Apply the chat template."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, length=self.length, depths=self.depths)
+
+    def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
+        from kvlab.fast.lab.evaluate.needle import text_haystacks
+
+        depths = np.linspace(0, 1, self.depths).tolist()
+        trials = -(-count // len(depths))
+        grid = text_haystacks(
+            tokenizer, _read(self.text), (self.length,), depths, trials, seed, self.chat
+        )
+        turns = [(n % len(depths)) * trials + n // len(depths) for n in range(count)]
+        found = [grid.haystacks[place] for place in turns]
+        return [Question(n, None, each.prompt, each.rated) for n, each in enumerate(found)]
+
+
+def _read(text: str | None) -> str:
+    return english.novel() if text is None else Path(text).read_text(encoding="utf-8")
+
+
 TASKS: Mapping[str, type[Task]] = {
     "reasoning": Reasoning,
     "jumps": Jumps,
     "needle": Needle,
     "reading": Reading,
+    "perplexity": Windows,
+    "likelihood": Solutions,
+    "haystack": Haystack,
 }
 """Kinds of tasks by name."""
 

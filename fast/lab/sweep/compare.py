@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
@@ -42,7 +41,8 @@ COLUMNS = (
 
 def columns_of(sweep: Sweep) -> tuple[Column, ...]:
     """Return the columns of a comparison; a single batch has no time, as that had no spread."""
-    return COLUMNS if sweep.problems * len(sweep.seeds) > sweep.batch else COLUMNS[:-1]
+    part = sweep.parts[0]
+    return COLUMNS if part.problems * len(part.seeds) > part.batch else COLUMNS[:-1]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def compare(
         FileNotFoundError: if the model directory is incomplete.
     """
     started = time.perf_counter()
-    if len(sweep.models) > 1 or len(sweep.tasks) > 1:
+    part, *others = sweep.parts
+    if others or len(part.models) > 1:
         raise ValueError(
             f"models = {sweep.models} and tasks = {sweep.tasks} must be one model and one task"
         )
@@ -121,18 +122,18 @@ def run_in_memory(
     """
     plan = make_plan(sweep)
     if ORACLE not in sweep.methods:
-        places = product(sweep.models, sweep.tasks)
+        places = [(model, part.task) for part in sweep.parts for model in part.models]
         check_any([built(*point) for place in places for point in plan.points(*place)])
-    for model in sweep.models:  # so that errors come before processes are started
+    for model in plan.fingerprints:  # so that errors come before processes are started
         load_backend(sweep.backend, model_location(model, hub=sweep.backend == "fast"))
     engine = partial(in_processes, workers=workers) if workers else in_this_process
-    jobs = list(plan.jobs())
+    jobs, part = list(plan.jobs()), sweep.parts[0]
     if tell is not None:
-        order = list(plan.points(sweep.models[0], sweep.tasks[0]))
+        order = list(plan.points(part.models[0], part.task))
         jobs.sort(key=lambda job: (job.budget is None, order.index((job.method, job.budget))))
     rows: list[Found] = []
     of_point: dict[tuple[str, int | None], list[Found]] = defaultdict(list)
-    wanted = sweep.problems * len(sweep.seeds)
+    wanted = part.problems * len(part.seeds)
     for done, (job, made) in enumerate(engine(jobs), start=1):
         if isinstance(made, Failure):
             made = failed_rows(job, made)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlab.fast.lab.evaluate.backends import Backend, Request, load_backend
-from kvlab.fast.lab.evaluate.tasks import Problem, Task, find_task
+from kvlab.fast.lab.evaluate.backends import Backend, FastBackend, Request, load_backend
+from kvlab.fast.lab.evaluate.tasks import Question, Rated, find_task
 from kvlab.fast.lab.points import ORACLE, reason
 from kvlab.fast.lab.sweep.plan import Job
 from kvlab.fast.models import model_location
@@ -37,8 +37,9 @@ MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bit
 its tokens, entries as `ENTRIES` says, the largest bytes, the last bits; None where nothing was
 measured."""
 
-FIGURES = ("solved", "answer_correct", "tokens", "seconds_per_token", *MEASURED)
-"""What is found of each problem; ``tokens`` are those that were written."""
+FIGURES = ("solved", "answer_correct", "loss", "tokens", "seconds_per_token", *MEASURED)
+"""What is found of each problem; ``tokens`` are those that were written, or rated: then ``loss`` is
+their mean, in nats."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +56,6 @@ Result = tuple[Job, list[Found] | Failure]
 Engine = Callable[[Sequence[Job]], Iterator[Result]]
 """Does jobs in any order, and yields every job once, as soon as it is done or given up. Closing the
 iterator stops what is running."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A problem as token ids."""
-
-    number: int
-    problem: Problem
-    prompt: list[int]
-    solution: list[int]
-    shared: int = 0
-    """Tokens at the start of the prompt that are compressed before the others are known."""
-
-    @property
-    def stop(self) -> int | None:
-        """Last token of the solution, which ends an answer; None if the solution has it twice."""
-        *others, last = self.solution
-        return None if last in others else last
-
-    @property
-    def limit(self) -> int:
-        """Tokens after which an answer is cut: a quarter more than the solution has."""
-        return len(self.solution) * 5 // 4
 
 
 def attempt(job: Job) -> list[Found] | Failure:
@@ -120,7 +98,7 @@ def do_job(job: Job) -> list[Found]:
     fitting = [each for each in _questions(job) if rows[each.number]["refusal"] is None]
     try:
         for work, questions in (
-            (_solve, fitting),
+            (_rate if isinstance(find_task(job.task), Rated) else _solve, fitting),
             (_measure, [each for each in fitting if each.number < job.first + job.measured]),
         ):
             if questions:
@@ -136,7 +114,10 @@ def _refusal(job: Job, question: Question) -> str | None:
     """Say why a method cannot take a prompt, without running the method."""
     if job.method != ORACLE:
         try:
-            methods.get(job.seeded, job.budget).check(question.shared or len(question.prompt))
+            task, given = find_task(job.task), question.shared or len(question.prompt)
+            blocks = isinstance(task, Rated) and task.feed == "blocks"
+            read = len(question) - 1 if blocks else given
+            methods.get(job.seeded, job.budget).check(read)
         except ValueError as error:
             return str(error)
     return None
@@ -168,6 +149,29 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
             }
         )
     return found
+
+
+def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
+    from kvlab.fast.lab.evaluate.likelihood import Passage
+    from kvlab.fast.lab.evaluate.perplexity import rate
+
+    task, backend = find_task(job.task), _backend(job)
+    assert isinstance(task, Rated) and isinstance(backend, FastBackend)
+    passages = [Passage(each.prompt, each.solution) for each in questions]
+    started, how = perf_counter(), (job.block_size, task.feed, len(passages))
+    found = rate(backend.model, job.seeded, job.budget, passages, *how)
+    took = (perf_counter() - started) / sum(len(each.rated) for each in passages)
+    return [
+        {
+            "solved": bool(each.greedy.all()) if task.one_answer else None,
+            "loss": -float(each.logprobs.mean()),
+            "tokens": len(each.logprobs),
+            "seconds_per_token": took,
+            "entries": float(each.entries),
+            "nbytes": float(each.nbytes),
+        }
+        for each in found
+    ]
 
 
 def _write(
@@ -241,26 +245,14 @@ def _backend(job: Job) -> Backend:
 
 
 def _questions(job: Job) -> list[Question]:
-    task, encode = find_task(job.task), _backend(job).encode
+    task, backend = find_task(job.task), _backend(job)
 
     def draw() -> list[Question]:
-        drawn = task.problems(job.first + job.count, job.seed)[job.first :]
-        return [_question(n, each, encode, task) for n, each in enumerate(drawn, job.first)]
+        asked = backend.tokenizer, backend.encode, job.first + job.count, job.seed
+        return task.questions(*asked)[job.first :]
 
-    key = (job.fingerprint, job.backend, job.task, job.seed, job.first, job.count)
+    key = (job.fingerprint, job.backend, job.task, job.text, job.seed, job.first, job.count)
     return _once("questions", key, draw)
-
-
-def _question(
-    number: int, problem: Any, encode: Callable[[str], list[int]], task: Task
-) -> Question:
-    """Put a problem into token ids; a text that is compressed first is encoded by itself."""
-    solution = encode(problem.solution)
-    if not task.asks_after:
-        return Question(number, problem, encode(problem.prompt), solution)
-    context = encode(problem.context)
-    prompt = [*context, *encode(problem.question)]
-    return Question(number, problem, prompt, solution, len(context))
 
 
 def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
@@ -269,14 +261,16 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
 
     def answer() -> dict[int, tuple[list[int], np.ndarray]]:
         backend, full = _backend(job), methods.get("full")
-        answers, _ = _write(backend, full, questions)
+        answers = [list(each.solution) for each in questions]
+        if not isinstance(find_task(job.task), Rated):
+            answers, _ = _write(backend, full, questions)
         measured = backend.measure(full, [each.prompt for each in questions], answers)
         return {
             question.number: (answer, logits)
             for question, answer, (_, logits) in zip(questions, answers, measured, strict=True)
         }
 
-    key = (job.fingerprint, job.backend, job.task, job.seed, job.first, job.measured)
+    key = (job.fingerprint, job.backend, job.task, job.text, job.seed, job.first, job.measured)
     return _once("answers", key, answer)
 
 

@@ -7,15 +7,17 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from kvlab.fast.lab.evaluate import backends
 from kvlab.fast.lab.evaluate.pairs import check_pairs
-from kvlab.fast.lab.evaluate.tasks import find_task
+from kvlab.fast.lab.evaluate.tasks import Encode, Rated, find_task
 from kvlab.fast.lab.points import ORACLE
 from kvlab.fast.models import model_location
 from kvlab.reference import methods
@@ -32,6 +34,58 @@ FORMAT = 1
 
 BETWEEN_BATCHES = 1009
 """Step of a method's seed from one problem to the next: more than a sweep has seeds."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task of a sweep. What its table does not state is as in `Sweep`.
+
+    A task that rates texts measures nothing else and reads in blocks of its own size, unless its
+    table says so; if it draws nothing, its only seed is 0.
+    """
+
+    task: str
+    """Registry syntax."""
+    models: tuple[str, ...]
+    seeds: tuple[int, ...]
+    problems: int
+    batch: int
+    measured: int
+    to_first_error: bool
+    block_size: int | None
+
+    def __post_init__(self) -> None:
+        check_at_least(1, problems=self.problems, batch=self.batch)
+        check_at_least(0, measured=self.measured, seed=min(self.seeds))
+        if self.block_size is not None:
+            check_at_least(1, block_size=self.block_size)
+            if self.measured:
+                raise ValueError("measured must be 0 with block_size: prompts are measured at once")
+        task = find_task(self.task)
+        if self.to_first_error and (isinstance(task, Rated) or not task.one_answer):
+            raise ValueError(
+                f"to_first_error needs one right answer each, which {self.task} has not"
+            )
+        if isinstance(task, Rated) and not task.drawn and self.seeds != (0,):
+            raise ValueError(f"seeds = {list(self.seeds)} must be [0]: {self.task} draws nothing")
+
+
+def _part(asked: "str | dict[str, Any]", sweep: "Sweep") -> Part:
+    """Complete a task's table; keys that `Part` does not have are options of the task."""
+    own = {"task": asked} if isinstance(asked, str) else dict(asked)
+    hints = get_type_hints(Part)
+    given = {name: _checked(name, own.pop(name), hints[name]) for name in hints if name in own}
+    if "task" not in given:
+        raise ValueError(f"a table of tasks = {asked} must have the key task")
+    for name, value in own.items():
+        given["task"] += f"{',' if '@' in given['task'] else '@'}{name}={value}"
+    usual = {name: getattr(sweep, name) for name in hints if name != "task"}
+    task = find_task(given["task"])
+    if isinstance(task, Rated):
+        block_size = sweep.block_size or task.block_size
+        usual |= {"measured": 0, "to_first_error": False, "block_size": block_size}
+        usual |= {} if task.drawn else {"seeds": (0,)}
+    return Part(**(usual | given))
 
 
 @dataclass(frozen=True)
@@ -53,7 +107,9 @@ class Sweep:
     """Problems per task and seed."""
     models: tuple[str, ...] = (MODEL,)
     """Short names of embedded models, directories, or (fast backend) ids on the hub."""
-    tasks: tuple[str, ...] = (TASK,)
+    tasks: tuple[str | dict, ...] = (TASK,)
+    """Registry syntax; or a table with ``task``, its options, and keys of `Part` that only hold for
+    this task."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of the problems: every seed draws other problems."""
     batch: int = 32
@@ -75,16 +131,18 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self._check_lists()
-        check_at_least(1, problems=self.problems, batch=self.batch)
-        check_at_least(0, measured=self.measured, seed=min(self.seeds))
         check_choice(backends.NAMES, backend=self.backend)
-        if self.block_size is not None:
-            check_at_least(1, block_size=self.block_size)
-            if self.measured:
-                raise ValueError("measured must be 0 with block_size: prompts are measured at once")
-        for spec in self.tasks:
-            self._check_task(spec)
+        for part in self.parts:
+            self._check_part(part)
+        asked = [(part.task, model) for part in self.parts for model in part.models]
+        if twice := [task for task, model in asked if asked.count((task, model)) > 1]:
+            raise ValueError(f"tasks names {twice[0]!r} twice")
         self._check_methods()
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The tasks, completed."""
+        return tuple(_part(asked, self) for asked in self.tasks)
 
     def _check_lists(self) -> None:
         for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):
@@ -97,19 +155,19 @@ class Sweep:
         if unknown := [spec for spec in self.curves if spec not in self.methods]:
             raise ValueError(f"curves names {unknown[0]!r}, which is not among the methods")
 
-    def _check_task(self, spec: str) -> None:
-        task = find_task(spec)
-        if task.asks_after and (self.measured or self.backend != "fast"):
+    def _check_part(self, part: Part) -> None:
+        task = find_task(part.task)
+        if task.asks_after and (part.measured or self.backend != "fast"):
             raise ValueError(
-                f"task {spec!r} asks after the text is compressed, which needs backend 'fast' and "
-                f"measured = 0, got {self.backend!r} and {self.measured}"
+                f"task {part.task!r} asks after the text is compressed, which needs backend 'fast' "
+                f"and measured = 0, got {self.backend!r} and {part.measured}"
             )
-        if self.to_first_error and not task.one_answer:
-            raise ValueError(f"to_first_error needs one right answer each, which {spec} has not")
+        if isinstance(task, Rated) and self.backend != "fast":
+            raise ValueError(f"task {part.task!r} rates texts, which needs backend 'fast'")
         if ORACLE in self.methods and (task.recent is None or self.backend != "fast"):
             raise ValueError(
                 f"methods: {ORACLE} needs backend 'fast' and a task that knows what is needed, "
-                f"got backend {self.backend!r} and task {spec!r}"
+                f"got backend {self.backend!r} and task {part.task!r}"
             )
 
     def _check_methods(self) -> None:
@@ -165,7 +223,7 @@ def make_sweep(written: Mapping[str, Any]) -> Sweep:
     return Sweep(**values)
 
 
-KINDS = {int: "a whole number", str: "a text", bool: "true or false"}
+KINDS = {int: "a whole number", str: "a text", bool: "true or false", dict: "a table"}
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
@@ -190,11 +248,17 @@ def to_toml(sweep: Sweep) -> str:
     lines = []
     for name, value in to_plain(sweep).items():
         if isinstance(value, tuple) and value and not isinstance(value[0], int):
-            entries = "".join(f"  {json.dumps(each, ensure_ascii=False)},\n" for each in value)
+            entries = "".join(f"  {_toml(each)},\n" for each in value)
             lines.append(f"{name} = [\n{entries}]\n")
         else:
             lines.append(f"{name} = {json.dumps(value)}\n")
     return "".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return f"{{ {', '.join(f'{name} = {_toml(each)}' for name, each in value.items())} }}"
 
 
 @dataclass(frozen=True)
@@ -223,13 +287,15 @@ class Job:
     """Version of kvlab."""
     outside: str = ""
     """Hash of the source from outside, if the method comes from there."""
+    text: str = ""
+    """Hash of the file that the task reads."""
 
     @property
     def id(self) -> str:
         """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
         del content["model"]
-        for name in ("to_first_error", "block_size", "kvlab", "outside"):
+        for name in ("to_first_error", "block_size", "kvlab", "outside", "text"):
             if not content[name]:
                 del content[name]  # so that results from before this field keep their names
         text = json.dumps(content, sort_keys=True)
@@ -264,35 +330,42 @@ class Plan:
     """Version of kvlab."""
     outside: str = ""
     """Hash of the source of the methods from outside, if there are any."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Hash of the file that each task reads, if it reads one."""
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs; those of one model and seed follow each other, so that reports can begin.
 
         All methods on a batch follow each other, so that the full cache answers a batch once.
         """
-        sweep = self.sweep
-        for model in sweep.models:
-            for seed in sweep.seeds:
-                for task in sweep.tasks:
-                    for first in range(0, sweep.problems, sweep.batch):
-                        count = min(sweep.batch, sweep.problems - first)
-                        for method, budget in self.points(model, task):
-                            yield Job(
-                                backend=sweep.backend,
-                                model=model,
-                                fingerprint=self.fingerprints[model],
-                                task=task,
-                                seed=seed,
-                                method=method,
-                                budget=budget,
-                                first=first,
-                                count=count,
-                                measured=min(count, max(0, sweep.measured - first)),
-                                to_first_error=sweep.to_first_error,
-                                block_size=sweep.block_size,
-                                kvlab=self.kvlab,
-                                outside=self.outside if from_outside(method) else "",
-                            )
+        for model in self.fingerprints:
+            own = [part for part in self.sweep.parts if model in part.models]
+            for seed in dict.fromkeys(seed for part in own for seed in part.seeds):
+                for part in own:
+                    if seed in part.seeds:
+                        yield from self._jobs_of(part, model, seed)
+
+    def _jobs_of(self, part: Part, model: str, seed: int) -> Iterator[Job]:
+        for first in range(0, part.problems, part.batch):
+            count = min(part.batch, part.problems - first)
+            for method, budget in self.points(model, part.task):
+                yield Job(
+                    backend=self.sweep.backend,
+                    model=model,
+                    fingerprint=self.fingerprints[model],
+                    task=part.task,
+                    seed=seed,
+                    method=method,
+                    budget=budget,
+                    first=first,
+                    count=count,
+                    measured=min(count, max(0, part.measured - first)),
+                    to_first_error=part.to_first_error,
+                    block_size=part.block_size,
+                    kvlab=self.kvlab,
+                    outside=self.outside if from_outside(method) else "",
+                    text=self.texts.get(part.task, ""),
+                )
 
     def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
         """Yield methods and budgets: first the methods that take no budget."""
@@ -326,20 +399,35 @@ def make_plan(sweep: Sweep) -> Plan:
     plan = Plan(sweep, {}, {}, {}, version("kvlab"))
     if any(map(from_outside, sweep.methods)):
         plan = replace(plan, outside=methods.discover())
-    for model in sweep.models:
+    for model in dict.fromkeys(model for part in sweep.parts for model in part.models):
         location = model_location(model, hub=sweep.backend == "fast")
         encode, mark = backends.load_encoder(location, sweep.backend), fingerprint(location)
         if twin := [name for name, other in plan.fingerprints.items() if other == mark]:
             raise ValueError(f"models names one model twice: {twin[0]!r} and {model!r}")
         plan.fingerprints[model], plan.lengths[model], plan.entries[model] = mark, {}, {}
-        for task in sweep.tasks:
-            kind = find_task(task)
-            drawn = [each for seed in sweep.seeds for each in kind.problems(sweep.problems, seed)]
-            tokens = [len(encode(each.prompt)) + len(encode(each.solution)) for each in drawn]
-            length = sum(tokens) / len(tokens)
-            entries = {text: budget_entries(text, round(length)) for text in sweep.budgets}
-            plan.lengths[model][task], plan.entries[model][task] = length, entries
+        for part in sweep.parts:
+            if model in part.models:
+                length = _mean_length(part, location, encode)
+                entries = {text: budget_entries(text, round(length)) for text in sweep.budgets}
+                plan.lengths[model][part.task], plan.entries[model][part.task] = length, entries
+    for part in sweep.parts:
+        if file := getattr(find_task(part.task), "text", None):
+            plan.texts[part.task] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:24]
     return plan
+
+
+def _mean_length(part: Part, location: str, encode: Encode) -> float:
+    """Return the mean tokens of a task's prompts and solutions, over all seeds."""
+    task, tokenizer = find_task(part.task), None
+    if isinstance(task, Rated):
+        from kvlab.fast.models.loading import load_tokenizer_of
+
+        tokenizer = load_tokenizer_of(location)
+    return fmean(
+        len(question)
+        for seed in part.seeds
+        for question in task.questions(tokenizer, encode, part.problems, seed)
+    )
 
 
 WHAT_MATTERS = ("config", "generation_config", "tokenizer", "special_tokens", "added_tokens")

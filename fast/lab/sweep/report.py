@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
-from kvlab.fast.lab.evaluate.pairs import CHANCE, CONTROL, LEVEL, TESTS, TESTS_CAPTION
+from kvlab.fast.lab.evaluate.pairs import (
+    CHANCE,
+    CONTROL,
+    LEVEL,
+    TESTS,
+    TESTS_CAPTION,
+)
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, UNKNOWN, budget_mark, marked_budget
@@ -38,7 +44,7 @@ from kvlab.fast.lab.sweep.summary import (
     plain,
     summarise,
 )
-from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, tabulate
+from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, counted, tabulate
 from kvlab.reference import methods as registry
 from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.methods import base_name
@@ -136,8 +142,8 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
     state = f"{missing} of {total} jobs are missing; a seed counts once all its jobs are done."
     yield Heading("Report of a sweep", 1)
     yield Text(
-        f"{len(sweep.methods)} methods, {sweep.problems} problems of each of {len(sweep.seeds)} "
-        f"seeds ({', '.join(map(str, sweep.seeds))}), {sweep.backend} backend. "
+        f"{counted(len(sweep.methods), 'method')}, {counted(len(summaries), 'task')}, "
+        f"{sweep.backend} backend. "
         f"{state if missing else f'All {total} jobs are done.'}"
     )
     for number, each in enumerate(summaries):
@@ -158,10 +164,11 @@ def _blocks(stored: "Stored", summaries: Sequence[TaskSummary]) -> Iterator[Bloc
 
 def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterator[Block]:
     stated = ", ".join(f"{text} = {entries}" for text, entries in each.budgets.items())
-    seeds = ", ".join(map(str, each.seeds))
+    seeds, most = ", ".join(map(str, each.seeds)), max(point.problems for point in each.points)
     yield Text(
-        f"Seeds counted: {seeds}. Prompt and solution have {each.mean_length:.0f} tokens on "
-        f"average. Budgets in entries per KV head and layer: {stated or 'none'}."
+        f"{counted(most, 'problem')} of all seeds counted: {seeds}. Prompt and solution, or a "
+        f"window of a text, have {each.mean_length:.0f} tokens on average. Budgets in entries per "
+        f"KV head and layer: {stated or 'none'}."
     )
     budgeted = [point for point in each.points if point.budget is not None]
     own = [point for point in each.points if point.budget is None]

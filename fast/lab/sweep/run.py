@@ -25,7 +25,14 @@ from filelock import FileLock, Timeout
 
 from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
-from kvlab.fast.lab.sweep.jobs import MEASURED, Engine, Failure, Found, in_this_process
+from kvlab.fast.lab.sweep.jobs import (
+    MEASURED,
+    Engine,
+    Failure,
+    Found,
+    in_processes,
+    in_this_process,
+)
 from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep, to_plain
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
@@ -51,6 +58,7 @@ SCHEMA = pa.schema(
         ("refusal", pa.string()),
         ("solved", pa.bool_()),
         ("answer_correct", pa.bool_()),
+        ("loss", pa.float64()),
         ("tokens", pa.int32()),
         *((name, pa.float64() if name == "nbytes" else pa.float32()) for name in MEASURED),
         ("seconds_per_token", pa.float32()),
@@ -75,7 +83,10 @@ def read_rows(directory: Path) -> list[Found]:
     found: dict[tuple[str, int], Found] = {}
     for path in sorted((directory / RESULTS).glob("*.parquet")):
         try:
-            rows = pq.read_table(path).select(SCHEMA.names).cast(SCHEMA).to_pylist()
+            table = pq.read_table(path)
+            if "loss" not in table.column_names:  # results from before there was this column
+                table = table.append_column("loss", pa.nulls(len(table), pa.float64()))
+            rows = table.select(SCHEMA.names).cast(SCHEMA).to_pylist()
         except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
@@ -109,18 +120,19 @@ def choose_engine(name: str, workers: int | None = None, gpus: float | None = No
 
     Args:
         name: one of `ENGINES`.
-        workers: workers of the Ray engine; None takes as many as fit the cluster.
+        workers: processes of the local engine, None works in this one; or workers of the Ray
+            engine, None takes as many as fit the cluster.
         gpus: per worker of the Ray engine; None takes 1 if the cluster has any.
 
     Raises:
         ValueError: if there is no such engine, or a number is not allowed.
     """
     check_choice(ENGINES, engine=name)
-    if name == "local":
-        if workers is not None or gpus is not None:
-            raise ValueError("workers and gpus can only be given with engine = 'ray'")
-        return in_this_process
     check_at_least(1, workers=1 if workers is None else workers)
+    if name == "local":
+        if gpus is not None:
+            raise ValueError("gpus can only be given with engine = 'ray'")
+        return in_this_process if workers is None else partial(in_processes, workers=workers)
     check_at_least(0, gpus=0 if gpus is None else gpus)
     from kvlab.fast.lab.sweep.cluster import on_cluster
 

@@ -154,11 +154,14 @@ def summarise(results: Results) -> list[TaskSummary]:
         rows[job.model, job.task, job.method, job.budget].append(row)
     missing = {(job.model, job.task, job.seed) for job in results.missing()}
     found = []
-    for model in plan.sweep.models:
-        for task in plan.sweep.tasks:
-            complete = [each for each in plan.sweep.seeds if (model, task, each) not in missing]
-            seeds = tuple(complete or plan.sweep.seeds)
-            wanted = plan.sweep.problems * len(seeds)
+    for model in plan.fingerprints:
+        for part in plan.sweep.parts:
+            if model not in part.models:
+                continue
+            task = part.task
+            complete = [each for each in part.seeds if (model, task, each) not in missing]
+            seeds = tuple(complete or part.seeds)
+            wanted = part.problems * len(seeds)
             points: list[Point] = []
             for method, budget in plan.points(model, task):
                 own = [row for row in rows[model, task, method, budget] if row["seed"] in seeds]

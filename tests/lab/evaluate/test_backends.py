@@ -6,7 +6,7 @@ from sampling import sampled
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend, ReferenceBackend, Request
-from kvlab.fast.lab.sweep.jobs import Question
+from kvlab.fast.lab.evaluate.tasks import Question
 from kvlab.reference import methods
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.tasks import reasoning
