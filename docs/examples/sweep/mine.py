@@ -30,7 +30,7 @@ class Mine(Method):
 
     keep: float = 0.99
     """Share of the attention that remains after a token."""
-    recent: int = 32
+    recent: int = 16
     """Newest entries that are protected."""
 
     name = "mine"

@@ -156,8 +156,9 @@ def test_engines_are_chosen_by_name():
     assert choose_engine("local") is in_this_process
     with pytest.raises(ValueError, match="engine = 'slurm' must be one of 'local', 'ray'"):
         choose_engine("slurm")
-    with pytest.raises(ValueError, match="workers and gpus can only be given with engine = 'ray'"):
-        choose_engine("local", workers=2)
+    assert choose_engine("local", workers=2).keywords == {"workers": 2}
+    with pytest.raises(ValueError, match="gpus can only be given with engine = 'ray'"):
+        choose_engine("local", gpus=1)
     with pytest.raises(ValueError, match="workers = 0 must be at least 1"):
         choose_engine("ray", workers=0)
     with pytest.raises(ValueError, match="gpus = -1 must be at least 0"):

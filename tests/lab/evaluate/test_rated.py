@@ -1,0 +1,183 @@
+"""Tasks of a sweep that rate texts: the figures of `kvlab perplexity` and `kvlab needle`."""
+
+import csv
+import json
+import tomllib
+
+import pytest
+from sweeping import results
+from texts import byte_model
+from tolerances import DECIMALS
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("pyarrow")
+
+from kvlab.fast.lab.cli import app
+from kvlab.fast.lab.evaluate.likelihood import Reading
+from kvlab.fast.lab.evaluate.needle import search_needles, text_haystacks
+from kvlab.fast.lab.evaluate.pairs import every_pair, paired_tests
+from kvlab.fast.lab.evaluate.perplexity import LOSS, cut_windows, measure_perplexity
+from kvlab.fast.lab.generation import token_ids
+from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, to_plain, to_toml
+from kvlab.fast.lab.sweep.report import write_report
+from kvlab.fast.lab.sweep.run import choose_engine, read_stored, run_sweep
+from kvlab.fast.lab.sweep.summary import summarise
+from kvlab.fast.models.loading import load
+
+TEXT = "The river is long and slow. Nobody knows where it begins, or why. " * 30
+METHODS = ("full", "h2o", "rkv@every=16", "random@recent=4")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rated")
+    byte_model(folder / "model", context=2048)
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    return folder
+
+
+def sweep_of(place, **more):
+    """Eight windows in jobs of four, four needles in one job, and problems of another model."""
+    text = str(place / "text.txt")
+    here = {"models": [str(place / "model")], "text": text}
+    windows = {"task": "perplexity", "window": 44, "prompt": 10, "feed": "steps", **here}
+    needles = {"task": "haystack", "length": 200, "depths": 2, "problems": 4, **here}
+    problems = {"task": "likelihood", "models": ["reasoner"], "problems": 2}
+    return make_sweep(
+        {
+            "methods": list(METHODS),
+            "budgets": [20],
+            "problems": 8,
+            "batch": 4,
+            "seeds": [0, 1],
+            "pairs": [["h2o", "rkv@every=16"], ["full", "h2o"]],
+            "tasks": [windows, needles, problems],
+            **more,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def stored(place):
+    plan = make_plan(sweep_of(place))
+    ran = run_sweep(plan, place / "out", choose_engine("local"))
+    assert ran.failures == ()
+    return read_stored(place / "out")
+
+
+def test_a_window_is_rated_as_the_command_rates_it(stored, place):
+    model, tokenizer = load(place / "model")
+    windows = cut_windows(token_ids(tokenizer, TEXT), 44, 10, 8)
+    reading = Reading(METHODS[:3], ("20",), 128, "steps", 4)
+    rows = measure_perplexity(model, windows, reading).rows
+    found, *_ = summarise(stored)
+    assert found.seeds == (0,) and found.mean_length == 44
+    for row in rows:
+        point = found.point(row.method, row.budget)
+        assert point.losses == pytest.approx(row.losses, abs=DECIMALS)
+        assert (point.perplexity, point.gap) == pytest.approx((row.perplexity, row.gap))
+        assert point.mean("entries") == row.entries
+        assert point.holds_budget is row.holds_budget
+    assert [row.holds_budget for row in rows] == [True, True, False]
+    tests = paired_tests(rows, [("h2o", "rkv@every=16"), ("full", "h2o")], LOSS)
+    for one, other in zip(found.tests, tests, strict=True):
+        assert (one.first, one.verdict, one.units) == (other.first, other.verdict, 8)
+        assert (one.p, one.p_adjusted) == (other.p, other.p_adjusted)
+        assert one.difference.high == pytest.approx(other.difference.high, abs=DECIMALS)
+
+
+def test_needles_are_those_of_the_command(stored, place):
+    model, tokenizer = load(place / "model")
+    grid = text_haystacks(tokenizer, TEXT, (200,), (0.0, 1.0), 2, seed=1)
+    rows = search_needles(model, grid, Reading(("h2o",), ("20",), 128)).rows
+    (found,) = (each for each in summarise(stored) if each.task.startswith("haystack"))
+    assert found.seeds == (0, 1)
+    point = found.point("h2o", 20)
+    assert point.outcomes == (False,) * 8 and rows[0].accuracy == 0
+    none = [test for test in found.tests if test.measure == "solved"]
+    assert all(test.difference.low < 0 < test.difference.high for test in none)
+
+
+def test_the_sweep_goes_on_where_it_was_and_comes_back_from_its_file(stored, place, tmp_path):
+    assert make_sweep(to_plain(stored.plan.sweep)) == stored.plan.sweep
+    assert make_sweep(tomllib.loads(to_toml(stored.plan.sweep))) == stored.plan.sweep
+    assert run_sweep(stored.plan, place / "out", choose_engine("local")).done == 0
+    longer = make_plan(sweep_of(place, problems=12))
+    ids = {job.id for job in longer.jobs()} - {job.id for job in stored.plan.jobs()}
+    assert len(ids) == len(METHODS), "four more windows"
+    (place / "text.txt").write_text(TEXT + "More.", encoding="utf-8")
+    try:
+        changed = {job.id for job in make_plan(sweep_of(place)).jobs()}
+    finally:
+        (place / "text.txt").write_text(TEXT, encoding="utf-8")
+    same = changed & {job.id for job in stored.plan.jobs()}
+    assert same == {job.id for job in stored.plan.jobs() if job.model == "reasoner"}
+
+
+@pytest.mark.slow
+def test_processes_find_the_same(stored, place, tmp_path):
+    run_sweep(stored.plan, tmp_path, choose_engine("local", workers=2))
+    here, there = results(place / "out"), results(tmp_path)
+    assert len(here) == len(there)
+    for one, other in zip(here, there, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+
+
+def test_every_form_of_the_report_has_perplexities_and_tests(stored, tmp_path):
+    write_report(stored, tmp_path)
+    html, text, latex, table, tests, plain = (
+        (tmp_path / f"report{name}").read_text(encoding="utf-8")
+        for name in (".html", ".md", ".tex", ".csv", "-tests.csv", ".json")
+    )
+    point = summarise(stored)[0].point("rkv@every=16", 20)
+    shown = f"{point.perplexity:.4f}"
+    for form in (html, text, latex):
+        assert "Perplexity" in form and shown in form and "nats per token" in form
+        assert "†" in form or r"$\dagger$" in form
+    row = next(row for row in csv.DictReader(table.splitlines()) if row["spec"] == "rkv@every=16")
+    assert float(row["perplexity"]) == point.perplexity
+    assert row["holds_budget"] == "False"
+    written = {(row["measure"], row["first"]) for row in csv.DictReader(tests.splitlines())}
+    assert written == {(m, f) for m in ("solved", "nats per token") for f in ("h2o", "full")}
+    (kept,) = (
+        each
+        for each in json.loads(plain)["tasks"][0]["points"]
+        if each["perplexity"] == point.perplexity
+    )
+    assert kept["nats"]["mean"] == point.nats.mean
+
+
+# --- the commands --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "measure"),
+    [
+        (
+            "perplexity",
+            ("--window", "44", "--prompt", "10", "--windows", "2", "--feed", "steps"),
+            "nats per token",
+        ),
+        ("needle", ("--lengths", "200", "--depths", "50", "--trials", "3"), "found"),
+    ],
+)
+def test_commands_test_pairs_and_mark_rows_above_their_budget(
+    command, options, measure, place, tmp_path
+):
+    arguments = [command, "--text", str(place / "text.txt"), "--model", str(place / "model")]
+    arguments += [*options, "--methods", "h2o rkv@every=16", "--budgets", "20"]
+    arguments += ["--block-size", "16"]
+    if command == "needle":
+        arguments += ["--heat-map", str(tmp_path / "needle.svg")]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    specs = ("full", "h2o", "rkv@every=16") if command == "perplexity" else METHODS[1:3]
+    assert [(each["first"], each["second"]) for each in found["tests"]] == every_pair(specs)
+    assert {each["measure"] for each in found["tests"]} == {measure}
+    held = {row["method"]: row["holds_budget"] for row in found["rows"]}
+    assert (held["h2o"], held["rkv@every=16"]) == (True, False)
+    printed = CliRunner().invoke(app, [*arguments, "--pairs", "h2o rkv@every=16"]).stdout
+    assert "20 †" in printed and "pairs on the same texts" in printed
+    refused = CliRunner().invoke(app, [*arguments, "--pairs", "h2o tova"])
+    assert "pairs names 'tova'" in str(refused.exception)
