@@ -9,6 +9,7 @@ import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -156,7 +157,8 @@ def test_engines_are_chosen_by_name():
     assert choose_engine("local") is in_this_process
     with pytest.raises(ValueError, match="engine = 'slurm' must be one of 'local', 'ray'"):
         choose_engine("slurm")
-    assert choose_engine("local", workers=2).keywords == {"workers": 2}
+    processes: Any = choose_engine("local", workers=2)
+    assert processes.keywords == {"workers": 2}
     with pytest.raises(ValueError, match="gpus can only be given with engine = 'ray'"):
         choose_engine("local", gpus=1)
     with pytest.raises(ValueError, match="workers = 0 must be at least 1"):
