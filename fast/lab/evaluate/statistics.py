@@ -43,7 +43,8 @@ def wilson(successes: int, trials: int, level: float = 0.95) -> tuple[float, flo
     centre = share + z**2 / (2 * trials)
     spread = z * sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
     scale = 1 + z**2 / trials
-    return max(0.0, min(share, (centre - spread) / scale)), max(share, (centre + spread) / scale)
+    low, high = (centre - spread) / scale, (centre + spread) / scale
+    return max(0.0, min(share, low)), min(1.0, max(share, high))
 
 
 def paired_difference(
