@@ -345,9 +345,9 @@ def to_json(rows: Sequence[EvaluatedRow]) -> dict[str, Any]:
 COLUMNS = (
     Column("method"),
     Column("budget", lambda figure: figure["budget"] or ""),
-    Column("task"),
-    Column("metric"),
-    Column("filter"),
+    Column("task", width=24),
+    Column("metric", width=14),
+    Column("filter", width=18),
     Column("value", format=".3f"),
     Column("± error", "error", ".3f"),
 )

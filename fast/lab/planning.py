@@ -9,6 +9,7 @@ import numpy as np
 from kvlab.fast.lab.points import Row, Told, measure_points, points
 from kvlab.fast.lab.reports import Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.accounting import ENTRIES, most_entries
 from kvlab.reference.checks import check_at_least
@@ -99,6 +100,7 @@ def plan_methods(
     serving: Serving,
     specs: Sequence[str],
     budget: int | str,
+    report: Report = lambda done, total, what: None,
     tell: Callable[[PlannedRow], object] = lambda row: None,
 ) -> Planned:
     """Plan memory, time and devices for a model under methods; nothing is run.
@@ -107,6 +109,7 @@ def plan_methods(
         serving: what to plan for.
         specs: registry syntax. A method that cannot serve is refused in its row.
         budget: entries, or percent of prompt and length together.
+        report: is called with (methods done, methods in all, the method).
         tell: is called with each row as soon as it is there.
 
     Raises:
@@ -126,6 +129,7 @@ def plan_methods(
     )
 
     def measure(spec: str, budget: int | None, told: Told) -> PlannedRow:
+        told(0)
         plan = replace(full, policy=methods.get(spec, budget))
         servers = fleet(plan, serving.users, serving.speed, serving.batch)
         plan = plan.with_batch(servers.batch)
@@ -148,7 +152,7 @@ def plan_methods(
             pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
         )
 
-    rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow, tell=tell)
+    rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow, report, tell)
     return Planned(serving, rows)
 
 
@@ -167,13 +171,13 @@ def pays_from(plan: Plan, full: Plan) -> int | None:
 COLUMNS = (
     Column("method"),
     Column("entries", format=",.0f"),
-    Column("bits", format=".1f"),
-    Column("GB/seq", "sequence_gb", ".3f"),
-    Column("fits", "largest_batch", ","),
-    Column("batch", format=","),
-    Column("GB", "memory_gb", ".1f"),
+    Column("bits", format=".1f", width=6),
+    Column("GB/seq", "sequence_gb", ".3f", width=8),
+    Column("fits", "largest_batch", ",", width=7),
+    Column("batch", format=",", width=7),
+    Column("GB", "memory_gb", ".1f", width=7),
     Column("ms", "step_milliseconds", ".2f"),
-    Column("tokens/s", "tokens_per_second", ",.0f"),
+    Column("tokens/s", "tokens_per_second", ",.0f", width=10),
     Column("policy", "policy_share", lambda share: percent(share, 1)),
     Column("pays", "pays_from", ","),
     Column("devices", format=","),

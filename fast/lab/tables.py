@@ -74,6 +74,8 @@ class Column:
     """How a value is written: a specification for Python's `format`, or a function."""
     bold: Callable[[Any], bool] = lambda row: False
     """Says in which rows the cell stands out."""
+    width: int = 9
+    """Characters, where rows are printed one by one; the first column has 20."""
 
     def cell(self, row: Any) -> Cell:
         """Return the cell of one row."""

@@ -97,26 +97,22 @@ def print_table(table: Table, title: str = "") -> None:
 
 @contextmanager
 def printing_rows(
-    columns: Sequence[Column], widths: Sequence[int], wanted: bool = True
+    columns: Sequence[Column], title: str = "", wanted: bool = True
 ) -> Iterator[Callable[[Any], None]]:
-    """Print the rows of a table one by one, as they are made; Ctrl-C says how many there are.
-
-    Args:
-        columns: what a row says.
-        widths: characters of each column; the first one is aligned to the left.
-        wanted: print; otherwise the rows are only counted.
-    """
+    """Print the rows of a table one by one, as they are made; Ctrl-C says how many there are."""
     rows = 0
+    if wanted and title:
+        print_line(title)
 
     def tell(row: Any) -> None:
         nonlocal rows
         rows += 1
         if wanted:
             if rows == 1:
-                print_line(_aligned([column.heading for column in columns], widths))
+                print_line(_aligned([column.heading for column in columns], columns))
             cells = list(map(text_of, tabulate([row], columns).rows[0]))
             why = f"  {cells.pop()}" if len(cells) < len(columns) else ""
-            print_line(_aligned(cells, widths) + why)
+            print_line(_aligned(cells, columns) + why)
 
     try:
         yield tell
@@ -126,15 +122,12 @@ def printing_rows(
         raise
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _aligned(cells: Sequence[str], columns: Sequence[Column]) -> str:
     """Return a line; a name that is too wide for its column has a line of its own."""
     name, *others = cells
-    shown = "".join(
-        f" {cell:>{width - 1}}" for cell, width in zip(others, widths[1:], strict=False)
-    )
-    return (
-        f"{name:{widths[0]}}" + ("" if len(name) <= widths[0] else "\n" + " " * widths[0]) + shown
-    )
+    pairs = zip(others, columns[1:], strict=False)
+    above = name if len(name) <= 20 else f"{name}\n{'':20}"
+    return f"{above:20}" + "".join(f" {cell:>{column.width - 1}}" for cell, column in pairs)
 
 
 STOPPED = 130

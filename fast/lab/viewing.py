@@ -202,6 +202,6 @@ COLUMNS = (
     Column("method"),
     Column("budget", lambda row: "own rule" if row.budget is None else row.budget),
     Column("entries", format=".0f"),
-    Column("tokens read", "tokens_read"),
+    Column("tokens read", "tokens_read", width=13),
     Column("solved", format=lambda solved: "yes" if solved else "no"),
 )

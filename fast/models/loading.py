@@ -11,13 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -80,16 +74,18 @@ def load_gguf(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def load_tokenizer_of(model: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer alone; models and errors are those of `load`."""
-    model, local = _find(model)
-    with quietly(local):
-        return _attempt(model, local, AutoTokenizer, trust_remote_code=False)
+    return _load_light(model, AutoTokenizer)
 
 
-def load_config(model: str | Path) -> PretrainedConfig:
-    """Load the configuration alone; models and errors are those of `load`."""
+def count_layers(model: str | Path) -> int:
+    """Return how many layers a model's configuration names; errors are those of `load`."""
+    return _load_light(model, AutoConfig).get_text_config(decoder=True).num_hidden_layers
+
+
+def _load_light(model: str | Path, loader: Any) -> Any:
     model, local = _find(model)
     with quietly(local):
-        return _attempt(model, local, AutoConfig, trust_remote_code=False)
+        return _attempt(model, local, loader, trust_remote_code=False)
 
 
 def _device(name: str | None) -> torch.device:
@@ -148,7 +144,7 @@ def _attempt(model: str, local: bool, loader: Any, **options: Any) -> Any:
     """Call ``loader.from_pretrained`` and turn what it raises into one line."""
     try:
         return loader.from_pretrained(model, local_files_only=local, **options)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, KeyError, SafetensorError) as error:
         if "trust_remote_code" in str(error):
             raise ValueError(f"{model} needs code of its own, which is never run") from None
         reason = _one_line(error)

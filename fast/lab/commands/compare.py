@@ -11,7 +11,6 @@ from kvlab.fast.lab.commands.settings import (
     Problems,
     Workers,
     check_output,
-    check_ran,
     command,
     read_methods,
     say_notes,
@@ -22,20 +21,11 @@ from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, check_points
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
 from kvlab.fast.lab.tables import counted
-from kvlab.fast.lab.terminal import (
-    print_caption,
-    print_json,
-    print_line,
-    printing_rows,
-    reporting,
-)
+from kvlab.fast.lab.terminal import print_caption, print_line
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.models import EMBEDDED
-
-WIDTHS = (20, 8, 16, *[9] * 5, 18)
-"""Characters of each column."""
 
 WHAT_IT_IS = (
     "A language model keeps a key and a value of every token that it has read: the KV cache. Each "
@@ -89,28 +79,21 @@ def compare(settings: _Settings) -> None:
     A budget in percent is that share of the mean tokens of prompt and solution.
     """
     check_output("report", settings.report)
-    sweep, say = settings.sweep(), not settings.json
+    sweep = settings.sweep()
     say_notes(sweep.methods)
     if named := [each for each in sweep.methods if each != ORACLE]:
         check_points(named, sweep.budgets)
     model_location(sweep.models[0], hub=sweep.backend == "fast")  # refused before all else
-    if say:
+    if not settings.json:
         print_caption(WHAT_IT_IS)
         problems = counted(sweep.problems, "problem")
         print_line(f"{problems} of {sweep.tasks[0]}, {sweep.backend} backend\n")
-    with (
-        reporting(transient=True) as told,
-        printing_rows(comparing.columns_of(sweep), WIDTHS, wanted=say) as tell,
-    ):
-        comparison = comparing.compare(sweep, settings.workers, told, tell)
+    with settings.printing(comparing.columns_of(sweep)) as told:
+        comparison = comparing.compare(sweep, settings.workers, *told)
+    written = ""
     if settings.report is not None:
         from kvlab.fast.lab.sweep.report import write_comparison
 
         write_comparison(comparison, settings.report)
-    if settings.json:
-        print_json(comparison.to_json())
-    else:
-        print_caption(CAPTION)
-        if settings.report is not None:
-            print_line(f"report: {settings.report.resolve().as_uri()}")
-    check_ran(comparison.summary.points)
+        written = f"report: {settings.report.resolve().as_uri()}"
+    settings.end(comparison.summary.points, comparison.to_json(), CAPTION, written)

@@ -12,23 +12,12 @@ from kvlab.fast.lab.commands.settings import (
     Json,
     Methods,
     ShardedModel,
-    check_ran,
     command,
     words,
 )
-from kvlab.fast.lab.points import check_points
-from kvlab.fast.lab.terminal import (
-    errors,
-    print_caption,
-    print_json,
-    printing_rows,
-    results_only,
-)
+from kvlab.fast.lab.terminal import errors, printing_rows, results_only
 from kvlab.fast.models import model_location
 from kvlab.reference.models import reasoner_directory
-
-WIDTHS = (20, 8, 24, 14, 18, 8, 9)
-"""Characters of each column."""
 
 
 class _Settings(Methods, Budgets, BlockSize, Feed, ShardedModel, Json):
@@ -54,7 +43,6 @@ def evaluate(settings: _Settings) -> None:
     A budget in percent is that share of each request's own tokens: its prompt and the most that
     may be generated, or its prompt and the answer to rate.
     """
-    check_points(settings.specs, settings.asked())
     model_location(settings.model or "reasoner")  # before libraries are loaded for it
     from kvlab.fast.lab import harness
     from kvlab.fast.lab.evaluate.likelihood import Reading
@@ -73,7 +61,8 @@ def evaluate(settings: _Settings) -> None:
         errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
 
     results = redirect_stdout(sys.stdout)
-    with printing_rows(harness.COLUMNS, WIDTHS, not settings.json) as print_row, results_only():
+    wanted = not settings.json
+    with printing_rows(harness.COLUMNS, wanted=wanted) as print_row, results_only():
 
         def tell(row: harness.EvaluatedRow) -> None:
             with results:
@@ -81,10 +70,7 @@ def evaluate(settings: _Settings) -> None:
                     print_row(each)
 
         rows = harness.evaluate_tasks(reading=reading, report=report, tell=tell, **others)
-    if settings.json:
-        folder = settings.include_path
-        plain = {**given, "include_path": None if folder is None else str(folder)}
-        print_json({"settings": plain, **harness.to_json(rows)})
-    else:
-        print_caption("value and standard error, as lm-eval counts them")
-    check_ran(rows)
+    folder = settings.include_path
+    plain = {**given, "include_path": None if folder is None else str(folder)}
+    data = {"settings": plain, **harness.to_json(rows)}
+    settings.end(rows, data, "value and standard error, as lm-eval counts them")

@@ -12,23 +12,12 @@ from kvlab.fast.lab.commands.settings import (
     Json,
     Methods,
     check_output,
-    check_ran,
     command,
 )
 from kvlab.fast.lab.points import check_points
-from kvlab.fast.lab.terminal import (
-    print_caption,
-    print_json,
-    print_line,
-    printing_rows,
-    working,
-)
 from kvlab.reference.checks import check_at_least, check_choice
 from kvlab.reference.simulator.cost import Runtime
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, find_shape
-
-WIDTHS = (20, 8, 6, 8, 7, 7, 7, 9, 10, 8, 8, 9)
-"""Characters of each column."""
 
 
 class _Settings(Methods, BlockSize, Json):
@@ -80,17 +69,10 @@ def plan(settings: _Settings) -> None:
         settings.spread,
     )
     check_points(settings.specs, [settings.budget], settings.prompt + settings.length)
-    if not settings.json:
-        print_line(planning.title(serving))
-    with working("planning"), printing_rows(planning.COLUMNS, WIDTHS, not settings.json) as tell:
-        found = planning.plan_methods(serving, settings.specs, settings.budget, tell)
+    with settings.printing(planning.COLUMNS, planning.title(serving)) as told:
+        found = planning.plan_methods(serving, settings.specs, settings.budget, *told)
     if settings.report is not None:
         planning.write_report(found, settings.report)
-    if settings.json:
-        rows = [asdict(row) for row in found.rows]
-        print_json({"asked": asdict(serving), "methods": rows})
-    else:
-        print_caption(planning.CAPTION)
-        if settings.report is not None:
-            print_line(f"report: {settings.report}")
-    check_ran(found.rows)
+    data = {"asked": asdict(serving), "methods": [asdict(row) for row in found.rows]}
+    written = f"report: {settings.report}" if settings.report else ""
+    settings.end(found.rows, data, planning.CAPTION, written)

@@ -26,7 +26,8 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
 from functools import cache, wraps
@@ -47,7 +48,17 @@ import typer
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.files import folder_of
 from kvlab.fast.lab.points import Row
-from kvlab.fast.lab.terminal import errors, working
+from kvlab.fast.lab.tables import Column
+from kvlab.fast.lab.terminal import (
+    Report,
+    errors,
+    print_caption,
+    print_json,
+    print_line,
+    printing_rows,
+    reporting,
+    working,
+)
 from kvlab.fast.models import model_location
 from kvlab.reference import methods as registry
 from kvlab.reference.method import docstrings_below
@@ -120,6 +131,27 @@ class Json(Group):
 
     json: bool = False
     """Print JSON instead of tables."""
+
+    @contextmanager
+    def printing(self, columns: Sequence[Column], title: str = "") -> Iterator[tuple[Report, Any]]:
+        """Show progress and print rows: return what is told how far it is, and told each row."""
+        with (
+            reporting(transient=True) as report,
+            printing_rows(columns, title, not self.json) as tell,
+        ):
+            yield report, tell
+
+    def end(self, rows: Iterable[Row], data: Any, caption: str = "", written: str = "") -> None:
+        """Print the data, or what follows the rows; exit with code 1 if a method failed."""
+        if self.json:
+            print_json(data)
+        else:
+            if caption:
+                print_caption(caption)
+            if written:
+                print_line(written)
+        if any(row.failed for row in rows):
+            raise typer.Exit(1)
 
 
 class Methods(Group):
@@ -208,13 +240,6 @@ class Model(Group):
             from kvlab.fast.models import loading
 
             return loading.load_tokenizer_of(name)
-
-    def layers_in_model(self) -> int:
-        """Return how many layers the model has, from its configuration alone."""
-        from kvlab.fast.models import loading
-
-        config = loading.load_config(self.model or "reasoner")
-        return config.get_text_config(decoder=True).num_hidden_layers
 
     def load(self, dtype: str = "auto", parallel: str | None = None) -> "PreTrainedModel":
         """Load the model, or the embedded reasoner, and say so."""
@@ -330,12 +355,6 @@ def check_output(name: str, file: Path | None) -> None:
             f"{name} = {file} cannot be written: {error.strerror}; choose a path below a directory "
             "that you may write to"
         ) from None
-
-
-def check_ran(rows: Iterable[Row]) -> None:
-    """End a command with exit code 1 if a method failed; its row says why."""
-    if any(row.failed for row in rows):
-        raise typer.Exit(1)
 
 
 def check_seed(seed: int) -> None:

@@ -15,10 +15,9 @@ from kvlab.fast.lab.commands.settings import (
     Threshold,
     Workers,
     check_output,
-    check_ran,
     command,
 )
-from kvlab.fast.lab.terminal import print_caption, print_json, print_line, print_table, reporting
+from kvlab.fast.lab.terminal import print_table, reporting
 from kvlab.reference.simulator.judge import EXACT
 from kvlab.reference.simulator.trace import load_trace
 
@@ -61,11 +60,8 @@ def simulate(settings: _Settings) -> None:
         )
     if settings.report is not None:
         simulation.write_report(found, settings.report)
-    if settings.json:
-        print_json([asdict(row) for row in found.rows])
-    else:
+    if not settings.json:
         print_table(simulation.table(found), simulation.title(found.trace))
-        print_caption(simulation.CAPTION)
-        if settings.report is not None:
-            print_line(f"report: {settings.report}")
-    check_ran(found.rows)
+    written = f"report: {settings.report}" if settings.report else ""
+    rows = [asdict(row) for row in found.rows]
+    settings.end(found.rows, rows, simulation.CAPTION, written)

@@ -12,7 +12,6 @@ from kvlab.fast.lab.commands.settings import (
     Methods,
     ShardedModel,
     check_output,
-    check_ran,
     check_seed,
     command,
     read_text,
@@ -30,15 +29,7 @@ from kvlab.fast.lab.evaluate.pairs import (
 )
 from kvlab.fast.lab.points import BUDGET_CAPTION, HeldRow, check_points
 from kvlab.fast.lab.tables import tabulate
-from kvlab.fast.lab.terminal import (
-    print_caption,
-    print_json,
-    print_line,
-    print_table,
-    printing_rows,
-    reporting,
-    working,
-)
+from kvlab.fast.lab.terminal import print_caption, print_line, print_table, working
 from kvlab.fast.models import model_location
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.tasks import english
@@ -54,6 +45,7 @@ class _Text(Methods, Budgets, ShardedModel, Json):
 
     def read(self, **only: object) -> tuple[str | None, int]:
         """Return the text, None for problems, and the batch size; refuse options of texts only."""
+        model_location(self.model or "reasoner")  # before libraries are loaded for it
         if self.text is None and (self.model or "reasoner") in EMBEDDED:
             for name, value in only.items():
                 if value is not None:
@@ -81,15 +73,6 @@ class _Text(Methods, Budgets, ShardedModel, Json):
             print_table(tabulate(tests, TESTS, words=4), "pairs on the same texts")
             print_caption(TESTS_CAPTION)
 
-    def check(self, budgets: tuple[str, ...]) -> None:
-        """Refuse methods, budgets and a model, before libraries are loaded for them."""
-        check_points(self.specs, budgets)
-        model_location(self.model or "reasoner")
-
-
-PERPLEXITY_WIDTHS = (20, 8, 12, 11, 30, 9, 9)
-"""Characters of each column."""
-
 
 class _PerplexitySettings(_Text, Feed):
     methods: str = "h2o caote:h2o fast_caote:h2o tova caote:tova fast_caote:tova"
@@ -112,7 +95,6 @@ def perplexity(settings: _PerplexitySettings) -> None:
     """
     text, batch = settings.read(window=settings.window, prompt=settings.prompt)
     specs, asked, most = settings.specs, settings.asked("50%"), settings.windows
-    settings.check(asked)
     pairs = settings.asked_pairs("full")
     with working("loading PyTorch"):
         from kvlab.fast.lab.evaluate import perplexity as measuring
@@ -131,21 +113,14 @@ def perplexity(settings: _PerplexitySettings) -> None:
     else:
         passages = measuring.cut_windows(token_ids(tokenizer, text), window, prompt, most)
     check_points(specs, asked, measuring.mean_length(passages))
-    network, rows = settings.load(settings.dtype, settings.parallel), not settings.json
-    if rows:
-        print_line(measuring.title(passages, reading))
-    with (
-        reporting(transient=True) as report,
-        printing_rows(measuring.COLUMNS, PERPLEXITY_WIDTHS, rows) as tell,
-    ):
-        found = measuring.measure_perplexity(network, passages, reading, report, tell)
+    network = settings.load(settings.dtype, settings.parallel)
+    with settings.printing(measuring.COLUMNS, measuring.title(passages, reading)) as told:
+        found = measuring.measure_perplexity(network, passages, reading, *told)
     tests = paired_tests(found.rows, pairs, measuring.LOSS)
-    if settings.json:
-        print_json(asdict(found) | {"tests": list(map(asdict, tests))})
-    else:
+    if not settings.json:
         print_caption(measuring.CAPTION)
         settings.print_tests(tests, found.rows, measuring.LOSS)
-    check_ran(found.rows)
+    settings.end(found.rows, asdict(found) | {"tests": list(map(asdict, tests))})
 
 
 class _NeedleSettings(_Text):
@@ -179,7 +154,6 @@ def needle(settings: _NeedleSettings) -> None:
     lengths = words(settings.lengths or "512,1024,2048,4096")
     sizes = [int(_number("lengths", each)) for each in lengths]
     specs, asked, pairs = settings.specs, settings.asked("70%"), settings.asked_pairs()
-    settings.check(asked)
     check_output("heat_map", settings.heat_map)
     with working("loading PyTorch"):
         from kvlab.fast.lab.evaluate import needle as searching
@@ -193,23 +167,17 @@ def needle(settings: _NeedleSettings) -> None:
     else:
         grid = searching.text_haystacks(tokenizer, text, sizes, shares, trials, seed, chat)
     check_points(specs, asked, min(map(len, grid.haystacks)))
-    network, rows = settings.load(settings.dtype, settings.parallel), not settings.json
-    if rows:
-        print_line(searching.title(grid))
-    columns = searching.columns(grid)
-    widths = (20, 8, 18, *[7] * len(grid.lengths))
-    with reporting(transient=True) as report, printing_rows(columns, widths, rows) as tell:
-        found = searching.search_needles(network, grid, reading, report, tell)
+    network = settings.load(settings.dtype, settings.parallel)
+    with settings.printing(searching.columns(grid), searching.title(grid)) as told:
+        found = searching.search_needles(network, grid, reading, *told)
     searching.heat_map(found).save(settings.heat_map)
     measure = searching.measure_of(found)
     tests = paired_tests(found.rows, pairs, measure)
-    if settings.json:
-        print_json(asdict(found) | {"tests": list(map(asdict, tests))})
-    else:
+    if not settings.json:
         print_caption(BUDGET_CAPTION)
         settings.print_tests(tests, found.rows, measure)
-        print_line(f"heat map: {settings.heat_map}")
-    check_ran(found.rows)
+    data = asdict(found) | {"tests": list(map(asdict, tests))}
+    settings.end(found.rows, data, written=f"heat map: {settings.heat_map}")
 
 
 def _number(name: str, text: str) -> float:

@@ -39,12 +39,14 @@ def trace(settings: _Settings) -> None:
     check_output("output", output)
     wanted = None if settings.layers is None else _layer_numbers(settings.layers)
     text = read_prompt(settings.prompt, settings.prompt_file, settings.model)
-    tokenizer, count = settings.tokenizer(), settings.layers_in_model()
-    if wanted is not None and not set(wanted) <= set(range(count)):
-        raise ValueError(f"layers = {wanted} must be some of the model's layers 0 to {count - 1}")
+    tokenizer = settings.tokenizer()
     from kvlab.fast.lab.generation import TokenTimer, decoding_options, encode_prompt
     from kvlab.fast.lab.recording import record_trace
+    from kvlab.fast.models.loading import count_layers
 
+    count = count_layers(settings.model or "reasoner")
+    if wanted is not None and not set(wanted) <= set(range(count)):
+        raise ValueError(f"layers = {wanted} must be some of the model's layers 0 to {count - 1}")
     encode_prompt(tokenizer, text, "cpu")
     network = settings.load()
     inputs = encode_prompt(tokenizer, text, network.device)

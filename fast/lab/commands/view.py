@@ -15,19 +15,15 @@ from kvlab.fast.lab.commands.settings import (
     ReferenceModel,
     Threshold,
     check_output,
-    check_ran,
     command,
     read_prompt,
 )
 from kvlab.fast.lab.points import check_points
-from kvlab.fast.lab.terminal import print_json, print_line, printing_rows, reporting, working
+from kvlab.fast.lab.terminal import working
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.simulator.recorder import MOST_VALUES
-
-WIDTHS = (40, 10, 9, 13, 8)
-"""Characters of each column."""
 
 
 class _Settings(Methods, ReferenceModel, Prompt, BlockSize, Threshold, Json):
@@ -60,10 +56,7 @@ def view(settings: _Settings) -> None:
     check_output("output", output)
     with working("loading"):
         source = _find_source(settings)
-    with (
-        reporting(transient=True) as report,
-        printing_rows(viewing.COLUMNS, WIDTHS, not settings.json) as tell,
-    ):
+    with settings.printing(viewing.COLUMNS) as (report, tell):
         found = viewing.record_methods(
             source,
             settings.specs,
@@ -75,12 +68,9 @@ def view(settings: _Settings) -> None:
             tell=tell,
         )
     viewing.write_viewer(found.timeline, output)
-    if settings.json:
-        facts = {"file": str(output), "file_bytes": output.stat().st_size, "model": source.name}
-        print_json({**facts, "methods": [asdict(row) for row in found.rows]})
-    else:
-        print_line(f"page: {output}")
-    check_ran(found.rows)
+    facts = {"file": str(output), "file_bytes": output.stat().st_size, "model": source.name}
+    data = {**facts, "methods": [asdict(row) for row in found.rows]}
+    settings.end(found.rows, data, written=f"page: {output}")
 
 
 def _find_source(asked: _Settings) -> viewing.Source:

@@ -255,7 +255,7 @@ def columns(grid: Grid) -> tuple[Column, ...]:
         return None if row.found is None else sum(d[number] for d in row.found) / hidden[number]
 
     lengths = [
-        Column(str(length), partial(share, number=number), ".2f")
+        Column(str(length), partial(share, number=number), ".2f", width=7)
         for number, length in enumerate(grid.lengths)
     ]
     return (*COLUMNS, *lengths)
@@ -264,7 +264,7 @@ def columns(grid: Grid) -> tuple[Column, ...]:
 COLUMNS = (
     Column("method"),
     Column("budget", marked_budget),
-    Column("found", lambda row: _share(row)),
+    Column("found", lambda row: _share(row), width=18),
 )
 
 

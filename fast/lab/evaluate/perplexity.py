@@ -216,9 +216,9 @@ def _nats(row: RatedRow) -> str | None:
 COLUMNS = (
     Column("method"),
     Column("budget", marked_budget),
-    Column("perplexity", format=".4f"),
-    Column("gap", format="+.4f"),
-    Column("nats (95 %)", _nats),
+    Column("perplexity", format=".4f", width=12),
+    Column("gap", format="+.4f", width=11),
+    Column("nats (95 %)", _nats, width=30),
     Column("entries", format=".0f"),
     Column("KiB", "nbytes", lambda nbytes: f"{nbytes / 1024:.0f}"),
 )

@@ -28,13 +28,13 @@ Tell = Callable[[Point], None]
 COLUMNS = (
     Column("method"),
     Column("budget", lambda point: marked_budget(point) or None),
-    Column("solved, %", "interval", lambda share: share.percent(0)),
+    Column("solved, %", "interval", lambda share: share.percent(0), width=16),
     Column("error", lambda point: point.mean("output_error"), ".3f"),
     Column("KL", lambda point: point.mean("kl"), ".3f"),
     Column("entries", lambda point: point.mean("entries"), ".0f"),
     Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
-    Column("ms", "seconds_per_token", lambda seconds: seconds.written(1, scale=1000)),
+    Column("ms", "seconds_per_token", lambda seconds: seconds.written(1, scale=1000), width=18),
 )
 """What a comparison says of a point."""
 
