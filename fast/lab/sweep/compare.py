@@ -27,7 +27,7 @@ Tell = Callable[[Point], None]
 
 COLUMNS = (
     Column("method"),
-    Column("budget", lambda point: marked_budget(point) or None),
+    Column("budget", lambda point: marked_budget(point) or None, width=8),
     Column("solved, %", "interval", lambda share: share.percent(0), width=16),
     Column("error", lambda point: point.mean("output_error"), ".3f"),
     Column("KL", lambda point: point.mean("kl"), ".3f"),
