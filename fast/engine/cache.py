@@ -64,7 +64,7 @@ class LayerCache:
         """Make an empty cache; ``quantises``: entries may be stored at different precisions."""
         self.quantises = quantises
         self.layers = 1
-        self._take_state(State(Columns(remembered, wide)))
+        self.take_state(State(Columns(remembered, wide)))
         self.counts: tuple[int, ...] = ()
         self.demoted: tuple[int, ...] = ()
         self.ordered = True
@@ -77,7 +77,8 @@ class LayerCache:
         self.triton = False
         """Whether Triton's kernels attend to the entries; known with the first of them."""
 
-    def _take_state(self, state: State) -> None:
+    def take_state(self, state: State) -> None:
+        """Remember this, whose columns are the entries."""
         self.state, self.columns = state, state.entries
 
     def __len__(self) -> int:
@@ -215,7 +216,7 @@ class LayerCache:
         for cache in caches:
             cache.settle()
         whole = copy(first)
-        whole._take_state(State(Columns.joined([cache.columns for cache in caches])))
+        whole.take_state(State(Columns.joined([cache.columns for cache in caches])))
         for name in first.state.stream:
             whole.state.stream[name] = torch.cat([cache.state.stream[name] for cache in caches])
         whole.layers, whole.counts = len(caches), first.counts * len(caches)
@@ -234,7 +235,7 @@ class LayerCache:
         rows = slice(first, first + self.sequences)
         part = copy(self)
         part.layers = 1
-        part._take_state(State(self.columns.part(first, self.sequences)))
+        part.take_state(State(self.columns.part(first, self.sequences)))
         for name, value in self.state.stream.items():
             mine = value[rows]
             part.state.stream[name] = mine.clone() if isinstance(mine, Tensor) else mine

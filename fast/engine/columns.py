@@ -105,6 +105,11 @@ class Columns:
             last = buffer.select(3, self.count).flatten(1, 2).clone()
             self._flat(buffer).index_copy_(1, rows, last)
 
+    def trim(self) -> None:
+        """Free the slots that hold no row."""
+        if self.capacity > self.count:
+            self._resize(self.count)
+
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply one change of the batch axis to every column."""
         self.buffers = {

@@ -5,6 +5,7 @@ itself. While single tokens are generated, layers share a cache where they can (
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 
 from torch import Tensor
@@ -36,12 +37,10 @@ class Layers:
         """Take in that all layers are about to be given a block."""
         single = clock.positions.shape[1] == 1
         if self.shared and (not single or not self._alike()):
-            self.groups[0].catch_up()
-            self.groups = [Group(self.policy, cache, self.watch) for cache in self.copies()]
-            self.shared = False
+            self.catch_up()
+            self.take(self.copies())
         elif single and not self.shared and self._can_share(clock):
-            for group in self.groups:
-                group.catch_up()
+            self.catch_up()
             cache = LayerCache.joined(self.caches)
             self.groups, self.shared = [Group(self.policy, cache, self.watch)], True
         if self.shared:
@@ -102,6 +101,30 @@ class Layers:
     def copies(self) -> list[LayerCache]:
         """Return a copy of every layer's cache."""
         return [cache.copied(layer) for cache in self.caches for layer in range(cache.layers)]
+
+    def copied(self) -> "Layers":
+        """Return layers that hold the same and go on apart from these."""
+        self.catch_up()
+        other = copy(self)
+        other.take(self.copies())
+        return other
+
+    def take(self, caches: Sequence[LayerCache]) -> None:
+        """Let every layer have one of these caches to itself."""
+        self.groups = [Group(self.policy, cache, self.watch) for cache in caches]
+        self.shared = False
+
+    def catch_up(self) -> None:
+        """Let the score observe the tokens that wait."""
+        for group in self.groups:
+            group.catch_up()
+
+    def trim(self) -> None:
+        """Free the slots that no entry uses."""
+        self.catch_up()
+        for cache in self.caches:
+            cache.settle()
+            cache.columns.trim()
 
     def memory(self) -> list[LayerMemory]:
         """Bytes that each layer has allocated; waiting queries are state."""

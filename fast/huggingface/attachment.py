@@ -7,6 +7,7 @@ from typing import Any
 from kvlab.fast.huggingface.attention import IMPLEMENTATION
 from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
 from kvlab.fast.huggingface.forward import Forward
+from kvlab.fast.huggingface.generation import checked_generate
 
 
 def check_model(model: Any) -> None:
@@ -21,6 +22,11 @@ def check_model(model: Any) -> None:
         raise ValueError(f"model of type {name} must be a transformers model")
     if config.is_encoder_decoder:
         raise ValueError(f"{name} is no decoder-only model: kvlab compresses decoders only")
+    if getattr(config, "add_cross_attention", False):
+        raise ValueError(
+            f"{name} has cross-attention (add_cross_attention = True), whose entries kvlab does "
+            "not know: use it without compress()"
+        )
     if not model.can_generate():
         raise ValueError(
             f"{name} has no head that gives logits: give compress() the whole model, as "
@@ -47,22 +53,35 @@ def attached(model: Any, cache: CompressedCache, block_size: int | None) -> Iter
 
     A model that does not use transformers' attention interface is refused.
     """
-    own_forward = model.__dict__.get("forward")
+    attachment = cache.attachment
     with implementation(model, IMPLEMENTATION), _inputs_noted(model, cache):
         if model.config.get_text_config(decoder=True)._attn_implementation != IMPLEMENTATION:
             raise UnsupportedModelError(
                 f"{type(model).__name__} does not use transformers' attention interface: kvlab "
                 "cannot compress it; use it without compress()"
             )
-        model.forward = Forward(model, cache, block_size).as_method()
-        try:
-            yield
-        finally:
-            cache.closed = True
-            if own_forward is not None:
-                model.forward = own_forward
-            else:
-                model.__dict__.pop("forward", None)
+        forward = Forward(model, attachment, block_size).as_method()
+        with (
+            _replaced(model, "forward", forward),
+            _replaced(model, "generate", checked_generate(model, attachment)),
+        ):
+            try:
+                yield
+            finally:
+                attachment.closed = True
+
+
+@contextmanager
+def _replaced(model: Any, name: str, function: Any) -> Iterator[None]:
+    own = model.__dict__.get(name)
+    setattr(model, name, function)
+    try:
+        yield
+    finally:
+        if own is not None:
+            setattr(model, name, own)
+        else:
+            model.__dict__.pop(name, None)
 
 
 @contextmanager
@@ -83,7 +102,8 @@ def _inputs_noted(model: Any, cache: CompressedCache) -> Iterator[None]:
     """Let the cache know what every attention module is given, if the policy's score reads it."""
 
     def note(module: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        cache.inputs = module, given.get("hidden_states", args[0] if args else None)
+        inputs = given.get("hidden_states", args[0] if args else None)
+        cache.attachment.of_thread.inputs = module, inputs
 
     asked = cache.policy.needs.hidden_states
     found = [module for module in model.modules() if asked and hasattr(module, "layer_idx")]

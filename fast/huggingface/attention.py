@@ -96,8 +96,8 @@ def _hidden_states(
     module: torch.nn.Module, layer: CompressedLayer, query: Tensor
 ) -> Float[Tensor, "N m D"]:
     """Return what the module was given for these queries; refuse a module that was given others."""
-    owner, (N, _, m, _) = layer.owner, query.shape
-    (running, given), owner.inputs = owner.inputs, (None, None)
+    owner, noted, (N, _, m, _) = layer.owner, layer.owner.attachment.of_thread, query.shape
+    (running, given), noted.inputs = getattr(noted, "inputs", (None, None)), (None, None)
     if running is not module or not isinstance(given, Tensor) or given.shape[:2] != (N, m):
         raise UnsupportedModelError(
             f"{owner.policy.name} reads hidden states, which {_name(module)} is not given as an "

@@ -1,9 +1,12 @@
 """The cache that `compress` gives to a model: its layers, its clock, and what users ask of it."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, cast
+from pathlib import Path
+from threading import RLock, local
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,10 +30,16 @@ class UnsupportedModelError(ValueError):
     """The model computes its attention in a way that kvlab does not know."""
 
 
-CLOSED = (
-    "the context of compress() that gave this cache has ended: call compress() again, and if a "
-    "thread generates, wait for the thread inside the context"
-)
+class Attachment(ExitStack):
+    """What takes a cache, and every copy of it, out of the model again."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_thread = local()
+        """The cache that `generate` ``runs``; and ``inputs``, the attention module that was called
+        last, and its input, for a score that reads hidden states."""
 
 
 @dataclass(frozen=True)
@@ -108,31 +117,42 @@ class Ticket:
 class CompressedCache(Cache):
     """The cache that `compress` gives: pass it to the model as ``past_key_values``."""
 
-    def __init__(self, model: Any, policy: Policy, watch: Watch | None = None) -> None:
-        self.policy = policy
+    def __init__(
+        self,
+        model: Any,
+        policy: Policy,
+        watch: Watch | None = None,
+        policy_for: Callable[[int], Policy] | None = None,
+    ) -> None:
+        """Make an empty cache; ``policy_for`` the tokens of the first call, where they decide."""
+        self.model, self.policy, self.policy_for = model, policy, policy_for
         self.watch = watch
         self.rotate = rotation_of(model) if policy.specification.reposition else None
-        layers = DynamicCache(config=model.config).layers
-        replaced = [
-            CompressedLayer(self, number) if type(layer) is DynamicLayer else layer
-            for number, layer in enumerate(layers)
-        ]
-        self.closed = False
-        self.attachment = ExitStack()
-        """What takes the cache out of the model again."""
-        self.compressed_layers = [new for new in replaced if isinstance(new, CompressedLayer)]
-        """The layers that the policy decides about; sliding-window layers are not changed."""
+        self.attachment = Attachment()
+        super().__init__(layers=self._own_layers(DynamicCache(config=model.config).layers))
         self._forget()
-        super().__init__(layers=cast(Any, replaced))
-        for place, layer in enumerate(self.compressed_layers):
-            layer.place = place
         self._check_layers(model)
-        self.masks_nothing = all(isinstance(layer, CompressedLayer) for layer in replaced)
+        self.masks_nothing = all(isinstance(layer, CompressedLayer) for layer in self.layers)
         self.reads_in_pieces = all(
-            type(layer) in (CompressedLayer, DynamicSlidingWindowLayer) for layer in replaced
+            type(layer) in (CompressedLayer, DynamicSlidingWindowLayer) for layer in self.layers
         )
         """Whether a text may come in pieces: some recurrent states start anew with each piece."""
         self._no_mask: Tensor | None = None
+        self._lock = RLock()
+
+    def _own_layers(self, layers: Sequence[Any]) -> Any:
+        """Return layers of a cache, with layers of this cache where a policy decides."""
+        own = [
+            CompressedLayer(self, number)
+            if type(layer) in (DynamicLayer, CompressedLayer)
+            else deepcopy(layer)
+            for number, layer in enumerate(layers)
+        ]
+        self.compressed_layers = [new for new in own if isinstance(new, CompressedLayer)]
+        """The layers that the policy decides about; sliding-window layers are not changed."""
+        for place, layer in enumerate(self.compressed_layers):
+            layer.place = place
+        return own
 
     def _check_layers(self, model: Any) -> None:
         name, others = type(model).__name__, self._others()
@@ -153,16 +173,67 @@ class CompressedCache(Cache):
 
     def _forget(self) -> None:
         self.clock = StreamClock(self.watch is not None or self.policy.uses_confidence)
-        self.broken = False
+        self.broken = self.generating = self.begins = False
         self.model_counts_positions = False
         """Whether the prompt has images: then the model knows what their positions are."""
         self.block: BatchClock | None = None
-        self.inputs: tuple[Any, Any] = None, None
-        """The attention module that runs, and its input, for a score that reads hidden states."""
-        self.compressed = Layers(self.policy, len(self.compressed_layers), self.watch)
+        self.compressed = self._layers_of(self.policy)
         """What the policy keeps."""
 
+    def _layers_of(self, policy: Policy) -> Layers:
+        return Layers(policy, len(self.compressed_layers), self.watch)
+
     # --- what users ask ---
+
+    @torch.inference_mode()
+    def copy(self) -> "CompressedCache":
+        """Return a cache of the same text, which goes on apart from this one.
+
+        It is given to the same model, also after this one was given more text or was reset, and
+        belongs to the same context: `close` of either ends it for both.
+        """
+        with self.used():
+            self._check_whole()
+            other = object.__new__(type(self))
+            vars(other).update(vars(self))
+            other._lock, other.generating, other.begins = RLock(), False, False
+            other.layers = other._own_layers(self.layers)
+            other.clock, other.compressed = self.clock.copied(), self.compressed.copied()
+            return other
+
+    def __deepcopy__(self, memo: Any) -> "CompressedCache":
+        return self.copy()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("a compressed cache is not pickled: call its save(path), or its copy()")
+
+    def save(self, path: str | Path) -> None:
+        """Write what the cache holds to a file, whole or not at all; `load` goes on from it.
+
+        The file is safetensors, with JSON in its metadata. Free slots are given back first, so
+        that it is as large as `memory` says then. ValueError if the cache is empty or broken, or
+        holds what cannot be saved.
+        """
+        from kvlab.fast.huggingface.saving import save
+
+        with self.used():
+            self._check_whole()
+            save(self, Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Go on from what `save` wrote, perhaps in another process, and forget what was held.
+
+        ValueError if the file is damaged, or was saved by another version of kvlab, with another
+        model (its configuration and 64 numbers of every weight are compared) or another method;
+        the cache is then as it was.
+        """
+        from kvlab.fast.huggingface.saving import load
+
+        with self.used():
+            policy, clock, compressed, layers = load(self, Path(path))
+            self._forget()
+            self.policy, self.clock, self.compressed = policy, clock, compressed
+            self.layers = self._own_layers(layers)
 
     def close(self) -> None:
         """Restore the model, which is then called without this cache; what it holds stays."""
@@ -218,22 +289,53 @@ class CompressedCache(Cache):
     @torch.inference_mode()
     def reset(self) -> None:
         """Forget all tokens; the cache can be used for another batch."""
-        self._forget()
-        super().reset()
+        with self.used():
+            self._forget()
+            super().reset()
 
     # --- what the model's forward tells ---
 
-    def begin(self, real: Bool[Tensor, "N m"] | None, shape: tuple[int, int], device: Any) -> None:
-        """Take in a call of the model, if it fits what came before.
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep other threads away; ValueError if one of them uses the cache now."""
+        if not self._lock.acquire(blocking=False):
+            raise ValueError(
+                "this cache is in use by another thread: wait for the thread to end, or give every "
+                "thread a cache of its own, cache.copy()"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
 
-        ``real`` says which tokens are no padding, None that all are; ``shape`` is that of the ids.
-        """
-        N, m = shape
+    def check_open(self) -> None:
+        """Raise ValueError if the context has ended."""
+        if self.attachment.closed and self.generating:
+            raise ValueError(
+                "the context of compress() has ended while the model was generating in it: wait "
+                "for the thread that generates inside the context"
+            )
+        if self.attachment.closed:
+            raise ValueError(
+                "the context of compress() that gave this cache has ended: call compress() again, "
+                "and give the model the cache that it returns"
+            )
+
+    def _check_whole(self) -> None:
         if self.broken:
             raise ValueError("the last step failed in the middle: call reset() on this cache")
-        if self.closed:
-            raise ValueError(CLOSED)
-        self.clock.check(shape)
+        if self.block is not None:
+            raise ValueError("a step is running: use the cache between two calls of the model")
+
+    def begin(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None) -> None:
+        """Take in a call of the model, if it fits what came before.
+
+        ``inputs`` are ids or embeddings; ``real`` says which tokens are no padding, None that all.
+        """
+        N, m = inputs.shape[:2]
+        self._check_whole()
+        self.check_open()
+        self.clock.check(N)
         if m > 1 and self.clock.columns and not self.reads_in_pieces:
             raise ValueError(
                 f"a second text of {m} tokens: this model's recurrent layers read a text only as a "
@@ -241,10 +343,14 @@ class CompressedCache(Cache):
             )
         if not self.clocks:
             prompts = [m] * N if real is None else real.sum(dim=-1).tolist()
+            policy = self.policy_for(max(prompts)) if self.policy_for else self.policy
             for prompt in prompts:
-                self.policy.specification.check(prompt)
-            self.clock.begin(prompts, device)
-        self.clock.note_call(m)
+                policy.specification.check(prompt)
+            if policy is not self.policy:
+                self.policy, self.compressed = policy, self._layers_of(policy)
+            self.clock.begin(prompts, inputs.device)
+        self.clock.note_call(inputs, real, given=self.begins)
+        self.begins = False
         if m > 1:
             self.check()
 
@@ -256,8 +362,7 @@ class CompressedCache(Cache):
 
     def end_block(self, logits: Float[Tensor, "N k vocab"], m: int) -> None:
         """Note that the block is done; refuse a model that did not attend through `attention`."""
-        if self.closed:
-            raise ValueError(CLOSED)
+        self.check_open()
         idle = [layer.number for layer in self.compressed_layers if layer.waiting is not None]
         if idle:
             raise UnsupportedModelError(
@@ -280,8 +385,7 @@ class CompressedCache(Cache):
 
         ValueError outside a call of the compressed model, or after the context.
         """
-        if self.closed:
-            raise ValueError(CLOSED)
+        self.check_open()
         if self.block is None:
             raise ValueError("call the model itself inside compress(), not a part of it")
         return self.block

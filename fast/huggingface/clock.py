@@ -1,6 +1,7 @@
 """Where a batch stands in its token streams, and how sure the model was of each token."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -11,7 +12,13 @@ from kvlab.fast.engine.batch import BatchClock
 from kvlab.reference.observation import Clock
 
 AHEAD = 64
-"""Tokens after the prompt whose confidence the first buffer can hold."""
+"""Tokens after the prompt for which the first buffers have room."""
+
+PADDING, UNKNOWN = -1, -2
+"""What stands for padding in a text, and for a token of which only the embedding was given."""
+
+STATE = ("_text", "_last", "_prompt", "_confidence", "_next_confidence", "written")
+"""Tensors with the batch axis in front."""
 
 
 class StreamClock:
@@ -21,12 +28,23 @@ class StreamClock:
         self.records_confidence = records_confidence
         self.columns = 0
         """Columns fed so far, evicted ones and padding included."""
+        self._text: Int[Tensor, "N capacity"] | None = None
+        self.written: Int[Tensor, " N"] | None = None
+        """The last token that `generate` wrote, while the model was not called with it."""
+        self.longest = 0
+        """Tokens of the longest prompt."""
         self.rows: tuple[Clock, ...] = ()
         self._last: Tensor | None = None
         self._prompt: Tensor | None = None
         self._confidence = torch.empty((0, 0))
         self._next_confidence: Tensor | None = None
-        self._gave_many = False
+        self._wrote_next: Bool[Tensor, " N"] | bool = False
+
+    @property
+    def text(self) -> Int[Tensor, "N t"]:
+        """What the columns were fed: ids, `PADDING`, or `UNKNOWN` for embeddings."""
+        assert self._text is not None
+        return self._text[:, : self.columns]
 
     @property
     def confidence(self) -> Float[Tensor, "N t"]:
@@ -36,34 +54,39 @@ class StreamClock:
 
     @property
     def confidence_so_far(self) -> Float[Tensor, "N t"]:
-        """The confidence that a step gets: if it is not recorded, the buffer, which holds NaN."""
+        """The confidence that a step gets: if it is not recorded, the buffer, which is empty."""
         return self.confidence if self.records_confidence else self._confidence
 
-    def check(self, shape: tuple[int, int]) -> None:
-        """Raise ValueError if a call of this shape does not fit the calls before it."""
-        N, m = shape
-        if self.rows and len(self.rows) != N:
+    def check(self, sequences: int) -> None:
+        """Raise ValueError if a call with so many sequences does not fit the calls before it."""
+        if self.rows and len(self.rows) != sequences:
             raise ValueError(
-                f"a batch of {N} sequences must be of the {len(self.rows)} that the cache holds"
-            )
-        if self._gave_many and m > 1:
-            raise ValueError(
-                "two texts came without a generated token between them: give a prompt at once, and "
-                "compress(block_size=...) instead of prefill_chunk_size; call reset() before "
-                "another text"
+                f"a batch of {sequences} sequences must be of the {len(self.rows)} that the cache "
+                "holds; cache.batch_repeat_interleave(n) repeats each of them n times, for beams "
+                "or several answers"
             )
 
     def begin(self, prompts: Sequence[int], device: Any) -> None:
         """Start with prompts of these lengths."""
-        N = len(prompts)
+        N, self.longest = len(prompts), max(prompts)
         self.rows = tuple(Clock(0, 0, prompt) for prompt in prompts)
         self._last = torch.full((N, 1), -1, dtype=torch.int32, device=device)
         self._prompt = torch.tensor(prompts, dtype=torch.int32, device=device)[:, None, None]
-        self._confidence = torch.full((N, max(prompts) + AHEAD), torch.nan, device=device)
+        width = self.longest + AHEAD if self.records_confidence else 0
+        self._confidence = torch.full((N, width), torch.nan, device=device)
 
-    def note_call(self, tokens: int) -> None:
-        """Remember how many tokens the model is called with, all blocks together."""
-        self._gave_many = tokens > 1
+    def note_call(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None, given: bool) -> None:
+        """Take in what the model is called with, all blocks together.
+
+        The first token is the model's own if `generate` wrote it last, and the others are given.
+        Where nothing is known of a single token, ``given`` says which of the two it is.
+        """
+        if self.written is not None and inputs.dim() == 2:
+            self._wrote_next = inputs[:, 0] == self.written
+        else:
+            self._wrote_next = not given and inputs.shape[1] == 1
+        self.written = None
+        self._record_text(inputs, real)
 
     def advance(self, real: Bool[Tensor, "N m"] | None, m: int) -> BatchClock:
         """Count a block, and return its clock; ``real`` says which tokens are no padding."""
@@ -98,15 +121,44 @@ class StreamClock:
     def map_rows(self, change: Callable[[Tensor], Tensor], order: Sequence[int]) -> None:
         """Apply one change of the batch axis; ``order`` is the same change as indices."""
         self.rows = tuple(self.rows[i] for i in order)
-        for name in ("_last", "_prompt", "_confidence", "_next_confidence"):
+        for name in STATE:
             value = getattr(self, name)
-            if value is not None:
+            if value is not None and len(value):
                 setattr(self, name, change(value))
 
+    def copied(self) -> "StreamClock":
+        """Return a clock that goes on apart from this one."""
+        other = copy(self)
+        other._text = None if self._text is None else self._text.clone()
+        other._confidence = self._confidence.clone()
+        return other
+
+    @torch.inference_mode()
+    def _record_text(self, inputs: Tensor, real: Bool[Tensor, "N m"] | None) -> None:
+        (N, m), first = inputs.shape[:2], self.columns
+        if self._text is None:
+            self._text = torch.empty((N, m + AHEAD), dtype=torch.int32, device=inputs.device)
+        elif first + m > self._text.shape[1]:
+            grown = self._text.new_empty((N, 2 * (first + m)))
+            grown[:, :first] = self.text
+            self._text = grown
+        new = self._text.narrow(1, first, m)
+        new.copy_(inputs) if inputs.dim() == 2 else new.fill_(UNKNOWN)
+        if real is not None:
+            new.masked_fill_(~real, PADDING)
+
     def _record_confidence(self, positions: Int[Tensor, "N m"]) -> None:
-        longest = max(row.seen for row in self.rows)
-        if longest > self._confidence.shape[1]:
-            more = torch.full_like(self._confidence, torch.nan)
+        longest, width = max(row.seen for row in self.rows), self._confidence.shape[1]
+        if longest > width:
+            more = self._confidence.new_full(
+                (len(self.rows), max(width, longest - width)), torch.nan
+            )
             self._confidence = torch.cat([self._confidence, more], dim=1)
-        if positions.shape[1] == 1 and self._next_confidence is not None and not self._gave_many:
-            self._confidence.scatter_(1, positions.long(), self._next_confidence[:, None])
+        wrote, self._wrote_next = self._wrote_next, False
+        confidence, first = self._next_confidence, positions[:, :1].long()
+        if wrote is False or confidence is None:
+            return
+        if wrote is not True:
+            known = wrote.to(first.device) & (first[:, 0] >= 0)
+            confidence, first = confidence.masked_fill(~known, torch.nan), first.clamp(min=0)
+        self._confidence.scatter_(1, first, confidence[:, None])

@@ -1,6 +1,6 @@
 """`compress`: puts a policy into a Hugging Face model, and takes it away again."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvlab.fast import methods
@@ -10,12 +10,16 @@ from kvlab.fast.huggingface.agreement import check_agreement
 from kvlab.fast.huggingface.attachment import attached, check_model
 from kvlab.fast.huggingface.cache import CompressedCache
 from kvlab.reference import policy as reference
+from kvlab.reference.selection import budget_entries
+
+LONG = 10**6
+"""Tokens of the text for which a budget in percent is checked before there is one."""
 
 
 def compress(
     model: Any,
     policy: str | Policy | reference.Policy,
-    budget: int | None = None,
+    budget: int | str | None = None,
     block_size: int | None = None,
     watch: Watch | None = None,
     verify: bool = True,
@@ -36,7 +40,8 @@ def compress(
     Args:
         model: a decoder of transformers whose attention goes through its attention interface.
         policy: registry syntax such as ``"h2o@every=25"``, or a policy.
-        budget: entries kept per KV head and layer, where the method takes one.
+        budget: entries kept per KV head and layer, where the method takes one; ``"25%"`` is that
+            share of the tokens of the first call, of its longest sequence, rounded up.
         block_size: feed prompts in blocks of so many tokens, so that no layer ever holds more than
             the budget and one block; None for the whole prompt at once.
         watch: called after every step of every compressed layer.
@@ -51,9 +56,12 @@ def compress(
     _check_block_size(block_size)
     if watch is not None and not callable(watch):
         raise TypeError(f"watch = {watch!r} must be a function, or None")
-    policy = _policy_of(policy, budget, options)
+    policy_for = None
+    if isinstance(policy, str) and isinstance(budget, str):
+        policy_for = _sized(policy, budget, options)
+    policy = policy_for(LONG) if policy_for else _policy_of(policy, budget, options)
     check_model(model)
-    cache = CompressedCache(model, policy, watch)
+    cache = CompressedCache(model, policy, watch, policy_for)
     if block_size is not None and not cache.reads_in_pieces:
         raise ValueError(
             f"block_size = {block_size}: the recurrent layers of {type(model).__name__} read a "
@@ -74,8 +82,22 @@ def _check_block_size(block_size: int | None) -> None:
         raise ValueError(f"block_size = {block_size!r} must be at least 1")
 
 
+def _sized(spec: str, budget: str, options: Mapping[str, Any]) -> Callable[[int], Policy]:
+    """Return the method as a function of the tokens of which the budget is a share."""
+
+    def policy_for(tokens: int) -> Policy:
+        entries = budget_entries(budget, tokens)
+        try:
+            return methods.get(spec, entries, **options)
+        except ValueError as error:
+            of_these = f"{budget} of {tokens} tokens" if tokens != LONG else budget
+            raise ValueError(str(error).replace(str(entries), of_these)) from None
+
+    return policy_for
+
+
 def _policy_of(
-    policy: str | Policy | reference.Policy, budget: int | None, options: Mapping[str, Any]
+    policy: str | Policy | reference.Policy, budget: Any, options: Mapping[str, Any]
 ) -> Policy:
     if isinstance(policy, str):
         return methods.get(policy, budget, **options)

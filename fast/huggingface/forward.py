@@ -3,13 +3,14 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from kvlab.fast.huggingface.cache import CompressedCache
+from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.generation import how_to_go_on
 from kvlab.fast.huggingface.rotary import longest_alike
 
 BY_TOKEN = ("input_ids", "inputs_embeds", "position_ids", "token_type_ids")
@@ -26,8 +27,8 @@ TEXT = (
 class Forward:
     """Replaces the ``forward`` of a model inside `compress`."""
 
-    def __init__(self, model: Any, cache: CompressedCache, block_size: int | None) -> None:
-        self.forward, self.cache, self.block_size = model.forward, cache, block_size
+    def __init__(self, model: Any, attachment: Attachment, block_size: int | None) -> None:
+        self.forward, self.attachment, self.block_size = model.forward, attachment, block_size
         self.signature = inspect.signature(self.forward)
         self.places_images = hasattr(model.base_model, "get_rope_index")
         """Whether the model gives the tokens of an image positions of their own (Qwen2.5-VL)."""
@@ -48,23 +49,30 @@ class Forward:
         given = dict(kwargs)
         if args:
             given |= self.signature.bind_partial(*args).arguments
-        inputs = self._inputs(given)
+        cache = given.get("past_key_values")
+        if not isinstance(cache, CompressedCache) or cache.attachment is not self.attachment:
+            self._refuse_other_cache(given)
+        with cache.used():
+            return self._run(cache, given)
+
+    def _run(self, cache: CompressedCache, given: dict[str, Any]) -> Any:
+        inputs = self._inputs(cache, given)
         N, m = inputs.shape[:2]
-        real = self._real(given.get("attention_mask"), N, m)
+        real = self._real(cache, given.get("attention_mask"), N, m)
         size = self.block_size or m
         if m > size:
-            self._refuse_in_blocks(given, m)
-        self.cache.begin(real, (N, m), inputs.device)
+            self._refuse_in_blocks(cache, given, m)
+        cache.begin(inputs, real)
         if self.places_images and _not_text(given):
-            self.cache.model_counts_positions = True
+            cache.model_counts_positions = True
         outputs, logits = None, []
         try:
             for first in range(0, m, size):
                 last = min(first + size, m)
-                outputs = self._run_block(given, real, first, last, m)
+                outputs = self._run_block(cache, given, real, first, last, m)
                 logits.append(outputs.logits)
         except BaseException:
-            self.cache.broken = True
+            cache.broken = True
             raise
         assert outputs is not None
         if len(logits) > 1:
@@ -72,9 +80,14 @@ class Forward:
         return outputs
 
     def _run_block(
-        self, given: dict[str, Any], real: Tensor | None, first: int, last: int, m: int
+        self,
+        cache: CompressedCache,
+        given: dict[str, Any],
+        real: Tensor | None,
+        first: int,
+        last: int,
+        m: int,
     ) -> Any:
-        cache = self.cache
         part = None if real is None else real[:, first:last]
         columns = cache.clock.columns
         with torch.inference_mode():
@@ -86,7 +99,7 @@ class Forward:
                     block[name] = _columns(block[name], first, last, m)
             if block.get("attention_mask") is not None:
                 block["attention_mask"] = block["attention_mask"][:, : columns + last - first]
-        self._place(block, positions, first_tokens=columns == 0)
+        self._place(cache, block, positions, first_tokens=columns == 0)
         wanted = self._logits_wanted(given, first, last, m)
         if wanted is not None:
             block["logits_to_keep"] = max(1, wanted)
@@ -99,18 +112,20 @@ class Forward:
             outputs.logits = None
         return _ordinary(outputs)
 
-    def _place(self, block: dict[str, Any], positions: Tensor, first_tokens: bool) -> None:
+    def _place(
+        self, cache: CompressedCache, block: dict[str, Any], positions: Tensor, first_tokens: bool
+    ) -> None:
         """Give a block the positions of its tokens, and no mask where none is read.
 
         A prompt's mask is always built, so that `attention` can refuse a mask that is not causal.
         """
-        if self.cache.model_counts_positions:
+        if cache.model_counts_positions:
             return
         if block.get("position_ids") is None and "position_ids" in self.signature.parameters:
             block["position_ids"] = positions.clamp(min=0).long()
         single = positions.shape[1] == 1 and not first_tokens
-        if self.cache.masks_nothing and single and "attention_mask" in self.signature.parameters:
-            block["attention_mask"] = self.cache.no_mask(positions.device)
+        if cache.masks_nothing and single and "attention_mask" in self.signature.parameters:
+            block["attention_mask"] = cache.no_mask(positions.device)
 
     def _logits_wanted(self, given: dict[str, Any], first: int, last: int, m: int) -> int | None:
         """Say how many logits at the end of a block the call asks for; None to change nothing."""
@@ -119,22 +134,28 @@ class Forward:
         keep = given.get("logits_to_keep", 0) or m
         return min(last - first, max(0, last - (m - keep)))
 
-    def _inputs(self, given: dict[str, Any]) -> Tensor:
-        inputs = given.get("input_ids")
-        inputs = given.get("inputs_embeds") if inputs is None else inputs
-        if given.get("past_key_values") is not self.cache:
-            held, limit = self.cache.clock.columns, self.rereads
-            if inputs is not None and held and limit and held <= limit < held + inputs.shape[1]:
-                raise ValueError(
-                    f"a text of {held} tokens in the cache grows beyond "
-                    f"original_max_position_embeddings = {limit}, where this model reads the whole "
-                    f"text again without a cache: end at {limit} tokens (max_new_tokens), or begin "
-                    "with a longer prompt"
-                )
+    def _refuse_other_cache(self, given: dict[str, Any]) -> NoReturn:
+        inputs, running = _inputs_of(given), getattr(self.attachment.of_thread, "runs", None)
+        held, limit = 0 if running is None else running.clock.columns, self.rereads
+        if inputs is not None and held and limit and held <= limit < held + inputs.shape[1]:
             raise ValueError(
-                "inside compress(), call the model with past_key_values=cache, and without options "
-                "that call it with a cache of their own (guidance_scale)"
+                f"a text of {held} tokens in the cache grows beyond "
+                f"original_max_position_embeddings = {limit}, where this model reads the whole "
+                f"text again without a cache: end at {limit} tokens (max_new_tokens), or begin "
+                "with a longer prompt"
             )
+        if isinstance(given.get("past_key_values"), CompressedCache):
+            raise ValueError(
+                "past_key_values is a cache of another compress(): give the model the cache that "
+                "compress() returned for it now, or a copy of that cache"
+            )
+        raise ValueError(
+            "inside compress(), call the model with past_key_values=cache, and without options "
+            "that call it with a cache of their own (guidance_scale)"
+        )
+
+    def _inputs(self, cache: CompressedCache, given: dict[str, Any]) -> Tensor:
+        inputs = _inputs_of(given)
         if given.get("output_attentions"):
             raise ValueError("output_attentions: attention is not kept; use compress(watch=...)")
         if given.get("return_dict") is False:
@@ -145,12 +166,13 @@ class Forward:
             raise ValueError("input_ids or inputs_embeds must be given")
         if inputs.shape[1] == 0:
             raise ValueError(
-                f"inputs of shape {tuple(inputs.shape)} must hold at least one token{self._held()}"
+                f"inputs of shape {tuple(inputs.shape)} must hold at least one token"
+                f"{how_to_go_on(cache.clock.columns)}"
             )
         return inputs
 
-    def _refuse_in_blocks(self, given: dict[str, Any], m: int) -> None:
-        length = max((row.seen for row in self.cache.clocks), default=0) + m
+    def _refuse_in_blocks(self, cache: CompressedCache, given: dict[str, Any], m: int) -> None:
+        length = max((row.seen for row in cache.clocks), default=0) + m
         if self.longest_alike is not None and given.get("position_ids") is not None:
             length = max(length, int(given["position_ids"].max()) + 1)
         if self.longest_alike is not None and length > self.longest_alike:
@@ -171,36 +193,36 @@ class Forward:
         if isinstance(given.get("logits_to_keep"), Tensor):
             raise ValueError("logits_to_keep must be a number with a prompt longer than block_size")
 
-    def _real(self, attention_mask: Any, N: int, m: int) -> Bool[Tensor, "N m"] | None:
+    def _real(
+        self, cache: CompressedCache, attention_mask: Any, N: int, m: int
+    ) -> Bool[Tensor, "N m"] | None:
         """Say which tokens are no padding; None for all, and always None for single tokens."""
         if attention_mask is None:
             return None
-        expected = (N, self.cache.clock.columns + m)
+        held = cache.clock.columns
+        expected = (N, held + m)
         if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != expected:
-            raise ValueError(f"attention_mask must be a tensor of shape {expected}{self._held()}")
-        if m == 1 and self.cache.clock.columns:
+            raise ValueError(
+                f"attention_mask must be a tensor of shape {expected}{how_to_go_on(held)}"
+            )
+        if m == 1 and held:
             last = attention_mask.select(1, -1).all()
             torch._assert_async(last, "a single token must not be padding")  # type: ignore[attr-defined]
             return None
         real = attention_mask[:, -m:].bool()
         if not real.any(dim=1).all():
             raise ValueError(
-                "attention_mask must leave at least one token in every row; for a padded prompt in "
-                "pieces, use compress(block_size=...) instead of prefill_chunk_size"
+                "attention_mask must leave at least one token in every row: for a padded prompt in "
+                "pieces, give it at once and use compress(block_size=...)"
             )
         if not real[:, -1].all():
             raise ValueError("attention_mask must pad on the left: the last token is real")
         return None if real.all() else real
 
-    def _held(self) -> str:
-        """Say what to do if the cache holds a text already and is perhaps given another one."""
-        fed = self.cache.clock.columns
-        if not fed:
-            return ""
-        return (
-            f": this cache holds a text of {fed} tokens; call reset() on it before another text, "
-            "or give that text and more to continue it"
-        )
+
+def _inputs_of(given: dict[str, Any]) -> Tensor | None:
+    inputs = given.get("input_ids")
+    return given.get("inputs_embeds") if inputs is None else inputs
 
 
 def _not_text(given: dict[str, Any]) -> list[str]:

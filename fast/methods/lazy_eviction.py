@@ -54,19 +54,17 @@ class Recurrence(Score[reference.Recurrence]):
         active = seen.received(self.spec.options.reduce) >= self.spec.options.threshold
         elapsed = state.entries["elapsed"]
         tokens = seen.query_positions.shape[1]
-        if tokens > 1:
-            if self.spec.options.threshold == 0:
-                active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
-            before_birth = (seen.positions - _first_position(seen)).clamp(min=0)
-            elapsed.sub_(before_birth + _padded(seen))
+        if self.spec.options.threshold == 0:
+            active &= seen.positions[:, :, None] <= seen.query_positions[:, None, :, None]
+        before_birth = (seen.positions - _first_position(seen)).clamp(min=0)
+        elapsed.sub_(before_birth + _padded(seen))  # a token that waited came before other entries
         if self.spec.options.stamp_start == "birth":
             newborn = seen.positions >= _first_position(seen)
             elapsed.sub_(newborn.to(elapsed.dtype))
         for token in range(tokens):
             elapsed.add_(1)
             self.observe_token(state, active[:, :, token])
-        if tokens > 1:
-            elapsed.clamp_(min=0)
+        elapsed.clamp_(min=0)
 
     def observe_token(self, state: State, active: Marks) -> None:
         """Take in what one token activated."""

@@ -1,10 +1,12 @@
 """What cannot work is refused before the model changes, and the error says what to do."""
 
 import copy
+from threading import Thread
 
 import pytest
 import torch
-from models import prompts, tiny, written
+from models import built, prompts, tiny, written
+from transformers import GPT2Config
 
 from kvlab.fast import compress
 from kvlab.reference import methods
@@ -30,6 +32,11 @@ def split():
     return model
 
 
+def attending_across():
+    config = GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=97, add_cross_attention=True)
+    return built(config, torch.float32)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")
 @pytest.mark.parametrize(
     ("made", "message"),
@@ -38,6 +45,7 @@ def split():
         (lambda: torch.compile(tiny("llama")), "the model that torch.compile\\(\\) was given"),
         (checkpointing, "gradient checkpointing.*call model.eval\\(\\)"),
         (sliding, "no full-attention layer"),
+        (attending_across, "GPT2LMHeadModel has cross-attention"),
         (split, "LlamaForCausalLM are in several processes.*device_map"),
         (object, "transformers model"),
     ],
@@ -57,6 +65,10 @@ def test_a_model_that_is_not_the_right_one_is_refused_with_the_right_one(made, m
         (TypeError, {"policy": "h2o", "budget": 9, "block_size": "4"}, "block_size = '4' must be"),
         (ValueError, {"policy": "h2o"}, "h2o needs a budget"),
         (ValueError, {"policy": "h2o", "budget": 0}, "budget = 0"),
+        (ValueError, {"policy": "h2o", "budget": "0%"}, "budget = '0%' must be at least 1 entry"),
+        (ValueError, {"policy": "h2o", "budget": "much"}, "budget = 'much' must be a number of"),
+        (ValueError, {"policy": "full", "budget": "25%"}, "takes no budget, got budget = 25%$"),
+        (ValueError, {"policy": methods.get("h2o", 8), "budget": "8%"}, "finished policy"),
         (ValueError, {"policy": "h2o", "budget": 8, "block_size": 0}, "block_size = 0"),
         (ValueError, {"policy": "nonsense", "budget": 8}, "unknown method"),
         (ValueError, {"policy": "caote:rkv", "budget": 12}, "at least 0"),
@@ -73,7 +85,7 @@ def test_arguments_are_refused_before_the_model_changes(error, arguments, messag
 
 def generating(lengths=(12,), **options):
     return lambda model, cache: model.generate(
-        **{**prompts(lengths), **options}, past_key_values=cache, max_new_tokens=4
+        **{"past_key_values": cache, **prompts(lengths), **options}, max_new_tokens=4
     )
 
 
@@ -97,7 +109,8 @@ def calling(**options):
         (generating(use_cache=False), "use_cache = False"),
         (generating(attention_mask=torch.zeros(1, 12, dtype=torch.long)), "at least one token"),
         (generating(attention_mask=torch.tensor([[1] * 11 + [0]])), "pad on the left"),
-        (generating(cache_implementation="static"), "cache_implementation"),
+        (generating(cache_implementation="static"), "'static' .* cache_implementation=None"),
+        (generating(cache_implementation="offloaded", past_key_values=None), "'offloaded' makes"),
         (calling(input_ids=torch.zeros((1, 0), dtype=torch.long)), "must hold at least one token"),
         (calling(attention_mask=torch.ones(1, 1, 12, 12)), "attention_mask must be"),
         (calling(output_attentions=True), "output_attentions"),
@@ -131,27 +144,111 @@ def test_a_prompt_that_the_budget_cannot_hold_changes_nothing():
         assert cache.get_seq_length() == 8
 
 
-def test_another_text_in_a_cache_that_holds_one_is_told_to_reset():
+def another(length: int, seed: int = 7, **more):
+    return {**prompts([length], seed=seed), **more}
+
+
+WIDE = torch.ones(1, 34, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (another(30), "another one from column 0 on"),
+        (another(12), "another one from column 0 on"),
+        (prompts([20]), "20 tokens, of which none is new"),
+        (another(10, attention_mask=None), "another one from column 0 on"),
+        (another(10, attention_mask=WIDE[:, :33]), "attention_mask has 33 columns for 10 tokens"),
+        (another(10, attention_mask=WIDE.clone().index_fill(1, torch.tensor([3]), 0)), "column 3"),
+        ({"inputs_embeds": torch.zeros(1, 24, 64)}, "24 tokens, of which none is new"),
+    ],
+)
+def test_a_text_that_does_not_continue_the_one_in_the_cache_is_refused(given, message):
     model = tiny("llama")
-    message = r"holds a text of 24 tokens; call reset\(\)"
     with compress(model, "h2o", BUDGET) as cache:
         written(model, cache, prompts([21]), 4)
-        with pytest.raises(ValueError, match=message):
-            written(model, cache, prompts([12]), 4)
-        with pytest.raises(ValueError, match=message):
-            model(**prompts([12]), past_key_values=cache)
+        tail = r".*holds a text of 24 tokens; call reset\(\) .* attention_mask of 24 columns more"
+        with pytest.raises(ValueError, match=message + tail):
+            model.generate(**given, past_key_values=cache, max_new_tokens=4)
+        if given.get("attention_mask") is not None:
+            with pytest.raises(ValueError, match=f"must be a tensor of shape{tail}"):
+                model(**another(12), past_key_values=cache)
+        new = another(10, attention_mask=WIDE)
+        assert model.generate(**new, past_key_values=cache, max_new_tokens=4).shape == (1, 14)
+
+
+def test_a_text_without_anything_new_is_refused():
+    model, inputs = tiny("llama"), prompts([21, 13])
+    with compress(model, "h2o", BUDGET) as cache:
+        model(**inputs, past_key_values=cache)
+        with pytest.raises(ValueError, match="has 21 tokens, of which none is new: this cache"):
+            written(model, cache, inputs, 4)
+        other_padding = {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}
+        with pytest.raises(ValueError, match="another one from column 0"):
+            written(model, cache, other_padding, 4)
+
+
+def test_a_cache_belongs_to_one_context_and_one_batch():
+    model, other = tiny("llama"), compress(tiny("qwen2"), "h2o", BUDGET)
+    with other, compress(model, "h2o", BUDGET) as cache:
+        with pytest.raises(ValueError, match="cache of another compress"):
+            model(**prompts([12]), past_key_values=other)
+        model(**prompts([12]), past_key_values=cache)
+        new = {"input_ids": prompts([4])["input_ids"], "attention_mask": torch.ones(1, 16)}
+        with pytest.raises(ValueError, match="batch_repeat_interleave"):
+            model.generate(**new, past_key_values=cache, num_beams=3, max_new_tokens=4)
+        cache.batch_repeat_interleave(3)
+        model.generate(**new, past_key_values=cache, num_beams=3, max_new_tokens=4)
+
+
+def test_a_cache_in_use_by_another_thread_is_refused():
+    model, found = tiny("llama"), []
+
+    class Elsewhere:
+        """Between two steps, another thread uses the cache, and a copy."""
+
+        def put(self, value):
+            for use in (lambda: model(**prompts([4]), past_key_values=cache), cache.copy):
+                thread = Thread(target=lambda use=use: found.append(refusal_of(use)))
+                thread.start()
+                thread.join()
+
+        def end(self):
+            pass
+
+    def refusal_of(use):
+        with pytest.raises(ValueError, match=r"in use by another thread: .* cache.copy\(\)"):
+            use()
+        return True
+
+    with compress(model, "h2o", BUDGET) as cache:
+        inputs = prompts([21])
+        model.generate(**inputs, past_key_values=cache, max_new_tokens=4, streamer=Elsewhere())
+    assert found == [True] * 10
+
+
+def test_a_share_is_of_the_first_call_and_rounded_up():
+    model = tiny("llama")
+    with compress(model, "h2o", "30%", block_size=6) as cache:
+        for lengths, entries in (([21, 13], 7), ([40, 40], 12)):
+            written(model, cache, prompts(lengths), 10)
+            assert cache.kept()[0] == (entries, entries)
+            cache.reset()
 
 
 def test_a_cache_is_closed_by_hand_where_there_is_no_context():
     model, inputs = tiny("llama"), prompts([12])
     cache = compress(model, "h2o", BUDGET)
     model(**inputs, past_key_values=cache)
-    cache.close()
+    copy = cache.copy()
+    copy.close()
     cache.close()
     assert model.config._attn_implementation != "kvlab"
+    assert not {"forward", "generate"} & model.__dict__.keys()
     assert cache.kept()[0] == (BUDGET,)
-    with pytest.raises(ValueError, match="has ended: call compress"):
-        model(**inputs, past_key_values=cache)
+    for closed in (cache, copy):
+        with pytest.raises(ValueError, match="has ended: call compress"):
+            model(**inputs, past_key_values=closed)
 
 
 def test_a_context_that_ends_while_a_thread_generates_says_so():

@@ -1,0 +1,112 @@
+"""`generate` of a compressed model: makes sure that its text continues the one in the cache.
+
+As with transformers' own cache, a text is given as a whole, or only what is new with an attention
+mask of everything. Where transformers goes on with a wrong text, an error says what is wrong.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor
+
+from kvlab.fast.huggingface.cache import Attachment, CompressedCache
+from kvlab.fast.huggingface.clock import PADDING, UNKNOWN
+
+
+def checked_generate(model: Any, attachment: Attachment) -> Callable[..., Any]:
+    """Return what replaces the model's ``generate`` inside `compress`."""
+    original = model.generate
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        given = {**signature.bind_partial(*args).arguments, **kwargs}
+        _check_options(model, given)
+        cache = given.get("past_key_values")
+        if not isinstance(cache, CompressedCache) or cache.attachment is not attachment:
+            return original(*args, **kwargs)  # the model's forward refuses it
+        with cache.used():
+            cache.check_open()
+            if (held := cache.clock.columns) and (wrong := _wrong_text(cache, given)) is not None:
+                raise ValueError(f"{wrong}{how_to_go_on(held)}")
+            attachment.of_thread.runs, cache.generating, cache.begins = cache, True, True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                cache.generating = cache.begins = False
+            tokens = result if isinstance(result, Tensor) else result.sequences
+            if len(tokens) == len(cache.clocks):
+                cache.clock.written = tokens[:, -1]
+            return result
+
+    return generate
+
+
+def _check_options(model: Any, given: dict[str, Any]) -> None:
+    def chosen(name: str) -> Any:
+        of_call = getattr(given.get("generation_config"), name, None)
+        return given.get(name, of_call or getattr(model.generation_config, name, None))
+
+    if (kind := chosen("cache_implementation")) is not None:
+        raise ValueError(
+            f"cache_implementation = {kind!r} makes a cache of transformers' own: inside "
+            "compress(), give past_key_values=cache and cache_implementation=None"
+        )
+    if (size := chosen("prefill_chunk_size")) is not None:
+        raise ValueError(
+            f"prefill_chunk_size = {size} would make the first piece the prompt: use "
+            "compress(block_size=...) instead of prefill_chunk_size"
+        )
+
+
+def _wrong_text(cache: CompressedCache, given: dict[str, Any]) -> str | None:
+    """Say what is wrong with a text that does not continue the one in the cache."""
+    ids, mask = given.get("inputs", given.get("input_ids")), given.get("attention_mask")
+    held, text, embeds = cache.clock.columns, cache.clock.text, given.get("inputs_embeds")
+    if embeds is not None and embeds.shape[1] <= held:
+        return f"inputs_embeds gives {embeds.shape[1]} tokens, of which none is new"
+    if embeds is not None or ids is None or len(text) % len(ids):
+        return None  # what is left to refuse, the model's forward refuses
+    new, width = ids.shape[1], ids.shape[1] if mask is None else mask.shape[1]
+    if width == held + new:
+        column = _first_difference(text, text, mask)
+        return None if column is None else f"attention_mask pads otherwise in column {column}"
+    if width != new:
+        return f"attention_mask has {width} columns for {new} tokens"
+    if (column := _first_difference(text, ids, mask)) is not None:
+        return f"the text given is another one from column {column} on"
+    return None if new > held else f"the text given has {new} tokens, of which none is new"
+
+
+def _first_difference(
+    text: Int[Tensor, "N t"], ids: Int[Tensor, "n k"], mask: Tensor | None
+) -> int | None:
+    """Return the first column in which a text differs from the one of a call, which may be shorter.
+
+    Without a mask, columns of padding are not compared. Waits for the device.
+    """
+    length = min(text.shape[1], ids.shape[1])
+
+    def alike(x: Tensor) -> Tensor:
+        return x[:, :length].to(text.device).repeat_interleave(len(text) // len(x), dim=0)
+
+    text, real = text[:, :length], text[:, :length] != PADDING
+    same = (text == alike(ids)) | (text == UNKNOWN) | ~real
+    if mask is not None:
+        same &= real == alike(mask).bool()
+    apart = (~same).any(dim=0).nonzero()
+    return int(apart[0]) if len(apart) else None
+
+
+def how_to_go_on(held: int) -> str:
+    """Say what a cache that holds so many columns can be given; nothing if it is empty."""
+    if not held:
+        return ""
+    return (
+        f": this cache holds a text of {held} tokens; call reset() on it before another text, or "
+        "continue this one: give all of it and more, or only new tokens with an attention_mask of "
+        f"{held} columns more"
+    )

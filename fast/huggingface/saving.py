@@ -1,0 +1,242 @@
+"""A compressed context in a file: safetensors, and JSON in its metadata for everything else."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import DynamicCache
+
+from kvlab.fast.engine.cache import LayerCache, State
+from kvlab.fast.engine.codes import Code, Coded
+from kvlab.fast.engine.columns import Columns
+from kvlab.fast.engine.layers import Layers
+from kvlab.fast.engine.policy import Policy
+from kvlab.fast.engine.quantization import Groups
+from kvlab.fast.engine.storage import Partners, Storage
+from kvlab.fast.huggingface.cache import CompressedCache, CompressedLayer
+from kvlab.fast.huggingface.clock import StreamClock
+from kvlab.fast.kernels.choice import uses_triton
+from kvlab.fast.kernels.vector_tables import VectorTable
+from kvlab.reference.observation import Clock
+
+KEY = "kvlab"
+"""Name of the JSON in the metadata of the file."""
+WEIGHTS = 64
+"""Numbers of every weight that are compared."""
+VOLATILE = {"transformers_version", "architectures", "dtype", "torch_dtype"}
+"""Entries of a configuration that say nothing of what the model computes."""
+STORED = LayerCache, State, Columns, Storage, Partners, VectorTable, Coded, Groups, Clock
+CLASSES = {each.__name__: each for each in (*STORED, StreamClock)}
+"""Objects that a file may hold; nothing else is ever made of it."""
+MADE_ANEW = {("LayerCache", "columns"), ("Columns", "state")}
+"""Attributes that follow from others or from the policy."""
+
+
+@torch.inference_mode()
+def save(cache: CompressedCache, path: Path) -> None:
+    """Write a cache to a file; errors are those of `CompressedCache.save`."""
+    if not cache.clocks:
+        raise ValueError("the cache is empty: there is nothing to save")
+    if cache.model_counts_positions:
+        raise ValueError("a text with images, whose positions only the model knows, is not saved")
+    cache.compressed.trim()
+    write = Writer(_codes_of(cache.policy))
+    about = {
+        "version": version("kvlab"),
+        "model": _identity_of(cache.model),
+        "method": _method_of(cache.policy),
+        "longest": cache.clock.longest,
+        "clock": write(cache.clock, "clock"),
+        "layers": [write(x, f"layers.{n}") for n, x in enumerate(cache.compressed.copies())],
+        "others": [
+            None if isinstance(x, CompressedLayer) else write(vars(x), f"others.{n}")
+            for n, x in enumerate(cache.layers)
+        ],
+    }
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        save_file(write.tensors, unfinished, {KEY: json.dumps(about)})
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@torch.inference_mode()
+def load(cache: CompressedCache, path: Path) -> tuple[Policy, StreamClock, Layers, Sequence[Any]]:
+    """Read what a cache holds, and its layers that no policy decides about."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {})[KEY])
+            policy = cache.policy_for(about["longest"]) if cache.policy_for else cache.policy
+            _check_origin(about, cache.model, policy)
+            main: torch.device = cache.model.device
+            devices = _devices_of(cache.model)
+            read = Reader(file.get_tensor, _codes_of(policy), main)
+            clock, caches = read(about["clock"]), []
+            clock.records_confidence = cache.clock.records_confidence
+            for layer, held in zip(cache.compressed_layers, about["layers"], strict=True):
+                read.device = devices.get(layer.number, main)
+                caches.append(_completed(read(held), policy))
+            layers = DynamicCache(config=cache.model.config).layers
+            for number, (layer, held) in enumerate(zip(layers, about["others"], strict=True)):
+                read.device = devices.get(number, main)
+                vars(layer).update(read(held) or {})
+    except (SafetensorError, LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no compressed context, or not a whole one: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be loaded: {error}") from None
+    compressed = Layers(policy, len(caches), cache.watch)
+    compressed.take(caches)
+    return policy, clock, compressed, layers
+
+
+def _completed(cache: LayerCache, policy: Policy) -> LayerCache:
+    cache.take_state(cache.state)
+    cache.columns.state = dict(policy.score.columns)
+    cache.triton = uses_triton(cache.positions.new_empty(0, dtype=cache.dtype))
+    return cache
+
+
+# --- whose context it is ---
+
+
+def _check_origin(about: Mapping[str, Any], model: Any, policy: Policy) -> None:
+    if (found := about["version"]) != (here := version("kvlab")):
+        raise ValueError(f"kvlab {found} saved it, and this is kvlab {here}")
+    if apart := _difference(about["model"], _identity_of(model)):
+        raise ValueError(f"it is of another model: {apart}")
+    theirs, ours = about["method"], _method_of(policy)
+    if apart := _difference(theirs["parts"], ours["parts"]):
+        raise ValueError(
+            f"it is of {theirs['name']}, and this cache was made for {ours['name']}: {apart}"
+        )
+
+
+def _identity_of(model: Any) -> dict[str, Any]:
+    """Return the class and configuration of a model, and a digest of a sample of its weights."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.is_meta:  # accelerate has it elsewhere
+            continue
+        flat = weight.detach().reshape(-1)
+        places = torch.linspace(0, len(flat) - 1, WEIGHTS, dtype=torch.float64).long()
+        sample = flat[places.to(flat.device)].cpu().contiguous().view(torch.uint8)
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        digest.update(sample.numpy().tobytes())
+    text = model.config.to_json_string(use_diff=False)
+    return {
+        "class": type(model).__name__,
+        **json.loads(text, object_hook=_lasting),
+        "weights": digest.hexdigest(),
+    }
+
+
+def _lasting(configuration: dict[str, Any]) -> dict[str, Any]:
+    lasting = configuration.keys() - VOLATILE
+    return {k: x for k, x in configuration.items() if k in lasting and not k.startswith("_")}
+
+
+def _method_of(policy: Policy) -> dict[str, Any]:
+    """Return a method's name, and what it is made of: every part with its options."""
+    of = policy.specification
+    parts = {each.name: repr(getattr(of, each.name)) for each in fields(of) if each.name != "name"}
+    return {
+        "name": policy.name,
+        "parts": {name: re.sub(" at 0x[0-9a-f]+", "", parts[name]) for name in sorted(parts)},
+    }
+
+
+def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
+    """Name the first entry that differs; None if there is none."""
+    for name in dict.fromkeys((*ours, *theirs)):
+        there, here = theirs.get(name), ours.get(name)
+        if there != here:
+            return f"{name} is {there} in the file, and {here} here"
+    return None
+
+
+def _devices_of(model: Any) -> dict[int, torch.device]:
+    """Return where each layer computes, by its number."""
+    numbered = ((getattr(module, "layer_idx", None), module) for module in model.modules())
+    weights = (
+        (n, weight) for n, module in numbered if n is not None for weight in module.parameters()
+    )
+    return {number: weight.device for number, weight in weights if not weight.is_meta}
+
+
+# --- trees of objects, tensors, numbers and names ---
+
+
+def _codes_of(policy: Policy) -> list[Any]:
+    """Return the codes in which a precision stores keys and values on arrival."""
+    return [code for code in vars(policy.precision).values() if isinstance(code, Code)]
+
+
+class Writer:
+    """Turns a tree into JSON, and keeps its tensors under their places in the tree."""
+
+    def __init__(self, codes: list[Any]) -> None:
+        self.codes = codes
+        self.tensors: dict[str, Tensor] = {}
+
+    def __call__(self, value: Any, name: str) -> Any:
+        """Return a tree as JSON; ValueError if it has anything that cannot be saved."""
+        kind = type(value).__name__
+        if isinstance(value, Tensor | np.ndarray):
+            tensor = torch.as_tensor(value)
+            self.tensors[name] = tensor.clone(memory_format=torch.contiguous_format)
+            return {"tensor" if isinstance(value, Tensor) else "array": name}
+        if type(value) in CLASSES.values():
+            held = {k: x for k, x in vars(value).items() if (kind, k) not in MADE_ANEW}
+            return {kind: self(held, name)}
+        if isinstance(value, Mapping):
+            return {"map": [[self(k, name), self(x, f"{name}.{k}")] for k, x in value.items()]}
+        if isinstance(value, tuple | list):
+            return {kind: [self(x, f"{name}.{i}") for i, x in enumerate(value)]}
+        if isinstance(value, torch.dtype | torch.device):
+            return {kind: str(value).removeprefix("torch.")}
+        if value in self.codes:
+            return {"code": self.codes.index(value)}
+        if value is None or isinstance(value, bool | int | float | str | np.generic):
+            return value.item() if isinstance(value, np.generic) else value
+        raise ValueError(f"{name} of the cache is of the type {kind}, which cannot be saved")
+
+
+@dataclass
+class Reader:
+    """Inverts a `Writer`: ``read`` gives the tensor of a name, and all devices are ``device``."""
+
+    read: Callable[[str], Tensor]
+    codes: list[Any]
+    device: torch.device
+
+    def __call__(self, tree: Any) -> Any:
+        """Return the tree that JSON stands for; LookupError if it is no such tree."""
+        if not isinstance(tree, dict):
+            return tree
+        [(kind, value)] = tree.items()
+        if kind in CLASSES:
+            made = object.__new__(CLASSES[kind])
+            vars(made).update(self(value))
+            return made
+        return {
+            "tensor": lambda: self.read(value).to(self.device),
+            "array": lambda: self.read(value).numpy(),
+            "map": lambda: {self(k): self(x) for k, x in value},
+            "tuple": lambda: tuple(map(self, value)),
+            "list": lambda: list(map(self, value)),
+            "dtype": lambda: getattr(torch, value),
+            "device": lambda: self.device,
+            "code": lambda: self.codes[value],
+        }[kind]()

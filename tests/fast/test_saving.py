@@ -1,0 +1,193 @@
+"""Copies of a cache and caches in files go on as if nothing had happened, or are refused."""
+
+import json
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from cases import BUDGETED, CODED, GRANULAR, ONE_EACH
+from models import prompts, tiny, written
+from safetensors import safe_open
+from safetensors.torch import save_file
+from test_turns import Text, used
+
+from kvlab.fast import compress
+from kvlab.fast.huggingface import saving
+
+BUDGET = 16
+CASES = (*ONE_EACH, *CODED, GRANULAR[0], "h2o@every=9,recent=4")
+"""Every method, every code, and tokens that wait to be observed."""
+
+
+def budget_of(spec: str) -> int | None:
+    budgeted = spec in (*BUDGETED, *CODED, *GRANULAR) or spec.startswith("h2o")
+    return BUDGET if budgeted and not spec.startswith("full") else None
+
+
+def asked(model, cache, text: Text, seed: int):
+    """Ask a question of five tokens; return the answer, and what is kept then."""
+    question = prompts([5] * len(text.ids), seed=seed)["input_ids"]
+    inputs = {"input_ids": torch.cat([text.ids, question], dim=1)}
+    inputs["attention_mask"] = torch.cat([text.mask, torch.ones_like(question)], dim=1)
+    tokens, _ = written(model, cache, inputs, 9)
+    return tokens, cache.positions(), cache.confidence
+
+
+@pytest.mark.parametrize(
+    ("spec", "family"), [*((spec, "llama") for spec in CASES), ("tova", "gemma3")]
+)
+def test_copies_and_files_go_on_as_if_uninterrupted(spec, family, tmp_path):
+    model, file = tiny(family, torch.float32), tmp_path / "context.safetensors"
+    steps = (("whole", 21, 6), ("call", 4))
+    with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
+        text = used(model, cache, steps, (0, 8))
+        copy, untouched = cache.copy(), deepcopy(cache)
+        cache.save(file)
+        expected = asked(model, cache, text, seed=1)
+        cache.reset()
+        torch.testing.assert_close(asked(model, copy, text, seed=1), expected, equal_nan=True)
+        other = asked(model, untouched, text, seed=2)
+        assert not torch.equal(other[0], expected[0])
+        with pytest.raises(ValueError, match="another one from column 31"):
+            asked(model, copy, text, seed=2)
+    with compress(model, spec, budget_of(spec), watch=lambda *_: None) as cache:
+        for seed, wanted in ((1, expected), (2, other)):
+            cache.load(file)
+            torch.testing.assert_close(asked(model, cache, text, seed), wanted, equal_nan=True)
+
+
+PROGRAM = """
+import sys; sys.path[:0] = {path}
+import torch
+from models import tiny, written
+from kvlab.fast import compress
+model, inputs = tiny("qwen2", torch.float32), torch.load({inputs!r}, weights_only=True)
+with compress(model, "rkv@every=6,window=3", budget="60%") as cache:
+    cache.load({file!r})
+    print(written(model, cache, inputs, 9)[0].tolist(), cache.kept()[0])
+"""
+
+
+@pytest.mark.slow
+def test_another_process_goes_on(tmp_path):
+    model, file = tiny("qwen2", torch.float32), tmp_path / "context"
+    cache = compress(model, "rkv@every=6,window=3", budget="60%")
+    text = used(model, cache, (("call", 21),), (0, 8))
+    cache.save(file)
+    inputs = {"input_ids": torch.cat([text.ids, text.ids[:, :4]], dim=1)}
+    inputs["attention_mask"] = torch.cat([text.mask, torch.ones_like(text.mask[:, :4])], dim=1)
+    tokens, _ = written(model, cache, inputs, 9)
+    torch.save(inputs, tmp_path / "inputs")
+    program = PROGRAM.format(path=sys.path[:8], file=str(file), inputs=str(tmp_path / "inputs"))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == f"{tokens.tolist()} {cache.kept()[0]}\n", done.stderr
+    assert max(cache.kept()[0]) <= 13 + 5
+    cache.close()
+    assert "generate" not in model.__dict__
+
+
+@pytest.mark.parametrize(
+    ("spec", "budget"), [("caote:h2o", "75%"), ("kivi@group=4,residual=8", None), ("full", None)]
+)
+def test_a_file_is_as_large_as_the_memory(spec, budget, tmp_path):
+    model, file = tiny("llama", torch.float32), tmp_path / "context"
+    with compress(model, spec, budget) as cache:
+        model(**prompts([480] * 6, seed=5), past_key_values=cache, logits_to_keep=1)
+        cache.save(file)
+        assert file.stat().st_size == pytest.approx(cache.memory().total, rel=0.02)
+        memory = cache.memory().total
+        cache.load(file)
+        assert cache.memory().total == pytest.approx(memory, rel=1e-3)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """Return a file of H2O's."""
+    file = tmp_path_factory.mktemp("saved") / "context.safetensors"
+    with compress(tiny("llama"), "h2o", BUDGET) as cache:
+        used(tiny("llama"), cache, (("call", 21),), (0,))
+        cache.save(file)
+    return file
+
+
+def changed(file: Path, target: Path, change) -> Path:
+    """Write a file whose metadata or tensors differ."""
+    with safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        about = json.loads(opened.metadata()["kvlab"])
+    change(about, tensors)
+    save_file(tensors, target, {"kvlab": json.dumps(about)})
+    return target
+
+
+def other_weights():
+    model = deepcopy(tiny("llama"))
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight += 0.1
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "budget", "change", "message"),
+    [
+        ("qwen2", "h2o", BUDGET, None, "another model: class is LlamaForCausalLM in the file"),
+        (other_weights, "h2o", BUDGET, None, "another model: weights is"),
+        ("llama", "tova", BUDGET, None, "is of h2o, and this cache was made for tova"),
+        ("llama", "h2o", 18, None, "h2o: .*budget=16.* in the file, .*budget=18"),
+        ("llama", "h2o", "60%", None, "budget=16.* in the file, .*budget=13"),
+        ("llama", "h2o", BUDGET, lambda a, t: a.update(version="9.9"), "kvlab 9.9 saved it"),
+        ("llama", "h2o", BUDGET, lambda a, t: a.pop("layers"), "no compressed context"),
+        ("llama", "h2o", BUDGET, lambda a, t: t.popitem(), "no compressed context"),
+        ("llama", "h2o", BUDGET, lambda a, t: a["layers"].pop(), "cannot be loaded"),
+        ("llama", "h2o", BUDGET, lambda a, t: a.update(clock={"object": 1}), "no compressed"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_by_name(
+    family, spec, budget, change, message, saved, tmp_path
+):
+    file = saved if change is None else changed(saved, tmp_path / "changed", change)
+    model = tiny(family) if isinstance(family, str) else family()
+    with compress(model, spec, budget) as cache:
+        used(model, cache, (("call", 13),), (0,))
+        before = cache.positions()
+        with pytest.raises(ValueError, match=message):
+            cache.load(file)
+        torch.testing.assert_close(cache.positions(), before)
+        assert cache.get_seq_length() == 13
+
+
+def test_what_is_no_file_of_ours_is_refused(saved, tmp_path):
+    (tmp_path / "cut").write_bytes(saved.read_bytes()[:-100])
+    (tmp_path / "text").write_text("no safetensors at all, but a text that is long enough")
+    save_file({"x": torch.ones(1)}, tmp_path / "plain")
+    with compress(tiny("llama"), "h2o", BUDGET) as cache:
+        for name in ("cut", "text", "plain"):
+            with pytest.raises(ValueError, match=f"{name} is no compressed context"):
+                cache.load(tmp_path / name)
+        with pytest.raises(FileNotFoundError, match="missing"):
+            cache.load(tmp_path / "missing")
+        with pytest.raises(ValueError, match="nothing to save"):
+            cache.save(tmp_path / "empty")
+
+
+def test_a_file_is_written_whole_or_not_at_all(saved, tmp_path, monkeypatch):
+    file = tmp_path / "context"
+    file.write_bytes(saved.read_bytes())
+
+    def fails(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(saving, "save_file", fails)
+    with compress(tiny("llama"), "h2o", BUDGET) as cache:
+        cache.load(file)
+        with pytest.raises(OSError, match="disk full"):
+            cache.save(file)
+    assert file.read_bytes() == saved.read_bytes()
+    assert list(tmp_path.iterdir()) == [file]

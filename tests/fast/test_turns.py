@@ -1,0 +1,168 @@
+"""One text in several calls: read once and asked later, pieces of a prompt, turns of a chat."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from cases import ALL, BUDGETED, ONE_EACH, QUANTIZING, SELF_SIZED
+from models import GREEDY, prompts, tiny
+from replay import Comparison, Tolerance
+from sampling import diagonal
+from tolerances import FLOAT64
+
+from kvlab.fast import compress
+from kvlab.reference import methods
+from kvlab.reference.observation import Clock
+
+BUDGET = 12
+USES = {
+    "asked with the whole text": (("call", 14), ("whole", 5, 8)),
+    "asked with new text": (("call", 14), ("new", 5, 8), ("new", 1, 3)),
+    "a prompt in pieces": (("call", 9), ("call", 1), ("call", 6), ("call", 4), ("whole", 3, 8)),
+    "turns": (("whole", 14, 6), ("whole", 4, 4), ("new", 5, 3)),
+    "a turn of one token": (("whole", 14, 1), ("whole", 5, 1), ("new", 4, 8)),
+}
+"""Steps: the model is called with new tokens, or `generate` with all or with new ones, and writes.
+
+The numbers are how many tokens are new, and how many are written.
+"""
+SHORTER = {"one": (0,), "batch": (0, 0), "padded": (0, 5)}
+"""Tokens that the first call of each sequence is shorter than the longest."""
+
+
+@dataclass
+class Text:
+    """A text as it grows, and what was said of it."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    written: list[bool] = field(default_factory=list)
+    """Of every column: whether `generate` wrote its token."""
+    columns: list[int] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    """What follows after each of the columns, as the model said when it read them."""
+
+
+def used(model, cache, steps, shorter) -> Text:
+    """Give a cache a text step by step."""
+    N, first = len(shorter), steps[0][1]
+    given = prompts([60] * N, seed=3)["input_ids"]
+    mask = (torch.arange(first) >= torch.tensor(shorter)[:, None]).long()
+    text = Text(given[:, :0], mask[:, :0])
+    for kind, new, *writes in steps:
+        held, begin = cache.get_seq_length(), text.ids.shape[1]
+        text.ids = torch.cat([text.ids, given[:, begin : begin + new]], dim=1)
+        text.mask = torch.cat([text.mask, mask[:, begin:], mask.new_ones(N, new)], dim=1)
+        text.mask = text.mask[:, : begin + new]
+        text.written += [False] * new
+        fed = {"attention_mask": text.mask, "past_key_values": cache}
+        fed["input_ids"] = text.ids if kind == "whole" else text.ids[:, held:]
+        if kind == "call":
+            text.columns += range(held, begin + new)
+            text.logits.append(model(**fed).logits)
+        else:
+            result = model.generate(**fed, max_new_tokens=writes[0], **GREEDY)
+            text.columns += range(begin + new - 1, begin + new + writes[0] - 1)
+            text.logits.append(torch.stack(result.logits, dim=1))
+            text.ids = torch.cat([text.ids, result.sequences[:, -writes[0] :]], dim=1)
+            text.mask = torch.cat([text.mask, mask.new_ones(N, writes[0])], dim=1)
+            text.written += [True] * writes[0]
+    return text
+
+
+def stock(model, text: Text) -> torch.Tensor:
+    """Return the logits of the model without a cache, which reads the whole text at once."""
+    positions = (text.mask.cumsum(dim=1) - 1).clamp(min=0)
+    return model(text.ids, attention_mask=text.mask, position_ids=positions).logits
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("spec", "use", "shorter"), diagonal(["full", *BUDGETED], list(USES), list(SHORTER))
+)
+def test_a_cache_that_holds_the_text_says_what_one_whole_call_says(spec, use, shorter):
+    model = tiny("llama")
+    budget = 64 if spec in BUDGETED else None
+    with compress(model, spec, budget, watch=lambda *_: None) as cache:
+        text = used(model, cache, USES[use], SHORTER[shorter])
+        confidence, length = cache.confidence.double(), cache.get_seq_length()
+    expected = stock(model, text)
+    found, real = torch.cat(text.logits, dim=1).double(), text.mask[:, text.columns].bool()
+    torch.testing.assert_close(found[real], expected[:, text.columns][real], rtol=0, atol=1e-6)
+    likeliest = expected.softmax(dim=-1).amax(dim=-1).roll(1, dims=1)
+    alone = [c for c in text.columns if use == "a prompt in pieces" and c == 9]
+    known = torch.tensor(text.written)[:length]
+    known[alone] = True
+    for row, skipped in enumerate(SHORTER[shorter]):
+        wanted = likeliest[row, :length].masked_fill(~known, torch.nan)[skipped:]
+        torch.testing.assert_close(
+            confidence[row, : length - skipped], wanted, rtol=1e-5, atol=0, equal_nan=True
+        )
+
+
+def budget_of(spec: str) -> int | None:
+    return BUDGET if spec in BUDGETED else None
+
+
+@pytest.mark.parametrize(
+    ("spec", "use", "shorter"), diagonal(list(ONE_EACH), list(USES), list(SHORTER))
+)
+def test_every_step_agrees_with_the_reference(spec, use, shorter):
+    policy = methods.get(spec, budget_of(spec))
+    comparison, clocks = Comparison(policy, Tolerance(FLOAT64, 1e-5)), Counter()
+
+    def watch(block, result):
+        clocks[block.clock.rows] += 1
+        comparison.compare(block, result)
+
+    with compress(tiny("llama"), policy, watch=watch) as cache:
+        text = used(tiny("llama"), cache, USES[use], SHORTER[shorter])
+    padding = torch.tensor(SHORTER[shorter])
+    assert all(
+        row.prompt == USES[use][0][1] - skipped
+        for rows in clocks
+        for row, skipped in zip(rows, padding.tolist(), strict=True)
+    )
+    assert max(rows[0].seen for rows in clocks) == text.ids.shape[1] - 1
+    assert set(clocks.values()) == {len(cache.compressed_layers)}
+    evicts = spec in (*BUDGETED, *SELF_SIZED) and spec != "full"
+    assert comparison.found.evictions > 0 or not evicts
+    assert comparison.found.coded > 0 or spec not in QUANTIZING
+
+
+PIECES = (7, 7, 7, 7, 3)
+
+
+def decides_alike(policy) -> bool:
+    """Say whether a policy decides about the pieces alike when all of them are the prompt."""
+    seen = [sum(PIECES[: n + 1]) for n in range(len(PIECES))]
+
+    def decisions(prompt):
+        clocks = [Clock(t, m, prompt) for t, m in zip(seen, PIECES, strict=True)]
+        return [policy.schedule.due(clock) for clock in clocks], policy.protect.count(prompt)
+
+    reads_alike = policy.score.needs.prompt or policy.score.needs.rows == "none"
+    return reads_alike and decisions(PIECES[0]) == decisions(sum(PIECES))
+
+
+ALIKE = [spec for spec in ALL if decides_alike(methods.get(spec, budget_of(spec)))]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("spec", "shorter"), diagonal(ALIKE, ["one", "padded"]))
+def test_several_calls_are_one_call_in_blocks(spec, shorter):
+    model, kept = tiny("llama"), []
+    for steps, block_size in (
+        ([("call", m) for m in PIECES], None),
+        ([("call", sum(PIECES))], PIECES[0]),
+    ):
+        with compress(model, spec, budget_of(spec), block_size=block_size) as cache:
+            text = used(model, cache, steps, SHORTER[shorter])
+            kept.append((torch.cat(text.logits, dim=1), cache.positions()))
+    torch.testing.assert_close(*kept, rtol=0, atol=1e-9)
+
+
+def test_which_methods_decide_alike():
+    assert {"h2o@recent=4", "tova", "caote:h2o@recent=4", "random@recent=2"} <= set(ALIKE)
+    assert "snapkv@window=4" not in ALIKE, "it evicts once, where the prompt ends"
