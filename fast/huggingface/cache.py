@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock, local
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -218,7 +218,7 @@ class CompressedCache(Cache):
 
         with self.used():
             self._check_whole()
-            save(self, Path(path))
+            save(cast(Any, self), Path(path))
 
     def load(self, path: str | Path) -> None:
         """Go on from what `save` wrote, perhaps in another process, and forget what was held.
@@ -230,7 +230,7 @@ class CompressedCache(Cache):
         from kvlab.fast.huggingface.saving import load
 
         with self.used():
-            policy, clock, compressed, layers = load(self, Path(path))
+            policy, clock, compressed, layers = load(cast(Any, self), Path(path))
             self._forget()
             self.policy, self.clock, self.compressed = policy, clock, compressed
             self.layers = self._own_layers(layers)

@@ -32,10 +32,10 @@ def compress(
         model.generate(**inputs, past_key_values=cache)
     ```
 
-    Every call of the model inside has to be given the cache. The tokens of the first call are the
-    prompt; whatever comes later, also a next turn of a chat, counts as generated. The model is as
-    it was before when the context ends, also after an error; without ``with``, when the cache's
-    ``close()`` is called.
+    Every call of the model inside has to be given the cache, or a copy of it. The tokens of the
+    first call are the prompt; whatever comes later, also if it is given, counts as generated. The
+    model is as it was before when the context ends, also after an error; without ``with``, when the
+    cache's ``close()`` is called.
 
     Args:
         model: a decoder of transformers whose attention goes through its attention interface.
