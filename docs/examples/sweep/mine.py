@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvlab.reference import Column, Edges, Entries, EveryBlock, Method, Policy, Score
+from kvlab.reference.method import require_budget
 
 
 @dataclass(frozen=True)
@@ -37,5 +38,5 @@ class Mine(Method):
     source = "an example"
 
     def policy(self, budget):
-        protect = Edges(recent=self.recent)
+        protect, budget = Edges(recent=self.recent), require_budget(self.name, budget)
         return Policy(self.name, FadingAttention(self.keep), EveryBlock(), protect, Entries(budget))

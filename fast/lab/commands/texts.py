@@ -18,7 +18,7 @@ from kvlab.fast.lab.commands.settings import (
     words,
 )
 from kvlab.fast.lab.evaluate.pairs import (
-    TESTS,
+    SHORT,
     TESTS_CAPTION,
     Measure,
     Test,
@@ -70,7 +70,7 @@ class _Text(Methods, Budgets, ShardedModel, Json):
                 names = ", ".join(sorted(methods))
                 print_line(f"not shown to be better than random eviction at {budget}: {names}")
         if self.pairs is not None:
-            print_table(tabulate(tests, TESTS, words=4), "pairs on the same texts")
+            print_table(tabulate(tests, SHORT, words=2), f"pairs by {measure.name}")
             print_caption(TESTS_CAPTION)
 
 

@@ -221,6 +221,15 @@ TESTS = (
     Column("p", format=lambda p: _p(p)),
     Column("Holm", "p_adjusted", lambda p: _p(p)),
 )
+SHORT = (
+    Column("1st", "first", bold=lambda test: test.verdict == test.first),
+    Column("2nd", "second", bold=lambda test: test.verdict == test.second),
+    Column("budget"),
+    Column("difference", lambda test: _difference(test)),
+    Column("p (Holm)", "p_adjusted", lambda p: _p(p)),
+)
+"""What a terminal has room for; the method that is shown to be better is bold."""
+
 TESTS_CAPTION = (
     "Yes or no (solved, found): means are shares; only 1st, only 2nd: units with a yes of one "
     f"alone; difference: 2nd less 1st in points, with Tango's {LEVEL:.0%} score interval; p: "

@@ -3,8 +3,10 @@
 import csv
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
+from outside import methods_named
 from sweeping import results
 from texts import byte_model
 from tolerances import DECIMALS
@@ -20,13 +22,15 @@ from kvlab.fast.lab.evaluate.needle import search_needles, text_haystacks
 from kvlab.fast.lab.evaluate.pairs import every_pair, paired_tests
 from kvlab.fast.lab.evaluate.perplexity import LOSS, cut_windows, measure_perplexity
 from kvlab.fast.lab.generation import token_ids
-from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, to_plain, to_toml
+from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, read_sweep, to_plain, to_toml
 from kvlab.fast.lab.sweep.report import write_report
 from kvlab.fast.lab.sweep.run import choose_engine, read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.fast.models.loading import load
+from kvlab.reference import methods
 
 TEXT = "The river is long and slow. Nobody knows where it begins, or why. " * 30
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "sweep"
 METHODS = ("full", "h2o", "rkv@every=16", "random@recent=4")
 
 
@@ -149,6 +153,17 @@ def test_every_form_of_the_report_has_perplexities_and_tests(stored, tmp_path):
     assert kept["nats"]["mean"] == point.nats.mean
 
 
+def test_the_example_of_the_page_is_a_sweep():
+    with methods_named(str(EXAMPLE / "mine.py")):
+        sweep = read_sweep(EXAMPLE / "mine.toml")
+        assert {methods.get("mine", 20).name} <= set(sweep.methods)
+    assert [(part.task, part.models) for part in sweep.parts] == [
+        ("jumps@fewest=18,most=22", ("jumps",)),
+        ("perplexity@window=160,prompt=64", ("smollm2",)),
+    ]
+    assert sweep.parts[1].measured == 0 and not sweep.parts[1].to_first_error
+
+
 # --- the commands --------------------------------------------------------------------------------
 
 
@@ -178,6 +193,6 @@ def test_commands_test_pairs_and_mark_rows_above_their_budget(
     held = {row["method"]: row["holds_budget"] for row in found["rows"]}
     assert (held["h2o"], held["rkv@every=16"]) == (True, False)
     printed = CliRunner().invoke(app, [*arguments, "--pairs", "h2o rkv@every=16"]).stdout
-    assert "20 †" in printed and "pairs on the same texts" in printed
+    assert "20 †" in printed and f"pairs by {measure}" in printed
     refused = CliRunner().invoke(app, [*arguments, "--pairs", "h2o tova"])
     assert "pairs names 'tova'" in str(refused.exception)
