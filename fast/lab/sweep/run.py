@@ -37,7 +37,7 @@ from kvlab.fast.lab.sweep.plan import Job, Plan, make_sweep, to_plain
 from kvlab.fast.lab.sweep.summary import Results
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference.checks import check_at_least, check_choice
-from kvlab.reference.methods import UnknownMethodError
+from kvlab.reference.methods import UnknownMethodError, discover
 from kvlab.reference.outside import OUTSIDE, named
 
 PLAN, RESULTS, FAILURES = "plan.json", "results", "failures"
@@ -236,6 +236,7 @@ def read_stored(directory: Path) -> Stored:
     path = directory / PLAN
     if not path.is_file():
         raise FileNotFoundError(f"directory = {directory} holds no sweep: {path} does not exist")
+    discover()  # so that what is wrong with methods from outside is not the plan's damage
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         written = dict(content["plan"])
