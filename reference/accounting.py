@@ -26,7 +26,7 @@ ENTRIES = (
     "entries: kept per KV head after a step, mean over the layers, at its most from the last token "
     "of the prompt on"
 )
-"""What every table means by entries: `most_entries`."""
+"""What plan, compare, simulate, perplexity and reports mean by entries: `most_entries`."""
 
 
 def most_entries(kept: Real[Array, "layers steps"]) -> float:

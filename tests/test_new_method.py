@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from outside import SOURCE, methods_named
+from outside import PYRAMID, SOURCE, methods_named
 from shapes import shapes_checked
 from typer.testing import CliRunner
 
@@ -31,10 +31,11 @@ def package(tmp_path_factory):
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "looks.py").write_text(SOURCE)
+    (folder / "pyramid.py").write_text(PYRAMID.replace("from looks", "from mymethods.looks"))
     with pytest.MonkeyPatch.context() as patch, shapes_checked(False):
         patch.syspath_prepend(folder.parent)
         patch.setenv("PYTHONPATH", str(folder.parent))
-        with methods_named("mymethods.looks"):
+        with methods_named("mymethods.looks", "mymethods.pyramid"):
             yield
 
 
@@ -45,14 +46,14 @@ def kvlab(*arguments: object) -> str:
     return done.stdout
 
 
-def rows_of_it(found) -> Iterator[dict]:
+def rows_of_it(found, spec=SPEC) -> Iterator[dict]:
     """Yield what a command's JSON says of the method, wherever it stands."""
     if isinstance(found, dict):
-        if SPEC in (found.get("method"), found.get("spec")):
+        if spec in (found.get("method"), found.get("spec")):
             yield found
         found = [*found.values()]
     for each in found if isinstance(found, list) else ():
-        yield from rows_of_it(each)
+        yield from rows_of_it(each, spec)
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,28 @@ def test_every_command_runs_it(command, expected, folder, monkeypatch):
     arguments = shlex.split(command.replace("FOLDER", str(folder)))
     found = [*rows_of_it(json.loads(kvlab(*arguments, "--methods", SPEC, "--json")))]
     assert found and all(expected.items() <= row.items() for row in found)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan --length 2048 --batch 4 --budget 60",
+        "simulate FOLDER/t.npz --budgets 60 --bound",
+        f"compare {COMPARED} --backend reference",
+        "perplexity --budgets 60 --windows 1 --feed steps",
+    ],
+)
+def test_entries_of_a_pyramid_are_its_mean_budget_in_every_command(command, folder):
+    arguments = shlex.split(command.replace("FOLDER", str(folder)))
+    found = json.loads(kvlab(*arguments, "--methods", "pyramid", "--json"))
+    (row,) = rows_of_it(found, "pyramid")
+    assert row["entries"] == pytest.approx(60, abs=0.5)
+
+
+def test_a_model_writes_under_a_pyramid():
+    given = "--prompt", PROBLEM.prompt, "--method", "pyramid", "--budget", 60
+    found = json.loads(kvlab("generate", *given, "--max-new-tokens", 4, "--json"))
+    assert (found["fewest_entries"], found["most_entries"]) == (30, 90)
 
 
 def test_a_sweep_runs_it(tmp_path):
