@@ -43,11 +43,11 @@ def _is_of(file: Path, path: str | None) -> bool:
 
 
 def _is_free(file: Path) -> bool:
-    """Say whether no other module has the name of a file."""
+    """Say whether no other module has the name of a file; folders without code do not count."""
     if not file.stem.isidentifier() or file.stem in sys.modules:
         return False
     found = find_spec(file.stem)
-    return found is None or _is_of(file, found.origin)
+    return found is None or found.origin is None or _is_of(file, found.origin)
 
 
 def source_hash() -> str:
