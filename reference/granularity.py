@@ -32,7 +32,9 @@ class OneForAllHeads(Around):
     entry, 0 for the best entry of a head, then -1, -2, ...: the heads' best entries are kept in
     turns until the room is full."""
 
-    joins_kv_heads = True
+    @property
+    def joins_kv_heads(self) -> bool:
+        return True
 
     @property
     def ordinal(self) -> bool:

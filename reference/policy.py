@@ -53,6 +53,8 @@ class Score(ABC):
 
     needs = Needs()
     """What the score reads of attention; the default is right for every score."""
+    joins_kv_heads = False
+    """Whether an entry has the same score in all KV heads of a layer."""
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -67,11 +69,6 @@ class Score(ABC):
     @property
     def signed(self) -> bool:
         """Whether scores may be negative."""
-        return False
-
-    @property
-    def joins_kv_heads(self) -> bool:
-        """Whether an entry has the same score in all KV heads of a layer."""
         return False
 
     def drawn(self, seen: Observation) -> Mapping[str, Array]:
