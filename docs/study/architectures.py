@@ -2,9 +2,8 @@
 
     python -m study.architectures docs/architectures.md
 
-Every architecture with a causal language model is built small, with random weights, and compared
-with itself: the full cache, in several ways of reading a text, against transformers' own. The
-command writes the page of the results.
+Every class for text, or for images and text, is built small, with random weights, and compared
+with itself: the full cache against transformers' own. The command writes the page of the results.
 """
 
 import inspect
@@ -13,127 +12,127 @@ import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 import transformers
 import typer
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kvlab.fast import compress
-from kvlab.fast.huggingface.agreement import logit_distance
-from kvlab.fast.huggingface.attachment import implementation
+from kvlab.fast.huggingface.agreement import logit_distance, stock_logits
 from kvlab.fast.lab.tables import Table
 from kvlab.fast.lab.terminal import reporting
 
-
-def _sizes() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Read the options of every small model, and further ones by architecture."""
-    read = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-
-    def options(written: dict[str, Any]) -> dict[str, Any]:
-        return {name: None if value == "none" else value for name, value in written.items()}
-
-    overrides = {
-        architecture: options({k: v for k, v in each.items() if k != "architectures"})
-        for each in read["overrides"]
-        for architecture in each["architectures"]
-    }
-    return options(read["small"]), overrides
-
-
-SMALL, OVERRIDES = _sizes()
+READ = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+IMAGE_TEXT = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 MOST_PARAMETERS = 30_000_000
 SHARPER = 3.0
 """Factor on the weights: nearly uniform attention would hide mistakes."""
 HEAD = Path(__file__).parent / "heads" / "architectures.md"
 LENGTH, WRITTEN, PADDING, BLOCK = 21, 6, 8, 5
 """Tokens of a text and tokens after it; columns that the second text is padded with; block."""
+IMAGE = 90
+"""The token of an image; other special tokens are above it."""
 TOLERANCE = 1e-4
 """Largest distance of two logit vectors, as a share of the length of the stock model's."""
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "at once": ("plain", {"policy": "full"}),
+    "padded": ("padded", {"policy": "full"}),
+    "in blocks": ("padded", {"policy": "full", "block_size": BLOCK}),
+    "TOVA": ("padded", {"policy": "tova", "budget": LENGTH + WRITTEN}),
+    "with an image": ("image", {"policy": "full"}),
+}
+"""The text that is read and the options of `compress`, by how the text is read."""
 
-Verdict = Literal["right", "refused", "wrong", "not compared"]
+Verdict = Literal["same", "refused", "wrong", "not built"]
+Inputs = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result for one architecture."""
+class Result(NamedTuple):
+    """The result for one class."""
 
+    name: str
     architecture: str
     configuration: str
-    verdict: Verdict
     why: str
-    """The distance of the logits, or what the error says."""
+    verdict: Verdict
 
 
-def compare(architecture: str) -> Result:
-    """Build an architecture small, and compare it under `compress` with itself."""
-    configuration = ""
+def compare(architecture: str, name: str) -> Result:
+    """Build a class of an architecture small, and compare it under `compress` with itself."""
+    result, layers = partial(Result, name, architecture), ""
     try:
-        model = _build(architecture)
-        configuration = _described(model.config)
-        expected = [_stock(model, padding) for padding in (0, PADDING)]
-        if not all(logits.isfinite().all() for logits in expected):
-            raise ValueError("the stock model's logits are no numbers")
+        model = _build(architecture, name)
+        layers = _described(model.config.get_text_config(decoder=True))
     except Exception as error:
-        return Result(architecture, configuration, "not compared", _one_line(error))
+        return result(layers, _one_line(error), "not built")
     try:
         with compress(model, "full"):
             pass
-        distances = _distances(model, *expected)
+        expected = _stock(model, _texts(name))
+        if isinstance(expected, str):
+            return result(layers, expected, "not built")
+        distances, remarks = _distances(model, name, expected)
     except (ValueError, RuntimeError) as error:
-        return Result(architecture, configuration, "refused", _one_line(error))
+        return result(layers, _one_line(error), "refused")
     except Exception as error:
-        return Result(architecture, configuration, "wrong", _one_line(error))
-    name, worst = max(distances.items(), key=lambda item: item[1])
-    right = worst <= TOLERANCE
-    blocks = "" if "in blocks" in distances else "; block_size is refused"
-    why = f"{worst:.0e}{blocks}" if right else f"{name}: {worst:.0e}"
-    return Result(architecture, configuration, "right" if right else "wrong", why)
+        return result(layers, _one_line(error), "wrong")
+    way, worst = max(distances.items(), key=lambda item: item[1])
+    if worst > TOLERANCE:
+        return result(layers, f"{way}: {worst:.0e}", "wrong")
+    return result(layers, f"{worst:.0e}" + "".join(remarks), "same")
 
 
-def sweep(architectures: list[str]) -> Iterator[Result]:
-    """Compare architectures one after the other, with a progress bar on stderr."""
+def sweep(classes: list[tuple[str, str]]) -> Iterator[Result]:
+    """Compare classes one after the other, with a progress bar on stderr."""
     with reporting(transient=True) as report:
-        for done, architecture in enumerate(architectures):
-            report(done, len(architectures), architecture)
-            yield compare(architecture)
+        for done, (architecture, name) in enumerate(classes):
+            report(done, len(classes), name)
+            yield compare(architecture, name)
 
 
-def known() -> list[str]:
-    """Name every architecture of the installed transformers that has a causal language model."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def known() -> list[tuple[str, str]]:
+    """Name every architecture of the installed transformers that writes text, and its classes."""
+    return sorted({*CAUSAL.items(), *IMAGE_TEXT.items()})
 
 
-# --- models and texts ---
-
-
-def _build(architecture: str) -> Any:
-    """Return a small model with random weights.
-
-    Raises:
-        ValueError: if the model would not be small.
-    """
-    kind = CONFIG_MAPPING[architecture]
-    wanted = SMALL | OVERRIDES.get(architecture, {})
-    accepted = inspect.signature(kind.__init__).parameters
-    config = kind(**{name: value for name, value in wanted.items() if name in accepted})
-    if config.get_text_config(decoder=True) is not config:
-        raise ValueError("a model of text and more: its text part has an entry of its own")
+def _build(architecture: str, name: str) -> Any:
+    """Return a small model with random weights; ValueError if it would not be small."""
+    kind = getattr(transformers, name)
+    config = _configuration(CONFIG_MAPPING[architecture])
+    parts = [config, *(getattr(config, part) for part in config.sub_configs)]
+    config = next((part for part in parts if type(part) is kind.config_class), config)
     config.is_decoder = True
     with torch.device("meta"):
-        parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        parameters = kind._from_config(config).num_parameters()
     if parameters > MOST_PARAMETERS:
         raise ValueError(f"{parameters:,} parameters at the smallest sizes that are known here")
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = kind._from_config(config).eval()
     sharpen(model, SHARPER)
     return model
+
+
+def _configuration(kind: Any, **given: Any) -> Any:
+    """Return a small configuration of a class, and of all parts of it."""
+    written = [one for one in READ["overrides"] if kind.model_type in one["architectures"]]
+    special = {**(written[0] if written else {}), **given}
+    wanted = {k: None if v == "none" else v for k, v in {**READ["small"], **special}.items()}
+    for name in kind.sub_configs:
+        part: dict[str, Any] = wanted.get(name) or {}
+        written = part.get("model_type")
+        typed = CONFIG_MAPPING[written] if written else type(getattr(kind(), name))
+        if typed is not type(None):
+            made = _configuration(typed, **part)
+            wanted[name] = made.to_dict() if kind.has_no_defaults_at_init else made
+    accepted = {*inspect.signature(kind.__init__).parameters, *special}
+    return kind(**{n: wanted[n] for n in accepted & {*wanted} - {"architectures", "model_type"}})
 
 
 @torch.no_grad()
@@ -145,69 +144,80 @@ def sharpen(model: torch.nn.Module, factor: float) -> None:
 
 
 def _described(config: Any) -> str:
-    kinds = Counter(getattr(config, "layer_types", None) or ["full_attention"])
-    if len(kinds) == 1 and getattr(config, "layer_types", None) is None:
-        return f"{config.num_hidden_layers} layers"
+    layers = ["layers"] * getattr(config, "num_hidden_layers", 0)
+    kinds = Counter(getattr(config, "layer_types", None) or layers)
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
 
 
-def _text(padding: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a text of two rows, what is no padding, and positions; the second row is padded."""
+# --- texts and comparisons ---
+
+
+def _texts(name: str) -> dict[str, Inputs]:
+    """Return two rows, the same with padding in the second, and one with an image, if written."""
     generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(5, 90, (2, LENGTH + WRITTEN), generator=generator)
-    real = torch.ones_like(ids)
-    real[1, :padding] = 0
-    return ids, real, (real.cumsum(dim=1) - 1).clamp(min=0)
+    ids = torch.randint(5, IMAGE, (2, LENGTH + WRITTEN), generator=generator)
+    real = torch.ones_like(ids).bool()
+    padded = real.clone()
+    padded[1, :PADDING] = False
+    texts = {"plain": {"ids": ids, "real": real}, "padded": {"ids": ids, "real": padded}}
+    for recipe in READ["images"]:
+        if name in recipe["classes"]:
+            ids = ids[:1].clone()
+            ids[:, 1 : 2 + recipe["tokens"]] = IMAGE
+            ids[:, 1] += 2  # the token that begins an image
+            image = {n: torch.randn(v, generator=generator) for n, v in recipe["drawn"].items()}
+            image |= {n: torch.tensor(value) for n, value in recipe.get("given", {}).items()}
+            image |= {n: (ids == IMAGE).long() for n in recipe.get("marks", [])}
+            texts["image"] = {"ids": ids, "real": real[:1], **image}
+    return texts
 
 
 @torch.inference_mode()
-def _stock(model: Any, padding: int) -> Tensor:
-    """Logits of a whole text by transformers' eager attention, without a cache."""
-    ids, real, positions = _text(padding)
-    inputs = {"input_ids": ids, "attention_mask": real, "use_cache": False}
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        inputs["position_ids"] = positions
-    with implementation(model, "eager"):
-        return model(**inputs).logits
-
-
-# --- comparisons ---
-
-
-def _distances(model: Any, plain: Tensor, padded: Tensor) -> dict[str, float]:
-    """Largest distances of the logits from the stock model's, by how the text is read."""
-    runs: dict[str, tuple[str, int | None, int | None, int]] = {
-        "at once": ("full", None, None, 0),
-        "padded": ("full", None, None, PADDING),
-        "in blocks": ("full", None, BLOCK, PADDING),
-        "TOVA": ("tova", LENGTH + WRITTEN, None, PADDING),
-    }
-    found = {}
-    for name, (method, budget, block, padding) in runs.items():
+def _stock(model: Any, texts: dict[str, Inputs]) -> dict[str, Tensor] | str:
+    """Logits of the texts that the model reads; what it says if it reads none."""
+    found, said = {}, ""
+    for name, text in texts.items():
         try:
-            logits = _compressed(model, method, budget, block, padding)
-        except ValueError as error:
-            if block is None or "block_size" not in str(error):
-                raise
-            continue
-        real = _text(padding)[1].bool()
-        expected = padded if padding else plain
-        found[name] = logit_distance(logits[real], expected[real])
-    return found
+            logits = stock_logits(model, **text)
+        except Exception as error:
+            said = said or _one_line(error)
+        else:
+            found |= {name: logits} if logits.isfinite().all() else {}
+    return found or said or "the stock model's logits are no numbers"
+
+
+def _distances(
+    model: Any, name: str, expected: dict[str, Tensor]
+) -> tuple[dict[str, float], list[str]]:
+    """Largest distances from the stock model's logits, by how a text is read, and remarks."""
+    found, remarks = {}, []
+    for way, (kind, options) in RUNS.items():
+        if kind in expected:
+            text = _texts(name)[kind]
+            try:
+                logits = _compressed(model, text, options)
+            except ValueError:
+                if not found or way not in ("in blocks", "with an image"):
+                    raise
+                remarks.append(f"; refused {way}")
+            else:
+                found[way] = logit_distance(logits[text["real"]], expected[kind][text["real"]])
+                remarks += ["; same with an image"] if kind == "image" else []
+    return found, remarks
 
 
 @torch.inference_mode()
-def _compressed(
-    model: Any, method: str, budget: int | None, block: int | None, padding: int
-) -> Tensor:
+def _compressed(model: Any, text: Inputs, options: dict[str, Any]) -> Tensor:
     """Logits of a text that is read at once or in blocks, and of single tokens after it."""
-    ids, real, _ = _text(padding)
-    with compress(model, method, budget, block, verify=False) as cache:
-        parts = []
+    more, parts = dict(text), []
+    ids, real = more.pop("ids"), more.pop("real")
+    with compress(model, **options, verify=False) as cache:
         for first, last in [(0, LENGTH), *((i, i + 1) for i in range(LENGTH, ids.shape[1]))]:
-            mask = real[:, :last] if padding else None
-            inputs = {"input_ids": ids[:, first:last], "attention_mask": mask}
-            parts.append(model(**inputs, past_key_values=cache).logits)
+            inputs = {"attention_mask": None if real.all() else real[:, :last].long()}
+            if first == 0:
+                inputs |= {n: x[:, :last] if x.shape == ids.shape else x for n, x in more.items()}
+            out = model(input_ids=ids[:, first:last], **inputs, past_key_values=cache)
+            parts.append(out.logits)
     return torch.cat(parts, dim=1)
 
 
@@ -223,38 +233,31 @@ def _one_line(error: Exception) -> str:
 
 def page(results: list[Result]) -> str:
     """Write the page of the results, in Markdown."""
-    counts = Counter(result.verdict for result in results)
-    summary = ", ".join(f"{counts[one]} {one}" for one in ("right", "refused", "wrong"))
-    head = HEAD.read_text(encoding="utf-8")
-    parts = [
-        head.format(
-            LENGTH=LENGTH, WRITTEN=WRITTEN, PADDING=PADDING, BLOCK=BLOCK, TOLERANCE=TOLERANCE
-        ),
-        f"With transformers {transformers.__version__} and torch {torch.__version__}: {summary}, "
-        f"{counts['not compared']} not compared. Made by "
-        "`python -m study.architectures docs/architectures.md`.",
+    verdicts = get_args(Verdict)
+    counts = [
+        (kind, *(str(sum(one.verdict == verdict for one in those)) for verdict in verdicts))
+        for kind, names in {"text": CAUSAL, "images and text": IMAGE_TEXT}.items()
+        if (those := [one for one in results if names.get(one.architecture) == one.name])
     ]
-    for verdict in ("right", "wrong", "refused", "not compared"):
-        rows = [
-            (one.architecture, one.configuration, one.why)
-            for one in results
-            if one.verdict == verdict
-        ]
+    parts = [
+        HEAD.read_text(encoding="utf-8").format(**globals()),
+        f"With transformers {transformers.__version__} and torch {torch.__version__}:",
+        Table(("classes for", *verdicts), counts).markdown(),
+    ]
+    for verdict in verdicts:
+        rows = [one[:4] for one in results if one.verdict == verdict]
         if rows:
-            last = "distance" if verdict == "right" else "why"
-            table = Table(("architecture", "configuration", last), rows, words=3)
+            last = "distance" if verdict == "same" else "why"
+            table = Table(("class", "architecture", "configuration", last), rows, words=4)
             parts.append(f"## {verdict.capitalize()}\n\n{table.markdown()}")
     return "\n\n".join(parts) + "\n"
 
 
-def main(
-    out: Annotated[Path, typer.Argument(help="Where the page is written.")],
-    only: Annotated[list[str] | None, typer.Option(help="Architectures; default all.")] = None,
-) -> None:
+def main(out: Annotated[Path, typer.Argument(help="Where the page is written.")]) -> None:
     """Compare all architectures, and write the page of the results."""
     transformers.logging.set_verbosity(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    out.write_text(page(list(sweep(only or known()))), encoding="utf-8")
+    out.write_text(page(list(sweep(known()))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,15 +12,20 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import Cache, DynamicCache
 
 from kvlab.fast import methods
 from kvlab.fast.huggingface.attachment import attached, implementation
 from kvlab.fast.huggingface.cache import CompressedCache, UnsupportedModelError
+from kvlab.fast.huggingface.forward import first_position
+from kvlab.fast.huggingface.rotary import longest_alike
 
 COLUMNS = 5
 PADDING = 1
 """Columns of padding on the left of the second text."""
 BLOCK = 2
+PIECES = (3, 1, 1, 1)
+"""Tokens of the calls that cross a length: two stay below it, which resets type ``dynamic``."""
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.3}
 """Largest distance of two logit vectors, as a share of the length of the stock model's.
@@ -34,24 +39,29 @@ _differences: dict[Any, str] = {}
 """What is wrong with each model that was compared in this process; empty if nothing is."""
 
 
-def check_agreement(model: Any) -> None:
+def check_agreement(model: Any) -> tuple[str, ...]:
     """Compare the full cache with the stock model's logits, unless that was done before.
 
     One text is read at once. Another, padded on the left, is read in two blocks, then one token
-    alone. Models that cannot read a text without other inputs, and logits that are no numbers, are
-    not judged. The ValueError names what differed, or how the model failed.
+    alone. If a length changes the model's rotary frequencies, tokens at the positions around it are
+    read, too, beside transformers' own cache. Models that cannot read a text without other inputs,
+    and logits that are no numbers, are not judged. The ValueError names what differed, or how the
+    model failed. Returned is which texts were not compared.
     """
     key = (type(model), model.config.to_json_string(use_diff=False), model.dtype, model.device)
     if key not in _differences and model.device.type != "meta":
         difference = _difference(model)
         if difference is None:
-            return
+            return ("texts of any length: the model alone gives no logits of numbers for a text",)
         _differences[key] = difference
     if _differences.get(key):
         raise ValueError(
             f"{type(model).__name__} {_differences[key]}: use it without compress(), or, if you "
             "know why this is right, call compress(verify=False)"
         )
+    layers = DynamicCache(config=model.config).layers
+    windows = {getattr(layer, "sliding_window", 0) for layer in layers} - set(range(COLUMNS))
+    return tuple(f"texts beyond the sliding window of {window} tokens" for window in windows)
 
 
 @torch.inference_mode()
@@ -62,12 +72,18 @@ def _difference(model: Any) -> str | None:
     try:
         ids, real = _texts(model)
         try:
-            expected = _stock_logits(model, ids, real)
+            rows = zip(ids.split(1), real.split(1), strict=True)
+            expected = torch.cat([stock_logits(model, *row) for row in rows])
         except Exception:
             return None
+        if expected.shape[:2] != ids.shape:
+            return f"gives logits of shape {tuple(expected.shape[1:])} for {ids.shape[1]} tokens"
         if not expected[real].isfinite().all():
             return None
-        parts = _compared(model, ids, real, expected)
+        limit, parts = longest_alike(model), {}
+        if limit is not None:
+            parts[f"tokens beyond {limit}"] = _across(model, limit, ids)
+        parts |= _compared(model, ids, real, expected)
     except (UnsupportedModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -106,20 +122,44 @@ def _texts(model: Any) -> tuple[Int[Tensor, "2 t"], Bool[Tensor, "2 t"]]:
     return ids.to(model.device), real.to(model.device)
 
 
-def _stock_logits(
-    model: Any, ids: Int[Tensor, "2 t"], real: Bool[Tensor, "2 t"]
-) -> Float[Tensor, "2 t vocab"]:
+def stock_logits(
+    model: Any, ids: Int[Tensor, "N t"], real: Bool[Tensor, "N t"], **more: Any
+) -> Float[Tensor, "N t vocab"]:
     """Logits of transformers' eager attention, the only one that knows softcaps and sinks.
 
-    If these logits are no numbers, as in float64 with padding, the model's own attention gives the
-    logits.
+    ``real`` says which tokens are no padding; a text without padding has the positions that the
+    model gives it. If the logits are no numbers, as in float64 with padding, the model's own
+    attention gives them. ``more`` are further arguments of the model.
     """
-    inputs = {"input_ids": ids, "attention_mask": real.long(), "use_cache": False}
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        inputs["position_ids"] = (real.cumsum(dim=1) - 1).clamp(min=0)
+    inputs = {"input_ids": ids, "attention_mask": real.long(), "use_cache": False, **more}
+    if not real.all() and "position_ids" in inspect.signature(model.forward).parameters:
+        inputs["position_ids"] = (real.cumsum(dim=1) - 1).clamp(min=0) + first_position(model)
     with implementation(model, "eager"):
         logits = model(**inputs).logits
-    return logits if logits[real].isfinite().all() else model(**inputs).logits
+    if logits.shape[:2] == ids.shape and not logits[real].isfinite().all():
+        logits = model(**inputs).logits
+    return logits
+
+
+def _across(model: Any, limit: int, ids: Int[Tensor, "2 t"]) -> tuple[Tensor, Tensor]:
+    """Logits around the length where frequencies change, and those with transformers' cache.
+
+    The short texts that are read later give the model its first frequencies again.
+    """
+    first, tokens = max(0, limit - sum(PIECES[:2])), sum(PIECES)
+    positions = torch.arange(first, first + tokens, device=ids.device)[None]
+    pieces = (ids.reshape(1, -1)[:, :tokens].split(PIECES, 1), positions.split(PIECES, 1))
+
+    def read(cache: Cache) -> Tensor:
+        calls = zip(*pieces, strict=True)
+        parts = [model(input_ids=x, position_ids=at, past_key_values=cache) for x, at in calls]
+        return torch.cat([part.logits[0] for part in parts])
+
+    with implementation(model, "eager"):
+        expected = read(DynamicCache(config=model.config))
+    cache = CompressedCache(model, methods.get("full"))
+    with attached(model, cache, None):
+        return read(cache), expected
 
 
 def _compared(

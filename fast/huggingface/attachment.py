@@ -27,6 +27,11 @@ def check_model(model: Any) -> None:
             f"{name} has cross-attention (add_cross_attention = True), whose entries kvlab does "
             "not know: use it without compress()"
         )
+    if not hasattr(config.get_text_config(decoder=True), "num_hidden_layers"):
+        raise UnsupportedModelError(
+            f"the configuration of {name} has no num_hidden_layers: without the number of a "
+            "decoder's layers kvlab cannot compress it; use it without compress()"
+        )
     if not model.can_generate():
         raise ValueError(
             f"{name} has no head that gives logits: give compress() the whole model, as "

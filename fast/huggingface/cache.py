@@ -139,6 +139,8 @@ class CompressedCache(Cache):
         """Whether a text may come in pieces: some recurrent states start anew with each piece."""
         self._no_mask: Tensor | None = None
         self._lock = RLock()
+        self.not_compared: tuple[str, ...] = ("texts of any length: verify = False",)
+        """Which texts `compress` did not compare with the stock model's (see its ``verify``)."""
 
     def _own_layers(self, layers: Sequence[Any]) -> Any:
         """Return layers of a cache, with layers of this cache where a policy decides."""

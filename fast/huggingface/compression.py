@@ -68,7 +68,7 @@ def compress(
             "text only as a whole; call compress() without block_size"
         )
     if verify:
-        check_agreement(model)
+        cache.not_compared = check_agreement(model)
     cache.attachment.enter_context(attached(model, cache, block_size))
     return cache
 

@@ -32,6 +32,7 @@ class Forward:
         self.signature = inspect.signature(self.forward)
         self.places_images = hasattr(model.base_model, "get_rope_index")
         """Whether the model gives the tokens of an image positions of their own (Qwen2.5-VL)."""
+        self.first_position = first_position(model)
         self.longest_alike = longest_alike(model)
         self.rereads = getattr(model.config, "original_max_position_embeddings", None)
         """Length of a text beyond which `generate` drops the cache of some models (Phi-3)."""
@@ -122,7 +123,7 @@ class Forward:
         if cache.model_counts_positions:
             return
         if block.get("position_ids") is None and "position_ids" in self.signature.parameters:
-            block["position_ids"] = positions.clamp(min=0).long()
+            block["position_ids"] = positions.clamp(min=0).long() + self.first_position
         single = positions.shape[1] == 1 and not first_tokens
         if cache.masks_nothing and single and "attention_mask" in self.signature.parameters:
             block["attention_mask"] = cache.no_mask(positions.device)
@@ -223,6 +224,13 @@ class Forward:
 def _inputs_of(given: dict[str, Any]) -> Tensor | None:
     inputs = given.get("input_ids")
     return given.get("inputs_embeds") if inputs is None else inputs
+
+
+def first_position(model: Any) -> int:
+    """Return the position of a text's first token where a call gives none: RoBERTa's is not 0."""
+    counting = "create_position_ids_from_input_ids"
+    found = [module for module in model.get_decoder().modules() if hasattr(module, counting)]
+    return found[0].padding_idx + 1 if found else 0
 
 
 def _not_text(given: dict[str, Any]) -> list[str]:
