@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock, local
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from kvlab.fast.engine.cache import LayerMemory
 from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.step import Watch
+from kvlab.fast.huggingface import saving
 from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.huggingface.rotary import rotation_of
 from kvlab.reference.observation import Clock
@@ -216,11 +217,9 @@ class CompressedCache(Cache):
         that it is as large as `memory` says then. ValueError if the cache is empty or broken, or
         holds what cannot be saved.
         """
-        from kvlab.fast.huggingface.saving import save
-
         with self.used():
             self._check_whole()
-            save(cast(Any, self), Path(path))
+            saving.save(self, Path(path))
 
     def load(self, path: str | Path) -> None:
         """Go on from what `save` wrote, perhaps in another process, and forget what was held.
@@ -229,10 +228,8 @@ class CompressedCache(Cache):
         model (its configuration and 64 numbers of every weight are compared) or another method;
         the cache is then as it was.
         """
-        from kvlab.fast.huggingface.saving import load
-
         with self.used():
-            policy, clock, compressed, layers = load(cast(Any, self), Path(path))
+            policy, clock, compressed, layers = saving.load(self, Path(path))
             self._forget()
             self.policy, self.clock, self.compressed = policy, clock, compressed
             self.layers = self._own_layers(layers)

@@ -24,7 +24,6 @@ from kvlab.fast.engine.layers import Layers
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.engine.quantization import Groups
 from kvlab.fast.engine.storage import Partners, Storage
-from kvlab.fast.huggingface.cache import CompressedCache, CompressedLayer
 from kvlab.fast.huggingface.clock import StreamClock
 from kvlab.fast.kernels.choice import uses_triton
 from kvlab.fast.kernels.vector_tables import VectorTable
@@ -44,8 +43,8 @@ MADE_ANEW = {("LayerCache", "columns"), ("Columns", "state")}
 
 
 @torch.inference_mode()
-def save(cache: CompressedCache, path: Path) -> None:
-    """Write a cache to a file; errors are those of `CompressedCache.save`."""
+def save(cache: Any, path: Path) -> None:
+    """Write a `CompressedCache` to a file; errors are those of its ``save``."""
     if not cache.clocks:
         raise ValueError("the cache is empty: there is nothing to save")
     if cache.model_counts_positions:
@@ -60,7 +59,7 @@ def save(cache: CompressedCache, path: Path) -> None:
         "clock": write(cache.clock, "clock"),
         "layers": [write(x, f"layers.{n}") for n, x in enumerate(cache.compressed.copies())],
         "others": [
-            None if isinstance(x, CompressedLayer) else write(vars(x), f"others.{n}")
+            None if x in cache.compressed_layers else write(vars(x), f"others.{n}")
             for n, x in enumerate(cache.layers)
         ],
     }
@@ -73,7 +72,7 @@ def save(cache: CompressedCache, path: Path) -> None:
 
 
 @torch.inference_mode()
-def load(cache: CompressedCache, path: Path) -> tuple[Policy, StreamClock, Layers, Sequence[Any]]:
+def load(cache: Any, path: Path) -> tuple[Policy, StreamClock, Layers, Sequence[Any]]:
     """Read what a cache holds, and its layers that no policy decides about."""
     try:
         with safe_open(path, "pt") as file:

@@ -242,10 +242,9 @@ def evaluate_tasks(
     Args:
         model: Hugging Face directory, or id on the hub.
         tasks: names of lm-eval's tasks, groups and tags.
-        reading: methods, budgets, and how texts are read. A budget in percent is a share of each
-            request's own tokens.
+        reading: how texts are read; a budget in percent is a share of each request's own tokens.
         limit: problems of each task; None takes all.
-        fewshot: solved examples before each problem; None takes what the task says.
+        fewshot: solved examples before each problem; None takes as many as the task says.
         chat: apply the tokenizer's chat template.
         include_path: folder of further tasks.
         report: is called with (runs done, runs in all, the method) before each run.
@@ -280,9 +279,8 @@ def evaluate_tasks(
                 log_samples=False,
             )
         figures = tuple(_figures(method, budget, results))
-        return EvaluatedRow(
-            method=method, budget=budget, figures=figures, versions=results["versions"]
-        )
+        found = {"figures": figures, "versions": results["versions"]}
+        return EvaluatedRow(method=method, budget=budget, **found)
 
     asked = points(reading.methods, reading.budgets)
     return measure_points(asked, 1, measure, EvaluatedRow, report, tell)

@@ -87,17 +87,7 @@ def simulate(
     if trace.prompt == tokens:
         raise ValueError(f"the trace holds a prompt of {tokens} tokens and nothing generated")
     entries = sorted({budget_entries(text, tokens) for text in budgets})
-    policies: list[Policy] = []
-
-    def ask(spec: str, budget: int | None, told: Told) -> SimulatedRow:
-        policy = methods.get(spec, budget)
-        check_replay(trace, [policy], block_size)
-        token = random_stream(Source("a token"), d=trace.shape[4], prompt=1, generated=0)
-        list(run_stream(policy, token))  # refuses channels that groups of codes do not divide
-        policies.append(policy)
-        return SimulatedRow(method=spec, budget=budget)
-
-    asked = measure_points(points(specs, entries), 1, ask, SimulatedRow)
+    asked, policies = _asked(trace, specs, entries, block_size)
 
     def judged(some: list[Policy]) -> Iterator[Sequence[Judgement]]:
         layers = []
@@ -120,6 +110,23 @@ def simulate(
     check_any(made)
     rows = iter(made)
     return Simulation(trace, tuple(row if row.refusal else next(rows) for row in asked))
+
+
+def _asked(
+    trace: Trace, specs: Sequence[str], budgets: Sequence[int], block_size: int | None
+) -> tuple[tuple[SimulatedRow, ...], list[Policy]]:
+    """Return a row for each method at each budget, and the policies of rows that are no refusal."""
+    policies: list[Policy] = []
+
+    def ask(spec: str, budget: int | None, told: Told) -> SimulatedRow:
+        policy = methods.get(spec, budget)
+        check_replay(trace, [policy], block_size)
+        token = random_stream(Source("a token"), d=trace.shape[4], prompt=1, generated=0)
+        list(run_stream(policy, token))  # refuses channels that groups of codes do not divide
+        policies.append(policy)
+        return SimulatedRow(method=spec, budget=budget)
+
+    return measure_points(points(specs, budgets), 1, ask, SimulatedRow), policies
 
 
 def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:
