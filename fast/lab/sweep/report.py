@@ -186,12 +186,11 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     if solving and any(point.figures for point in each.points):
         drawing = solved_over_memory(each, curves)
         yield Drawing(f"{name}-memory", "Problems solved over the memory that is left", drawing)
-    for title, wanted in (("", False), (", along the full cache's answers", True)):
-        along = {measure.name for measure in ALONG}
-        if tests := [test for test in each.tests if (test.measure in along) is wanted]:
-            yield Heading(f"Pairs on the same problems{title}", 3)
-            yield tabulate(tests, TESTS, words=4)
-            yield Text(TESTS_CAPTION)
+    along = {measure.name for measure in ALONG}
+    if tests := [test for test in each.tests if test.measure not in along]:
+        yield Heading("Pairs on the same problems", 3)
+        yield tabulate(tests, TESTS, words=4)
+        yield Text(f"{TESTS_CAPTION} Pairs of error and KL are in the CSV and JSON files.")
     if budgeted:
         yield Heading("What it cost and what it spoiled", 3)
         yield tabulate(budgeted, (METHOD, Column("budget", marked_budget), *figures))
