@@ -2,6 +2,7 @@
 
 What users and notebooks import is here. Read the files in this order:
 
+0. everything in one file of 400 lines: `nano`
 1. what a block sees: `notation`, `attention`, `observation`
 2. the four questions, and the step that asks them: `policy`, `step`, `selection`, `cache`
 3. methods: `methods`, one file per method, of `method`, `windows` and `granularity`; `outside`

@@ -25,6 +25,7 @@ REFERENCE_PACKAGES = {
     "reference core": set(),
     "tasks": {"reference core"},
     "embedded models": set(),
+    "nano": {"reference core", "embedded models", "tasks"},
     "methods": {"reference core"},
     "simulator": {"reference core", "methods", "tasks"},
     "proofs": {"reference core", "methods", "embedded models", "tasks", "simulator"},
