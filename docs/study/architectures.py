@@ -245,10 +245,10 @@ def page(results: list[Result]) -> str:
         Table(("classes for", *verdicts), counts).markdown(),
     ]
     for verdict in verdicts:
-        rows = [one[:4] for one in results if one.verdict == verdict]
+        rows = [(one[0], *one[2:4]) for one in results if one.verdict == verdict]
         if rows:
             last = "distance" if verdict == "same" else "why"
-            table = Table(("class", "architecture", "configuration", last), rows, words=4)
+            table = Table(("class", "configuration", last), rows, words=3)
             parts.append(f"## {verdict.capitalize()}\n\n{table.markdown()}")
     return "\n\n".join(parts) + "\n"
 
