@@ -44,7 +44,10 @@ def check_model(model: Any) -> None:
             'devices (device_map="auto")'
         )
     if config._attn_implementation == IMPLEMENTATION:
-        raise ValueError("the model is compressed already: leave the other compress() first")
+        raise ValueError(
+            "the model is compressed already: leave the other compress() first, or call close() "
+            "on the cache that it gave"
+        )
     if model.training and model.is_gradient_checkpointing:
         raise ValueError(
             f"{name} trains with gradient checkpointing, which drops the cache: call model.eval() "

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from kvlab.fast.lab.commands.settings import Json, check_output, command, say_notes
+from kvlab.fast.lab.tables import counted
 from kvlab.fast.lab.terminal import (
     errors,
     print_caption,
@@ -63,10 +64,11 @@ def sweep(settings: _SweepSettings) -> None:
         with results_only(), reporting() as told:
             ran = running.run_sweep(plan, directory, engine, told, settings.compact)
     except KeyboardInterrupt as stop:
-        stored = len(Results(plan, running.read_rows(directory)).missing())
+        missing = len(Results(plan, running.read_rows(directory)).missing())
+        stored = counted(sum(1 for _ in plan.jobs()) - missing, "stored job")
         stop.add_note(
-            f"nothing that was done is lost: {sum(1 for _ in plan.jobs()) - stored} jobs are "
-            f"stored in {directory}; the same command goes on from here"
+            f"nothing that was done is lost: {stored} in {directory}; the same command goes on "
+            "from here"
         )
         raise
     for job, failure in ran.failures:

@@ -216,6 +216,10 @@ class Stored(Results):
     run: Mapping[str, Any]
     """Command, versions and machine of the last run, and what `OUTSIDE` named."""
 
+    def failure(self, job: Job) -> str | None:
+        path = self.directory / FAILURES / f"{job.id}.txt"
+        return path.read_text(encoding="utf-8").splitlines()[-1] if path.is_file() else None
+
 
 def where_from(directory: Path) -> str:
     """Say, as the end of a message, what the last run in a directory had from outside."""

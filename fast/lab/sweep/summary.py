@@ -140,6 +140,10 @@ class Results:
         done = {row["job"] for row in self.rows}
         return [job for job in self.plan.jobs() if job.id not in done]
 
+    def failure(self, job: Job) -> str | None:
+        """Return why a missing job was given up, if it was."""
+        return None
+
 
 def summarise(results: Results) -> list[TaskSummary]:
     """Sum a sweep up, also one that is not complete.
@@ -152,7 +156,13 @@ def summarise(results: Results) -> list[TaskSummary]:
     for row in results.rows:
         job = jobs[row["job"]]  # the name of a model comes from the plan, not from the row
         rows[job.model, job.task, job.method, job.budget].append(row)
-    missing = {(job.model, job.task, job.seed) for job in results.missing()}
+    waiting = results.missing()
+    missing = {(job.model, job.task, job.seed) for job in waiting}
+    given_up = {
+        (job.model, job.task, job.method, job.budget): why
+        for job in waiting
+        if (why := results.failure(job)) is not None
+    }
     found = []
     for model in plan.fingerprints:
         for part in plan.sweep.parts:
@@ -165,7 +175,10 @@ def summarise(results: Results) -> list[TaskSummary]:
             points: list[Point] = []
             for method, budget in plan.points(model, task):
                 own = [row for row in rows[model, task, method, budget] if row["seed"] in seeds]
-                points.append(point_of(method, budget, own, wanted))
+                point = point_of(method, budget, own, wanted)
+                if why := given_up.get((model, task, method, budget)):
+                    point = replace(point, refusal=why, failed=True)
+                points.append(point)
             points, measure = _against_full(points), main_measure(points)
             found.append(
                 TaskSummary(

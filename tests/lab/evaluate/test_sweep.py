@@ -34,6 +34,7 @@ from kvlab.fast.lab.sweep.run import (
     run_sweep,
     write_rows,
 )
+from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.reference import methods
 from kvlab.reference.methods import with_seed
 from kvlab.reference.models import reasoner_directory
@@ -223,6 +224,8 @@ def test_a_failed_job_is_named_and_tried_again(small, tmp_path):
     assert [job.method for job, _ in ran.failures] == ["nacl"] * 4
     written = tmp_path / FAILURES / f"{ran.failures[0][0].id}.txt"
     assert "broken" in written.read_text()
+    points = [p for task in summarise(read_stored(tmp_path)) for p in task.points]
+    assert {p.method for p in points if p.failed and "broken" in (p.refusal or "")} == {"nacl"}
     assert run_sweep(plan, tmp_path, again).done == 4
     assert results(tmp_path) == results(directory)
 
