@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -22,8 +23,9 @@ from kvlab.reference.granularity import (
     PageScore,
     WholePages,
 )
-from kvlab.reference.policy import Edges, Entries, Full, Policy
+from kvlab.reference.policy import Budget, Edges, Entries, Full, Policy
 from kvlab.reference.precisions import precisions
+from kvlab.reference.selection import budget_entries
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Wrapper(Method):
 
 @dataclass(frozen=True)
 class CommonOptions(Wrapper):
-    """A method with the options that every method takes: who else is safe, what leaves together."""
+    """A method with the options that every method takes: who is safe, what leaves together."""
 
     name = "every method"
 
@@ -127,6 +129,9 @@ class CommonOptions(Wrapper):
     """Newest entries that are safe."""
     pin_prompt: bool = False
     """Whether all tokens of the prompt are safe."""
+    protected: str = "own"
+    """What is safe instead of the method's own choice (``own``): ``nothing``, or ``first4``,
+    ``newest16``, ``prompt``, joined by ``+``; ``newest50%`` is a share of the budget, rounded up."""
     page: int = 1
     """Consecutive positions that leave together, as from an engine's block table."""
     page_score: PageScore = "mean"
@@ -145,6 +150,8 @@ class CommonOptions(Wrapper):
 
     def policy(self, budget: int | None) -> Policy:
         policy = self.base.policy(budget)
+        if self.protected != "own":
+            policy = replace(policy, protect=protection(self.protected, policy.budget))
         edges = Edges(self.sinks, self.recent, self.pin_prompt)
         policy = replace(policy, protect=policy.protect.with_edges(edges))
         if self.kv_heads != "head":
@@ -173,6 +180,27 @@ class CommonOptions(Wrapper):
             protect=WholePages(policy.protect, self.page),
             budget=Pages(policy.budget.budget, self.page),
         )
+
+
+def protection(written: str, budget: Budget) -> Edges:
+    """Return the protection that the option ``protected`` names; ValueError if it names none."""
+    edges = Edges()
+    for part in written.split("+"):
+        if not (found := re.fullmatch(r"(first|newest)(\d+%?)|nothing|prompt", part)):
+            raise ValueError(
+                f"protected = {written!r} must be 'own', 'nothing', or first4, newest16, prompt or "
+                "shares as newest50%, joined by +"
+            )
+        edge, amount = found.groups()
+        if edge is None:
+            edges = replace(edges, prompt=edges.prompt or part == "prompt")
+            continue
+        if amount.endswith("%"):
+            if not isinstance(budget, Entries):
+                raise ValueError(f"protected = {written!r} must be entries: there is no budget")
+            amount = budget_entries(amount, budget.budget)
+        edges = replace(edges, **{"sinks" if edge == "first" else "recent": int(amount)})
+    return edges
 
 
 KINDS = {

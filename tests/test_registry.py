@@ -20,6 +20,7 @@ from kvlab.reference.files import divergences_in
 from kvlab.reference.methods import known, lookup
 from kvlab.reference.methods.caote import Caote
 from kvlab.reference.methods.h2o import H2O
+from kvlab.reference.policy import Edges
 from kvlab.reference.precisions import families
 
 REFERENCE = Path(methods.__file__).parents[1]
@@ -252,3 +253,26 @@ def test_what_is_safe_joins_what_the_method_protects():
 def test_a_method_reads_its_own_option_of_that_name():
     assert methods.get("h2o@recent=1", 8).protect.recent == 1
     assert methods.get("raas@pin_prompt=false", 8).protect.prompt is False
+
+
+@pytest.mark.parametrize(
+    ("written", "edges"),
+    [
+        ("nothing", Edges()),
+        ("first4+newest16", Edges(sinks=4, recent=16)),
+        ("first10%+newest50%", Edges(sinks=2, recent=8)),
+        ("prompt", Edges(prompt=True)),
+    ],
+)
+def test_protected_replaces_the_protection_of_the_method(written: str, edges: Edges) -> None:
+    """A share of 15 entries is rounded up; the matched control has the same protection."""
+    for spec in ("h2o@recent=3", "random:h2o@recent=3", "random"):
+        with_option = f"{spec}{',' if '@' in spec else '@'}protected={written}"
+        assert methods.get(with_option, 15).protect == edges
+    assert methods.get("h2o@recent=3", 15).protect == Edges(recent=3)
+
+
+@pytest.mark.parametrize("wrong", ["none", "first", "newest-1", "first4,newest2", "oldest3"])
+def test_a_protection_that_does_not_exist_is_refused(wrong: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(wrong.split(",")[0])):
+        methods.get(f"h2o@protected={wrong}", 15)
