@@ -131,7 +131,7 @@ class CommonOptions(Wrapper):
     """Whether all tokens of the prompt are safe."""
     protected: str = "own"
     """What is safe instead of the method's own choice (``own``): ``nothing``, or ``first4``,
-    ``newest16``, ``prompt``, joined by ``+``; ``newest50%`` is a share of the budget, rounded up."""
+    ``newest16``, ``prompt``, joined by ``+``; ``newest50%``: of the budget, rounded up."""
     page: int = 1
     """Consecutive positions that leave together, as from an engine's block table."""
     page_score: PageScore = "mean"

@@ -260,16 +260,16 @@ def test_a_method_reads_its_own_option_of_that_name():
     [
         ("nothing", Edges()),
         ("first4+newest16", Edges(sinks=4, recent=16)),
-        ("first10%+newest50%", Edges(sinks=2, recent=8)),
+        ("first10%+newest50%", Edges(sinks=3, recent=13)),
         ("prompt", Edges(prompt=True)),
     ],
 )
 def test_protected_replaces_the_protection_of_the_method(written: str, edges: Edges) -> None:
-    """A share of 15 entries is rounded up; the matched control has the same protection."""
+    """A share of 25 entries is rounded up; the matched control has the same protection."""
     for spec in ("h2o@recent=3", "random:h2o@recent=3", "random"):
         with_option = f"{spec}{',' if '@' in spec else '@'}protected={written}"
-        assert methods.get(with_option, 15).protect == edges
-    assert methods.get("h2o@recent=3", 15).protect == Edges(recent=3)
+        assert methods.get(with_option, 25).protect == edges
+    assert methods.get("h2o@recent=3", 25).protect == Edges(recent=3)
 
 
 @pytest.mark.parametrize("wrong", ["none", "first", "newest-1", "first4,newest2", "oldest3"])
