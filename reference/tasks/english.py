@@ -1,4 +1,4 @@
-"""A novel that comes with the package: English text to read, and to hide things in.
+"""English that comes with the package: a novel to read, and to hide things in, and questions.
 
 Jane Austen's *Northanger Abbey* (1818) is in the public domain; ``data/README.md`` says where the
 text is from.
@@ -40,3 +40,9 @@ def novel_sentences() -> tuple[str, ...]:
     paragraphs = [each for each in novel().split("\n\n") if not each.startswith("CHAPTER")]
     text = " ".join(" ".join(paragraphs).split())
     return tuple(SENTENCE_END.split(text))
+
+
+def questions() -> tuple[str, ...]:
+    """Return questions and requests of everyday life, written for kvlab."""
+    written = (files("kvlab.reference.tasks") / "data" / "questions.txt").read_text("utf-8")
+    return tuple(written.splitlines())

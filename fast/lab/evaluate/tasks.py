@@ -233,6 +233,8 @@ class Rated(Task):
     """Whether every seed draws other texts."""
     block_size: ClassVar[int] = 128
     """Tokens of a block, unless a sweep says another number."""
+    only_drafts: ClassVar[bool] = False
+    """Whether there is no text to rate but what the full cache writes."""
 
     feed: str = "blocks"
     """How rated tokens are fed: one by one as if written (steps), or as a prompt (blocks)."""
@@ -326,6 +328,36 @@ class Haystack(Rated):
         return [Question(n, None, each.prompt, each.rated) for n, each in enumerate(found)]
 
 
+@dataclass(frozen=True)
+class Chat(Rated):
+    """Questions of everyday life, in the model's chat template; the full cache's answers count."""
+
+    only_drafts = True
+
+    tokens: int = 160
+    """Tokens of an answer, at most."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, tokens=self.tokens)
+
+    def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
+        """Take questions in an order drawn by seed; ValueError if there are too few."""
+        asked = english.questions()
+        check_between(1, len(asked), problems=count)
+        order = np.random.default_rng(seed).permutation(len(asked))[:count]
+        return [
+            Question(number, None, _in_chat(tokenizer, asked[place]), (0,) * self.tokens)
+            for number, place in enumerate(order)
+        ]
+
+
+def _in_chat(tokenizer: Any, question: str) -> list[int]:
+    message = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
 def _read(text: str | None) -> str:
     return english.novel() if text is None else Path(text).read_text(encoding="utf-8")
 
@@ -338,6 +370,7 @@ TASKS: Mapping[str, type[Task]] = {
     "perplexity": Windows,
     "likelihood": Solutions,
     "haystack": Haystack,
+    "chat": Chat,
 }
 """Kinds of tasks by name."""
 

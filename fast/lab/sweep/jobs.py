@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from multiprocessing import get_context
 from statistics import fmean
@@ -37,7 +37,10 @@ MEASURED = ("output_error", "kl", "agreement", "entries", "nbytes", "average_bit
 its tokens, entries as `ENTRIES` says, the largest bytes, the last bits; None where nothing was
 measured."""
 
-FIGURES = ("solved", "answer_correct", "loss", "tokens", "seconds_per_token", *MEASURED)
+DRAFTED = ("accepted", "until_rejected")
+"""Of drafts: the share of tokens that the full cache accepts, and those before it rejects one."""
+
+FIGURES = ("solved", "answer_correct", "loss", *DRAFTED, "tokens", "seconds_per_token", *MEASURED)
 """What is found of each problem; ``tokens`` are those that were written, or rated: then ``loss`` is
 their mean, in nats."""
 
@@ -98,7 +101,7 @@ def do_job(job: Job) -> list[Found]:
     fitting = [each for each in _questions(job) if rows[each.number]["refusal"] is None]
     try:
         for work, questions in (
-            (_rate if isinstance(find_task(job.task), Rated) else _solve, fitting),
+            (_rate if job.drafts or isinstance(find_task(job.task), Rated) else _solve, fitting),
             (_measure, [each for each in fitting if each.number < job.first + job.measured]),
         ):
             if questions:
@@ -114,8 +117,8 @@ def _refusal(job: Job, question: Question) -> str | None:
     """Say why a method cannot take a prompt, without running the method."""
     if job.method != ORACLE:
         try:
-            task, given = find_task(job.task), question.shared or len(question.prompt)
-            blocks = isinstance(task, Rated) and task.feed == "blocks"
+            given = question.shared or len(question.prompt)
+            blocks = _feed(job) == "blocks"
             read = len(question) - 1 if blocks else given
             methods.get(job.seeded, job.budget).check(read)
         except ValueError as error:
@@ -156,22 +159,42 @@ def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
     from kvlab.fast.lab.evaluate.perplexity import rate
 
     task, backend = find_task(job.task), _backend(job)
-    assert isinstance(task, Rated) and isinstance(backend, FastBackend)
+    assert isinstance(backend, FastBackend)
     passages = [Passage(each.prompt, each.solution) for each in questions]
-    started, how = perf_counter(), (job.block_size, task.feed, len(passages))
+    started, how = perf_counter(), (job.block_size, _feed(job), len(passages))
     found = rate(backend.model, job.seeded, job.budget, passages, *how)
     took = (perf_counter() - started) / sum(len(each.rated) for each in passages)
     return [
         {
-            "solved": bool(each.greedy.all()) if task.one_answer else None,
+            "solved": bool(_right(job, asked) and each.greedy.all()) if task.one_answer else None,
+            **(_accepted(each.greedy) if job.drafts else {}),
             "loss": -float(each.logprobs.mean()),
             "tokens": len(each.logprobs),
             "seconds_per_token": took,
             "entries": float(each.entries),
             "nbytes": float(each.nbytes),
         }
-        for each in found
+        for asked, each in zip(questions, found, strict=True)
     ]
+
+
+def _feed(job: Job) -> str:
+    """Return how tokens after the prompt are fed: a draft is written, whatever the task says."""
+    task = find_task(job.task)
+    return task.feed if isinstance(task, Rated) and not job.drafts else "steps"
+
+
+def _right(job: Job, question: Question) -> bool:
+    """Say whether what is rated solves the problem: of drafts, what the full cache wrote."""
+    task = find_task(job.task)
+    if isinstance(task, Rated):
+        return True
+    return task.grade(question.problem, _backend(job).decode(question.solution)).solved
+
+
+def _accepted(drafted: np.ndarray) -> Found:
+    figures = float(drafted.mean()), int(np.logical_and.accumulate(drafted).sum())
+    return dict(zip(DRAFTED, figures, strict=True))
 
 
 def _write(
@@ -249,10 +272,25 @@ def _questions(job: Job) -> list[Question]:
 
     def draw() -> list[Question]:
         asked = backend.tokenizer, backend.encode, job.first + job.count, job.seed
-        return task.questions(*asked)[job.first :]
+        questions = task.questions(*asked)[job.first :]
+        return _verified(job, questions) if job.drafts else questions
 
     key = (job.fingerprint, job.backend, job.task, job.text, job.seed, job.first, job.count)
-    return _once("questions", key, draw)
+    return _once("questions", (*key, job.drafts), draw)
+
+
+def _verified(job: Job, questions: Sequence[Question]) -> list[Question]:
+    """Put what the full cache writes in the place of each solution."""
+    backend, most = _backend(job), max(len(each.solution) for each in questions)
+    assert isinstance(backend, FastBackend)
+    rated = isinstance(find_task(job.task), Rated)
+    request = Request(
+        prompts=[each.prompt for each in questions],
+        limit=most if rated else max(each.limit for each in questions),
+        stop=backend.model.generation_config.eos_token_id if rated else questions[0].stop,
+    )
+    written = backend.write(methods.get("full"), request)
+    return [replace(each, solution=own) for each, own in zip(questions, written, strict=True)]
 
 
 def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:

@@ -53,6 +53,7 @@ class Part:
     measured: int
     to_first_error: bool
     block_size: int | None
+    drafts: bool
 
     def __post_init__(self) -> None:
         check_at_least(1, problems=self.problems, batch=self.batch)
@@ -66,6 +67,13 @@ class Part:
             raise ValueError(
                 f"to_first_error needs one right answer each, which {self.task} has not"
             )
+        if self.drafts and (self.measured or self.to_first_error or task.asks_after):
+            raise ValueError(
+                f"drafts of {self.task} need measured = 0, to_first_error = false, and prompts "
+                "that hold the question"
+            )
+        if isinstance(task, Rated) and task.only_drafts and not self.drafts:
+            raise ValueError(f"drafts must be true: {self.task} has no text of its own to rate")
         if isinstance(task, Rated) and not task.drawn and self.seeds != (0,):
             raise ValueError(f"seeds = {list(self.seeds)} must be [0]: {self.task} draws nothing")
 
@@ -124,6 +132,9 @@ class Sweep:
     right answer each. The final answer after a wrong step is then not known."""
     block_size: int | None = None
     """Tokens per block of a prompt; None reads prompts at once."""
+    drafts: bool = False
+    """Whether the compressed cache drafts and the full cache verifies: every method is fed what the
+    full cache writes, and what counts is how many of these tokens it would have written."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Methods that the report tests against each other, chosen before anything is run."""
     curves: tuple[str, ...] = ()
@@ -162,7 +173,7 @@ class Sweep:
                 f"task {part.task!r} asks after the text is compressed, which needs backend 'fast' "
                 f"and measured = 0, got {self.backend!r} and {part.measured}"
             )
-        if isinstance(task, Rated) and self.backend != "fast":
+        if (isinstance(task, Rated) or part.drafts) and self.backend != "fast":
             raise ValueError(f"task {part.task!r} rates texts, which needs backend 'fast'")
         if ORACLE in self.methods and (task.recent is None or self.backend != "fast"):
             raise ValueError(
@@ -283,6 +294,7 @@ class Job:
     """How many of the job's first problems are measured."""
     to_first_error: bool = False
     block_size: int | None = None
+    drafts: bool = False
     kvlab: str = ""
     """Version of kvlab."""
     outside: str = ""
@@ -295,7 +307,7 @@ class Job:
         """Hash of all that the results depend on, without the sweep's name of the model."""
         content = {**asdict(self), "format": FORMAT}
         del content["model"]
-        for name in ("to_first_error", "block_size", "kvlab", "outside", "text"):
+        for name in ("to_first_error", "block_size", "drafts", "kvlab", "outside", "text"):
             if not content[name]:
                 del content[name]  # so that results from before this field keep their names
         text = json.dumps(content, sort_keys=True)
@@ -362,6 +374,7 @@ class Plan:
                     measured=min(count, max(0, part.measured - first)),
                     to_first_error=part.to_first_error,
                     block_size=part.block_size,
+                    drafts=part.drafts,
                     kvlab=self.kvlab,
                     outside=self.outside if from_outside(method) else "",
                     text=self.texts.get(part.task, ""),

@@ -19,7 +19,7 @@ from kvlab.fast.lab.evaluate.pairs import (
     TESTS,
     TESTS_CAPTION,
 )
-from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, UNKNOWN, budget_mark, marked_budget
 from kvlab.fast.lab.reports import (
@@ -125,7 +125,7 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
     tasks = [asdict(each) for each in summaries]
     for task in tasks:
         for point in task["points"]:
-            del point["outcomes"], point["figures"], point["losses"]
+            del point["outcomes"], point["figures"], point["losses"], point["drafts"]
         for name in ("leaders", "chance"):
             task[name] = {budget: sorted(methods) for budget, methods in task[name].items()}
     return {
@@ -246,6 +246,8 @@ def _with_interval(name: str) -> Callable[[Point], str | None]:
 METHOD = Column("method")
 FIGURES = (
     Column("solved %", "interval", lambda share: share.percent()),
+    Column("accepted %", lambda point: _accepted(point)),
+    Column("until rejected", "until_rejected", ".1f"),
     Column("perplexity", format=".4f"),
     Column("gap", format="+.4f"),
     Column("nats", format=lambda nats: nats.written(4, "+", " to ")),
@@ -259,6 +261,12 @@ FIGURES = (
 """Figures of a point; `figure_columns` leaves out those that no point has."""
 
 
+def _accepted(point: Point) -> str | None:
+    if len(point.drafts) < 2:
+        return None
+    return Interval(*mean_interval(point.drafts, LEVEL)).percent()
+
+
 def figure_columns(points: Sequence[Point]) -> tuple[Column, ...]:
     """Return the columns of `FIGURES` that have a figure."""
     return tuple(
@@ -267,7 +275,10 @@ def figure_columns(points: Sequence[Point]) -> tuple[Column, ...]:
 
 
 FIGURES_CAPTION = (
-    "gap: perplexity less the full cache's. nats: loss per token less the full cache's, paired "
+    "accepted: share of the full cache's tokens that the compressed cache drafts, with the "
+    f"{LEVEL:.0%} bootstrap interval over the problems; until rejected: mean tokens before the "
+    "first that it does not. gap: perplexity less the full cache's. nats: loss per token less the "
+    "full cache's, paired "
     f"over the problems, with the {LEVEL:.0%} bootstrap interval. {ENTRIES}. "
     "KiB: most of keys and values in all layers. bits: stored per element of the full "
     "cache at the last token, scales and zero points included. error: distance of the attention "

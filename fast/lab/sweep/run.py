@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.files import clear_unfinished, write_completely, write_text
 from kvlab.fast.lab.sweep.jobs import (
+    DRAFTED,
     MEASURED,
     Engine,
     Failure,
@@ -59,6 +60,8 @@ SCHEMA = pa.schema(
         ("solved", pa.bool_()),
         ("answer_correct", pa.bool_()),
         ("loss", pa.float64()),
+        ("accepted", pa.float64()),
+        ("until_rejected", pa.int32()),
         ("tokens", pa.int32()),
         *((name, pa.float64() if name == "nbytes" else pa.float32()) for name in MEASURED),
         ("seconds_per_token", pa.float32()),
@@ -84,8 +87,9 @@ def read_rows(directory: Path) -> list[Found]:
     for path in sorted((directory / RESULTS).glob("*.parquet")):
         try:
             table = pq.read_table(path)
-            if "loss" not in table.column_names:  # results from before there was this column
-                table = table.append_column("loss", pa.nulls(len(table), pa.float64()))
+            for name in ("loss", *DRAFTED):  # results from before there were these columns
+                if name not in table.column_names:
+                    table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
             rows = table.select(SCHEMA.names).cast(SCHEMA).to_pylist()
         except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError) as error:
             reason = str(error).splitlines()[0]

@@ -25,7 +25,7 @@ from kvlab.fast.lab.evaluate.statistics import (
     wilson,
 )
 from kvlab.fast.lab.points import HeldRow
-from kvlab.fast.lab.sweep.jobs import MEASURED, Found
+from kvlab.fast.lab.sweep.jobs import DRAFTED, MEASURED, Found
 from kvlab.fast.lab.sweep.plan import Job, Plan
 from kvlab.fast.lab.tables import MISSING
 
@@ -60,6 +60,10 @@ class Point(HeldRow):
     """Solved or not, ordered by seed and problem: in the same order for all methods."""
     figures: Mapping[str, tuple[float, ...]] = field(default_factory=dict, repr=False)
     """The values of `MEASURED` on the measured problems, in the same order."""
+    drafts: tuple[float, ...] = field(default=(), repr=False)
+    """Share of tokens that the full cache accepts, of every problem in the same order."""
+    until_rejected: float | None = None
+    """Tokens before the first that the full cache rejects, mean over the problems."""
     losses: tuple[float, ...] = field(default=(), repr=False)
     """Loss per token of every problem in nats, in the same order, where its likelihood is rated."""
 
@@ -74,6 +78,7 @@ class Point(HeldRow):
 
 
 SOLVED = Measure("solved", lambda point: point.outcomes, sign=1)
+ACCEPTED = Measure("accepted", lambda point: point.drafts, sign=1)
 LOSS = Measure("nats per token", lambda point: point.losses)
 ALONG = (
     Measure("output error", lambda point: point.figures.get("output_error", ())),
@@ -83,8 +88,11 @@ ALONG = (
 
 
 def main_measure(points: Sequence[Point]) -> Measure:
-    """Return what ranks methods on a task: problems solved, or the loss if nothing is solved."""
-    return SOLVED if any(point.outcomes for point in points) else LOSS
+    """Return what ranks methods on a task: problems solved, tokens accepted, or the loss."""
+    for measure in (SOLVED, ACCEPTED):
+        if any(map(measure.values, points)):
+            return measure
+    return LOSS
 
 
 @dataclass(frozen=True)
@@ -190,7 +198,7 @@ def summarise(results: Results) -> list[TaskSummary]:
                     points=tuple(points),
                     tests=tuple(
                         test
-                        for each in (SOLVED, LOSS, *ALONG)
+                        for each in (SOLVED, ACCEPTED, LOSS, *ALONG)
                         for test in paired_tests(points, plan.sweep.pairs, each)
                     ),
                     leaders=leaders([each for each in points if each.holds_budget], measure),
@@ -213,8 +221,9 @@ def point_of(method: str, budget: int | None, rows: Sequence[Found], wanted: int
     rows = sorted(rows, key=lambda row: (row["seed"], row["problem"]))
     columns = {name: [row[name] for row in rows if row[name] is not None] for name in MEASURED}
     figures = {name: tuple(values) for name, values in columns.items() if values}
-    outcomes, losses = (
-        tuple(row[name] for row in rows if row.get(name) is not None) for name in ("solved", "loss")
+    outcomes, losses, drafts, until_rejected = (
+        tuple(row[name] for row in rows if row.get(name) is not None)
+        for name in ("solved", "loss", *DRAFTED)
     )
     peak = max(figures.get("entries", ()), default=None)
     share = fmean(outcomes) if outcomes else 0.0
@@ -239,6 +248,8 @@ def point_of(method: str, budget: int | None, rows: Sequence[Found], wanted: int
         outcomes=outcomes,
         figures=figures,
         losses=losses,
+        drafts=drafts,
+        until_rejected=fmean(until_rejected) if until_rejected else None,
     )
 
 
@@ -281,6 +292,8 @@ def plain(point: Point) -> dict[str, Any]:
         "accuracy_high": None if share is None else share.high,
         "perplexity": point.perplexity,
         "gap": point.gap,
+        "accepted": fmean(point.drafts) if point.drafts else None,
+        "until_rejected": point.until_rejected,
         "nats": None if nats is None else nats.mean,
         "nats_low": None if nats is None else nats.low,
         "nats_high": None if nats is None else nats.high,
