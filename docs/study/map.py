@@ -1,0 +1,239 @@
+"""The map: every score under every protection, on both models.
+
+    python -m study.map docs
+
+writes the pictures, and what each knob explains as ``map.json``.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from jaxtyping import Float
+
+from kvlab.fast.lab.drawing import Picture, canvas, finish
+from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure
+from kvlab.fast.lab.evaluate.statistics import Interval, holm, mcnemar, sign_flips
+from kvlab.fast.lab.sweep.run import read_stored
+from kvlab.fast.lab.sweep.summary import TaskSummary, main_measure, summarise
+from kvlab.reference.notation import Array
+from study.stored import RESULTS
+
+ACROSS = "@protected=", ",protected="
+"""What stands before the protection in a method of the map."""
+SCORES = {
+    "random": "random",
+    "streaming_llm@sinks=0": "recency",
+    "value_norm": "value norm",
+    "knorm": "key norm",
+    "tova@per_head=true": "TOVA",
+    "caote:tova": "CAOTE applied to TOVA",
+    "fast_caote:tova": "FastCAOTE applied to TOVA",
+    "h2o": "H2O",
+    "caote:h2o": "CAOTE applied to H2O",
+    "fast_caote:h2o": "FastCAOTE applied to H2O",
+    "ahakv@recent=16": "AhaKV",
+    "snapkv@window=16,schedule=every_block": "SnapKV",
+    "rkv@every=16": "R-KV",
+    "lazy_eviction": "LazyEviction, α as published",
+    "lazy_eviction@threshold=0.01": "LazyEviction, maximum of heads",
+    "lazy_eviction@threshold=0.01,reduce=mean": "LazyEviction, mean of heads",
+}
+"""Scores in the order of the rows, as a picture names them."""
+CONTROLS = {"rkv": "random:rkv@every=16", "lazy_eviction": "random:lazy_eviction"}
+"""Controls of scores that do not evict at every step, by the method's name; the others': random."""
+PROTECTIONS = {
+    "nothing": "nothing",
+    "first1": "first token",
+    "first4": "first 4",
+    "newest16": "newest 16",
+    "newest50%": "newest half",
+    "first10%+newest10%": "both ends, 10 %",
+    "prompt": "prompt",
+}
+"""Protections in the order of the columns."""
+PANELS = {
+    "jumps": (("map_jumps", 0, "20%"), ("map_jumps", 0, "30%"), ("map_jumps", 0, "50%")),
+    "smollm2": (("map_writing", 0, "30%"), ("map_reading", 0, "30%"), ("map_reading", 1, "50%")),
+}
+"""Sweep, task and budget of each panel of a model's picture."""
+TITLES = {"solved": "programs solved, %", "accepted": "tokens accepted, %"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One task at one budget: a cell for every score and protection."""
+
+    sweep: str
+    task: str
+    budget: str
+    measure: Measure
+    better: int
+    """1 where more is better, −1 where less is."""
+    scores: tuple[str, ...]
+    cells: Float[Array, "scores protections"]
+    """Means; NaN where a cell cannot be run. Of a loss, what it is above the full cache's."""
+    gains: Float[Array, "scores protections"]
+    """1 where a score is significantly better than its control, −1 worse; after Holm."""
+    explained: dict[str, Interval]
+    """Shares of the variance of the cells, by the knob that explains them."""
+
+
+@cache
+def summaries(sweep: str) -> Sequence[TaskSummary]:
+    """Return what a sweep of the map found, by task."""
+    return summarise(read_stored(RESULTS / sweep))
+
+
+def panel(sweep: str, task: int, budget: str) -> Panel:
+    """Read one task at one budget."""
+    found = summaries(sweep)[task]
+    measure, entries = main_measure(found.points), found.budgets[budget]
+    values: dict[tuple[str, str], Array] = {}
+    for point in found.points:
+        score, protection = _split(point.method)
+        if point.budget == entries and protection and measure.values(point):
+            values[score, protection] = np.asarray(measure.values(point), dtype=float)
+    full = np.asarray(measure.values(found.point("full", None)), dtype=float)
+    base = 0.0 if measure.sign > 0 else full.mean()
+    shown = tuple(score for score in SCORES if any((score, p) in values for p in PROTECTIONS))
+    cells = np.full((len(shown), len(PROTECTIONS)), np.nan)
+    for i, score in enumerate(shown):
+        for j, protection in enumerate(PROTECTIONS):
+            if (score, protection) in values:
+                cells[i, j] = values[score, protection].mean() - base
+    gains = _gains(shown, values, measure)
+    return Panel(
+        *(sweep, found.task, budget, measure, measure.sign, shown, cells, gains),
+        explained=_explained(shown, values),
+    )
+
+
+def _split(method: str) -> tuple[str, str]:
+    """Return a method's score and protection, which is empty where the method's own holds."""
+    for mark in ACROSS:
+        if mark in method:
+            score, _, protection = method.partition(mark)
+            return score, protection
+    return method, ""
+
+
+def control_of(score: str) -> str:
+    """Return random eviction on the schedule of a score."""
+    return CONTROLS.get(score.partition("@")[0], "random")
+
+
+def _gains(shown: Sequence[str], values: Any, measure: Measure) -> Array:
+    """Test every score against its control under the same protection; adjust all p by Holm."""
+    tested, ps = [], []
+    for i, score in enumerate(shown):
+        for j, protection in enumerate(PROTECTIONS):
+            one = values.get((score, protection))
+            other = values.get((control_of(score), protection))
+            if score == "random" or one is None or other is None:
+                continue
+            change = one - other
+            yes_or_no = measure.name == "solved"
+            counts = int((change > 0).sum()), int((change < 0).sum())
+            ps.append(mcnemar(*counts) if yes_or_no else sign_flips(change.tolist()))
+            tested.append((i, j, np.sign(change.mean()) * measure.sign))
+    gains = np.zeros((len(shown), len(PROTECTIONS)))
+    for (i, j, sign), p in zip(tested, holm(ps), strict=True):
+        gains[i, j] = sign if p < 1 - LEVEL else 0
+    return gains
+
+
+def _explained(shown: Sequence[str], values: Any, resamples: int = 1000) -> dict[str, Interval]:
+    """Split the variance of the cells into score, protection, and both together.
+
+    Cells stand for scores and protections that all ran; intervals resample the units.
+    """
+    columns = [p for p in PROTECTIONS if sum((s, p) in values for s in shown) > len(shown) / 2]
+    rows = [s for s in shown if all((s, p) in values for p in columns)]
+    units = np.stack([np.stack([values[s, p] for p in columns]) for s in rows])
+    rng, n = np.random.default_rng(0), units.shape[2]
+    draws = [units.mean(axis=2)]
+    draws += [units[:, :, rng.integers(n, size=n)].mean(axis=2) for _ in range(resamples)]
+    shares = np.array([_shares(each) for each in draws])
+    low, high = np.quantile(shares[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    names = ("score", "protection", "both together")
+    return {name: Interval(*map(float, each)) for name, *each in zip(names, shares[0], low, high)}
+
+
+def _shares(cells: Float[Array, "scores protections"]) -> tuple[float, float, float]:
+    middle = cells - cells.mean()
+    total = float((middle**2).mean()) or 1.0
+    by_score = float((middle.mean(axis=1) ** 2).mean()) / total
+    by_protection = float((middle.mean(axis=0) ** 2).mean()) / total
+    return by_score, by_protection, max(0.0, 1 - by_score - by_protection)
+
+
+def draw(model: str) -> Picture:
+    """Draw scores × protections, a panel per task and budget; ▲ ▼ mark gains and losses."""
+    panels = [panel(*each) for each in PANELS[model]]
+    most = max(len(each.scores) for each in panels)
+    figure, axes = canvas(len(panels), width=12.5, height=1.9 + 0.27 * most, sharey=False)
+    for first, (place, each) in enumerate(zip(axes, panels, strict=True)):
+        _draw(place, each, names=first == 0 or each.scores != panels[0].scores)
+    text = "; ".join(
+        f"{each.task} at {each.budget}: protection explains "
+        f"{each.explained['protection'].percent(0)} % of the variance, the score "
+        f"{each.explained['score'].percent(0)} %"
+        for each in panels
+    )
+    return finish(figure, f"Scores under protections, {model}. {text}.")
+
+
+def _draw(axes: Any, each: Panel, names: bool) -> None:
+    loss = each.better < 0
+    worst = np.nanquantile(each.cells, 0.9) if loss else 1.0
+    shade = 1 - each.cells / worst if loss else each.cells
+    axes.imshow(shade, cmap="YlGnBu", vmin=0, vmax=1.25, aspect="auto")
+    for (i, j), cell in np.ndenumerate(each.cells):
+        if np.isnan(cell):
+            axes.text(j, i, "–", ha="center", va="center", fontsize=7, color="0.5")
+            continue
+        mark = {1: " ▲", -1: " ▼", 0: ""}[int(each.gains[i, j])]
+        figure = f"{cell:.2f}" if loss else f"{100 * cell:.0f}"
+        ink = "white" if shade[i, j] > 0.75 else "#111111"
+        axes.text(j, i, figure + mark, ha="center", va="center", fontsize=7, color=ink)
+    axes.set_xticks(range(len(PROTECTIONS)), PROTECTIONS.values(), rotation=40, ha="right")
+    axes.set_yticks(range(len(each.scores)), [SCORES[s] for s in each.scores] if names else [])
+    axes.tick_params(labelsize=7.5, length=0)
+    axes.spines[:].set_visible(False)
+    what = TITLES.get(each.measure.name, "nats above the full cache")
+    what = "needles found, %" if each.task.startswith("needle") else what
+    knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
+    axes.set_title(f"{what}, budget {each.budget}\nexplained by {knobs}", fontsize=8.5)
+
+
+def figures() -> Iterator[dict[str, Any]]:
+    """Yield what each panel says as plain data."""
+    for model, panels in PANELS.items():
+        for each in (panel(*asked) for asked in panels):
+            yield {
+                "model": model,
+                **{name: getattr(each, name) for name in ("sweep", "task", "budget", "scores")},
+                "measure": each.measure.name,
+                "protections": list(PROTECTIONS),
+                "cells": np.where(np.isnan(each.cells), None, each.cells).tolist(),
+                "gains": each.gains.tolist(),
+                "explained": {name: vars(share) for name, share in each.explained.items()},
+            }
+
+
+def main(directory: Annotated[Path, typer.Argument(help="Where the pages are.")]) -> None:
+    """Write the pictures and the figures."""
+    for model in PANELS:
+        draw(model).save(directory / "images" / f"map-{model}.svg")
+    text = json.dumps(list(figures()), indent=1)
+    (directory / "images" / "map.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
