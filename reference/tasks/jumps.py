@@ -9,6 +9,9 @@ solution writes the run down, step by step, until line ``L0``, which halts::
 Line ``L4`` adds register ``h`` to register ``f``, modulo 10, and the sum is the number of the next
 line. A step has as many tokens as its line: a point stands where the step has a number.
 
+With ``copies=3`` registers and lines are stated three times, in new orders, and so is the result of
+every step: ``c c1 + h h7 = 8 c8 c8 c8 L8``. The program is the same.
+
 Everything that a step copies was written before, at distances that nobody can foresee: the names of
 its registers where its line stands or last ran, and each value where its register was last read or
 written. Old copies of a value are wrong as soon as the register is written again.
@@ -21,7 +24,7 @@ Registers come in groups of eight letters, and each group has ten labels of its 
 import string
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -46,7 +49,7 @@ HALT = 0
 """Number of the label that has no line."""
 
 STEP = 9
-"""Tokens of a step, and of a line of the program."""
+"""Tokens of a step, and of a line of the program, that state a result once."""
 X, X_VALUE, Y, Y_VALUE, SUM, RESULT = 1, 2, 4, 5, 7, 8
 """Places of the parts of a step; the label is at place 0."""
 
@@ -71,8 +74,11 @@ class Size:
     """Steps of the shortest run."""
     most: int = 65
     """Steps of the longest run."""
+    copies: int = 1
+    """How often registers, lines and results are stated."""
 
     def __post_init__(self) -> None:
+        check_at_least(1, copies=self.copies)
         check_between(1, MOST_GROUPS, groups=self.groups)
         check_between(2, GROUP, registers=self.registers)
         if not 1 <= self.fewest <= self.most:
@@ -114,11 +120,11 @@ class Step(NamedTuple):
     following: int
     """Label that comes next."""
 
-    @property
-    def text(self) -> str:
-        """What the step writes after its own label, the next label included."""
+    def text(self, copies: int = 1) -> str:
+        """Return what the step writes after its own label, the next label included."""
         x, y, following = REGISTERS[self.line.x], REGISTERS[self.line.y], LABELS[self.following]
-        return f"{x} {x}{self.x} + {y} {y}{self.y} = {self.result} {x}{self.result} {following}"
+        results = f" {x}{self.result}" * copies
+        return f"{x} {x}{self.x} + {y} {y}{self.y} = {self.result}{results} {following}"
 
 
 @dataclass(frozen=True)
@@ -130,18 +136,46 @@ class Problem:
     lines: tuple[Line, ...]
     """Lines of the program, in the order of the prompt."""
     steps: tuple[Step, ...]
+    copies: int = 1
+    """How often registers, lines and results are stated."""
+
+    @property
+    def step(self) -> int:
+        """Tokens of a step, and of a line of the program."""
+        return STEP - 1 + self.copies
+
+    @property
+    def stated(self) -> tuple[list[tuple[int, int]], list[Line]]:
+        """Registers and lines as the prompt states them; the program decides each new order."""
+        rng = np.random.default_rng(zlib.crc32(repr((self.registers, self.lines)).encode()))
+        registers, lines = [*self.registers], [*self.lines]
+        for _ in range(1, self.copies):
+            registers += [self.registers[i] for i in rng.permutation(len(self.registers))]
+            lines += [self.lines[i] for i in rng.permutation(len(self.lines))]
+        return registers, lines
 
     @property
     def prompt(self) -> str:
         """What is given, as tokens separated by single blanks."""
-        stated = [f"{REGISTERS[name]}{value}" for name, value in self.registers]
-        lines = [f"{LABELS[k]} {REGISTERS[x]} . + {REGISTERS[y]} . = . ." for k, x, y in self.lines]
-        return " ".join([END, *stated, *lines, END, LABELS[self.steps[0].line.label]])
+        registers, lines = self.stated
+        blanks = " ." * self.copies
+        return " ".join(
+            [
+                END,
+                *(f"{REGISTERS[name]}{value}" for name, value in registers),
+                *(
+                    f"{LABELS[k]} {REGISTERS[x]} . + {REGISTERS[y]} . = .{blanks}"
+                    for k, x, y in lines
+                ),
+                END,
+                LABELS[self.steps[0].line.label],
+            ]
+        )
 
     @property
     def solution(self) -> str:
         """What has to be written, in the same form."""
-        return " ".join([*(step.text for step in self.steps), END])
+        return " ".join([*(step.text(self.copies) for step in self.steps), END])
 
     @property
     def text(self) -> str:
@@ -151,7 +185,8 @@ class Problem:
     @property
     def tokens(self) -> int:
         """Tokens of prompt and solution together."""
-        return len(self.registers) + STEP * (len(self.lines) + len(self.steps)) + 4
+        prompt = self.copies * (len(self.registers) + self.step * len(self.lines))
+        return prompt + self.step * len(self.steps) + 4
 
 
 def vocabulary() -> tuple[str, ...]:
@@ -164,13 +199,13 @@ def vocabulary() -> tuple[str, ...]:
 def grade(problem: Problem, text: str) -> Grade:
     """Compare a written run with the right one, step by step."""
     expected, written = problem.solution.split(" "), text.strip(" ").split(" ")
-    correct = 0
+    correct, length = 0, problem.step
     for step, turn in enumerate(problem.steps):
-        if " ".join(written[step * STEP : (step + 1) * STEP]) != turn.text:
+        if " ".join(written[step * length : (step + 1) * length]) != turn.text(problem.copies):
             break
         correct += 1
     return Grade(
-        answer_correct=written[-STEP - 1 :] == expected[-STEP - 1 :],
+        answer_correct=written[-length - 1 :] == expected[-length - 1 :],
         solution_correct=written == expected,
         correct_steps=correct,
     )
@@ -189,8 +224,8 @@ def training(rng: np.random.Generator, size: Size) -> Iterator[Problem]:
 
 
 def is_held_out(problem: Problem) -> bool:
-    """Say whether a problem is kept for evaluation: a checksum of its prompt decides."""
-    return zlib.crc32(problem.prompt.encode()) % _HELD_OUT_SHARE == 0
+    """Say whether a problem is kept for evaluation: a checksum of what it states once decides."""
+    return zlib.crc32(replace(problem, copies=1).prompt.encode()) % _HELD_OUT_SHARE == 0
 
 
 def draw(rng: np.random.Generator, size: Size) -> Iterator[Problem]:
@@ -219,7 +254,7 @@ def _draw_many(rng: np.random.Generator, size: Size) -> list[Problem]:
         order = 1 + rng.permutation(size.lines)
         lines = [Line(int(label), *map(int, program[i, label])) for label in order]
         stated = [(int(name), int(values[i, name])) for name in names[i]]
-        problems.append(run(stated, lines, int(start[i])))
+        problems.append(run(stated, lines, int(start[i]), size.copies))
     return problems
 
 
@@ -241,7 +276,9 @@ def _lengths(
     return steps
 
 
-def run(registers: Sequence[tuple[int, int]], lines: Sequence[Line], start: int) -> Problem:
+def run(
+    registers: Sequence[tuple[int, int]], lines: Sequence[Line], start: int, copies: int = 1
+) -> Problem:
     """Run a program until it halts; one that never halts runs for ever."""
     values, line_of = dict(registers), {line.label: line for line in lines}
     steps, label = [], start
@@ -251,7 +288,7 @@ def run(registers: Sequence[tuple[int, int]], lines: Sequence[Line], start: int)
         values[line.x] = (x + y) % 10
         label = 10 * (line.x // GROUP) + values[line.x]
         steps.append(Step(line, x, y, values[line.x], label))
-    return Problem(tuple(registers), tuple(lines), tuple(steps))
+    return Problem(tuple(registers), tuple(lines), tuple(steps), copies)
 
 
 def drill(rng: np.random.Generator, steps: int, groups: int = 1) -> list[str]:
@@ -265,5 +302,5 @@ def drill(rng: np.random.Generator, steps: int, groups: int = 1) -> list[str]:
         a, b = (int(value) for value in rng.choice(10, size=2, p=_DRILLED))
         total = (a + b) % 10
         step = Step(Line(0, x, y), a, b, total, 10 * (x // GROUP) + total)
-        tokens += [LABELS[int(rng.integers(10 * groups))], *step.text.split(" ")[:-1]]
+        tokens += [LABELS[int(rng.integers(10 * groups))], *step.text().split(" ")[:-1]]
     return tokens

@@ -3,7 +3,8 @@
 Every token of a run has one source for each thing that it copies, and the oracle keeps a source
 until nothing is copied from it any more. The names of a step's registers come from the line in the
 program. A value comes from the place where its register was last read or written, or from the
-prompt. Sum and result follow from the running step alone.
+prompt. Sum and result follow from the running step alone. Of a fact that is stated several times
+the oracle keeps the last copy.
 
 So the memory with which a problem can be solved is known. A policy that keeps exactly these entries
 is the ceiling of every comparison.
@@ -13,7 +14,7 @@ import numpy as np
 from jaxtyping import Int
 
 from kvlab.reference.notation import Array
-from kvlab.reference.tasks.jumps import RESULT, STEP, Y_VALUE, Problem, X, Y
+from kvlab.reference.tasks.jumps import RESULT, Y_VALUE, Problem, X, Y
 
 NEVER = np.iinfo(np.int32).max
 """Next use of an entry that nothing is copied from any more."""
@@ -25,17 +26,18 @@ def sources(problem: Problem) -> list[tuple[int, int]]:
     The query at a position predicts the token at the next position. All entries of a line count as
     its source until its step ends: the model finds the names by what stands around them.
     """
-    first_line = 1 + len(problem.registers)
-    line_at = {line.label: first_line + STEP * i for i, line in enumerate(problem.lines)}
-    value_at = {name: 1 + i for i, (name, _) in enumerate(problem.registers)}
-    label = first_line + STEP * len(problem.lines) + 1
+    registers, lines = problem.stated
+    first_line = 1 + len(registers)
+    line_at = {line.label: first_line + problem.step * i for i, line in enumerate(lines)}
+    value_at = {name: 1 + i for i, (name, _) in enumerate(registers)}
+    label = first_line + problem.step * len(lines) + 1
     pairs = []
     for step in problem.steps:
         line = line_at[step.line.label]
         pairs += [(label + X, value_at[step.line.x]), (label + Y, value_at[step.line.y])]
-        pairs += [(label + RESULT - 1, line + offset) for offset in range(STEP)]
-        value_at[step.line.y], value_at[step.line.x] = label + Y_VALUE, label + RESULT
-        label += STEP
+        pairs += [(label + RESULT - 1, line + offset) for offset in range(problem.step)]
+        label += problem.step
+        value_at[step.line.y], value_at[step.line.x] = label - problem.step + Y_VALUE, label - 1
     return pairs
 
 
@@ -58,6 +60,6 @@ def least_memory(problem: Problem) -> int:
     """
     position = np.arange(problem.tokens)
     age = position[:, None] - position
-    stays = (age >= 0) & ((age < STEP) | (next_use(problem) < NEVER))
-    prompt = problem.tokens - STEP * len(problem.steps) - 1
+    stays = (age >= 0) & ((age < problem.step) | (next_use(problem) < NEVER))
+    prompt = problem.tokens - problem.step * len(problem.steps) - 1
     return int(stays[prompt - 1 :].sum(axis=1).max())

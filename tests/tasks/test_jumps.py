@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -6,12 +7,14 @@ import pytest
 
 from kvlab.reference.tasks import Grade, jumps
 from kvlab.reference.tasks.jumps import SIZES, Size
+from kvlab.reference.tasks.jumps_oracle import sources
 
 SHORT = Size(fewest=3, most=9)
-sizes = [SHORT, Size(1, 2, 1, 4), Size(1, 8, 20, 30), Size(2, 5, 30, 40), Size(3)]
+RESTATED = Size(fewest=3, most=9, copies=3)
+sizes = [SHORT, RESTATED, Size(1, 2, 1, 4), Size(1, 8, 20, 30), Size(2, 5, 30, 40), Size(3)]
 
 
-def solve(prompt: str) -> str:
+def solve(prompt: str, copies: int) -> str:
     """Work a prompt out independently, from its text alone."""
     program, start = prompt.removeprefix("\n ").split(" \n ")
     values = {name: int(digit) for name, digit in re.findall(r"(?<!\S)([a-z])(\d)", program)}
@@ -24,14 +27,15 @@ def solve(prompt: str) -> str:
         a, b = values[x], values[y]
         values[x] = (a + b) % 10
         label = f"{'LMN'['abcdefghijklmnopqrstuvwx'.index(x) // 8]}{values[x]}"
-        tokens += [x, f"{x}{a}", "+", y, f"{y}{b}", "=", f"{values[x]}", f"{x}{values[x]}", label]
+        results = [f"{x}{values[x]}"] * copies
+        tokens += [x, f"{x}{a}", "+", y, f"{y}{b}", "=", f"{values[x]}", *results, label]
     return " ".join([*tokens, "\n"])
 
 
 @pytest.mark.parametrize("size", sizes)
 def test_solutions_are_right(size):
     for problem in islice(jumps.draw(np.random.default_rng(0), size), 20):
-        assert problem.solution == solve(problem.prompt)
+        assert problem.solution == solve(problem.prompt, size.copies)
         assert problem.tokens == len(problem.text.split(" "))
         assert set(problem.text.split(" ")) <= set(jumps.vocabulary())
         assert size.fewest <= len(problem.steps) <= size.most
@@ -55,6 +59,36 @@ def test_a_program_worked_out_by_hand():
     assert problem.solution == (
         "a a2 + b b3 = 5 a5 L5 b b3 + a a5 = 8 b8 L8 b b8 + c c2 = 0 b0 L0 \n"
     )
+
+
+def test_a_restated_program_is_the_same_program():
+    for once, restated in zip(
+        jumps.held_out(5, size=SHORT), jumps.held_out(5, size=RESTATED), strict=True
+    ):
+        assert restated == replace(once, copies=3)
+        program, _ = restated.prompt.removeprefix("\n ").split(" \n ")
+        registers, lines = (
+            program.split(" ")[:18],
+            re.findall(r"L\d . \. \+ . \. = \. \. \. \.", program),
+        )
+        stated = once.prompt.split(" ")[1:7]
+        assert registers[:6] == stated and sorted(registers) == sorted(3 * stated)
+        assert len({tuple(registers[i : i + 6]) for i in (0, 6, 12)}) == 3
+        assert [lines.count(line) for line in lines[:9]] == [3] * 9
+        assert len({tuple(lines[i : i + 9]) for i in (0, 9, 18)}) == 3
+
+
+@pytest.mark.parametrize("size", [SHORT, RESTATED])
+def test_what_a_run_copies_stands_where_the_oracle_keeps_it(size):
+    for problem in jumps.held_out(5, size=size):
+        text, pairs = problem.text.split(" "), sources(problem)
+        for step in problem.steps:
+            own, pairs = pairs[: 2 + problem.step], pairs[2 + problem.step :]
+            assert all(text[query + 1] == text[entry] for query, entry in own[:2])
+            label, x, _, _, y, *_ = (text[entry] for _, entry in own[2:])
+            names = jumps.REGISTERS[step.line.x], jumps.REGISTERS[step.line.y]
+            assert (label, x, y) == (jumps.LABELS[step.line.label], *names)
+        assert not pairs
 
 
 def test_training_never_draws_a_held_out_problem():

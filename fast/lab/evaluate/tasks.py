@@ -84,8 +84,11 @@ class Task(ABC):
 
     one_answer: ClassVar[bool] = False
     """Whether a problem is solved only by its right answer, token by token."""
-    recent: ClassVar[int | None] = None
-    """Newest entries that the oracle keeps; None: the task has no oracle."""
+
+    @property
+    def recent(self) -> int | None:
+        """Newest entries that the oracle keeps; None: the task has no oracle."""
+        return None
 
     @property
     def asks_after(self) -> bool:
@@ -150,16 +153,19 @@ class Jumps(Task):
     """Jump programs (`kvlab.reference.tasks.jumps`); the options are those of `jumps.Size`."""
 
     one_answer = True
-    recent = jumps.STEP
 
     groups: int = 1
     registers: int = 6
     fewest: int = 45
     most: int = 65
+    copies: int = 1
+
+    @property
+    def recent(self) -> int:
+        return jumps.STEP - 1 + self.copies
 
     def problems(self, count: int, seed: int) -> Sequence[jumps.Problem]:
-        size = jumps.Size(self.groups, self.registers, self.fewest, self.most)
-        return jumps.held_out(count, seed, size)
+        return jumps.held_out(count, seed, jumps.Size(**vars(self)))
 
     def grade(self, problem: jumps.Problem, text: str) -> Outcome:
         """Count a problem as solved if its whole run was written."""

@@ -192,7 +192,7 @@ class Curriculum(small_model.Curriculum):
         super().go_on_from(state)
         for size, pool in state["pools"]:
             self.pools[Size(**size)] = [
-                jumps.run(registers, [Line(*line) for line in lines], start)
+                jumps.run(registers, [Line(*line) for line in lines], start, size["copies"])
                 for registers, lines, start in pool
             ]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.fast.lab.training import small_model, train_jumps, train_reasoner
+from kvlab.fast.lab.training import small_model, train_jumps, train_reasoner, train_restated
 from kvlab.fast.lab.training.small_model import IGNORED, Training
 from kvlab.fast.lab.training.train_jumps import Curriculum, Recipe
 from kvlab.reference.tasks import jumps
@@ -84,9 +84,10 @@ def test_the_look_ups_stay_while_they_are_held(tmp_path):
     "curriculum",
     [
         lambda: Curriculum(Recipe(steps=4, stages=SMALL)),
+        lambda: train_restated.Curriculum(train_restated.Recipe(steps=4)),
         lambda: train_reasoner.Curriculum(train_reasoner.Recipe(steps=4, tokens_per_step=300)),
     ],
-    ids=["jumps", "reasoner"],
+    ids=["jumps", "jumps_restated", "reasoner"],
 )
 def test_a_stopped_training_goes_on_as_if_it_had_not_been_stopped(
     curriculum, tmp_path, monkeypatch
