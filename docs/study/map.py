@@ -19,10 +19,9 @@ from jaxtyping import Float
 from kvlab.fast.lab.drawing import Picture, canvas, finish
 from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure
 from kvlab.fast.lab.evaluate.statistics import Interval, holm, mcnemar, sign_flips
-from kvlab.fast.lab.sweep.run import read_stored
-from kvlab.fast.lab.sweep.summary import TaskSummary, main_measure, summarise
+from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.reference.notation import Array
-from study.stored import RESULTS
+from study.stored import stored_summary
 
 ACROSS = "@protected=", ",protected="
 """What stands before the protection in a method of the map."""
@@ -58,10 +57,10 @@ PROTECTIONS = {
 }
 """Protections in the order of the columns."""
 PANELS = {
-    "jumps": (("map_jumps", 0, "20%"), ("map_jumps", 0, "30%"), ("map_jumps", 0, "50%")),
-    "smollm2": (("map_writing", 0, "30%"), ("map_reading", 0, "30%"), ("map_reading", 1, "50%")),
+    "jumps": (("map_jumps", "20%"), ("map_jumps", "30%"), ("map_jumps", "50%")),
+    "smollm2": (("map_writing", "30%"), ("map_loss", "30%"), ("map_needle", "50%")),
 }
-"""Sweep, task and budget of each panel of a model's picture."""
+"""Sweep and budget of each panel of a model's picture."""
 TITLES = {"solved": "programs solved, %", "accepted": "tokens accepted, %"}
 
 
@@ -85,14 +84,9 @@ class Panel:
 
 
 @cache
-def summaries(sweep: str) -> Sequence[TaskSummary]:
-    """Return what a sweep of the map found, by task."""
-    return summarise(read_stored(RESULTS / sweep))
-
-
-def panel(sweep: str, task: int, budget: str) -> Panel:
+def panel(sweep: str, budget: str) -> Panel:
     """Read one task at one budget."""
-    found = summaries(sweep)[task]
+    found = stored_summary(sweep)
     measure, entries = main_measure(found.points), found.budgets[budget]
     values: dict[tuple[str, str], Array] = {}
     for point in found.points:
@@ -162,7 +156,8 @@ def _explained(shown: Sequence[str], values: Any, resamples: int = 1000) -> dict
     shares = np.array([_shares(each) for each in draws])
     low, high = np.quantile(shares[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     names = ("score", "protection", "both together")
-    return {name: Interval(*map(float, each)) for name, *each in zip(names, shares[0], low, high)}
+    ends = zip(shares[0].tolist(), low.tolist(), high.tolist(), strict=True)
+    return {name: Interval(*each) for name, each in zip(names, ends, strict=True)}
 
 
 def _shares(cells: Float[Array, "scores protections"]) -> tuple[float, float, float]:
@@ -221,7 +216,7 @@ def figures() -> Iterator[dict[str, Any]]:
                 **{name: getattr(each, name) for name in ("sweep", "task", "budget", "scores")},
                 "measure": each.measure.name,
                 "protections": list(PROTECTIONS),
-                "cells": np.where(np.isnan(each.cells), None, each.cells).tolist(),
+                "cells": [[None if np.isnan(x) else x for x in row] for row in each.cells],
                 "gains": each.gains.tolist(),
                 "explained": {name: vars(share) for name, share in each.explained.items()},
             }

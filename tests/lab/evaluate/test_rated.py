@@ -5,6 +5,7 @@ import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from outside import methods_named
 from sweeping import results
@@ -21,13 +22,17 @@ from kvlab.fast.lab.evaluate.likelihood import Reading
 from kvlab.fast.lab.evaluate.needle import search_needles, text_haystacks
 from kvlab.fast.lab.evaluate.pairs import every_pair, paired_tests
 from kvlab.fast.lab.evaluate.perplexity import LOSS, cut_windows, measure_perplexity
+from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.generation import token_ids
+from kvlab.fast.lab.sweep.compare import run_in_memory
+from kvlab.fast.lab.sweep.jobs import _accepted
 from kvlab.fast.lab.sweep.plan import make_plan, make_sweep, read_sweep, to_plain, to_toml
 from kvlab.fast.lab.sweep.report import write_report
 from kvlab.fast.lab.sweep.run import choose_engine, read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
+from kvlab.reference.tasks import english
 
 TEXT = "The river is long and slow. Nobody knows where it begins, or why. " * 30
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "sweep"
@@ -196,3 +201,63 @@ def test_commands_test_pairs_and_mark_rows_above_their_budget(
     assert "20 †" in printed and f"pairs by {measure}" in printed
     refused = CliRunner().invoke(app, [*arguments, "--pairs", "h2o tova"])
     assert "pairs names 'tova'" in str(refused.exception)
+
+
+# --- drafts: the compressed cache drafts, the full cache verifies --------------------------------
+
+
+def test_tokens_accepted_are_those_on_which_both_caches_agree():
+    """What is measured along the full cache's answers is an independent count of the same."""
+    asked = {"methods": ["full", "h2o"], "budgets": [60], "problems": 3, "batch": 3}
+    asked["tasks"] = ["jumps@fewest=8,most=10"]
+    (drafted,) = summarise(run_in_memory(make_sweep({**asked, "drafts": True})))
+    (measured,) = summarise(run_in_memory(make_sweep({**asked, "measured": 3})))
+    h2o, full = (drafted.point(name, budget) for name, budget in (("h2o", 60), ("full", None)))
+    assert h2o.drafts == pytest.approx(measured.point("h2o", 60).figures["agreement"], abs=DECIMALS)
+    assert 0 < min(h2o.drafts) < 1 and full.drafts == (1.0, 1.0, 1.0)
+    assert h2o.outcomes == tuple(
+        solved and share == 1 for solved, share in zip(full.outcomes, h2o.drafts, strict=True)
+    )
+
+
+def test_a_draft_ends_at_its_first_rejected_token():
+    assert _accepted(np.array([True, True, False, True])) == {"accepted": 0.75, "until_rejected": 2}
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "message"),
+    [
+        ("jumps", {"measured": 1}, "need measured = 0"),
+        ("needle", {}, "prompts that hold the question"),
+        ("chat", {"drafts": False}, "no text of its own"),
+        ("jumps", {"backend": "reference"}, "needs backend 'fast'"),
+    ],
+)
+def test_drafts_that_cannot_be_verified_are_refused(task, more, message):
+    with pytest.raises(ValueError, match=message):
+        make_sweep(
+            {
+                "methods": ["h2o"],
+                "budgets": [9],
+                "problems": 1,
+                "tasks": [task],
+                "drafts": True,
+                **more,
+            }
+        )
+
+
+def test_the_chat_is_asked_in_the_template_of_the_model():
+    class Tokenizer:
+        def apply_chat_template(self, turns, **how):
+            return f"<{turns[0]['content']}>"
+
+        def __call__(self, text, **how):
+            return {"input_ids": [*text.encode()]}
+
+    asked = find_task("chat@tokens=7").questions(Tokenizer(), list, 3, seed=1)
+    texts = [bytes(each.prompt).decode() for each in asked]
+    assert len(set(texts)) == 3 and all(text[1:-1] in english.questions() for text in texts)
+    assert [len(each.solution) for each in asked] == [7, 7, 7]
+    with pytest.raises(ValueError, match="problems = 1000"):
+        find_task("chat").questions(Tokenizer(), list, 1000, seed=1)
