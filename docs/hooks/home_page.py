@@ -73,7 +73,6 @@ def parts() -> dict[str, str]:
         "budgets": overview.under_budgets(found, specs, BUDGETS).markdown(linked),
         "budgets explained": escape_markdown(overview.explained(stored, found, specs)),
         "own rules": overview.under_own_rules(found).markdown(linked),
-        "both models": overview.on_both_models().markdown(linked),
         "picture": solved_over_memory(found, specs)._repr_html_(),
         "equal bytes": equal_bytes.chart(equal_bytes.read_panels())._repr_html_(),
         "played": played(),

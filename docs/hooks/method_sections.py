@@ -46,7 +46,6 @@ from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.policy import Policy
-from study import overview
 
 Link = Callable[[Target], str]
 """Returns the address under which a page shows a line."""
@@ -87,7 +86,6 @@ def page(meta: Meta, body: str, link: Link, picture: str, cost: str) -> str:
         *([] if meta["equations"] else ["None: nothing is chosen."]),
         "## State and cost",
         cost,
-        *on_both_models([meta["method"], *meta.get("also", ())]),
         "## Edge cases",
         edge_cases.strip(),
         "## Errata and divergences",
@@ -115,21 +113,6 @@ def anchor(text: str, target: Target, link: Link) -> str:
     """Return a link to a line, as HTML: addresses of lines are no anchors that MkDocs knows."""
     shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
     return f'<a href="{link(target)}" title="{target.path}, line {target.line}">{shown}</a>'
-
-
-def on_both_models(names: Sequence[str]) -> list[str]:
-    """Return the section with what both models say of methods, if it was measured."""
-    if not {*names} & {methods.base_name(each["real"]) for each in overview.ON_BOTH_MODELS}:
-        return []
-    table = overview.on_both_models(names).markdown()
-    where = "[the measurements](../evaluate.md#jump-programs-the-task-in-the-package)"
-    return [
-        "## On two models",
-        f"The embedded model runs jump programs, SmolLM2 reads a novel; intervals are 95 %, and "
-        f"{overview.CHANCE} marks what is not shown to beat `random`, the control. The page with "
-        f"{where} says what the columns are.",
-        table,
-    ]
 
 
 # --- answers -------------------------------------------------------------------------------------

@@ -1,19 +1,15 @@
 """What was measured, in short: methods side by side, as the pages of the site show them."""
 
-import tomllib
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from kvlab.fast.lab.evaluate.pairs import CHANCE, LEVEL
 from kvlab.fast.lab.points import EXCEEDED
 from kvlab.fast.lab.sweep.report import accuracy_cell, is_of_the_papers
 from kvlab.fast.lab.sweep.run import Stored, read_stored
-from kvlab.fast.lab.sweep.summary import FULL, TaskSummary
-from kvlab.fast.lab.tables import Column, Table, counted, tabulate
-from kvlab.reference.methods import base_name
+from kvlab.fast.lab.sweep.summary import TaskSummary
+from kvlab.fast.lab.tables import Table, counted
 from kvlab.reference.quantization import FULL_BITS
-from kvlab.reference.selection import budget_entries
-from study.stored import REAL, RESULTS, nats, spread, stored_file, stored_summary
+from study.stored import RESULTS, stored_summary
 
 
 def read_study() -> tuple[Stored, TaskSummary]:
@@ -63,46 +59,3 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
         f"worse than the best of the column, if that solved any. {EXCEEDED}: held more entries "
         f"than the budget at some time. {CHANCE}: not shown to solve more than eviction at random."
     )
-
-
-ON_BOTH_MODELS: Sequence[dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("both_models.toml").read_text(encoding="utf-8")
-)["methods"]
-"""Methods as the study, ``embedded``, and the measurements on the real model name them."""
-HALF = 512
-"""Budget in entries for texts of about 1,000 tokens."""
-
-
-def on_both_models(shown: Collection[str] | None = None) -> Table:
-    """List results of methods on the embedded and on the real model side by side.
-
-    Args:
-        shown: names in the registry; the control is always there. Default: all.
-    """
-    chosen = [
-        each
-        for each in ON_BOTH_MODELS
-        if shown is None or base_name(each["real"]) in {*shown, "random"}
-    ]
-    solved, needles = (stored_summary(name) for name in ("study", f"needle_{REAL}"))
-    perplexity = stored_file(f"perplexity_{REAL}")
-    quarter = budget_entries("25%", round(perplexity["mean_length"]))
-    rows = [row for row in perplexity["rows"] if row["refusal"] is None]
-    lost = {row["method"]: row for row in rows if row["budget"] == quarter}
-
-    def share(found: TaskSummary, spec: str, budget: int) -> str:
-        mark = f" {CHANCE}" if spec in found.chance.get(budget, ()) else ""
-        return found.point(spec, None if spec == FULL else budget).percent + mark
-
-    half = solved.budgets["50%"]
-    columns = [
-        Column("method", lambda row: row["real"].partition("@")[0]),
-        Column("jumps: programs, %", lambda row: share(solved, row["embedded"], half)),
-        Column(f"{REAL}: needles, %", lambda row: share(needles, row["real"], HALF)),
-        Column(
-            f"{REAL}: lost nats",
-            lambda row: lost.get(row["real"]),
-            lambda row: spread(nats(row), ".3f"),
-        ),
-    ]
-    return tabulate(chosen, columns)

@@ -5,7 +5,7 @@ import pytest
 from kvlab.fast.lab.sweep.report import is_of_the_papers, solved_over_memory
 from kvlab.fast.lab.tables import text_of
 from study import overview
-from study.stored import stored_file, stored_summary
+from study.stored import stored_summary
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +32,3 @@ def test_methods_without_budget_are_listed_by_memory():
     rows = overview.under_own_rules(stored_summary("study")).rows
     memory = [int(row[1].split()[0]) for row in rows]
     assert memory == sorted(memory) and rows[-1][:2] == ["full", "100 %"]
-
-
-def test_both_models_are_side_by_side():
-    rows = {row[0]: row[1:] for row in overview.on_both_models().rows}
-    needles = stored_summary("needle_smollm2").point("h2o", 512)
-    points = stored_summary("study").point("h2o", "50%"), needles
-    for cell, point in zip(rows["h2o"], points, strict=False):
-        assert cell.startswith(f"{100 * sum(point.outcomes) / point.problems:.1f} (")
-    losses = stored_file("perplexity_smollm2")["rows"]
-    (h2o,) = (row for row in losses if (row["method"], row["budget"]) == ("h2o", 128))
-    assert rows["h2o"][2].startswith(f"{h2o['nats']:.3f} (")
-    assert rows["full"][2] == "–" and rows["caote:tova"][0].endswith(overview.CHANCE)
-    assert [row[0] for row in overview.on_both_models(["tova"]).rows] == ["random", "tova"]
