@@ -1,12 +1,13 @@
 """Measure an embedded model on held-out problems, and write its card.
 
-``python -m kvlab.fast.lab.training.evaluate jumps DIR``, or ``reasoner``, writes
+``python -m kvlab.fast.lab.training.evaluate jumps DIR``, or ``restated``, or ``reasoner``, writes
 ``evaluation.json``, ``loss_curve.svg`` and ``README.md`` beside the weights.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,32 @@ from matplotlib.figure import Figure
 from kvlab.fast.lab.sweep.compare import run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
 from kvlab.fast.lab.sweep.summary import TaskSummary, summarise
+from kvlab.fast.lab.training.train_restated import COPIES
 from kvlab.reference.simulator.observed import intervals, recurrence
 from kvlab.reference.tasks import jumps, reasoning
 from kvlab.reference.tasks.jumps import Size
 from kvlab.reference.tasks.jumps_oracle import least_memory
 
-RUNS = ((45, 65), (2, 9), (10, 25), (26, 44), (66, 80), (81, 100))
-"""Fewest and most steps of the sizes that are measured; training has none above 65."""
+RUNS = [
+    {"fewest": fewest, "most": most}
+    for fewest, most in ((45, 65), (2, 9), (10, 25), (26, 44), (66, 80), (81, 100))
+]
+"""The sizes that are measured; training has no runs of more than 65 steps."""
+RESTATED = [{"copies": copies, "fewest": 18, "most": 22} for copies in COPIES]
 SHARE_OF_OTHERS = 3
 """The first size gets all problems, each other size one in so many."""
 BUDGET = "30%"
 RECURRENCE: dict[str, Any] = {"problems": 40, "threshold": 0.01}
 
 
-def _evaluate_jumps(directory: Path, problems: int, seed: int) -> list[dict[str, Any]]:
+def _evaluate_jumps(
+    sizes: Sequence[dict[str, int]], directory: Path, problems: int, seed: int
+) -> list[dict[str, Any]]:
     rows = []
-    for fewest, most in RUNS:
-        count = problems if (fewest, most) == RUNS[0] else -(-problems // SHARE_OF_OTHERS)
-        task = f"jumps@fewest={fewest},most={most}"
-        drawn = jumps.held_out(count, seed, Size(fewest=fewest, most=most))
+    for size in sizes:
+        count = -(-problems // SHARE_OF_OTHERS) if size in RUNS[1:] else problems
+        task = f"jumps@{','.join(f'{name}={value}' for name, value in size.items())}"
+        drawn = jumps.held_out(count, seed, Size(**size))
         about = {"task": task, "problems": count, "seed": seed, "tokens": _lengths(drawn)}
         memory = float(np.mean([least_memory(problem) for problem in drawn]))
         solved = _solved_by_method(_run(directory, task, ("full",), count, seed, batch=100))
@@ -95,7 +103,8 @@ def _draw_loss_curve(log: Sequence[dict[str, Any]], share: str, label: str, path
 
 
 MODELS = {
-    "jumps": (_evaluate_jumps, 300, "runs", "whole runs right"),
+    "jumps": (partial(_evaluate_jumps, RUNS), 300, "runs", "whole runs right"),
+    "restated": (partial(_evaluate_jumps, RESTATED), 100, "runs", "whole runs right"),
     "reasoner": (_evaluate_reasoner, 200, "running", "solutions with all look-ups right"),
 }
 """How each model is measured, on how many problems, and which share its training log tells."""

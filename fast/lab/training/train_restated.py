@@ -18,7 +18,7 @@ COPIES = (1, 2, 3, 5)
 class Recipe(train_jumps.Recipe):
     """Everything that decides the result."""
 
-    steps: int = 600
+    steps: int = 400
     decay: float = 0.7
     learning_rate: float = 1e-3
     stages: tuple[train_jumps.Stage, ...] = (
