@@ -5,7 +5,13 @@ from typing import Annotated
 
 import typer
 
-from kvlab.fast.lab.commands.settings import Json, check_output, command, say_notes
+from kvlab.fast.lab.commands.settings import (
+    Json,
+    check_output,
+    command,
+    read_methods,
+    say_notes,
+)
 from kvlab.fast.lab.tables import counted
 from kvlab.fast.lab.terminal import (
     errors,
@@ -25,6 +31,8 @@ class _SweepSettings(Json):
     """TOML file; docs/sweep.md lists its keys."""
     out: Path | None = None
     """Directory of plan, results and report; default: kvlab-sweep/NAME."""
+    methods: str | None = None
+    """Run these methods of the file only, separated by ';' or blanks; default: all."""
     engine: str = "local"
     """local: this machine; ray: the cluster at RAY_ADDRESS, or one here."""
     workers: int | None = None
@@ -41,7 +49,7 @@ class _SweepSettings(Json):
 def sweep(settings: _SweepSettings) -> None:
     """Run what is missing of a sweep: methods × budgets × tasks × models × seeds."""
     from kvlab.fast.lab.sweep import run as running  # needs pyarrow
-    from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
+    from kvlab.fast.lab.sweep.plan import make_plan, only, read_sweep
     from kvlab.fast.lab.sweep.summary import Results
 
     directory = settings.out or Path("kvlab-sweep") / settings.configuration.stem
@@ -49,6 +57,8 @@ def sweep(settings: _SweepSettings) -> None:
         wanted = read_sweep(settings.configuration)
     except UnknownMethodError as error:
         raise ValueError(f"{error}{running.where_from(directory)}") from None
+    if settings.methods is not None:
+        wanted = only(wanted, read_methods(settings.methods))
     engine = running.choose_engine(settings.engine, settings.workers, settings.gpus)
     if not settings.dry_run:
         check_output("out", directory / running.PLAN)

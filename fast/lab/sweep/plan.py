@@ -6,7 +6,7 @@ A job is a piece of work that can be done anywhere, in any order, any number of 
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -218,6 +218,18 @@ def read_sweep(path: Path) -> Sweep:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"sweep = {path} is not valid TOML: {error}") from None
     return make_sweep(written)
+
+
+def only(sweep: Sweep, chosen: Collection[str]) -> Sweep:
+    """Return a sweep with some of its methods; ValueError if one is not among them."""
+    if unknown := [spec for spec in chosen if spec not in sweep.methods]:
+        raise ValueError(f"methods names {unknown[0]!r}, which is not among the sweep's")
+    return replace(
+        sweep,
+        methods=tuple(spec for spec in sweep.methods if spec in chosen),
+        pairs=tuple(pair for pair in sweep.pairs if set(pair) <= set(chosen)),
+        curves=tuple(spec for spec in sweep.curves if spec in chosen),
+    )
 
 
 def make_sweep(written: Mapping[str, Any]) -> Sweep:

@@ -35,6 +35,7 @@ from kvlab.fast.lab.reports import (
 from kvlab.fast.lab.sweep.compare import Comparison
 from kvlab.fast.lab.sweep.plan import to_plain, to_toml
 from kvlab.fast.lab.sweep.summary import (
+    ACCEPTED,
     ALONG,
     FULL,
     SOLVED,
@@ -172,9 +173,11 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
     )
     budgeted = [point for point in each.points if point.budget is not None]
     own = [point for point in each.points if point.budget is None]
-    solving, figures = main_measure(each.points) is SOLVED, figure_columns(each.points)
+    measure, figures = main_measure(each.points), figure_columns(each.points)
+    solving = measure is SOLVED
     if budgeted:
-        yield Heading("Problems solved, %" if solving else "Perplexity", 3)
+        titles = {SOLVED: "Problems solved, %", ACCEPTED: "Tokens accepted, %"}
+        yield Heading(titles.get(measure, "Perplexity"), 3)
         yield accuracy_table(each)
         yield Text(ACCURACY_CAPTION)
     if budgeted and solving:
@@ -225,7 +228,8 @@ def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
     """The share solved with its interval, or the perplexity, with marks; or a dash."""
     if point.budget is None or point.refusal is not None:
         return MISSING
-    figure = f"{point.perplexity:.4f}" if point.interval is None else point.percent
+    loss = None if point.perplexity is None else f"{point.perplexity:.4f}"
+    figure = (_accepted(point) or loss) if point.interval is None else point.percent
     at_random = f" {CHANCE}" if point.method in each.chance.get(point.budget, ()) else ""
     text = f"{figure}{at_random}{budget_mark(point)}"
     return Bold(text) if point.method in each.leaders.get(point.budget, ()) else text

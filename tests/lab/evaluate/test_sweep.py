@@ -22,7 +22,7 @@ from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.start import main
 from kvlab.fast.lab.sweep import jobs as doing
 from kvlab.fast.lab.sweep.jobs import Failure, in_this_process
-from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, read_sweep
+from kvlab.fast.lab.sweep.plan import fingerprint, make_plan, make_sweep, only, read_sweep
 from kvlab.fast.lab.sweep.run import (
     COMPACTED,
     FAILURES,
@@ -350,6 +350,19 @@ def test_the_command_runs_and_says_what_it_did(common, tmp_path):
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["done now"] == 1
     assert json.loads(CliRunner().invoke(app, common).stdout)["done now"] == 0
+
+
+def test_the_command_runs_some_methods_of_the_file_only(common, tmp_path):
+    (tmp_path / "one.toml").write_text(
+        'methods = ["full", "h2o", "tova"]\nbudgets = [200]\nproblems = 1\n'
+        'pairs = [["h2o", "tova"], ["full", "h2o"]]\ncurves = ["tova"]\n'
+    )
+    found = CliRunner().invoke(app, [*common, "--methods", "full; h2o", "--dry-run"])
+    assert json.loads(found.stdout)["jobs"] == 2
+    sweep = only(read_sweep(tmp_path / "one.toml"), ("h2o", "full"))
+    assert (sweep.methods, sweep.pairs, sweep.curves) == (("full", "h2o"), (("full", "h2o"),), ())
+    refused = CliRunner().invoke(app, [*common, "--methods", "raas"])
+    assert "methods names 'raas'" in str(refused.exception)
 
 
 def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
