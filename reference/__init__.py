@@ -50,10 +50,8 @@ from kvlab.reference.policy import Unlimited as Unlimited
 from kvlab.reference.quantization import quantize as quantize
 from kvlab.reference.selection import budget_entries as budget_entries
 from kvlab.reference.simulator import workloads as workloads
-from kvlab.reference.simulator.cost import Fleet as Fleet
 from kvlab.reference.simulator.cost import Plan as Plan
 from kvlab.reference.simulator.cost import Runtime as Runtime
-from kvlab.reference.simulator.cost import fleet as fleet
 from kvlab.reference.simulator.judge import Judgement as Judgement
 from kvlab.reference.simulator.judge import best_left as best_left
 from kvlab.reference.simulator.judge import judge as judge

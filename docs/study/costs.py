@@ -1,4 +1,4 @@
-"""What a cache and a policy cost, by the planner's count: bytes, time, devices."""
+"""What a cache and a policy cost, by the planner's count: bytes and time."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -10,7 +10,7 @@ from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.accounting import NUMBER
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Policy
-from kvlab.reference.simulator.cost import Kernel, Plan, fleet
+from kvlab.reference.simulator.cost import Kernel, Plan
 from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
 from kvlab.reference.step import Block, empty_cache, step
 
@@ -92,19 +92,6 @@ def servings(plans: Mapping[str, Plan]) -> Table:
         Column("tokens/s", lambda each: each[1].tokens_per_second, ",.0f"),
     )
     return tabulate(filled.items(), columns)
-
-
-def fleets(plans: Mapping[str, Plan], users: int, least_speed: float) -> Table:
-    """List the devices that ``users`` need under each method, at a speed for each of them."""
-    needed = {name: fleet(plan, users, least_speed) for name, plan in plans.items()}
-    columns = (
-        Column("method", lambda each: each[0]),
-        Column("users per GPU", lambda each: each[1].batch, ","),
-        Column("tokens/s per user", lambda each: each[1].tokens_per_second, ".1f"),
-        Column("limited by", lambda each: each[1].limit),
-        Column("GPUs", lambda each: each[1].devices, ","),
-    )
-    return tabulate(needed.items(), columns)
 
 
 # --- one policy -----------------------------------------------------------------------------------

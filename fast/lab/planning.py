@@ -1,26 +1,23 @@
-"""Memory, time and devices that a model needs under methods, from the cost model."""
+"""Memory and time that a model needs under methods, from the cost model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 
 from kvlab.fast.lab.points import Row, Told, measure_points, points
-from kvlab.fast.lab.reports import Heading, Text, write_html
-from kvlab.fast.lab.tables import Column, Table, percent, tabulate
+from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
 from kvlab.reference.accounting import ENTRIES, most_entries
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.selection import budget_entries
-from kvlab.reference.simulator.cost import Plan, Runtime, fleet
+from kvlab.reference.simulator.cost import Plan, Runtime
 from kvlab.reference.simulator.sizes import Hardware, Shape
 
 GB = 1e9
 MOST_TOKENS = 200_000
 """Most tokens of a prompt or an answer, because a policy is asked once per token."""
-MOST_USERS = 10**12
 
 
 @dataclass(frozen=True)
@@ -42,20 +39,12 @@ class Serving:
     block_size: int | None = None
     """Tokens per block of the prompt; None reads the prompt at once."""
     runtime: Runtime = field(default_factory=Runtime)
-    users: int = 1_000_000
-    """Users who all write at the same time."""
-    speed: float = 0.0
-    """Least tokens per second for every user."""
-    spread: bool = False
-    """Whether users are anywhere in their texts, not all at the fullest."""
 
     def __post_init__(self) -> None:
-        check_at_least(0, speed=self.speed)
-        limits = {"prompt": MOST_TOKENS, "length": MOST_TOKENS, "users": MOST_USERS}
-        for name, most in limits.items():
+        for name in ("prompt", "length"):
             check_at_least(1, **{name: getattr(self, name)})
-            if getattr(self, name) > most:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at most {most:,}")
+            if getattr(self, name) > MOST_TOKENS:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at most {MOST_TOKENS:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +68,6 @@ class PlannedRow(Row):
     """Tokens per second of the whole batch, the prompts' time included."""
     policy_share: float | None = None
     """Share of the decoding time that goes into observing, scoring, selecting and moving."""
-    devices: int | None = None
-    """Devices for all users."""
-    users_per_device: int | None = None
-    limit: str | None = None
     pays_from: int | None = None
     """Tokens of a text from which on its generation has taken less time than with the full cache at
     the same batch; None if that is never so, or the method is the full cache."""
@@ -103,7 +88,7 @@ def plan_methods(
     report: Report = lambda done, total, what: None,
     tell: Callable[[PlannedRow], object] = lambda row: None,
 ) -> Planned:
-    """Plan memory, time and devices for a model under methods; nothing is run.
+    """Plan memory and time of a model under methods; nothing is run.
 
     Args:
         serving: what to plan for.
@@ -125,14 +110,12 @@ def plan_methods(
         serving.length,
         block_size=serving.block_size,
         runtime=serving.runtime,
-        spread=serving.spread,
     )
 
     def measure(spec: str, budget: int | None, told: Told) -> PlannedRow:
         told(0)
         plan = replace(full, policy=methods.get(spec, budget))
-        servers = fleet(plan, serving.users, serving.speed, serving.batch)
-        plan = plan.with_batch(servers.batch)
+        plan = plan.with_batch(_fitting(plan, serving.batch))
         return PlannedRow(
             method=spec,
             budget=budget,
@@ -146,14 +129,24 @@ def plan_methods(
             step_milliseconds=1e3 * plan.decode_seconds / plan.generated,
             tokens_per_second=plan.tokens_per_second,
             policy_share=plan.eviction_share,
-            devices=servers.devices,
-            users_per_device=servers.batch,
-            limit=servers.limit,
             pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
         )
 
     rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow, report, tell)
     return Planned(serving, rows)
+
+
+def _fitting(plan: Plan, batch: int | None) -> int:
+    """Return a batch, or the largest that fits; ValueError if there is not so much memory."""
+    most = plan.largest_batch
+    if most < 1:
+        raise ValueError(
+            f"{plan.shape.name} with one sequence of {plan.prompt + plan.generated} tokens does "
+            f"not fit on {plan.hardware.name}"
+        )
+    if batch is not None and batch > most:
+        raise ValueError(f"batch = {batch} must be at most the {most} sequences that fit")
+    return batch or most
 
 
 def pays_from(plan: Plan, full: Plan) -> int | None:
@@ -180,37 +173,19 @@ COLUMNS = (
     Column("tokens/s", "tokens_per_second", ",.0f", width=10),
     Column("policy", "policy_share", lambda share: percent(share, 1)),
     Column("pays", "pays_from", ","),
-    Column("devices", format=","),
 )
 CAPTION = (
     f"A roofline, not a measurement (docs/plan.md). {ENTRIES} · bits: per stored "
     "element at the end · GB/seq: cache and state at their fullest · fits: sequences on one device "
     "· ms: mean step of decoding at that batch · tokens/s: of the device, prompts included · "
     "policy: its share of the decoding time · pays: tokens of a text from which on it has taken "
-    "less time than with the full cache at that batch; – never · devices: for all users"
+    "less time than with the full cache at that batch; – never"
 )
-
-
-def table(found: Planned) -> Table:
-    """Lay the figures out."""
-    return tabulate(found.rows, COLUMNS)
 
 
 def title(serving: Serving) -> str:
     """Say what is planned for."""
     return (
         f"{serving.shape.name} on {serving.hardware.name}: {serving.prompt:,} tokens given, "
-        f"{serving.length:,} written; {serving.users:,} users at once"
+        f"{serving.length:,} written"
     )
-
-
-def write_report(found: Planned, path: Path) -> None:
-    """Write the table as one HTML file that needs no network."""
-    runtime = found.serving.runtime
-    about = (
-        f"{title(found.serving)}. Source of the hardware's figures: "
-        f"{found.serving.hardware.source}. Kernels reach {runtime.bandwidth_share:.0%} of the "
-        f"bandwidth and {runtime.flops_share:.0%} of the arithmetic; {runtime.memory_share:.0%} of "
-        "the memory may be used."
-    )
-    write_html([Heading("kvlab plan", 1), Text(about), table(found), Text(CAPTION)], path)

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from kvlab.fast.lab.points import Row, Told, check_any, measure_points, points, reason
-from kvlab.fast.lab.reports import Heading, Text, write_html
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -182,9 +180,3 @@ def title(trace: Trace) -> str:
     """Say what was recorded."""
     tokens = trace.shape[3]
     return f"{trace.metadata.model}: {trace.prompt} tokens given, {tokens - trace.prompt} generated"
-
-
-def write_report(found: Simulation, path: Path) -> None:
-    """Write the table as one HTML file that needs no network."""
-    about = Text(f"{title(found.trace)}.")
-    write_html([Heading("kvlab simulate", 1), about, table(found), Text(CAPTION)], path)

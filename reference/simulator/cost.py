@@ -5,7 +5,6 @@ hardware's peak, and a fixed time to start. Sequences of a batch are at the same
 counted for 16-bit weights on one device; communication between devices is not modelled.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -82,9 +81,6 @@ class Plan:
     batch: int = 1
     block_size: int | None = None
     runtime: Runtime = Runtime()
-    spread: bool = False
-    """Sequences are spread evenly over their generation: a device holds the mean of their memory.
-    False: all are at their fullest at the same moment."""
 
     def __post_init__(self) -> None:
         check_at_least(1, prompt=self.prompt, generated=self.generated, batch=self.batch)
@@ -113,20 +109,20 @@ class Plan:
         layer still holds the entries that a step attended to, the other layers hold the entries
         that are left after their decisions.
         """
-        held, shape, most = self.held, self.shape, np.mean if self.spread else np.max
+        held, shape = self.held, self.shape
         arriving = np.max([each.attended - each.entries for each in self.layers], axis=0)
         after = held.elements(shape.head_dim) / 8
         cache = shape.layers * after + arriving * WIDE * 2 * shape.head_dim
         columns = NUMBER * (1 + len(self.policy.score.columns))
         state = columns * (shape.layers * held.entries + arriving)
         reading = float((cache + state)[: self.prompt].max())
-        cached, known = (float(most(each[self.prompt :])) for each in (cache, state))
+        cached, known = (float(each[self.prompt :].max()) for each in (cache, state))
         more = max(0.0, reading - cached - known)
         return shape.kv_heads * cached, shape.kv_heads * known, shape.kv_heads * more
 
     @property
     def sequence_bytes(self) -> float:
-        """Cache and state of one sequence that writes: at its fullest or, spread, in the mean."""
+        """Cache and state of one sequence that writes, at its fullest."""
         return sum(self.sequence[:2])
 
     @property
@@ -262,69 +258,3 @@ class Plan:
             name: Kernel(1.0 * done * work.bytes, 1.0 * done * work.flops, 1.0 * done)
             for name, (done, work) in work.items()
         }
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """How many devices serve how many users."""
-
-    devices: int
-    batch: int
-    """Sequences per device."""
-    tokens_per_second: float
-    """Tokens per second of every user while decoding, in the slowest `STRETCH` tokens."""
-    limit: str
-    """What keeps a device from more sequences: ``memory``, ``speed`` or ``batch``."""
-
-
-STRETCH = 64
-"""Tokens over which a user's speed is taken."""
-
-
-def slowest_speed(plan: Plan) -> float:
-    """Return tokens per second of every user in the slowest `STRETCH` tokens."""
-    seconds = plan.step_seconds
-    window = min(STRETCH, len(seconds))
-    sums = np.cumsum(np.concatenate([[0.0], seconds]))
-    return float(window / (sums[window:] - sums[:-window]).max())
-
-
-def fleet(
-    plan: Plan, users: int, least_speed: int | float = 0.0, batch: int | None = None
-) -> Fleet:
-    """Count the devices that ``users`` who all write at once need, one model on each device.
-
-    Args:
-        plan: model, device, policy and lengths; its batch does not matter.
-        users: sequences at the same time.
-        least_speed: tokens per second that every user gets at least, over any `STRETCH` tokens.
-        batch: sequences per device; None for as many as fit and are fast enough.
-
-    Raises:
-        ValueError: if not even one sequence fits on a device, ``batch`` sequences do not fit, or
-            the device is too slow.
-    """
-    check_at_least(1, users=users, batch=1 if batch is None else batch)
-    check_at_least(0, least_speed=least_speed)
-    most = plan.largest_batch
-    if most < 1:
-        raise ValueError(
-            f"{plan.shape.name} with one sequence of {plan.prompt + plan.generated} tokens does "
-            f"not fit on {plan.hardware.name}"
-        )
-    if batch is not None and batch > most:
-        raise ValueError(f"batch = {batch} must be at most the {most} sequences that fit")
-
-    def speed(size: int) -> float:
-        return slowest_speed(plan.with_batch(size))
-
-    if (fastest := speed(batch or 1)) < least_speed:
-        raise ValueError(
-            f"least_speed = {least_speed} must be at most {fastest:.1f}, the tokens/s of each of "
-            f"{batch or 1} sequences at once"
-        )
-    if batch is not None:
-        return Fleet(-(-users // batch), batch, fastest, "batch")
-    largest = bisect_left(range(1, most + 1), True, key=lambda size: speed(size) < least_speed)
-    limit = "memory" if largest == most else "speed"
-    return Fleet(-(-users // largest), largest, speed(largest), limit)

@@ -8,7 +8,7 @@ from kvlab.reference import methods
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.invariants import Kept
 from kvlab.reference.methods.caote import eviction_error
-from kvlab.reference.simulator.cost import Plan, fleet
+from kvlab.reference.simulator.cost import Plan
 from kvlab.reference.simulator.judge import judge
 from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 from kvlab.reference.stored_vectors import StoredVectors
@@ -16,7 +16,6 @@ from study.checks import explanation, promises, verdicts
 from study.costs import (
     cache_sizes,
     entry_bytes,
-    fleets,
     memory_held,
     remembered_bytes,
     servings,
@@ -44,12 +43,10 @@ def test_sizes_of_a_known_model():
     assert row[1:] == ("32", "8", "128", "16.1", "128", "1.31", "122,532")
 
 
-def test_servings_and_fleets_are_the_plan_s():
+def test_servings_are_the_plan_s():
     full = plan("full")
     (served,) = servings({"full": full}).rows
     assert served[1] == "100" and served[3] == f"{full.largest_batch:,}"
-    (fleet_row,) = fleets({"full": full}, users=10_000, least_speed=1).rows
-    assert fleet_row[-1] == f"{fleet(full, 10_000, 1).devices:,}"
 
 
 def test_work_by_hand():

@@ -1,7 +1,6 @@
-"""``kvlab plan``: memory, time and devices, from the cost model. Needs the reference alone."""
+"""``kvlab plan``: memory and time, from the cost model. Needs the reference alone."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +10,6 @@ from kvlab.fast.lab.commands.settings import (
     BlockSize,
     Json,
     Methods,
-    check_output,
     command,
 )
 from kvlab.fast.lab.points import check_points
@@ -34,26 +32,17 @@ class _Settings(Methods, BlockSize, Json):
     """Tokens written."""
     batch: int | None = None
     """Sequences at once; default: as many as fit."""
-    users: int = 1_000_000
-    """Users who all write at the same time."""
-    spread: bool = False
-    """Users are anywhere in their texts; default: all at their fullest."""
-    speed: float = 0.0
-    """Least tokens per second for every user."""
     bandwidth_share: float = Runtime.bandwidth_share
     """Share of the peak bandwidth that kernels reach."""
     flops_share: float = Runtime.flops_share
     """Share of the peak arithmetic that matrix products reach."""
     host: float = 0.0
     """Microseconds of the host per kernel; 0: CUDA graphs."""
-    report: Path | None = None
-    """HTML report to write."""
 
 
 @command
 def plan(settings: _Settings) -> None:
-    """Plan memory, time and devices for a model under a method; nothing is run."""
-    check_output("report", settings.report)
+    """Plan memory and time of a model under methods; nothing is run."""
     check_at_least(0, host=settings.host)
     check_choice(HARDWARE, gpu=settings.gpu.lower())
     serving = planning.Serving(
@@ -64,15 +53,9 @@ def plan(settings: _Settings) -> None:
         settings.batch,
         settings.block_size,
         Runtime(settings.bandwidth_share, settings.flops_share, host=settings.host * 1e-6),
-        settings.users,
-        settings.speed,
-        settings.spread,
     )
     check_points(settings.specs, [settings.budget], settings.prompt + settings.length)
     with settings.printing(planning.COLUMNS, planning.title(serving)) as told:
         found = planning.plan_methods(serving, settings.specs, settings.budget, *told)
-    if settings.report is not None:
-        planning.write_report(found, settings.report)
     data = {"asked": asdict(serving), "methods": [asdict(row) for row in found.rows]}
-    written = f"report: {settings.report}" if settings.report else ""
-    settings.end(found.rows, data, planning.CAPTION, written)
+    settings.end(found.rows, data, planning.CAPTION)

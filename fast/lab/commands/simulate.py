@@ -14,7 +14,6 @@ from kvlab.fast.lab.commands.settings import (
     Methods,
     Threshold,
     Workers,
-    check_output,
     command,
 )
 from kvlab.fast.lab.terminal import print_table, reporting
@@ -35,8 +34,6 @@ class _Settings(Methods, Budgets, BlockSize, Threshold, Workers, Json):
             help=f"Find the best keep sets, or bound them; default: exact up to {EXACT} tokens.",
         ),
     ] = None
-    report: Path | None = None
-    """HTML report to write."""
 
 
 @command
@@ -45,7 +42,6 @@ def simulate(settings: _Settings) -> None:
 
     A budget in percent is that share of the trace's tokens.
     """
-    check_output("report", settings.report)
     with reporting() as told:
         found = simulation.simulate(
             load_trace(settings.trace),
@@ -58,10 +54,7 @@ def simulate(settings: _Settings) -> None:
             workers=settings.workers,
             report=told,
         )
-    if settings.report is not None:
-        simulation.write_report(found, settings.report)
     if not settings.json:
         print_table(simulation.table(found), simulation.title(found.trace))
-    written = f"report: {settings.report}" if settings.report else ""
     rows = [asdict(row) for row in found.rows]
-    settings.end(found.rows, rows, simulation.CAPTION, written)
+    settings.end(found.rows, rows, simulation.CAPTION)
