@@ -41,6 +41,7 @@ class Serving:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
+        check_at_least(1, batch=1 if self.batch is None else self.batch)
         for name in ("prompt", "length"):
             check_at_least(1, **{name: getattr(self, name)})
             if getattr(self, name) > MOST_TOKENS:
