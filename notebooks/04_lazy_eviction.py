@@ -66,7 +66,8 @@ recurrence.lifelines(rows, mine, words)
 print(problem.prompt.strip())
 print(problem.solution.strip())
 facts = [each for each in entries if words[each.position][1:].isdigit()]
-recurrence.recurring_entries(most_recurring(facts, count=5, gap=16), words)
+for each in most_recurring(facts, count=5, gap=16):
+    print(words[each.position], "at", each.position, "activated at steps", *each.steps)
 
 # %% [markdown]
 # ## Measure it

@@ -80,13 +80,8 @@ replays.lifetimes(left, trace.prompt)
 
 # %% [markdown]
 # The oracle drops an entry right after it was needed for the last time, some of them soon after
-# birth. Over budgets:
-
-# %%
-budgets = [budget_entries(f"{percent}%", t) for percent in (30, 40, 50, 60, 70, 80, 90)]
-replays.mass_over_budget(trace, ("streaming_llm", "h2o", "tova", "caote:h2o"), budgets)
-
-# %% [markdown]
+# birth.
+#
 # At 70 %, the table above says, the best keep sets hold 98 % of the attention, H2O 96 % and
 # StreamingLLM 94 %. A few percent decide: of longer programs of this kind, H2O solves 98 % at 70 %
 # of the memory and StreamingLLM none (the report of the study has both). The mass counts every

@@ -108,14 +108,6 @@ def table_of_precisions() -> str:
     return "\n".join(lines)
 
 
-def tables_of_equal_bytes() -> str:
-    """Return the chart of bytes and quality, and a table per model."""
-    panels = equal_bytes.read_panels()
-    parts = [f"<div>{equal_bytes.chart(panels)._repr_html_()}</div>"]
-    parts += [f"**{panel.title}**\n\n{equal_bytes.table(panel).markdown()}" for panel in panels]
-    return "\n\n".join(parts)
-
-
 def divergences_of_precisions() -> str:
     """Return a table per file of precisions: where its source and engines differ."""
     parts = []
@@ -169,7 +161,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "table of methods": table_of_methods,
     "table of precisions": table_of_precisions,
     "divergences of precisions": divergences_of_precisions,
-    "equal bytes": tables_of_equal_bytes,
+    "equal bytes": lambda: equal_bytes.chart(equal_bytes.read_panels())._repr_html_(),
     "modules of methods": modules_of_methods,
     "groups of whole caches": lambda: rows_of_groups(of_caches=True),
     "groups": lambda: rows_of_groups(of_caches=False),

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlab.fast.lab.benchmarks.memory import SETTLED
 from kvlab.fast.lab.benchmarks.results import Result
 from kvlab.fast.lab.reports import Block, Code, Heading, Text
-from kvlab.fast.lab.tables import Column, Table, counted, percent, tabulate
+from kvlab.fast.lab.tables import Column, counted, percent, tabulate
 from study.planner_figures import ROWS, TABLES, printed_milliseconds
 from study.stored import RESULTS
 
@@ -109,27 +108,6 @@ def decoding(result: Result) -> Iterator[Block]:
         yield tabulate(outcomes, columns)
 
 
-# --- memory ---------------------------------------------------------------------------------------
-
-
-def resident(result: Result) -> Iterator[Block]:
-    """Yield how the memory of a process grows while it writes."""
-    readings = {int(token): reading / 2**20 for token, reading in result["resident_bytes"].items()}
-    shown = {
-        f"process at token {token:,}, MiB": f"{readings[token]:.1f}"
-        for token in (500, 1000, SETTLED, 5000, 10_000, 20_000)
-        if token in readings
-    }
-    facts = {
-        "entries allowed": str(result["entries"]),
-        "entries at the end": str(result["kept"]),
-        "cache, MiB": f"{result['cache_bytes'] / 2**20:.2f}",
-        **shown,
-        "growth, KiB": f"{result['growth_bytes'] / 1024:.0f}",
-    }
-    yield Table(("what", "was"), list(facts.items()))
-
-
 # --- kernels --------------------------------------------------------------------------------------
 
 
@@ -199,7 +177,6 @@ def end_to_end(result: Result) -> Iterator[Block]:
 
 LAYOUTS: Mapping[str, tuple[str, Callable[[Result], Iterator[Block]]]] = {
     "parts": ("Decoding speed", decoding),
-    "resident_bytes": ("Memory of a long generation", resident),
     "copy_bytes_per_second": ("Kernels", kernels),
     "capacity": ("A whole model", end_to_end),
 }

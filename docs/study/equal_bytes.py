@@ -1,4 +1,4 @@
-"""Eviction, quantisation and both, at equal bytes: points, their Pareto front, chart and table."""
+"""Eviction, quantisation and both, at equal bytes: points, their Pareto front, and a chart."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,9 @@ from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.pairs import CONTROL
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import FULL, TaskSummary
-from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference import methods
 from kvlab.reference.methods import base_name, takes_budget
-from study.stored import REAL, nats, spread, stored_file, stored_summary
+from study.stored import REAL, nats, stored_file, stored_summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +51,6 @@ class Place:
     """Bytes of keys and values, scales and norms included, over the full cache's."""
     quality: Interval
     """Share of problems solved, or nats per token lost."""
-    entries: float
-    """Entries per KV head."""
 
     @property
     def kind(self) -> str:
@@ -97,13 +94,6 @@ class Panel:
                 found.append(place)
         return found
 
-    def written(self, quality: Interval) -> str:
-        """Write shares in percent, nats as they are."""
-        if not self.more:
-            return spread(quality, "+.3f")
-        values = quality.mean, quality.low, quality.high
-        return "{:.1f} ({:.1f}–{:.1f})".format(*(100 * value for value in values))
-
 
 def read_panels() -> tuple[Panel, Panel]:
     """Return both models' points from the stored results."""
@@ -129,10 +119,10 @@ def places_of(found: TaskSummary) -> Iterator[Place]:
     texts: dict[int | None, str] = {entries: text for text, entries in found.budgets.items()}
     whole = found.point(FULL, None).mean("nbytes")
     for point in found.points:
-        nbytes, entries = point.mean("nbytes"), point.mean("entries")
-        if whole and nbytes is not None and entries is not None and point.interval:
+        nbytes = point.mean("nbytes")
+        if whole and nbytes is not None and point.interval:
             budget = texts.get(point.budget, "").replace("%", " %")
-            yield Place(point.method, budget, nbytes / whole, point.interval, entries)
+            yield Place(point.method, budget, nbytes / whole, point.interval)
 
 
 def places_of_rows(found: dict[str, Any]) -> Iterator[Place]:
@@ -147,7 +137,7 @@ def places_of_rows(found: dict[str, Any]) -> Iterator[Place]:
             share = row[counted] / full[counted]
             entries = row["budget"]
             budget = "" if entries is None else f"{100 * entries / found['mean_length']:.0f} %"
-            yield Place(row["method"], budget, share, nats(row), row["entries"])
+            yield Place(row["method"], budget, share, nats(row))
 
 
 def chart(panels: Sequence[Panel]) -> Picture:
@@ -187,21 +177,3 @@ def _draw(axes: "Axes", panel: Panel) -> None:
         axes.set_ylim(bottom=min(-0.003, *(place.quality.low for place in panel.places)))
         ticks = (0, 0.01, 0.1, 1)
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-
-
-def table(panel: Panel) -> Table:
-    """List the points of a panel, fewest bytes first; those of the front stand out."""
-    columns = (
-        Column("method"),
-        Column("kind"),
-        Column("budget"),
-        Column("bytes, %", lambda place: 100 * place.share, ".1f"),
-        Column(
-            panel.axis.partition(" (")[0],
-            "quality",
-            panel.written,
-            bold=lambda place: place in panel.front,
-        ),
-        Column("entries", format=".0f"),
-    )
-    return tabulate(sorted(panel.places, key=lambda place: place.share), columns, words=2)

@@ -19,8 +19,7 @@ from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference import methods
 from kvlab.reference.files import printed_tables
 from kvlab.reference.simulator.cost import Plan, Runtime
-from kvlab.reference.simulator.sizes import HARDWARE, SHAPES, Shape
-from study.stored import stored_file
+from kvlab.reference.simulator.sizes import HARDWARE, SHAPES
 
 THOUSAND_MIB = 1000 * 2**20
 """What DesireKV calls GB: 8 sequences of 32,768 tokens are 32,768 MiB, and 32.8 is printed."""
@@ -42,14 +41,10 @@ class PaperFigure:
 
 
 def all_figures() -> Iterator[PaperFigure]:
-    """Yield figures of the papers and of our own benchmark, beside those of the cost model."""
+    """Yield figures of the papers beside those of the cost model."""
     for each in (*desirekv_memory(), desirekv_throughput()):
         yield replace(each, paper="DesireKV")
-    yield from lazy_eviction_memory()
-    yield from table_7()
-    yield from table_8()
-    for each in measured_memory():
-        yield replace(each, paper="kvlab")
+    yield from (*lazy_eviction_memory(), *table_7(), *table_8())
 
 
 # --- DesireKV ------------------------------------------------------------------------------------
@@ -181,30 +176,6 @@ def table_8() -> Iterator[PaperFigure]:
         milliseconds, note = printed_milliseconds(length, spec)
         mean = 1e3 * float(latency_plan(spec, length, fitted_runtime()).step_seconds.mean())
         yield PaperFigure("Table 8", f"{spec}, {length} tokens", milliseconds, mean, "ms", note)
-
-
-# --- our own figures -----------------------------------------------------------------------------
-
-TINY = Shape("tiny llama of the benchmark", 4, 256, 8, 8, 32, 688, 512)
-
-
-def measured_memory() -> Iterator[PaperFigure]:
-    """Yield the bytes that the decoding benchmark found allocated, per method, at their most.
-
-    State is of 32-bit numbers on both sides; keys and values were float32 when measured.
-    """
-    result = stored_file("benchmarks/decode-cpu")
-    entries = result["parameters"]["entries"]
-    for outcome in result["parts"]["constant"]:
-        kind, _, spec = outcome["name"].partition(" ")
-        if kind != "kvlab" or spec.endswith("fused"):
-            continue
-        run = outcome["run"]
-        policy = methods.get(spec, None if spec == "full" else entries)
-        plan = Plan(TINY, HARDWARE["h200"], policy, run["prompt"], run["tokens"] - 1)
-        cache_bytes, state_bytes, _ = plan.sequence
-        sizes = outcome["peak"]["bytes"] / 1024, (2 * cache_bytes + state_bytes) / 1024
-        yield PaperFigure("decode-cpu.json", f"{spec}: cache", *sizes, "KiB")
 
 
 def figures_table(found: Sequence[PaperFigure]) -> Table:

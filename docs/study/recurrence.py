@@ -6,7 +6,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
-from kvlab.fast.lab.tables import Column, Table, tabulate
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.lazy_eviction import code_h2, importance, printed_h2
 from kvlab.reference.simulator.observed import Recurring
@@ -62,18 +61,6 @@ def lifelines(
 
 def _visible(word: str) -> str:
     return word.strip() or "⏎"
-
-
-def recurring_entries(found: Sequence[Recurring], words: Sequence[str]) -> Table:
-    """List entries with their activations."""
-    columns = (
-        Column("token", lambda each: _visible(words[int(each.position)])),
-        Column("position"),
-        Column("head", lambda each: f"layer {each.layer}, KV {each.kv_head}"),
-        Column("activated at steps", lambda each: ", ".join(map(str, each.steps))),
-        Column("MRI", "interval"),
-    )
-    return tabulate(found, columns, words=4)
 
 
 def interval_histogram(

@@ -6,14 +6,13 @@ import numpy as np
 from jaxtyping import Int
 from matplotlib.collections import LineCollection
 
-from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish, mark_end_of_prompt
+from kvlab.fast.lab.drawing import Picture, canvas, finish, mark_end_of_prompt
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
 from kvlab.reference.notation import Array
 from kvlab.reference.policy import Policy
 from kvlab.reference.simulator.judge import Judgement, judge, skill
-from kvlab.reference.simulator.trace import Trace
 from kvlab.reference.simulator.workloads import Workload
 
 
@@ -58,30 +57,6 @@ def hits(layers: Sequence[Judgement]) -> float:
     """Return the share of entries that were there when they regained importance."""
     regained = sum(layer.regained for layer in layers)
     return sum(layer.hits for layer in layers) / max(1, regained)
-
-
-def mass_over_budget(trace: Trace, specs: Sequence[str], budgets: Sequence[int]) -> Picture:
-    """Draw the attention mass that methods hold over their budget, between chance and the best.
-
-    Args:
-        trace: to be replayed.
-        specs: methods that hold their budget after every token.
-        budgets: entries per KV head.
-    """
-    figure, (axes,) = canvas(height=3.8)
-    policies = [methods.get(spec, budget) for spec in specs for budget in budgets]
-    by_policy = list(zip(*judge(trace, policies), strict=True))
-
-    def curve(name: str, spec: int) -> list[float]:
-        first = spec * len(budgets)
-        return [mean_over_layers(each, name) for each in by_policy[first : first + len(budgets)]]
-
-    axes.plot(budgets, curve("best", 0), "--", color=GREY, linewidth=1, label="best possible")
-    for number, spec in enumerate(specs):
-        axes.plot(budgets, curve("mass", number), "o-", markersize=3, label=spec)
-    axes.plot(budgets, curve("random", 0), ":", color=GREY, linewidth=1, label="at random, mean")
-    axes.set(xlabel="entries per KV head", ylabel="share of attention on kept entries")
-    return finish(figure, "Attention that is kept over the budget, by method.")
 
 
 def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:

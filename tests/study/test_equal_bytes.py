@@ -1,9 +1,8 @@
-"""Points at equal bytes: their kinds, their Pareto front by hand, and the tables as stored."""
+"""Points at equal bytes: their kinds, their Pareto front by hand, and points as stored."""
 
 import pytest
 
 from kvlab.fast.lab.evaluate.statistics import Interval
-from kvlab.fast.lab.tables import Bold, text_of
 from study import equal_bytes
 from study.equal_bytes import Panel, Place
 from study.stored import stored_file, stored_summary
@@ -17,7 +16,7 @@ def panels():
 
 
 def place(share: float, mean: float, method: str = "h2o") -> Place:
-    return Place(method, "", share, Interval(mean, mean - 0.1, mean + 0.1), 10)
+    return Place(method, "", share, Interval(mean, mean - 0.1, mean + 0.1))
 
 
 @pytest.mark.parametrize(
@@ -29,8 +28,6 @@ def test_the_front_by_hand(more, expected):
     pairs = [(0.3, 0.4), (0.2, 0.0), (0.5, 0.6), (0.2, 0.1), (0.4, 0.5), (0.3, 0.5), (0.9, 0.6)]
     panel = Panel("", "", [place(*pair) for pair in pairs], more)
     assert [(each.share, each.quality.mean) for each in panel.front] == expected
-    stand_out = [row[4] for row in equal_bytes.table(panel).rows if isinstance(row[4], Bold)]
-    assert [text_of(cell) for cell in stand_out] == [panel.written(p.quality) for p in panel.front]
 
 
 @pytest.mark.parametrize(
@@ -48,16 +45,14 @@ def test_kinds_and_labels(method, kind, label):
     assert (place(0.5, 0.5, method).kind, place(0.5, 0.5, method).label) == (kind, label)
 
 
-def test_tables_say_what_is_stored(panels):
-    shown = {(row[0], row[2]): row for row in equal_bytes.table(panels[0]).rows}
+def test_points_are_what_is_stored(panels):
+    shown = {(each.method, each.budget): each for each in panels[0].places}
     found = stored_summary("equal_bytes")
     assert {point.method for point in found.points} <= {method for method, _ in shown}
     point, whole = found.point("h2o@precision=fp8", "50%"), found.point("full", None)
-    row = shown[point.method, "50 %"]
-    share = (point.mean("nbytes") or 0) / (whole.mean("nbytes") or 1)
-    assert row[3] == f"{100 * share:.1f}"
-    mean, low, high = (100 * share for share in vars(point.interval).values())
-    assert text_of(row[4]) == f"{mean:.1f} ({low:.1f}–{high:.1f})"
+    drawn = shown[point.method, "50 %"]
+    assert drawn.share == (point.mean("nbytes") or 0) / (whole.mean("nbytes") or 1)
+    assert drawn.quality == point.interval
     nats = {row["method"]: row["nats"] for row in stored_file("perplexity_smollm2")["rows"]}
     (full,) = (each for each in panels[1].places if each.method == "full")
     assert (full.share, full.quality.mean, nats["full"]) == (1, 0, 0)

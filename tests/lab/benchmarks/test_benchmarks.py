@@ -10,7 +10,7 @@ import typer
 from tolerances import FLOAT32_SCORES
 from typer.testing import CliRunner
 
-from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, kernels, memory
+from kvlab.fast.lab.benchmarks import contenders, decode, end_to_end, kernels
 from kvlab.fast.lab.benchmarks.contenders import Setting, kvlab, stock
 from kvlab.fast.lab.benchmarks.workload import Run, tiny_llama
 from kvlab.fast.lab.reports import Text
@@ -114,19 +114,6 @@ def test_a_worker_is_asked_line_by_line(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="kvpress ended with code 0"):
         worker._receive()
     worker.process.communicate()
-
-
-# --- memory --------------------------------------------------------------------------------------
-
-
-def test_memory_is_read_along_the_way(measured, monkeypatch):
-    found = measured(memory, "--method", "h2o", "--tokens", 300, "--every", 50)
-    assert list(map(int, found["resident_bytes"])) == [50, 100, 150, 200, 250, 300]
-    assert found["kept"] == found["entries"] == 256
-    read = iter([9, 7, 5, 8, 6, 7])
-    monkeypatch.setattr(memory, "resident_bytes", lambda: next(read))
-    found = measured(memory, "--method", "h2o", "--tokens", 12, "--every", 2)
-    assert found["growth_bytes"] == 8 - 5
 
 
 # --- what needs a GPU runs a small case anywhere --------------------------------------------------
