@@ -120,8 +120,8 @@ for version in versions:
 # ## Your kernel, in your language
 #
 # - **PyTorch, CuPy, JAX:** `check("h2o.score", my_function, arrays="torch", device="cuda")`.
-# - **Many functions in a file:** `kvlab conformance run my_kernels.py`, with a table, `--json`,
-#   `--junit`, and exit code 1.
+# - **Many functions in a file:** `kvlab conformance run my_kernels.py`, with a table, `--json`
+#   and exit code 1.
 # - **CUDA, C++, Rust:** `kvlab conformance run --exec ./my_binary`; inputs and outputs are
 #   safetensors files.
 #

@@ -18,7 +18,7 @@ from kvlab.reference.conformance.implementation import (
 )
 from kvlab.reference.conformance.isolated import Isolated
 from kvlab.reference.conformance.program import Program
-from kvlab.reference.conformance.report import Group, Outcome, Report, Status, to_junit, to_plain
+from kvlab.reference.conformance.report import Group, Outcome, Report, Status, to_plain
 from kvlab.reference.conformance.vectors import Case, Expected, difference
 
 __all__ = [
@@ -38,6 +38,5 @@ __all__ = [
     "difference",
     "load",
     "published",
-    "to_junit",
     "to_plain",
 ]

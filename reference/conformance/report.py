@@ -1,4 +1,4 @@
-"""The result of a check: as objects, in words, as plain data and as JUnit XML; known failures."""
+"""The result of a check: as objects, in words and as plain data; known failures."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,6 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 
@@ -219,28 +218,3 @@ def _as_lists(x: np.ndarray) -> Any:
     if x.dtype.kind != "f" or np.isfinite(x).all():
         return x.tolist()
     return np.where(np.isfinite(x), x, x.astype(str).astype(object)).tolist()
-
-
-def to_junit(report: Report) -> str:
-    """Return a report as JUnit XML: one suite per target, one test case per vector."""
-    root = ElementTree.Element("testsuites", name="kvlab conformance")
-    for target in dict.fromkeys(group.target for group in report.groups):
-        groups = [group for group in report.groups if group.target == target]
-        suite = ElementTree.SubElement(root, "testsuite", name=target)
-        for outcome in (outcome for group in groups for outcome in group.outcomes):
-            names = {"classname": target, "name": outcome.case.name}
-            case = ElementTree.SubElement(suite, "testcase", names)
-            if outcome.status == Status.PASSED:
-                continue
-            kind = "failure" if outcome.status == Status.FAILED else "skipped"
-            told = ElementTree.SubElement(case, kind, message=_printable(outcome.reason))
-            told.text = _printable(describe(outcome))
-        suite.set("tests", str(len(suite)))
-        suite.set("failures", str(len(suite.findall("testcase/failure"))))
-        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c in "\t\n" or ord(c) >= 32 else "?" for c in text)

@@ -196,21 +196,6 @@ def varying_values(
     )
 
 
-def equal_distances(tokens: int = 128, prompt: int = 64, seed: int = 0) -> Workload:
-    """Values in opposite pairs with equal attention: all lie equally far from the output (CAOTE).
-
-    Tokens 2i and 2i + 1 get one logit and values v and −v; the output after an even number of
-    tokens is 0.
-    """
-    rng = np.random.default_rng(seed)
-    pairs = tokens // 2
-    logits = np.tile(np.repeat(rng.normal(size=pairs), 2), (tokens, 1))
-    directions = rng.normal(size=(pairs, tokens))
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    values = np.stack([directions, -directions], axis=1).reshape(tokens, tokens)
-    return workload("equal_distances", logits, prompt, seed, values=values)
-
-
 def key_outliers(tokens: int = 384, prompt: int = 64, seed: int = 0) -> Workload:
     """Keys of which a quarter holds outliers, whatever their importance (DesireKV Fig. 3).
 

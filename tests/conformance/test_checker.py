@@ -2,7 +2,6 @@
 
 import json
 import sys
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from kvlab.reference.conformance import Expected, Status, check, difference, published
 from kvlab.reference.conformance.expecting import keep, near_threshold, numbers
 from kvlab.reference.conformance.implementation import Functions
-from kvlab.reference.conformance.report import judged, read_xfails, to_junit, to_plain
+from kvlab.reference.conformance.report import judged, read_xfails, to_plain
 from kvlab.reference.selection import keep_set
 
 
@@ -255,7 +254,7 @@ def test_survivors_are_compared_before_numbers():
     assert report.failures()[0].reason.startswith("present differs first in block 0, KV head 0")
 
 
-def test_reports_as_json_and_junit():
+def test_reports_as_json():
     report = check("keep_set", wrong_side)
     plain = json.loads(json.dumps(to_plain(report), allow_nan=False))
     assert plain["cases"]["failed"] == 5 and not plain["passed"]
@@ -263,10 +262,6 @@ def test_reports_as_json_and_junit():
     assert groups["plain"]["first_failure"] is None
     assert set(groups["ties"]["first_failure"]["smallest"]["inputs"]) == {"scores", "safe"}
     assert groups["ties"]["about"]["thread"].startswith("https://")
-    suite = ElementTree.fromstring(to_junit(report))[0]
-    assert suite.get("name") == "keep_set"
-    assert suite.get("failures") == "5" == str(len(suite.findall("testcase/failure")))
-    assert int(suite.get("tests", 0)) == len(suite.findall("testcase"))
 
 
 def test_a_known_failure_is_expected_and_an_unexpected_pass_fails(tmp_path):
@@ -282,7 +277,7 @@ def test_a_known_failure_is_expected_and_an_unexpected_pass_fails(tmp_path):
     assert found["plain"] == Status.FAILED and not report.passed
     assert "remove it from the list" in report.failures()[0].reason
     report = judged(checked, {"keep_set/no_room/*": "one too many"})
-    assert report.passed and 'failures="0"' in to_junit(report)
+    assert report.passed
     listed.write_text("plain\n")
     with pytest.raises(ValueError, match="must end in a reason"):
         read_xfails(listed)

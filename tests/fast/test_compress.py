@@ -160,23 +160,6 @@ def test_blocks_bound_what_a_layer_ever_holds(spec):
         assert most > BUDGET + 7
 
 
-@pytest.mark.parametrize("spec", ["h2o", "snapkv@window=3", "kivi@group=4,residual=8", "full"])
-def test_turns_of_a_chat_continue_one_cache(spec):
-    """Two calls give what one call gives whose later tokens are all fed one by one."""
-    model, first = tiny("llama"), prompts([18])
-    more = prompts([5], seed=1)["input_ids"]
-    with compress(model, spec, budget_of(spec)) as cache:
-        answer, _ = written(model, cache, first, 6)
-        whole = torch.cat([first["input_ids"], answer, more], dim=1)
-        inputs = {"input_ids": whole, "attention_mask": torch.ones_like(whole)}
-        _, logits = written(model, cache, inputs, 8)
-        assert cache.get_seq_length() == whole.shape[1] + 7
-    assert torch.isfinite(logits).all()
-    if spec == "full":
-        expected = written(model, DynamicCache(config=model.config), inputs, 8)[1]
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
-
-
 def test_a_turn_with_padding_in_the_middle():
     model = tiny("llama")
     mask = torch.tensor([[1] * 12 + [1] * 6, [0] * 4 + [1] * 8 + [0] * 3 + [1] * 3])
@@ -218,17 +201,6 @@ def test_only_the_asked_logits_come_back_from_blocks():
             with compress(model, "full", block_size=5) as cache:
                 logits = model(ids, past_key_values=cache, logits_to_keep=keep).logits
             torch.testing.assert_close(logits, expected[:, -keep:], rtol=0, atol=1e-6)
-
-
-def test_confidence_is_that_of_the_distribution_before():
-    model = tiny("llama")
-    with compress(model, "full", watch=lambda block, result: None) as cache:
-        logits = written(model, cache, prompts([9, 6]), 5)[1]
-        seen = cache.confidence
-    likeliest = logits.softmax(dim=-1).amax(dim=-1).double()
-    torch.testing.assert_close(seen[0, 9:].double(), likeliest[0, :4], rtol=1e-5, atol=0)
-    torch.testing.assert_close(seen[1, 6:10].double(), likeliest[1, :4], rtol=1e-5, atol=0)
-    assert seen[0, :9].isnan().all() and seen[1, :6].isnan().all()
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -350,14 +322,6 @@ def test_a_failed_step_is_not_continued():
         cache.watch = None
         cache.reset()
         model(**inputs, past_key_values=cache)
-
-
-def test_a_reset_cache_starts_anew():
-    model, inputs = tiny("llama"), prompts([21, 13])
-    with compress(model, "h2o", BUDGET) as cache:
-        first = written(model, cache, inputs, 10)
-        cache.reset()
-        torch.testing.assert_close(written(model, cache, inputs, 10), first, rtol=0, atol=0)
 
 
 def test_scores_that_are_nan_are_an_error():

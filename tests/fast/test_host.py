@@ -9,16 +9,13 @@ import pytest
 import torch
 from models import prompts, tiny, written
 from outside import methods_named, write_files
-from replay import Comparison, Tolerance, random_blocks
+from replay import Comparison, random_blocks
 from sampling import diagonal, sampled
 from test_differential import DTYPES, HEADS
-from tolerances import FLOAT64
 
-from kvlab.fast import compress, twin_of
+from kvlab.fast import compress
 from kvlab.fast.engine import host, port
 from kvlab.fast.engine.layers import Layers
-from kvlab.fast.engine.policy import Score as FastScore
-from kvlab.fast.engine.twins import TWINS
 from kvlab.reference import methods
 from kvlab.reference.cache import Column
 from kvlab.reference.methods.caote import Caote, EvictionError
@@ -296,20 +293,3 @@ def test_numbers_that_cannot_be_are_refused_by_name(score, message):
     model, refused = tiny("llama"), pytest.raises(ValueError, match=message)
     with compress(model, policy(score)) as cache, refused:
         written(model, cache, prompts([20]), 3)
-
-
-def test_a_twin_of_an_outside_package_is_found():
-    @twin_of(ShortKeys)
-    class ShortKeysInTensors(FastScore):
-        def score(self, state, seen, candidates, room):
-            return 1 / seen.keys.norm(dim=-1)
-
-    try:
-        ported = port.port(POLICIES["no attention"])
-        assert isinstance(ported.score, ShortKeysInTensors)
-        assert not ported.on_host
-        comparison = Comparison(POLICIES["no attention"], Tolerance(FLOAT64, FLOAT64))
-        for block in random_blocks(3, HEADS["gqa"], [20], 10, 7, torch.float64):
-            comparison.feed(block)
-    finally:
-        del TWINS[ShortKeys]

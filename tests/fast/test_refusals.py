@@ -177,17 +177,6 @@ def test_a_text_that_does_not_continue_the_one_in_the_cache_is_refused(given, me
         assert model.generate(**new, past_key_values=cache, max_new_tokens=4).shape == (1, 14)
 
 
-def test_a_text_without_anything_new_is_refused():
-    model, inputs = tiny("llama"), prompts([21, 13])
-    with compress(model, "h2o", BUDGET) as cache:
-        model(**inputs, past_key_values=cache)
-        with pytest.raises(ValueError, match="has 21 tokens, of which none is new: this cache"):
-            written(model, cache, inputs, 4)
-        other_padding = {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}
-        with pytest.raises(ValueError, match="another one from column 0"):
-            written(model, cache, other_padding, 4)
-
-
 def test_a_cache_belongs_to_one_context_and_one_batch():
     model, other = tiny("llama"), compress(tiny("qwen2"), "h2o", BUDGET)
     with other, compress(model, "h2o", BUDGET) as cache:

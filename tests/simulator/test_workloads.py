@@ -17,7 +17,6 @@ from kvlab.reference.simulator.replay import Layer
         workloads.needles,
         workloads.exchangeable,
         workloads.varying_values,
-        workloads.equal_distances,
         workloads.key_outliers,
     ],
 )

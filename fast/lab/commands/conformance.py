@@ -36,7 +36,6 @@ from kvlab.reference.conformance.report import (
     judged,
     read_xfails,
     shown,
-    to_junit,
     to_plain,
 )
 from kvlab.reference.conformance.targets import operation_of
@@ -51,7 +50,7 @@ MOST_NAMES = 12
 
 
 class Tested(Json):
-    """What is tested, and where the report goes."""
+    """What is tested."""
 
     file: Annotated[Path | None, typer.Argument()] = None
     """Python file that defines IMPLEMENTATIONS."""
@@ -67,12 +66,9 @@ class Tested(Json):
     """Seconds that one case may take."""
     seed: Annotated[int, typer.Option(min=0)] = 0
     """Seed of the numbers in drawn cases."""
-    junit: Path | None = None
-    """JUnit XML to write."""
 
     def implementation(self) -> Isolated | Program:
         """Return the implementation, in a process of its own, which has to be closed."""
-        check_output("junit", self.junit)
         if self.timeout <= 0:
             raise ValueError(f"timeout = {self.timeout} must be above 0 seconds")
         if (self.file is None) == (self.program is None):
@@ -85,9 +81,7 @@ class Tested(Json):
         return Program(str(self.program), self.precision or "float32", self.timeout)
 
     def tell(self, report: Report) -> None:
-        """Print a report and write it; leave with exit code 1 if a case fails."""
-        if self.junit is not None:
-            write_text(self.junit, to_junit(report))
+        """Print a report; leave with exit code 1 if a case fails."""
         if self.json:
             print_json(to_plain(report))
         else:

@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import signal
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -19,12 +17,11 @@ from ray.exceptions import RayTaskError, WorkerCrashedError
 from kvlab.fast.lab.sweep import cluster
 from kvlab.fast.lab.sweep.jobs import Failure, attempt
 from kvlab.fast.lab.sweep.plan import make_plan, read_sweep
-from kvlab.fast.lab.sweep.run import RESULTS, read_stored
+from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.reference import methods
 
 pytestmark = pytest.mark.slow
 
-KILLS = 10
 TITLE = b"ray::run_job"
 
 
@@ -106,28 +103,6 @@ def test_ctrl_c_ends_the_workers_and_keeps_the_results(nodes, undisturbed, held,
     assert "Traceback" not in said
     wait_until(lambda: not workers(nodes))
     assert len(results(out)) == 2
-
-
-def test_ten_kills_of_workers_and_drivers_change_nothing(nodes, undisturbed, held, tmp_path):
-    """Kills at any moment: the gate is closed, so that no sweep ends before its turn comes."""
-    (path, expected), (_, lines) = undisturbed, held
-    drawn, out = random.Random(9), tmp_path / "out"
-    command = ("sweep", str(path), "--out", str(out), "--engine", "ray")
-    for _ in range(KILLS // 2):
-        done = sorted((out / RESULTS).glob("*.parquet"))
-        for some in drawn.sample(done, len(done) // 2):
-            some.unlink()  # so that there is something to be killed at
-        with kvlab(*command, before=lines, RAY_ADDRESS=nodes.address) as process:
-            wait_until(lambda: process.poll() is not None or workers(nodes))
-            time.sleep(drawn.uniform(0, 4))
-            os.kill(drawn.choice(workers(nodes)), signal.SIGKILL)
-            time.sleep(drawn.uniform(0, 4))
-            assert process.poll() is None
-            process.kill()
-            process.communicate(timeout=900)
-        wait_until(lambda: not workers(nodes))
-    finished(*command, RAY_ADDRESS=nodes.address)
-    assert results(out) == expected
 
 
 def test_without_an_address_a_cluster_of_its_own_is_made(undisturbed, held, tmp_path):

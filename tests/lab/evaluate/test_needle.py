@@ -89,24 +89,6 @@ def test_the_reasoner_finds_its_definitions_with_the_full_cache(tmp_path):
     assert "streaming_llm, 50%" in svg
 
 
-def test_the_command_reads_a_text(directory, tmp_path):
-    text = tmp_path / "hay.txt"
-    text.write_text(HAY, encoding="utf-8")
-    arguments = [
-        *("needle", "--text", str(text), "--model", directory, "--lengths", "200,300"),
-        *("--methods", "h2o", "--budgets", "64", "--trials", "1", "--depths", "50", "--json"),
-        *("--heat-map", str(tmp_path / "needle.svg")),
-    ]
-    printed = CliRunner().invoke(app, arguments[:-3] + arguments[-2:]).stdout
-    assert "2 needles: share found" in printed
-    found = json.loads(CliRunner().invoke(app, arguments).stdout)
-    assert found["lengths"] == [200, 300]
-    assert found["depths"] == [0.5]
-    assert [row["method"] for row in found["rows"]] == ["h2o"]
-    assert found["hidden"] == [[1, 1]]
-    assert found["rows"][0]["accuracy"] == 0  # a random model knows no numbers
-
-
 def test_a_length_that_cannot_hold_the_needle_is_refused(reader):
     _, tokenizer = reader
     with pytest.raises(ValueError, match="length = 50 leaves no room"):

@@ -117,27 +117,6 @@ def test_windows_cut_a_text_and_leave_the_rest_out():
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_reads_a_text(directory, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    arguments = [
-        *("perplexity", "--text", str(text), "--model", directory, "--window", "90"),
-        *("--methods", "tova; kivi@group=8,residual=16", "--budgets", "25%,40", "--windows", "2"),
-        *("--block-size", "16"),
-    ]
-    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
-    assert [(row["method"], row["budget"]) for row in found["rows"]] == [
-        ("full", None),
-        ("tova", 23),
-        ("tova", 40),
-        ("kivi@group=8,residual=16", None),
-    ]
-    assert found["passages"] == 2
-    assert found["tokens"] == 2 * 89
-    printed = CliRunner().invoke(app, arguments).stdout
-    assert "2 windows of 90 tokens, 178 rated" in printed
-
-
 def test_the_command_needs_no_text_for_the_embedded_model():
     arguments = ["perplexity", "--methods", "h2o caote:h2o", "--budgets", "80%", "--windows", "3"]
     found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
