@@ -86,6 +86,7 @@ def test_a_wheel_without_torch_runs_the_commands_that_need_only_the_reference(tm
     run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), source)
     (wheel,) = wheels.glob("*.whl")
     names = ZipFile(wheel).namelist()
+    assert "kvlab/reference/proofs/rocq/caote.v" in names
     assert not [name for name in names if "study" in name or name.endswith(".parquet")]
     binaries = try_wheel.install(wheel, tmp_path)
     python("import kvlab.reference", str(binaries / "python"))

@@ -10,6 +10,7 @@ from rich.table import Table
 from kvlab.fast.lab.commands.settings import Json, Workers, command
 from kvlab.fast.lab.terminal import console, errors, print_json, reporting
 from kvlab.reference import proofs
+from kvlab.reference.proofs import machine_checked
 
 
 class _Settings(Workers, Json):
@@ -18,11 +19,18 @@ class _Settings(Workers, Json):
     ] = None
     claim: list[str] | None = None
     """Tag of a claim, such as CA-1; repeat for several."""
+    rocq: bool = False
+    """Let Rocq check the theorems that are written out for it, for every number of entries."""
 
 
 @command
 def prove(settings: _Settings) -> None:
     """Check every theorem, equation and table of the papers that can be checked."""
+    if settings.rocq:
+        if settings.claim:
+            raise ValueError("--claim names checks in Python: leave it out, or --rocq")
+        _check_in_rocq(settings)
+        return
     claims = proofs.claims(settings.paper, settings.claim)
     results: list[proofs.Result] = []
     waiting = Counter(claim.paper for claim in claims)
@@ -50,6 +58,55 @@ def prove(settings: _Settings) -> None:
             errors.print(f"{result.name}: {ends}", style="red")
     if not all(result.as_expected for result in results):
         raise typer.Exit(1)
+
+
+def _check_in_rocq(settings: _Settings) -> None:
+    """Show what Rocq says of each theorem; code 1 if it does not accept one."""
+    results: list[machine_checked.Checked] = []
+    chosen = machine_checked.theorems(settings.paper)
+    with reporting(transient=True) as report:
+        for result in machine_checked.check(settings.paper):
+            results.append(result)
+            report(len(results), len(chosen), result.theorem.name)
+    if settings.json:
+        print_json([_plain_theorem(each) for each in results])
+    else:
+        _show_theorems(results)
+    for each in results:
+        if each.error:
+            errors.print(f"{each.theorem.where}: {each.theorem.name}: {each.error}", style="red")
+    if any(each.error for each in results):
+        raise typer.Exit(1)
+
+
+def _plain_theorem(result: machine_checked.Checked) -> dict[str, Any]:
+    theorem = result.theorem
+    return {
+        "paper": theorem.paper,
+        "theorem": theorem.name,
+        "place": theorem.place,
+        "where": theorem.where,
+        "verdict": result.verdict,
+        "error": result.error,
+        "axioms_of_the_file": list(result.axioms),
+        "about": theorem.about,
+        "python": theorem.python,
+    }
+
+
+def _show_theorems(results: list[machine_checked.Checked]) -> None:
+    table = Table("file and line", "theorem, its place and its function", "verdict", expand=True)
+    table.show_lines = True
+    for each in results:
+        theorem, color = each.theorem, "red" if each.error else "green"
+        text = f"[bold]{theorem.name}[/]\n{escape(theorem.place)}\n{theorem.about}"
+        where = theorem.where.removeprefix(machine_checked.PLACE)
+        table.add_row(where, text, f"[{color}]{each.verdict}[/]")
+    console.print(table)
+    for paper, axioms in {each.theorem.paper: each.axioms for each in results}.items():
+        console.print(f"{paper}.v assumes {', '.join(axioms) or 'nothing'}", highlight=False)
+    accepted = sum(not each.error for each in results)
+    console.print(f"{accepted} of {len(results)} theorems accepted by Rocq", highlight=False)
 
 
 def _plain(result: proofs.Result) -> dict[str, Any]:

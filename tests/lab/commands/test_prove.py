@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
 from kvlab.reference import proofs
+from kvlab.reference.proofs import machine_checked
 from kvlab.reference.proofs.claim import Kind, Verdict, proved, refuted
 
 FINDINGS = {
@@ -56,3 +57,22 @@ def test_claims_are_checked_in_other_processes():
     found = list(proofs.prove(chosen, workers=2))
     assert len(found) == len(chosen) == 3
     assert all(result.as_expected for result in found)
+
+
+@pytest.mark.parametrize(("error", "code"), [("", 0), ("no", 1)])
+def test_theorems_that_rocq_accepts_or_not(monkeypatch, error, code):
+    theorem = machine_checked.theorems("caote")[0]
+    found = machine_checked.Checked(theorem, error, ["Classical_Prop.classic"])
+    monkeypatch.setattr(machine_checked, "check", lambda paper: iter([found]))
+    result = CliRunner().invoke(app, ["prove", "--rocq", "--json"])
+    [told] = json.loads(result.stdout)
+    assert result.exit_code == code and (told["verdict"] == "proved") == (not error)
+    shown = CliRunner().invoke(app, ["prove", "--rocq"]).output
+    assert f"{1 - code} of 1 theorems accepted" in shown and "assumes Classical_Prop" in shown
+
+
+def test_without_coqc_one_line_says_how_to_install_it(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    for options, said in ((["--claim", "CA-1"], "leave it out, or --rocq"), ([], "no coqc, which")):
+        refused = CliRunner().invoke(app, ["prove", "--rocq", *options])
+        assert said in str(refused.exception)
