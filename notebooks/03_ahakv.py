@@ -75,7 +75,7 @@ bias.kept_positions(fates, token=143)
 #
 # so attention gets flatter as $i$ grows. Statistical physics knows this model (*random energy
 # model*): the formula holds until $s^2 = 2 \ln i$; beyond that value a handful of tokens has all
-# the weight. Dots are simulations, solid lines the formula, dotted lines the frozen phase.
+# the weight. Dots are simulations, lines the formula.
 
 # %%
 bias.entropy_phases((64, 512, 4096))

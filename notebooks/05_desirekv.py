@@ -107,7 +107,10 @@ for spec in specs:
 precision.bits_by_position({name: layers[2] for name, layers in caches.items()}, seen, trace.prompt)
 
 # %%
-precision.bytes_held(caches, seen)
+for name, layers in caches.items():
+    codes, whole = (sum(getattr(c, kind) for c in layers) for kind in ("payload_bytes", "nbytes"))
+    bits = 8 * whole / (2 * trace.keys.size)  # of what the full cache has seen
+    print(f"{name}: {codes:,} bytes of codes, {whole - codes:,} of scales: {bits:.2f} bits each")
 
 # %% [markdown]
 # In papers *average bits* often leaves out scales and zero points. Here they are included: a group

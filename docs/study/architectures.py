@@ -11,8 +11,8 @@ import logging
 import tomllib
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -26,7 +26,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from kvlab.fast import compress
 from kvlab.fast.huggingface.agreement import logit_distance, stock_logits
 from kvlab.fast.lab.tables import Table
-from kvlab.fast.lab.terminal import reporting
 
 READ = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -87,14 +86,6 @@ def compare(architecture: str, name: str) -> Result:
     if worst > TOLERANCE:
         return result(layers, f"{way}: {worst:.0e}", "wrong")
     return result(layers, f"{worst:.0e}" + "".join(remarks), "same")
-
-
-def sweep(classes: list[tuple[str, str]]) -> Iterator[Result]:
-    """Compare classes one after the other, with a progress bar on stderr."""
-    with reporting(transient=True) as report:
-        for done, (architecture, name) in enumerate(classes):
-            report(done, len(classes), name)
-            yield compare(architecture, name)
 
 
 def known() -> list[tuple[str, str]]:
@@ -257,7 +248,7 @@ def main(out: Annotated[Path, typer.Argument(help="Where the page is written.")]
     """Compare all architectures, and write the page of the results."""
     transformers.logging.set_verbosity(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    out.write_text(page(list(sweep(known()))), encoding="utf-8")
+    out.write_text(page(list(starmap(compare, known()))), encoding="utf-8")
 
 
 if __name__ == "__main__":

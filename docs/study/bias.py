@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.ahakv import frozen_exponent, frozen_mean, mean_entropy
+from kvlab.reference.proofs.ahakv import mean_entropy
 from kvlab.reference.simulator.replay import Fate
 
 
@@ -63,7 +63,7 @@ def kept_positions(fates: Mapping[str, Sequence[Fate]], token: int, bins: int = 
 def entropy_phases(sizes: Sequence[int], draws: int = 60) -> Picture:
     """Draw the mean entropy of a softmax over Gaussian logits over their variance.
 
-    Lines: ln i − s²/2 up to a variance of 2 ln i; beyond, the frozen phase.
+    Lines: ln i − s²/2 up to a variance of 2 ln i.
     """
     figure, (axes,) = canvas(height=3.8)
     parts = np.linspace(0, 5, 26)[1:]
@@ -73,9 +73,6 @@ def entropy_phases(sizes: Sequence[int], draws: int = 60) -> Picture:
         axes.plot(parts, means, "o", markersize=3, color=color, label=f"i = {i}, {draws} draws")
         estimate = log(i) - variances / 2
         axes.plot(parts[estimate > 0], estimate[estimate > 0], color=color, linewidth=1)
-        beyond = parts > 3
-        frozen = [frozen_mean(frozen_exponent(i, np.sqrt(s2))) for s2 in variances[beyond]]
-        axes.plot(parts[beyond], frozen, color=color, linestyle=":")
     axes.axvline(2, color=RED, linewidth=0.8)
     axes.set(xlabel="variance of the logits, in units of ln i", ylabel="entropy, nats")
     axes.set_ylim(0, None)

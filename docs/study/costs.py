@@ -15,8 +15,6 @@ from kvlab.reference.simulator.sizes import WIDE, Hardware, Shape
 from kvlab.reference.step import Block, empty_cache, step
 
 GB = 1e9
-DRAWN = 200
-"""Steps of which a curve is drawn."""
 
 # --- models and devices ---------------------------------------------------------------------------
 
@@ -65,7 +63,7 @@ def time_of_steps(plan: Plan) -> Picture:
     figure, (axes,) = canvas()
     seconds = [each.seconds(plan.hardware, plan.runtime) for each in plan.kernels.values()]
     times = 1e3 * np.stack([np.broadcast_to(each, plan.generated) for each in seconds])
-    steps = np.linspace(0, plan.generated - 1, DRAWN).astype(int)
+    steps = np.linspace(0, plan.generated - 1, 200).astype(int)
     base = np.zeros(len(steps))
     for name, milliseconds in zip(plan.kernels, times[:, steps], strict=True):
         axes.fill_between(steps, base, base + milliseconds, label=name, alpha=0.8)
@@ -113,17 +111,11 @@ def work_per_token(plan: Plan) -> Table:
     one_head = Kernel(attention.bytes / heads, attention.flops / heads, attention.launches)
     columns = (
         Column("work", lambda each: MEANING[each[0]]),
-        Column("runs", lambda each: how_often(each[1])),
+        Column("steps", lambda each: np.count_nonzero(each[1].launches), ","),
         Column("KiB moved", lambda each: each[1].bytes.mean() / 1024, ",.1f"),
         Column("kFLOP", lambda each: each[1].flops.mean() / 1000, ",.1f"),
     )
     return tabulate({"attention": one_head, **plan.policy_work}.items(), columns)
-
-
-def how_often(work: Kernel) -> str:
-    """Say at how many steps a kernel runs."""
-    runs, steps = int(np.count_nonzero(work.launches)), len(work.launches)
-    return "every step" if runs == steps else f"{runs:,} of {steps:,} steps"
 
 
 def memory_held(plan: Plan, full: Plan) -> Table:

@@ -12,8 +12,7 @@ from kvlab.reference.quantization import FULL_BITS
 from kvlab.reference.simulator.timeline import Run
 
 KEPT = "#4c78c8"
-"""A blue that shows on white and on dark grey; the fewer bits, the more of the page comes through.
-"""
+"""A blue that shows on white and on dark grey; fewer bits are paler."""
 GONE = (0.55, 0.55, 0.55, 0.18)
 """Colour of an entry that was there and has left."""
 
@@ -75,13 +74,11 @@ def description(run: Run) -> str:
     """Say in words what `kept_over_steps` shows."""
     last = kept_bits(run)[:, -1]
     prompt, answer = last[: run.prompt] > 0, last[run.prompt :] > 0
-    most = float(run.entries()[run.steps >= run.prompt].max())
     bits = float(last[last > 0].mean())
     budget = "" if run.budget is None else f" with a budget of {run.budget} entries"
     return (
         f"What {run.method} keeps{budget} of {run.prompt} tokens of a prompt and the "
         f"{run.read - run.prompt} that follow. In the end some KV head still holds "
         f"{prompt.sum()} positions of the prompt and {answer.sum()} of the answer, at {bits:.1f} "
-        f"bits on average over all layers and heads. While it writes, a KV head holds "
-        f"{most:.0f} entries at most, in the mean over all of them."
+        "bits on average over all layers and heads."
     )

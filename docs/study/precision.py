@@ -7,7 +7,6 @@ from jaxtyping import Float
 from matplotlib.patches import Patch
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish, mark_end_of_prompt
-from kvlab.fast.lab.tables import Table
 from kvlab.reference.cache import LayerCache
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.definitions import spearman
@@ -77,22 +76,3 @@ def bits_by_position(caches: Mapping[str, LayerCache], tokens: int, prompt: int)
     place = "outside upper center"
     figure.legend(handles=handles, loc=place, ncols=4, fontsize=7.5, frameon=False)
     return finish(figure, "Bits of the stored keys by position.", legend="none")
-
-
-def bytes_held(caches: Mapping[str, Sequence[LayerCache]], tokens: int) -> Table:
-    """List the bytes of all layers: codes, scales and zero points, and bits per element.
-
-    Args:
-        caches: caches of every layer, by method.
-        tokens: seen; a full cache holds them all at 16 bits.
-    """
-    rows = []
-    for name, layers in caches.items():
-        payload = sum(cache.payload_bytes for cache in layers)
-        whole = sum(cache.nbytes for cache in layers)
-        G, d = layers[0].keys.vectors.shape[0::2]
-        bits = 8 * whole / (2 * tokens * G * d * len(layers))
-        scales = whole - payload
-        rows.append((name, str(len(layers[0])), f"{payload:,}", f"{scales:,}", f"{bits:.2f}"))
-    columns = ("method", "entries", "bytes of codes", "of scales and zeros", "bits per element")
-    return Table(columns, rows)

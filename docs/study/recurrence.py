@@ -51,16 +51,12 @@ def lifelines(
         axes.vlines(tokens, 0, rows[tokens, entry.position], linewidth=1.2, color="C0")
         axes.axhline(entry.threshold, color=RED, linewidth=0.6)
         axes.set(ylim=(0, 1.02), xlim=(0, len(rows)), yticks=[0, 1])
-        axes.set_ylabel(_visible(words[entry.position]), rotation=0, ha="right", va="center")
+        axes.set_ylabel(words[entry.position].strip() or "⏎", rotation=0, ha="right", va="center")
     panels[-1].set_xlabel("token that attends")
     return finish(
         figure,
         "Single tokens receive much attention, then none for many steps, then much again.",
     )
-
-
-def _visible(word: str) -> str:
-    return word.strip() or "⏎"
 
 
 def interval_histogram(

@@ -35,7 +35,7 @@ def judgements(names: Sequence[str], judged: Sequence[Sequence[Judgement]]) -> T
     """
 
     def mean(heading: str) -> Column:
-        return Column(heading, lambda row: mean_over_layers(row[1], heading), ".3f")
+        return Column(heading, lambda row: np.mean([getattr(x, heading) for x in row[1]]), ".3f")
 
     columns = (
         Column("method", lambda row: row[0]),
@@ -43,20 +43,13 @@ def judgements(names: Sequence[str], judged: Sequence[Sequence[Judgement]]) -> T
         *map(mean, ("mass", "random", "best")),
         Column("skill", lambda row: skill(row[1]), percent),
         mean("error"),
-        Column("hits", lambda row: hits(row[1]), ".0%"),
+        Column(
+            "hits",
+            lambda row: sum(x.hits for x in row[1]) / max(1, sum(x.regained for x in row[1])),
+            ".0%",
+        ),
     )
     return tabulate(zip(names, zip(*judged, strict=True), strict=True), columns)
-
-
-def mean_over_layers(layers: Sequence[Judgement], name: str) -> float:
-    """Return the mean of one figure of a method."""
-    return float(np.mean([getattr(layer, name) for layer in layers]))
-
-
-def hits(layers: Sequence[Judgement]) -> float:
-    """Return the share of entries that were there when they regained importance."""
-    regained = sum(layer.regained for layer in layers)
-    return sum(layer.hits for layer in layers) / max(1, regained)
 
 
 def lifetimes(left: Mapping[str, Int[Array, " t"]], prompt: int) -> Picture:

@@ -462,7 +462,7 @@ def test_the_sweep_notices_what_is_wrong(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_no_architecture_of_transformers_is_silently_wrong():
-    results = list(architectures.sweep(architectures.known()))
+    results = [architectures.compare(*each) for each in architectures.known()]
     assert not [one for one in results if one.verdict == "wrong"]
     assert sum(one.verdict == "same" for one in results) > 140
     assert sum(one.verdict == "not built" for one in results) <= 15

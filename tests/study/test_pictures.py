@@ -57,7 +57,6 @@ def test_the_picture_says_what_it_shows():
     for said in (
         "with a budget of 3 entries of 3 tokens of a prompt and the 2 that follow",
         "still holds 3 positions of the prompt and 2 of the answer, at 13.2 bits",
-        "a KV head holds 5 entries at most",
     ):
         assert said in picture.description
     assert ">budget<" in picture.svg and ">full cache<" in picture.svg
