@@ -70,9 +70,17 @@ def identity(claimed: Expr, actual: Expr, scope: str) -> Finding:
         if left.is_finite and right.is_finite and not (left - right).equals(0):
             where = ", ".join(f"{symbol} = {number}" for symbol, number in at.items())
             return refuted(f"{where}: {left} is claimed, it is {right}", scope)
-    if sympy.simplify(claimed - actual) == 0:
+    if sympy.simplify(sympy.expand(claimed - actual)) == 0:
         return proved(f"SymPy reduces the difference of both sides to 0; {scope}")
     return refuted("SymPy does not reduce the difference of both sides to 0", scope)
+
+
+def steps(scope: str, **equations: tuple[Expr, Expr]) -> Finding:
+    """Prove the equalities of a paper's proof one by one; name the first that is false."""
+    for name, (claimed, actual) in equations.items():
+        if (found := identity(claimed, actual, scope)).verdict.fails:
+            return refuted(f"{name}: {found.counterexample}", scope)
+    return proved(f"SymPy, step by step ({', '.join(equations).replace('_', ' ')}); {scope}")
 
 
 def spearman(
