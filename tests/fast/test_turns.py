@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from cases import ALL, BUDGETED, ONE_EACH, QUANTIZING, SELF_SIZED
+from cases import BUDGETED, ONE_EACH, QUANTIZING, SELF_SIZED
 from models import GREEDY, prompts, tiny
 from replay import Comparison, Tolerance
 from sampling import diagonal
@@ -13,7 +13,6 @@ from tolerances import FLOAT64
 
 from kvlab.fast import compress
 from kvlab.reference import methods
-from kvlab.reference.observation import Clock
 
 BUDGET = 12
 USES = {
@@ -129,40 +128,3 @@ def test_every_step_agrees_with_the_reference(spec, use, shorter):
     evicts = spec in (*BUDGETED, *SELF_SIZED) and spec != "full"
     assert comparison.found.evictions > 0 or not evicts
     assert comparison.found.coded > 0 or spec not in QUANTIZING
-
-
-PIECES = (7, 7, 7, 7, 3)
-
-
-def decides_alike(policy) -> bool:
-    """Say whether a policy decides about the pieces alike when all of them are the prompt."""
-    seen = [sum(PIECES[: n + 1]) for n in range(len(PIECES))]
-
-    def decisions(prompt):
-        clocks = [Clock(t, m, prompt) for t, m in zip(seen, PIECES, strict=True)]
-        return [policy.schedule.due(clock) for clock in clocks], policy.protect.count(prompt)
-
-    reads_alike = policy.score.needs.prompt or policy.score.needs.rows == "none"
-    return reads_alike and decisions(PIECES[0]) == decisions(sum(PIECES))
-
-
-ALIKE = [spec for spec in ALL if decides_alike(methods.get(spec, budget_of(spec)))]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("spec", "shorter"), diagonal(ALIKE, ["one", "padded"]))
-def test_several_calls_are_one_call_in_blocks(spec, shorter):
-    model, kept = tiny("llama"), []
-    for steps, block_size in (
-        ([("call", m) for m in PIECES], None),
-        ([("call", sum(PIECES))], PIECES[0]),
-    ):
-        with compress(model, spec, budget_of(spec), block_size=block_size) as cache:
-            text = used(model, cache, steps, SHORTER[shorter])
-            kept.append((torch.cat(text.logits, dim=1), cache.positions()))
-    torch.testing.assert_close(*kept, rtol=0, atol=1e-9)
-
-
-def test_which_methods_decide_alike():
-    assert {"h2o@recent=4", "tova", "caote:h2o@recent=4", "random@recent=2"} <= set(ALIKE)
-    assert "snapkv@window=4" not in ALIKE, "it evicts once, where the prompt ends"

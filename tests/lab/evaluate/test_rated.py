@@ -19,7 +19,6 @@ pytest.importorskip("pyarrow")
 
 from kvlab.fast.lab.cli import app
 from kvlab.fast.lab.evaluate.likelihood import Reading
-from kvlab.fast.lab.evaluate.needle import search_needles, text_haystacks
 from kvlab.fast.lab.evaluate.pairs import every_pair, paired_tests
 from kvlab.fast.lab.evaluate.perplexity import LOSS, cut_windows, measure_perplexity
 from kvlab.fast.lab.evaluate.tasks import find_task
@@ -95,18 +94,6 @@ def test_a_window_is_rated_as_the_command_rates_it(stored, place):
         assert (one.first, one.verdict, one.units) == (other.first, other.verdict, 8)
         assert (one.p, one.p_adjusted) == (other.p, other.p_adjusted)
         assert one.difference.high == pytest.approx(other.difference.high, abs=DECIMALS)
-
-
-def test_needles_are_those_of_the_command(stored, place):
-    model, tokenizer = load(place / "model")
-    grid = text_haystacks(tokenizer, TEXT, (200,), (0.0, 1.0), 2, seed=1)
-    rows = search_needles(model, grid, Reading(("h2o",), ("20",), 128)).rows
-    (found,) = (each for each in summarise(stored) if each.task.startswith("haystack"))
-    assert found.seeds == (0, 1)
-    point = found.point("h2o", 20)
-    assert point.outcomes == (False,) * 8 and rows[0].accuracy == 0
-    none = [test for test in found.tests if test.measure == "solved"]
-    assert all(test.difference.low < 0 < test.difference.high for test in none)
 
 
 def test_the_sweep_goes_on_where_it_was_and_comes_back_from_its_file(stored, place, tmp_path):
