@@ -46,8 +46,6 @@ def generate(
     *,
     block_size: int | None = None,
     max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    seed: int = 0,
     report: Report | None = None,
 ) -> Written:
     """Let a model continue a text under a method.
@@ -60,20 +58,16 @@ def generate(
         budget: entries, or percent of the prompt and ``max_new_tokens`` together.
         block_size: tokens per block of the prompt; None reads the prompt at once.
         max_new_tokens: tokens to write at most.
-        temperature: 0 takes the likeliest token.
-        seed: seed of the draws, for a temperature above 0.
         report: is called after each token.
 
     Raises:
         ValueError: if an argument is not allowed, or the tokenizer refuses the prompt.
     """
     check_at_least(1, max_new_tokens=max_new_tokens)
-    check_at_least(0, temperature=temperature)
     inputs = encode_prompt(tokenizer, prompt, model.device)
     prompt_tokens = inputs["input_ids"].shape[1]
     entries = None if budget is None else budget_entries(budget, prompt_tokens + max_new_tokens)
-    torch.manual_seed(seed)
-    options = decoding_options(model, max_new_tokens, temperature)
+    options = decoding_options(model, max_new_tokens)
     timer = TokenTimer(max_new_tokens, report)
     with compress(model, method, entries, block_size) as cache:
         tokens = model.generate(**inputs, **options, past_key_values=cache, streamer=timer)[0]

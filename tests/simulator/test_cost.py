@@ -188,6 +188,7 @@ def test_prefill_is_arithmetic_and_blocks_read_the_weights_again():
         (lambda: replace(TINY, layers=0), "layers = 0 must be at least 1"),
         (lambda: plan("raas", 32), "budget = 32 must be at least the 64 entries"),
         (lambda: Runtime(passes=-1), "passes = -1 must be at least 0"),
+        (lambda: Runtime(bandwidth_share=2.0), "must be above 0 and at most 1"),
     ],
 )
 def test_what_cannot_be_is_refused(asked, message):

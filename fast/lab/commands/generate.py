@@ -8,7 +8,6 @@ from kvlab.fast.lab.commands.settings import (
     Json,
     Prompt,
     TypedModel,
-    check_seed,
     command,
     read_prompt,
 )
@@ -25,18 +24,12 @@ class _Settings(Prompt, BlockSize, TypedModel, Json):
     """Registry syntax; see kvlab methods."""
     budget: str | None = None
     """Entries, or percent of prompt and --max-new-tokens together."""
-    temperature: float = 0.0
-    """0 takes the likeliest token."""
-    seed: int = 0
-    """Seed of the draws, if --temperature is above 0."""
 
 
 @command
 def generate(settings: _Settings) -> None:
     """Continue a text under a method, and print what it kept and how fast it was."""
     check_at_least(1, max_new_tokens=settings.max_new_tokens)
-    check_at_least(0, temperature=settings.temperature)
-    check_seed(settings.seed)
     check_at_least(1, block_size=1 if settings.block_size is None else settings.block_size)
     budgets = [] if settings.budget is None else [settings.budget]
     check_points([settings.method], budgets)
@@ -57,8 +50,6 @@ def generate(settings: _Settings) -> None:
                 settings.budget,
                 block_size=settings.block_size,
                 max_new_tokens=settings.max_new_tokens,
-                temperature=settings.temperature,
-                seed=settings.seed,
                 report=report,
             )
     except Exception as error:

@@ -32,10 +32,6 @@ class _Settings(Methods, BlockSize, Json):
     """Tokens written."""
     batch: int | None = None
     """Sequences at once; default: as many as fit."""
-    bandwidth_share: float = Runtime.bandwidth_share
-    """Share of the peak bandwidth that kernels reach."""
-    flops_share: float = Runtime.flops_share
-    """Share of the peak arithmetic that matrix products reach."""
     host: float = 0.0
     """Microseconds of the host per kernel; 0: CUDA graphs."""
 
@@ -52,7 +48,7 @@ def plan(settings: _Settings) -> None:
         settings.length,
         settings.batch,
         settings.block_size,
-        Runtime(settings.bandwidth_share, settings.flops_share, host=settings.host * 1e-6),
+        Runtime(host=settings.host * 1e-6),
     )
     check_points(settings.specs, [settings.budget], settings.prompt + settings.length)
     with settings.printing(planning.COLUMNS, planning.title(serving)) as told:

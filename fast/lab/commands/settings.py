@@ -355,9 +355,3 @@ def check_output(name: str, file: Path | None) -> None:
             f"{name} = {file} cannot be written: {error.strerror}; choose a path below a directory "
             "that you may write to"
         ) from None
-
-
-def check_seed(seed: int) -> None:
-    """Raise ValueError if PyTorch does not take a number as a seed."""
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed = {seed} must be at least 0 and below 2**63")

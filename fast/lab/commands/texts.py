@@ -12,7 +12,6 @@ from kvlab.fast.lab.commands.settings import (
     Methods,
     ShardedModel,
     check_output,
-    check_seed,
     command,
     read_text,
     words,
@@ -31,6 +30,7 @@ from kvlab.fast.lab.points import BUDGET_CAPTION, HeldRow, check_points
 from kvlab.fast.lab.tables import tabulate
 from kvlab.fast.lab.terminal import print_caption, print_line, print_table, working
 from kvlab.fast.models import model_location
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.tasks import english
 
@@ -149,7 +149,7 @@ def needle(settings: _NeedleSettings) -> None:
     """
     trials, seed, chat = settings.trials, settings.seed, settings.chat
     text, batch = settings.read(lengths=settings.lengths, chat=chat or None)
-    check_seed(seed)
+    check_at_least(0, seed=seed)
     shares = [_number("depths", each) / 100 for each in words(settings.depths)]
     lengths = words(settings.lengths or "512,1024,2048,4096")
     sizes = [int(_number("lengths", each)) for each in lengths]

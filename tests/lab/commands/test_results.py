@@ -76,15 +76,6 @@ def test_generate_prints_text_and_figures(printed):
     assert "of the full cache's 278.0 KiB" in shown and "tokens/s" in shown  # 139 tokens of 2 KiB
 
 
-def test_sampling_follows_seed_and_temperature(data):
-    greedy, hot, same, other = (
-        data("generate", "--max-new-tokens", 20, *options)["text"]
-        for options in ((), *(("--temperature", 3, "--seed", seed) for seed in (1, 1, 2)))
-    )
-    assert hot == same
-    assert len({greedy, hot, other}) == 3
-
-
 def test_a_model_s_own_sampling_does_not_apply():
     own = SimpleNamespace(eos_token_id=[7, 8], pad_token_id=None, repetition_penalty=1.3)
     options = generation.decoding_options(SimpleNamespace(generation_config=own), 5, 0.5)
