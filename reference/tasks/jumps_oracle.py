@@ -4,7 +4,7 @@ Every token of a run has one source for each thing that it copies, and the oracl
 until nothing is copied from it any more. The names of a step's registers come from the line in the
 program. A value comes from the place where its register was last read or written, or from the
 prompt. Sum and result follow from the running step alone. Of a fact that is stated several times
-the oracle keeps the last copy.
+the oracle keeps the first copy.
 
 So the memory with which a problem can be solved is known. A policy that keeps exactly these entries
 is the ceiling of every comparison.
@@ -28,16 +28,16 @@ def sources(problem: Problem) -> list[tuple[int, int]]:
     """
     registers, lines = problem.stated
     first_line = 1 + len(registers)
-    line_at = {line.label: first_line + problem.step * i for i, line in enumerate(lines)}
-    value_at = {name: 1 + i for i, (name, _) in enumerate(registers)}
+    line_at = {line.label: first_line + problem.step * i for i, line in enumerate(problem.lines)}
+    value_at = {name: 1 + i for i, (name, _) in enumerate(problem.registers)}
     label = first_line + problem.step * len(lines) + 1
     pairs = []
     for step in problem.steps:
         line = line_at[step.line.label]
         pairs += [(label + X, value_at[step.line.x]), (label + Y, value_at[step.line.y])]
         pairs += [(label + RESULT - 1, line + offset) for offset in range(problem.step)]
+        value_at[step.line.y], value_at[step.line.x] = label + Y_VALUE, label + RESULT
         label += problem.step
-        value_at[step.line.y], value_at[step.line.x] = label - problem.step + Y_VALUE, label - 1
     return pairs
 
 
