@@ -9,32 +9,30 @@
 # | question | the answer is called |
 # |---|---|
 # | What is an entry worth? | `score`, and a `budget` that says how many may stay |
-# | When do we look? | `schedule` |
-# | Who is safe? | `protect` |
+# | When does it evict? | `schedule` |
+# | Which entries are protected? | `protect` |
 # | How precisely is it kept? | `precision` |
 #
 # An *entry* is one cached key with its value.
 
 # %%
-import sys
-
-sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
-
+from classroom import Exercises, directory, model, problem, prompt, stop, tokenizer
 from kvlab.reference import methods
 from study import replays
 
+attempt = Exercises("01_four_questions", globals())
 specs = ("streaming_llm", "h2o", "tova", "snapkv", "lazy_eviction", "ahakv", "caote:h2o")
 policies = [methods.get(spec, 120) for spec in specs]
 replays.answers([*policies, methods.get("kivi"), methods.get("desirekv")])
 
 # %% [markdown]
-# Read down a column: H2O and TOVA differ in one answer, what an entry is worth. `caote:h2o` is H2O
-# with its score wrapped in another. KIVI keeps everything and answers only the last question.
+# Read down a column: `caote:h2o` is CAOTE applied to H2O's scores, and differs from H2O in nothing
+# else. KIVI keeps every entry and answers the last question only.
 #
-# ## One method, read
+# ## One method
 #
-# H2O adds up the attention that every entry has received and keeps the heaviest; the newest half
-# of the budget is safe. These are its answers with their parameters.
+# H2O adds up the attention that every entry has received and keeps the heaviest entries. The newest
+# half of the budget is protected. These are its answers with their parameters.
 
 # %%
 h2o = methods.get("h2o", 120)
@@ -45,19 +43,13 @@ for question in ("score", "schedule", "protect", "budget", "precision"):
 # ## Run it
 #
 # The embedded model runs a short program: registers are added, and each result says which line
-# comes next. The model does so with the full cache and with half of the cache. A program is solved
-# if every written step is right.
+# comes next. A program is solved if every written step is right. **Predict first:** which of the
+# three methods still solves it with half of the entries?
 
 # %%
-from kvlab.reference import Transformer, budget_entries, generate, load_tokenizer
-from kvlab.reference.models import embedded_directory
+from kvlab.reference import budget_entries, generate
 from kvlab.reference.tasks import jumps
 
-directory = embedded_directory("jumps")
-model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
-problem = jumps.held_out(1, size=jumps.SIZES[250])[0]
-prompt = tokenizer.encode(problem.prompt).ids
-stop = tokenizer.encode(jumps.END).ids[0]
 budget = budget_entries("50%", problem.tokens)
 
 for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
@@ -69,12 +61,12 @@ for spec in ("full", "streaming_llm", "h2o", "caote:h2o"):
     print(f"{spec:14} {entries:4} entries, {grade.correct_steps:2} steps right: {text[:66]} …")
 
 # %% [markdown]
-# ## Watch it forget
+# ## Watch it evict
 #
-# A *trace* holds what every layer was handed while the model wrote with the full cache. Replaying
-# it asks any policy what it would have kept, without running the model again. Each line below is
-# one entry, from the token at which it was born to the token after which it was dropped; the red
-# line is the end of the prompt.
+# A *trace* holds what every layer was handed while the model wrote with the full cache. A replay
+# asks any policy what it would have kept, without running the model again. Each line below is one
+# entry, from the token that made it to the token after which it was evicted. The red line is the
+# end of the prompt.
 
 # %%
 from kvlab.reference import record_trace, replay
@@ -86,11 +78,11 @@ fates = dict(zip(shown, layers[2], strict=True))
 replays.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 
 # %% [markdown]
-# StreamingLLM keeps the first and the last entries, a sliding band. H2O drops from the middle: the
-# newest half of the budget is safe, and the oldest entries had more time to collect attention
-# (notebook 03 asks how bad that is). TOVA looks at the current token alone and protects nobody.
-# LazyEviction looks only every 16 tokens, so entries leave in groups. The text below shows what one
-# KV head still holds at the last token, and a dot for what has left:
+# StreamingLLM keeps the first and the last entries. H2O evicts from the middle, because the newest
+# half of the budget is protected and the oldest entries had more time to collect attention
+# (notebook 03). TOVA reads the attention of the current token alone and protects no entry.
+# LazyEviction decides every 16 tokens only. The text below shows what one KV head still holds at
+# the last token, with a dot for each evicted entry:
 
 # %%
 tokens = [tokenizer.id_to_token(int(token)).replace("\n", "⏎") for token in trace.tokens]
@@ -103,16 +95,16 @@ for name in shown[:3]:
 # %% [markdown]
 # ## Change one answer
 #
-# An ablation is the same composition with one answer replaced. The table has H2O that looks every
-# 16 tokens instead of after each, on 4 programs at 70 %, beside H2O, CAOTE around it, LazyEviction,
-# and eviction at random, the control:
+# An ablation replaces one answer. The table has H2O that decides every 16 tokens, H2O, CAOTE
+# applied to H2O's scores, LazyEviction, and the control (`random:h2o`: random eviction with H2O's
+# protection), on 4 programs at 70 %. **Predict first:** how much of H2O is its score?
 
 # %%
 from kvlab.fast.lab.sweep.compare import compare
 from kvlab.fast.lab.sweep.plan import Sweep
 from study import stored
 
-specs = ("random", "h2o", "h2o@every=16", "caote:h2o", shown[3])
+specs = ("random:h2o", "h2o", "h2o@every=16", "caote:h2o", shown[3])
 short = "jumps@fewest=18,most=22"
 comparison = compare(
     Sweep(
@@ -128,61 +120,40 @@ comparison = compare(
 stored.results(comparison.summary)
 
 # %% [markdown]
-# The intervals are wide, as they must be with 4 problems: what differs by 25 points here may not
-# differ at all. `kvlab compare --problems 200` makes them seven times narrower.
-# The page *Study* has such results.
+# The intervals are wide, because 4 programs are few: what differs by 25 points here may not differ
+# at all. `kvlab compare --problems 200` makes them seven times narrower.
 #
-# The papers' own ablations have names:
-
-# %%
-from kvlab.fast.lab.tables import Table
-
-Table(("name", "is"), list(methods.variants().items()), words=2)
-
-# %% [markdown]
+# **In three lines.** A method answers four questions. Replacing one answer shows what it is worth.
+# A score is worth something if it beats random eviction with the same protection.
+#
 # ## Exercises
 #
-# **1.** Write `spec`, in registry syntax: H2O that looks only every 16 generated tokens, and whose
-# 8 newest entries are safe.
+# **1.** Write `spec`, in registry syntax: H2O that decides every 16 generated tokens, and whose 8
+# newest entries are protected.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
-spec = "h2o@every=16,recent=8"
-
-# %% tags=["check"]
-from kvlab.reference import Edges, EveryBlock
-
-policy = methods.get(spec, 120)
-assert policy.schedule == EveryBlock(16)
-assert policy.protect == Edges(recent=8)
-assert type(policy.score) is type(h2o.score)
+# %% tags=["exercise"]
+spec = ...
+attempt(1)
 
 # %% [markdown]
-# **2.** TOVA protects nobody, so it may drop the first tokens of the text, on which many models put
-# much attention without reading them (*attention sinks*). Compose `tova_with_sinks`: TOVA with a
-# budget of 120 whose first 4 tokens are safe. `dataclasses.replace` replaces an answer.
+# **2.** TOVA protects no entry, so it may evict the first tokens of the text, on which many models
+# put much attention without reading them (*attention sinks*). Compose `tova_with_sinks`: TOVA with
+# a budget of 120 whose first 4 tokens are protected.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["exercise"]
 from dataclasses import replace
 
-tova_with_sinks = replace(methods.get("tova", 120), protect=Edges(sinks=4))
+from kvlab.reference import Edges
 
-# %% tags=["check"]
-(sunk,) = [fate for (fate,) in list(replay(trace, [tova_with_sinks]))[:1]]
-assert sunk.present(last)[:, :4].all()
-assert type(tova_with_sinks.score) is type(methods.get("tova", 120).score)
-assert sunk.entries[-1] == 120
+tova_with_sinks = ...
+attempt(2)
 
 # %% [markdown]
 # **3.** LazyEviction's Table 3 asks whether the waiting alone would do: H2O's score under
 # LazyEviction's schedule and protection. Compose `h2o_that_waits` with a budget of 120 from the two
 # policies, with LazyEviction's window of 16.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["exercise"]
 lazy = methods.get("lazy_eviction@window=16", 120)
-h2o_that_waits = replace(h2o, schedule=lazy.schedule, protect=lazy.protect)
-
-# %% tags=["check"]
-expected = methods.get("lazy_eviction@window=16", 120)
-assert h2o_that_waits.score == h2o.score and h2o_that_waits.precision == h2o.precision
-assert h2o_that_waits.schedule == expected.schedule
-assert h2o_that_waits.protect == expected.protect
+h2o_that_waits = ...
+attempt(3)

@@ -14,21 +14,19 @@
 # E[S_{j+1}] - E[S_j] = -\frac{1}{j} \qquad \text{(Eq. 4)}$$
 #
 # The expected sum falls with every position, although no entry is more important than another. Over
-# the last $r$ rows alone the expected sum is the same for all entries that all of these rows see
-# (Eq. 5). The left picture has exchangeable attention, the right one all heads of the embedded
-# reasoner:
+# the last $r$ rows alone it is the same for all entries that all of these rows see (Eq. 5). The
+# left picture has exchangeable attention, the right one all heads of the embedded reasoner.
+# **Predict first:** does real attention fall as smoothly?
 
 # %%
-import sys
-
-sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
-
 import numpy as np
 
+from classroom import Exercises
 from kvlab.reference import observe_heads, workloads
 from kvlab.reference.models import reasoner_directory
 from study import bias
 
+attempt = Exercises("03_ahakv", globals())
 fair = [workloads.exchangeable(tokens=210, prompt=144, seed=seed) for seed in range(16)]
 heads = observe_heads(reasoner_directory())
 real = np.stack([head.attention() for head in heads])
@@ -39,20 +37,14 @@ bias.accumulated_attention(
 
 # %% [markdown]
 # Eq. 4 describes the exchangeable attention exactly. In the real model accumulated attention falls,
-# too, but single entries differ by far more than the trend, and heads as well. Positions are not
-# exchangeable there:
-
-# %%
-from study import checks
-
-print(checks.explanation("AK-10"))
-
-# %% [markdown]
+# too, but single entries and heads differ by far more than the trend, because positions are not
+# exchangeable there (claim AK-10).
+#
 # ## The bias, at work
 #
 # What do methods keep when nothing distinguishes the entries? H2O keeps the beginning, most clearly
-# without its protected recent half (`recent=0`), when the score alone decides. AhaKV, which sums
-# over the last 32 rows, keeps all stretches alike.
+# without its protected recent half (`recent=0`). AhaKV sums over the last 32 rows and keeps all
+# stretches alike.
 
 # %%
 from kvlab.reference import methods, replay
@@ -68,22 +60,21 @@ bias.kept_positions(fates, token=143)
 # %% [markdown]
 # ## How flat is attention?
 #
-# AhaKV's second part is about entropy. If logits are Gaussian with variance $s^2$, the entropy of
-# their softmax over $i$ tokens is about
+# If logits are Gaussian with variance $s^2$, the entropy of their softmax over $i$ tokens is about
 #
 # $$E[H] \approx \ln i - \frac{s^2}{2}$$
 #
-# so attention gets flatter as $i$ grows. Statistical physics knows this model (*random energy
-# model*): the formula holds until $s^2 = 2 \ln i$; beyond that value a handful of tokens has all
-# the weight. Dots are simulations, lines the formula.
+# so attention gets flatter as $i$ grows. The formula holds until $s^2 = 2 \ln i$, beyond which a
+# handful of tokens has all the weight (the *random energy model* of physics). Dots are simulations,
+# lines the formula.
 
 # %%
 bias.entropy_phases((64, 512, 4096))
 
 # %% [markdown]
 # The paper multiplies logits by a gain so that $e^{E[H]}$ becomes the budget $k$:
-# $\sqrt{2 \ln (i/k)}$ on the usual logits (SG-softmax, Eq. 12). It is used for the score alone; the
-# model's own attention stays as it is. Does it reach $k$?
+# $\sqrt{2 \ln (i/k)}$ on the usual logits (SG-softmax, Eq. 12), for the score alone. **Predict
+# first:** does it reach $k$ for small and for large budgets?
 
 # %%
 from kvlab.reference.proofs.ahakv import mean_entropy, step_gain
@@ -93,43 +84,28 @@ for k in (16, 64, 256, 720):
     print(f"i = 4096, k = {k}: {np.exp(entropy):.0f} effective tokens")
 
 # %% [markdown]
-# The gain reaches $k$ for large budgets. For small budgets it does not, and the reason is a
-# quantity that the paper does not mention: $k^2/i$, the number of tokens that share the *collision*
-# probability. Where $k^2/i$ is large the estimate is good; where it comes near 1 there are not
-# enough samples to carry the weight. At $i = 4096$ and $k = 16$ about 48 tokens are effective
-# instead of 16.
+# The gain reaches $k$ for large budgets only. The reason is a quantity that the paper does not
+# mention, $k^2/i$, the number of tokens that share the *collision* probability: where it comes near
+# 1 there are not enough samples to carry the weight.
 #
 # The table has what the theory claims, checked:
 
 # %%
+from study import checks
+
 tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-5", "AK-5b")
 checks.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
-# Two claims are worth reading twice. AK-2c: neither sharpening nor the value prior does anything
-# against the *expected* bias; recent accumulation alone removes it. AK-9: while decoding only B
-# entries compete, whatever position the text has reached, and neither reading of $i$ gives the
-# promised k.
+# Two claims are worth reading twice. AK-2c: recent accumulation alone removes the *expected* bias,
+# and sharpening and the value prior do nothing against it. AK-9: while decoding only B entries
+# compete, wherever the text is, and neither interpretation of $i$ gives the promised k.
 #
-# ## Are real logits Gaussian?
-#
-# If logits were Gaussian with variance 1, the entropy would be near $\ln i - \tfrac{1}{2}$. The
-# heads of the reasoner are far below: their attention is concentrated already, and needs no
-# sharpening.
-
-# %%
-from scipy.special import entr
-
-for i in (50, 100, 200):
-    median = np.median(entr(real[:, i - 1]).sum(axis=-1))
-    print(f"i = {i}: Gaussian {np.log(i) - 0.5:.2f} nats, median of the heads {median:.2f}")
-
-# %% [markdown]
 # ## Does it help?
 #
-# The table has AhaKV without each of its three parts (the paper's ablations), beside H2O, on 200
-# problems of chained arithmetic. The results lie in the package, and *Reproduce* says how they were
-# measured.
+# The table has the share of 200 problems of chained arithmetic that the reasoner solves under H2O,
+# AhaKV, and AhaKV without each of its three parts (*Reproduce* says how it was measured). H2O
+# protects the newest half of its budget and AhaKV 16 entries, so its row compares more than scores.
 
 # %%
 from study import stored
@@ -140,51 +116,33 @@ specs = (base, *(f"{base},{part}" for part in parts), "h2o")
 stored.results(stored.stored_summary("ablations"), specs, ("70%", "85%"))
 
 # %% [markdown]
-# At 85 % AhaKV is better than H2O, and gain and value prior help. At 70 % it solves next to
-# nothing, and summing over *all* rows, bias and all, is what helps: in a text whose facts stand
-# first and are needed until the end, a bias towards early tokens is useful. That is no argument
-# against the theory, but one against judging a score without asking what the text needs.
+# At 85 % AhaKV solves more than H2O. At 70 % it solves next to nothing, and summing over *all* rows
+# helps, because in a text whose facts stand first a bias towards early tokens is useful.
+#
+# **In three lines.** Accumulated attention favours old entries, and recent rows alone remove the
+# bias. The step gain reaches its target for large budgets only. Whether a bias hurts depends on
+# where a text has what it needs.
 #
 # ## Exercises
 #
 # **1.** Write `expected_score(n, j)`: the expected accumulated attention of entry `j` (from 1)
 # after `n` rows, if the rows are exchangeable, as a `Fraction`.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
+# %% tags=["exercise"]
 from fractions import Fraction
 
 
-def expected_score(n, j):
-    return sum((Fraction(1, i) for i in range(j, n + 1)), Fraction(0))
+def expected_score(n, j): ...
 
 
-# %% tags=["check"]
-assert [expected_score(4, j) for j in (1, 2, 3, 4)] == [
-    Fraction(25, 12),
-    Fraction(13, 12),
-    Fraction(7, 12),
-    Fraction(1, 4),
-]
+attempt(1)
 
 # %% [markdown]
 # **2.** A usual remedy divides the sum by the number of rows that saw the entry, $n - j + 1$. Is
 # the bias gone? Put `True` or `False` into `gone`, and the expected means for n = 4, position 1 to
 # 4, into `means`.
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
-means = [expected_score(4, j) / (4 - j + 1) for j in range(1, 5)]
-gone = len(set(means)) == 1
-
-# %% tags=["check"]
-assert means == [Fraction(25, 48), Fraction(13, 36), Fraction(7, 24), Fraction(1, 4)]
-assert gone is False
-
-# %% [markdown]
-# **3.** Where does SG-softmax *flatten* attention instead of sharpening it? Write `ratio`: the
-# smallest $i/k$ from which on the gain $\sqrt{2 \ln(i/k)}$ is at least 1.
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
-ratio = np.sqrt(np.e)
-
-# %% tags=["check"]
-assert abs(np.sqrt(2 * np.log(ratio)) - 1) < 1e-9
+# %% tags=["exercise"]
+means = ...
+gone = ...
+attempt(2)

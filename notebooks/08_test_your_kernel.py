@@ -4,24 +4,24 @@
 # **Question:** you have written a fast kernel, in any language. How do you know that it computes
 # what the paper says, also in the cases that you did not think of?
 #
-# kvlab publishes *test vectors*: inputs, expected outputs, tolerances, for every method and for the
-# building blocks that they share. They are grouped by what they stress: ties, entries with nearly
-# all attention, groups that do not divide, 16-bit inputs. `check` runs a function on them.
+# kvlab publishes *test vectors* (inputs, expected outputs, tolerances) for every method and for the
+# building blocks that they share, grouped by what they stress: ties, entries with nearly all
+# attention, groups that do not divide, 16-bit inputs. `check` runs a function on them.
 #
 # ## A kernel with a hidden fault
 #
 # The next cell has CAOTE's score as the paper prints it, in float32. A function names the inputs
-# that it wants; `kvlab conformance show eviction_error` lists them.
+# that it wants (`kvlab conformance show eviction_error` lists them). **Predict first:** where does
+# it fail?
 
 # %%
-import sys
-
-sys.path += ["docs", "../docs"]  # `study` draws and tabulates; it is no part of the package
-
 import numpy as np
 
+from classroom import Exercises
 from kvlab.reference.conformance import check
 from study import checks
+
+attempt = Exercises("08_test_your_kernel", globals())
 
 
 def printed(h, values):
@@ -36,11 +36,10 @@ report = check("eviction_error", printed)
 checks.vector_groups(report)
 
 # %% [markdown]
-# On most inputs it is right, which is why such a fault survives a test with random numbers. Two
-# kinds of failure are in the table. The function does not do FastCAOTE or other norms; that is no
-# fault, and a function may say so by raising `NotImplementedError`. And the function fails where an
-# entry has nearly all attention. For each failing group the kit looks for the smallest inputs that
-# still fail:
+# On most inputs it is right, so the fault survives a test with random numbers. The function does
+# not do FastCAOTE or other norms, which is no fault if it raises `NotImplementedError`. But it
+# fails where an entry has nearly all attention. For each failing group the kit looks for the
+# smallest inputs that still fail:
 
 
 # %%
@@ -82,8 +81,8 @@ checks.vector_groups(report)
 # %% [markdown]
 # ## Classic bugs
 #
-# Choosing who stays looks trivial. Of equal scores the *later* entry stays, protected entries
-# always do, and the result is ascending. Three plausible versions, and a right one:
+# Of equal scores the *later* entry stays, protected entries always do, and the result is ascending.
+# Here are a right version and three plausible ones:
 
 
 # %%
@@ -125,8 +124,8 @@ for version in versions:
 # - **CUDA, C++, Rust:** `kvlab conformance run --exec ./my_binary`; inputs and outputs are
 #   safetensors files.
 #
-# The next cell tests the project's own Triton kernel, in Triton's interpreter (a GPU is not needed;
-# PyTorch is):
+# The next cell tests the project's own Triton kernel in Triton's interpreter, which needs PyTorch
+# and no GPU:
 
 # %%
 import os
@@ -149,63 +148,20 @@ else:
     print("PyTorch or Triton is not installed")
 
 # %% [markdown]
-# ## Exercises
+# **In three lines.** Random inputs miss the cases in which kernels fail. The vectors are grouped by
+# such cases. A function runs on them in one line, in any language.
 #
-# **1.** Write `tova_score(attention)`: TOVA's score of every entry, the attention of the block's
-# last query, mean over *all* query heads of the layer; `attention` is `[G, rho, m, n]`, the result
-# `[G, n]`.
+# ## Exercise
+#
+# Notebook 11 has twelve more functions that the vectors check.
+#
+# **1.** Write `tova_score(attention, per_head)`, TOVA's score `[G, n]` of every entry: the
+# attention `[G, rho, m, n]` of the block's last query, averaged over *all* query heads of the
+# layer, or with `per_head` over the query heads of each KV head.
 
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
-def tova_score(attention, per_head):
-    last = attention[:, :, -1].mean(axis=1)
-    return last if per_head else np.broadcast_to(last.mean(axis=0), last.shape)
+# %% tags=["exercise"]
+def tova_score(attention, per_head): ...
 
 
-# %% tags=["check"]
-report = check("tova.score", tova_score)
-assert report.passed, checks.smallest_failure(report)
-
-# %% [markdown]
-# **2.** Write `received(queries, keys, positions, query_positions, softcap)`, the sum over the
-# block's rows and all query heads of a KV head of the attention that every entry receives
-# (`received_attention`). Mind the causal mask, $1/\sqrt{d}$, and the soft cap $c \tanh(x / c)$ on
-# the logits, if there is one.
-
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
-def received(queries, keys, positions, query_positions, softcap):
-    logits = np.einsum("grmd,gnd->grmn", queries, keys) / np.sqrt(queries.shape[-1])
-    if softcap is not None:
-        logits = softcap * np.tanh(logits / softcap)
-    hidden = positions[:, None, None, :] > query_positions[None, None, :, None]
-    logits = np.where(hidden, -np.inf, logits)
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return (weights / weights.sum(axis=-1, keepdims=True)).sum(axis=(1, 2))
-
-
-# %% tags=["check"]
-report = check("received_attention", received)
-assert report.passed, checks.smallest_failure(report)
-
-# %% [markdown]
-# **3.** Write `stored(x, bits, group)`: `x` `[rows, length]` after storage with `bits` bits per
-# element, one scale and one zero point per `group` consecutive elements (the last group may be
-# short). Any rounding within half a step is right (`quantize_dequantize`).
-
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
-def stored(x, bits, group):
-    result = np.empty_like(x)
-    for first in range(0, x.shape[1], group):
-        part = x[:, first : first + group]
-        zero = part.min(axis=1, keepdims=True)
-        step = (part.max(axis=1, keepdims=True) - zero) / (2**bits - 1)
-        codes = np.round((part - zero) / np.where(step > 0, step, 1))
-        result[:, first : first + group] = zero + step * codes
-    return result
-
-
-# %% tags=["check"]
-report = check("quantize_dequantize", stored)
-assert report.passed, checks.smallest_failure(report)
+attempt(1)

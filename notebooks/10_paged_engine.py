@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10 A paged engine in 200 lines
 #
-# **Question:** an eviction method forgets half of the entries. How much memory does a serving
-# engine get back?
+# **Question:** an eviction method evicts half of the entries. How much memory does a serving engine
+# get back?
 #
 # Engines do not keep a text's keys and values in one piece. They cut the memory into *blocks* of
 # 16 tokens or so, hand blocks out as a text grows, and write down in a *block table* which block
@@ -17,6 +17,9 @@
 # %%
 import numpy as np
 
+from classroom import Exercises
+
+attempt = Exercises("10_paged_engine", globals())
 PAGE = 16
 
 
@@ -82,9 +85,10 @@ def attend(query, keys, values):
 # %% [markdown]
 # ## A method that pages can follow
 #
-# kvlab's methods take `page=16`, so that whole pages leave, and `kv_heads=layer` (or `union`), so
-# that all KV heads keep the same entries. The reference decides; the engine only has to do in
-# blocks what the reference says. Its output must be the reference's at every token.
+# kvlab's methods take `page=16`, so that whole pages are evicted, and `kv_heads=layer` (or
+# `union`), so that all KV heads keep the same entries. The reference decides, and the engine has to
+# give its output at every token. **Predict first:** of 13 blocks, how many does a budget of 96
+# entries need?
 
 # %%
 from kvlab.reference import methods
@@ -119,14 +123,12 @@ print(
 )
 
 # %% [markdown]
-# 200 tokens need 13 blocks. Under a budget of 96 entries the text never holds more than 6 after a
-# decision, and the other blocks serve other texts.
-#
 # ## A method that pages cannot follow
 #
-# By default every KV head keeps what *it* finds important. A block is needed as long as one head
-# keeps one of its entries. Let us count blocks and entries under four readings of SnapKV, which
-# here decides after every token:
+# By default every KV head keeps what *it* finds important, and a block is needed as long as one
+# head keeps one of its entries. The table counts blocks and entries under four variants of SnapKV,
+# which here decides after every token. **Predict first:** how many blocks come back under the
+# first?
 
 # %%
 from kvlab.fast.lab.tables import Table
@@ -137,7 +139,7 @@ def needed(positions):
     return len(np.unique(positions // PAGE))
 
 
-def readings(*specs):
+def variants(*specs):
     rows = []
     for spec in specs:
         *_, last = run_stream(methods.get(spec, 96), stream)
@@ -148,7 +150,7 @@ def readings(*specs):
 
 
 snapkv = "snapkv@window=8,schedule=every_block"
-readings(
+variants(
     snapkv,
     f"{snapkv},kv_heads=layer",
     f"{snapkv},page=16",
@@ -156,10 +158,9 @@ readings(
 )
 
 # %% [markdown]
-# SnapKV forgets more than half of the entries, and no block is free: some head keeps something in
-# every one. One keep set for all heads frees next to nothing, too, and whole pages of each head
-# free some: the heads keep different pages. Both options together free all that the method forgets.
-# The site's page of methods says how many solved problems both cost.
+# SnapKV evicts more than half of the entries, and no block is free, because some head keeps
+# something in every one. One keep set for all heads frees next to nothing, and whole pages of each
+# head free some. Both options together free all that the method evicts.
 #
 # ## The other way: move the survivors
 #
@@ -184,8 +185,11 @@ print(f"96 of 160 places in use: {len(found)} moves; blocks {needed(places[None]
 
 # %% [markdown]
 # With `kv_heads=head` every head moves for itself. Then a block holds different positions in each
-# head, which needs a table per head (KV-Compress has that), or positions per entry and head, as
-# `kvlab.fast` keeps them.
+# head, which needs a table per head, or positions per entry and head, as `kvlab.fast` keeps them.
+#
+# **In three lines.** A block comes back as a whole or not at all. Eviction frees blocks if whole
+# pages leave, and for all heads together. Moving the survivors frees them, too, at the price of
+# copies.
 #
 # ## Exercises
 #
@@ -194,48 +198,8 @@ print(f"96 of 160 places in use: {len(found)} moves; blocks {needed(places[None]
 # as a whole block.
 
 
-# %% tags=["solution"] jupyter={"source_hidden": true}
-def blocks_for(tokens, budget):
-    return min(-(-tokens // PAGE), budget // PAGE)
+# %% tags=["exercise"]
+def blocks_for(tokens, budget): ...
 
 
-# %% tags=["check"]
-for budget in (40, 64, 96, 320):
-    policy = methods.get("h2o@page=16,kv_heads=layer,recent=0", budget)
-    for result in run_stream(policy, stream):
-        held = needed(result.cache.positions)
-        assert blocks_for(result.seen.clock.seen, budget) == held, (result.seen.clock, budget)
-
-# %% [markdown]
-# **2.** Write `shared_free(positions)`: how many of the blocks of `positions` `[G, n]` could be
-# freed if every KV head had blocks of its own, on top of what is free now. Count in blocks of all
-# heads (a block of one head is 1/G of it).
-
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
-def shared_free(positions):
-    own = sum(needed(head[None]) for head in positions) / len(positions)
-    return needed(positions) - own
-
-
-# %% tags=["check"]
-apart = np.array([np.arange(32), np.arange(64, 96)])
-assert shared_free(apart) == 2 and shared_free(apart[:, :1]) == 1
-assert shared_free(np.array([[0, 20], [5, 40]])) == 1
-assert shared_free(np.array([[0, 1], [2, 3]])) == 0
-assert shared_free(np.array([[0, 1], [2, 40]])) == 0.5
-
-# %% [markdown]
-# **3.** Write `bytes_moved(places, heads, channels, width)`: the bytes that `moves` reads and
-# writes, keys and values together, for elements of `width` bytes.
-
-
-# %% tags=["solution"] jupyter={"source_hidden": true}
-def bytes_moved(places, heads, channels, width):
-    return len(moves(places)) * 2 * 2 * heads * channels * width
-
-
-# %% tags=["check"]
-assert bytes_moved(np.arange(8), 8, 128, 2) == 0
-assert bytes_moved(np.array([0, 5, 9]), 8, 128, 2) == 2 * 8192
-assert bytes_moved(places, 2, 8, 4) == len(found) * 256
+attempt(1)

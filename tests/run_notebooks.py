@@ -3,8 +3,8 @@
 Only those run that changed, or whose package changed, since their last run.
 
 The site shows what this leaves (``docs/hooks/notebook_pages.py``): one run serves both. A cell that
-fails, a warning, a solution that its check refuses and a wrong answer (``wrong_answers.toml``) that
-its check accepts end the run with code 1.
+fails, a warning, a solution (``notebooks/solutions``) that its check refuses, and a stub or a wrong
+answer (``wrong_answers.toml``) that its check accepts end the run with code 1.
 """
 
 import hashlib
@@ -25,6 +25,10 @@ from traitlets.config import Config
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
+sys.path.append(str(NOTEBOOKS))
+
+from exercises import read  # noqa: E402  (the notebooks' own)
+
 BUILD = ROOT / "build" / "notebooks"
 STORED = tomllib.loads((ROOT / "tests" / "wrong_answers.toml").read_text("utf-8"))
 WRONG = {name: {int(n): each for n, each in given.items()} for name, given in STORED.items()}
@@ -33,8 +37,8 @@ WORKERS = 2
 HANGING = 1800
 """Seconds after which a cell is ended."""
 
-NEED_TORCH = ("02_caote", "08_test_your_kernel")
-"""Notebooks that also show what PyTorch does; all other notebooks run with PyTorch blocked."""
+NEED_TORCH = ("08_test_your_kernel",)
+"""Notebooks that also show what PyTorch does. All others run with PyTorch blocked."""
 
 STRICT = """
 import warnings
@@ -98,7 +102,9 @@ def fingerprint(source: Path) -> str:
         if path.is_file() and path.suffix != ".pyc"
     )
     own = Path(__file__)
-    for path in (source, own, own.with_name("wrong_answers.toml"), *package):
+    exercises = NOTEBOOKS / "solutions" / source.name, NOTEBOOKS / "exercises.py"
+    beside = *exercises, NOTEBOOKS / "classroom.py", own.with_name("wrong_answers.toml")
+    for path in filter(Path.exists, (source, own, *beside, *package)):
         digest.update(str(path.relative_to(ROOT)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -111,7 +117,7 @@ def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
     with TemporaryDirectory() as sockets:
         ipc = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
         client = NotebookClient(notebook, timeout=HANGING, config=ipc)
-        client.resources["metadata"] = {"path": str(ROOT)}
+        client.resources["metadata"] = {"path": str(NOTEBOOKS)}
         with client.setup_kernel(env=environment):
             for code in (STRICT, "" if name in NEED_TORCH else blocked):
                 run_hidden(client, code)
@@ -121,31 +127,41 @@ def execute(notebook: nbformat.NotebookNode, name: str) -> Iterator[str]:
                 except CellExecutionError as error:
                     yield f"{name}, cell {index}:\n{COLOURS.sub('', str(error))}"
                     return
-            yield from check_wrong_answers(client, notebook, name)
+            yield from try_answers(client, notebook, name)
 
 
-def check_wrong_answers(
+def try_answers(
     client: NotebookClient, notebook: nbformat.NotebookNode, name: str
 ) -> Iterator[str]:
-    """Put wrong answers in the place of the solutions; each check must refuse them."""
-    checks = [cell.source for cell in notebook.cells if "check" in cell.metadata.get("tags", [])]
-    given = WRONG.get(name, {})
-    if not checks or set(given) != set(range(1, len(checks) + 1)):
-        yield f"{name}: {len(checks)} checks, wrong answers for exercises {sorted(given)}"
+    """Let each check judge the stub, every wrong answer and the solution, which then stays."""
+    stubs, exercises, given = tagged(notebook, "exercise"), read(name), WRONG.get(name, {})
+    if not len(stubs) == len(exercises) == len(given):
+        counts = len(stubs), len(exercises), len(given)
+        yield f"{name}: exercises, solutions and wrong answers differ in number: {counts}"
         return
-    for number, check in enumerate(checks, start=1):
-        for answer in given[number]:
-            if why := refusal(client, f"{answer}\n\n{check}"):
+    for number, (_, solution, check) in exercises.items():
+        stub, judge = stubs[number - 1], f"exec({check!r}, dict(globals()))"
+        for answer in (stub, *given[number]):
+            error = raised(client, f"{answer}\n\n{judge}")
+            if not error or (answer != stub and error != "AssertionError"):
+                why = f"no assertion, but {error}" if error else "the check accepted it"
                 yield f"{name}, exercise {number}, wrong answer:\n{answer}\n{why}"
+        if error := raised(client, f"{solution}\n\n{judge}"):
+            yield f"{name}, exercise {number}: the check refuses the solution: {error}"
 
 
-def refusal(client: NotebookClient, code: str) -> str:
-    """Return why no assertion refused a wrong answer; an empty text if one did."""
+def tagged(notebook: nbformat.NotebookNode, tag: str) -> list[str]:
+    """Return the cells with a tag."""
+    return [cell.source for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
+
+
+def raised(client: NotebookClient, code: str) -> str:
+    """Return the name of the error that code ends with; an empty text if it ends well."""
     try:
         run_hidden(client, code)
     except CellExecutionError as error:
-        return "" if error.ename == "AssertionError" else f"no assertion, but {error.ename}"
-    return "the check accepted it"
+        return error.ename
+    return ""
 
 
 def run_hidden(client: NotebookClient, code: str) -> None:

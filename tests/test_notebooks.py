@@ -1,6 +1,5 @@
 """Notebooks have the shape that the site and the runner rely on, and the runner can fail."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -14,25 +13,24 @@ import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from sampling import sampled
 
+import exercises
+
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
 
 
-def tagged(notebook, tag):
-    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", [])]
-
-
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_a_notebook_starts_from_a_question_and_ends_in_checked_exercises(source):
+def test_a_notebook_asks_lets_the_reader_predict_and_checks_exercises(source):
     notebook = jupytext.read(source)
     assert notebook.cells[0].source.startswith(f"# {source.name[:2]} ")
     assert "**Question:**" in notebook.cells[0].source
-    checks = tagged(notebook, "check")
-    wrong = run_notebooks.WRONG[source.stem]
-    assert len(checks) == len(tagged(notebook, "solution")) == len(wrong) >= 3
-    for check in checks:
-        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(check.source)))
-    assert all(wrong.values())
+    text = source.read_text().replace("\n# ", " ")
+    assert "redict first" in text and "n three lines" in text
+    tasks, wrong = exercises.read(source.stem), run_notebooks.WRONG.get(source.stem, {})
+    stubs = run_notebooks.tagged(notebook, "exercise")
+    assert len(stubs) == len(tasks) == len(wrong)
+    assert all(f"\nattempt({number})" in stub for number, stub in enumerate(stubs, start=1))
+    assert all(wrong.values()) and all(hints for hints, _, _ in tasks.values())
 
 
 def test_the_site_lists_every_notebook():
@@ -52,44 +50,64 @@ def test_a_notebook_runs_as_a_script_with_what_make_demo_installs(source):
     blocked = run_notebooks.WITHOUT.format(
         modules=("torch", "triton", "transformers", "IPython", "jupytext")
     )
-    run = f"{blocked}\nimport runpy; runpy.run_path({str(source)!r}, run_name='__main__')"
+    beside = f"sys.path.append({str(source.parent)!r})"
+    run = f"{blocked}\n{beside}\nimport runpy; runpy.run_path({str(source)!r}, run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", run], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
 
 
-def small(check="assert answer == 2"):
+def small():
     return new_notebook(
         cells=[
             new_markdown_cell("# 00 A test\n\n**Question:** does it run?"),
-            new_code_cell("answer = 2", metadata={"tags": ["solution"]}),
-            new_code_cell(check, metadata={"tags": ["check"]}),
+            new_code_cell("answer = ...\nattempt(1)", metadata={"tags": ["exercise"]}),
         ]
     )
 
 
+EXERCISES = {1: (["Count.", "It is even."], "answer = 2", "assert answer == 2")}
+
+
 @pytest.mark.parametrize(
-    ("check", "wrong", "message"),
+    ("cell", "wrong", "message"),
     [
-        ("assert answer == 2", {1: ("answer = 3",)}, None),
-        ("assert answer == 2", {1: ("answer = 2.0",)}, "the check accepted it"),
-        ("import warnings; warnings.warn('w'); assert answer == 2", {1: ("answer = 3",)}, "UserW"),
-        ("import torch; assert answer == 2", {1: ("answer = 3",)}, "ModuleNotFoundError"),
+        ("None", {1: ("answer = 3",)}, None),
+        ("None", {1: ("answer = 2.0",)}, "the check accepted it"),
+        ("import warnings; warnings.warn('w')", {1: ("answer = 3",)}, "UserW"),
+        ("import torch", {1: ("answer = 3",)}, "ModuleNotFoundError"),
     ],
 )
-def test_the_runner_refuses_what_is_wrong(check, wrong, message, monkeypatch):
+def test_the_runner_refuses_what_is_wrong(cell, wrong, message, monkeypatch):
     monkeypatch.setitem(run_notebooks.WRONG, "00_test", wrong)
-    notebook = small(check)
+    monkeypatch.setattr(run_notebooks, "read", lambda name: EXERCISES)
+    notebook = small()
+    notebook.cells[-1].source = cell  # a small notebook has no `attempt`
     problems = list(run_notebooks.execute(notebook, "00_test"))
-    assert len(notebook.cells) == 3, "hidden code stays hidden"
+    assert len(notebook.cells) == 2, "hidden code stays hidden"
     if message is None:
         assert not problems
     else:
         assert len(problems) == 1 and message in problems[0]
 
 
-def test_a_page_shows_the_check_folds_the_solution_and_keeps_outputs_as_text():
+def test_an_attempt_gives_one_hint_more_and_never_the_answer(monkeypatch, capsys):
+    monkeypatch.setattr(exercises, "read", lambda name: EXERCISES)
+    names = {"answer": ...}
+    attempt = exercises.Exercises("00_test", names)
+    for shown in (1, 2, 2):
+        attempt(1)
+        printed = capsys.readouterr().out
+        assert printed.startswith("Exercise 1: not yet.") and printed.count("Hint") == shown
+        assert "answer" not in printed
+    names["answer"] = 2
+    attempt(1)
+    assert capsys.readouterr().out == "Exercise 1: right.\n"
+
+
+def test_a_page_folds_hints_and_solution_and_keeps_outputs_as_text(monkeypatch):
+    monkeypatch.setattr(notebook_pages, "read", lambda name: EXERCISES)
     notebook = small()
     notebook.cells[0].source += " <not html>"
     cell = new_code_cell("print('a```b')")
@@ -102,7 +120,7 @@ def test_a_page_shows_the_check_folds_the_solution_and_keeps_outputs_as_text():
     nbformat.validate(notebook)
     page = notebook_pages.markdown(notebook, "00_test")
     assert page.index("# 00 A test") < page.index("](00_test.ipynb)") < page.index("**Question:**")
-    assert page.index('title="the check"') < page.index('??? success "A solution"')
+    assert page.index("attempt(1)") < page.index('"Hints"') < page.index('"A solution"')
     assert "    answer = 2" in page
     assert "````" in page and "a```b\nsecond" in page
     assert '<div class="kvlab-shown"><b>shown</b></div>' in page

@@ -1,5 +1,6 @@
 """Pages of the site from the executed notebooks in ``build/notebooks`` (``make notebooks``)."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,27 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "notebooks"))
+
+from exercises import read  # noqa: E402  (the notebooks' own)
+
 SOURCES, EXECUTED = ROOT / "notebooks", ROOT / "build" / "notebooks"
 
 MARK = "**Question:**"
 INTRODUCTION = """# Notebooks
 
-Each starts from a question and ends in exercises; solutions are folded, and each exercise has a
-check that tells right from wrong. They run on the small model in the package; PyTorch is needed by
-two cells alone. After `make demo`, a script runs as it is:
+Each starts from a question and ends in exercises. An exercise has an empty stub, a check that says
+what is wrong and gives one hint more at each attempt, and a solution in a file of its own
+(`notebooks/solutions/`). The notebooks run on the embedded model, and one cell alone needs PyTorch.
+After `make demo`, a script runs as it is:
 
 ```
 .venv/bin/python notebooks/02_caote.py
 ```
 
-As a notebook: download it from its page, or `pip install jupytext jupyterlab` into `.venv` and open
-the script in Jupyter. CI runs all of them (`make notebooks`), and these pages show what that run
-printed and drew.
+As notebooks, open the scripts of a clone in Jupyter after `pip install jupytext jupyterlab` into
+its `.venv`. CI runs all of them (`make notebooks`), and these pages show what that run printed and
+drew.
 
 | notebook | question |
 |---|---|"""
@@ -58,8 +64,9 @@ def question(notebook: nbformat.NotebookNode, name: str) -> str:
 
 
 def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
-    """Write a page; a solution is folded and stands below its check."""
+    """Write a page; hints and a solution are folded and stand below a check."""
     title, *cells = notebook.cells
+    exercises = iter(read(name).values())
     heading, _, introduction = title.source.partition("\n")
     parts = [
         heading,
@@ -67,18 +74,18 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
         f"[script]({name}.py)</p>",
         introduction.strip(),
     ]
-    solution = None
     for cell in cells:
-        tags = cell.metadata.get("tags", [])
         if cell.cell_type == "markdown":
             parts.append(cell.source)
-        elif "solution" in tags:
-            solution = cell
+        elif "exercise" in cell.metadata.get("tags", []):
+            hints, solution, check = next(exercises)
+            parts += [
+                fence(cell.source),
+                folded("Hints", [f"{n}. {hint}" for n, hint in enumerate(hints, start=1)]),
+                folded("A solution", [fence(solution), fence(check, heading="the check")]),
+            ]
         else:
-            heading = "the check" if "check" in tags else ""
-            parts += [fence(cell.source, "python", heading), *outputs(cell)]
-            if "check" in tags and solution is not None:
-                parts.append(folded("A solution", [fence(solution.source), *outputs(solution)]))
+            parts += [fence(cell.source), *outputs(cell)]
     return "\n\n".join(parts) + "\n"
 
 

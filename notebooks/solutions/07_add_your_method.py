@@ -1,0 +1,43 @@
+# %% 1
+# - The newest entries have the highest positions.
+# - A score is an array of floating point numbers.
+@dataclass(frozen=True)
+class Newest(Score):
+    def score(self, state, seen, candidates, room):
+        return seen.positions.astype(float)
+# check
+from kvlab.reference import replay
+def newest(budget):
+    return Policy("newest", Newest(), EveryBlock(), Edges(), Entries(budget), Full())
+(kept,) = next(iter(replay(trace, [newest(60)])))
+t = len(trace.tokens)
+assert kept.kept(t - 1).tolist() == [list(range(t - 60, t))] * 2
+assert not [each for each in check_promises(newest) if each.objection]
+
+# %% 2
+# - `state.entries` has your column, and `state.with_entries(name=array)` replaces it.
+# - A query looks at an entry if the mean over the query heads, axis 1, is at least 0.05.
+# - Add up over the queries of the block, and add the sum to what was there.
+@dataclass(frozen=True)
+class LongestLooked(Score):
+    @property
+    def columns(self):
+        return {"looks": Column("queries that looked at the entry")}
+    def observe(self, state, seen):
+        looked = (seen.attention.mean(axis=1) >= 0.05).sum(axis=1)
+        return state.with_entries(looks=state.entries["looks"] + looked)
+    def score(self, state, seen, candidates, room):
+        return state.entries["looks"]
+# check
+from kvlab.reference import Source, random_stream, run_stream
+def looking(budget):
+    return Policy("looks", LongestLooked(), EveryBlock(), Edges(), Entries(budget), Full())
+assert not [each for each in check_promises(looking) if each.objection]
+stream = random_stream(Source("looks"), prompt=0, generated=24)
+results = list(run_stream(looking(100), stream))
+counted = sum(
+    np.pad((each.seen.attention.mean(axis=1) >= 0.05).sum(axis=1), ((0, 0), (0, 24 - n)))
+    for n, each in enumerate(results, start=1)
+)
+scores = looking(100).score.score(results[-1].cache.state, results[-1].seen, None, 0)
+assert np.array_equal(scores, counted)

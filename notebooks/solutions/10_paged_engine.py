@@ -1,0 +1,11 @@
+# %% 1
+# - Without eviction, a text needs a block for each page that it has begun.
+# - With eviction, whole pages stay, as many as fit into the budget.
+def blocks_for(tokens, budget):
+    return min(-(-tokens // PAGE), budget // PAGE)
+# check
+for budget in (40, 64, 96, 320):
+    policy = methods.get("h2o@page=16,kv_heads=layer,recent=0", budget)
+    for result in run_stream(policy, stream):
+        held = needed(result.cache.positions)
+        assert blocks_for(result.seen.clock.seen, budget) == held, (result.seen.clock, budget)
