@@ -92,10 +92,9 @@ costs.memory_over_tokens(chosen, HARDWARE["h200"], batch=32, tokens=32768)
 # %% [markdown]
 # ## Why it gets slower
 #
-# One step of decoding multiplies matrices with one vector per sequence. The arithmetic is small, so
-# the time goes into *reading* all weights, once for the whole batch, and the cache of every
-# sequence. `kvlab plan` divides these bytes by the bandwidth, which is a roofline and no
-# measurement.
+# A step of decoding does little arithmetic, so its time goes into *reading* all weights, once for
+# the whole batch, and the cache of every sequence. `kvlab plan` divides these bytes by the
+# bandwidth, which is a roofline and no measurement.
 
 # %%
 from kvlab.reference import Plan

@@ -29,8 +29,6 @@ replays.answers([*policies, methods.get("kivi"), methods.get("desirekv")])
 # Read down a column: `caote:h2o` is CAOTE applied to H2O's scores, and differs from H2O in nothing
 # else. KIVI keeps every entry and answers the last question only.
 #
-# ## One method
-#
 # H2O adds up the attention that every entry has received and keeps the heaviest entries. The newest
 # half of the budget is protected. These are its answers with their parameters.
 
@@ -78,7 +76,7 @@ fates = dict(zip(shown, layers[2], strict=True))
 replays.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 
 # %% [markdown]
-# StreamingLLM keeps the first and the last entries. H2O evicts from the middle, because the newest
+# StreamingLLM keeps the first and the last entries, H2O evicts from the middle, because the newest
 # half of the budget is protected and the oldest entries had more time to collect attention
 # (notebook 03). TOVA reads the attention of the current token alone and protects no entry.
 # LazyEviction decides every 16 tokens only. The text below shows what one KV head still holds at

@@ -156,13 +156,12 @@ stored.results(
 # The bits are harmless here. Evicting half of every window fails, because a value that will be
 # needed in 60 tokens seems unimportant now.
 #
-# **In three lines.** Importance and sensitivity to rounding are nearly independent. Bits have to be
-# counted with their scales. In this task rounding costs nothing and early eviction everything.
-# (`kvlab prove --paper desirekv` checks the averages that the paper prints.)
+# **In three lines.** Importance and sensitivity to rounding are nearly independent here. Bits have
+# to be counted with their scales. In this task rounding costs nothing and early eviction
+# everything. (`kvlab prove --paper desirekv` checks the averages that the paper prints.)
 #
 # ## Exercises
-
-# %% [markdown]
+#
 # **1.** Write `stored_bits(bits, group, channels)`: bits per element with scales and zero points of
 # 16 bits per group; a last group may be short. Check it against what is really stored.
 

@@ -113,9 +113,6 @@ for version in versions:
     print(f"{version.__name__}:", *failed)
 
 # %% [markdown]
-# The kit itself is tested the same way: `tests/conformance` puts dozens of such bugs into right
-# implementations and sees every one caught.
-#
 # ## Your kernel, in your language
 #
 # - **PyTorch, CuPy, JAX:** `check("h2o.score", my_function, arrays="torch", device="cuda")`.

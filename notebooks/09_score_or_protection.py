@@ -9,9 +9,9 @@
 #
 # ## Predict first
 #
-# Twelve programs of the embedded model, half of the entries. Two scores, CAOTE applied to H2O's
-# and none (random eviction), under two protections: the first four tokens, and the newest half of the budget. Write
-# down how many of the twelve programs each of the four solves.
+# Twelve programs of the embedded model, half of the entries. Two scores, CAOTE applied to H2O's and
+# none (random eviction), under two protections: the first four tokens, and the newest half of the
+# budget. Write down how many of the twelve programs each of the four solves.
 
 # %%
 prediction = {

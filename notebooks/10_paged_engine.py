@@ -191,7 +191,7 @@ print(f"96 of 160 places in use: {len(found)} moves; blocks {needed(places[None]
 # pages leave, and for all heads together. Moving the survivors frees them, too, at the price of
 # copies.
 #
-# ## Exercises
+# ## Exercise
 #
 # **1.** Write `blocks_for(tokens, budget)`: the blocks that a text of `tokens` tokens holds after a
 # decision under `page=16` and a budget of `budget` entries. The page that is being written counts

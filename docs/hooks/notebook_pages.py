@@ -70,8 +70,8 @@ def markdown(notebook: nbformat.NotebookNode, name: str) -> str:
     heading, _, introduction = title.source.partition("\n")
     parts = [
         heading,
-        f'<p class="kvlab-downloads" markdown>Run it yourself: [notebook]({name}.ipynb) · '
-        f"[script]({name}.py)</p>",
+        '<p class="kvlab-downloads" markdown>Run it in the folder `notebooks` of a clone: '
+        f"[notebook]({name}.ipynb) · [script]({name}.py)</p>",
         introduction.strip(),
     ]
     for cell in cells:
