@@ -127,9 +127,9 @@ stored.results(
 )
 
 # %% [markdown]
-# *Error*, the mean distance of the attention output from full attention, is about the same for H2O
-# with and without CAOTE. What differs is *KL*, how far the next token's distribution moves. So it
-# counts *where* the error is made, and not how large it is on average.
+# In both tables *error*, the mean distance of the attention output from full attention, is about
+# the same for H2O with and without CAOTE. What differs is *KL*, how far the next token's
+# distribution moves. So *where* the error is made counts more than its mean.
 #
 # ## Where arithmetic bends
 #

@@ -153,12 +153,12 @@ stored.results(
 )
 
 # %% [markdown]
-# The bits are harmless here. Evicting half of every window fails, because a value that will be
-# needed in 60 tokens seems unimportant now.
+# In these four programs the bits are harmless. Evicting half of every window fails, because a value
+# that will be needed in 60 tokens seems unimportant now.
 #
 # **In three lines.** Importance and sensitivity to rounding are nearly independent here. Bits have
-# to be counted with their scales. In this task rounding costs nothing and early eviction
-# everything. (`kvlab prove --paper desirekv` checks the averages that the paper prints.)
+# to be counted with their scales. In these programs early eviction costs everything,
+# and rounding far less. (`kvlab prove --paper desirekv` checks the averages that the paper prints.)
 #
 # ## Exercises
 #
