@@ -1,13 +1,12 @@
 """The dial: what a score gains over its control when every fact is stated several times.
 
-``python -m study.dial docs`` draws it.
+In ``docs``, ``python -m study.dial .`` draws it.
 """
 
+import sys
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.tasks import find_task
@@ -28,20 +27,12 @@ def draw() -> Picture:
         ]
         for line in zip(*lines, strict=True):
             gain = 100 * np.array([[*vars(test.difference).values()] for test in line]).T
-            axes.errorbar(
-                *(copies, gain[0], abs(gain[1:] - gain[0])),
-                **{"capsize": 3, "label": line[0].second},
-            )
+            axes.errorbar(copies, gain[0], abs(gain[1:] - gain[0]), label=line[0].second)
         axes.axhline(0, color=GREY, linewidth=0.8)
         axes.set(xlabel="times that a fact is stated", xticks=copies, title=f"budget {budget}")
     panels[0].set_ylabel("programs solved above the control's, points")
     return finish(figure, "Gain over random eviction against copies of each fact.", "below")
 
 
-def main(directory: Annotated[Path, typer.Argument(help="Where the pages are.")]) -> None:
-    """Write the picture."""
-    draw().save(directory / "images" / "dial.svg")
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    draw().save(Path(sys.argv[1]) / "images" / "dial.svg")
