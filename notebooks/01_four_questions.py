@@ -76,7 +76,7 @@ fates = dict(zip(shown, layers[2], strict=True))
 replays.lifetimes({name: fate.left[0] for name, fate in fates.items()}, trace.prompt)
 
 # %% [markdown]
-# StreamingLLM keeps the first and the last entries, H2O evicts from the middle, because the newest
+# StreamingLLM keeps the first and the last entries. H2O evicts from the middle, because the newest
 # half of the budget is protected and the oldest entries had more time to collect attention
 # (notebook 03). TOVA reads the attention of the current token alone and protects no entry.
 # LazyEviction decides every 16 tokens only. The text below shows what one KV head still holds at
@@ -94,8 +94,9 @@ for name in shown[:3]:
 # ## Change one answer
 #
 # An ablation replaces one answer. The table has H2O that decides every 16 tokens, H2O, CAOTE
-# applied to H2O's scores, LazyEviction, and the control (`random:h2o`: random eviction with H2O's
-# protection), on 4 programs at 70 %. **Predict first:** how much of H2O is its score?
+# applied to H2O's scores, LazyEviction with a protection of its own, and the control `random:h2o`,
+# which is random eviction with H2O's protection, on 4 programs at 70 %. **Predict first:** how much
+# of H2O is its score?
 
 # %%
 from kvlab.fast.lab.sweep.compare import compare
