@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 11 KV puzzles
 #
-# **Question:** can you write every part of a KV-cache method yourself, in eight lines or fewer
-# each?
+# **Question:** can you write every part of a KV-cache method yourself, in at most eight lines each?
 #
 # Twelve stubs are empty. `attempt(n)` runs what you wrote on kvlab's published test vectors and
 # says what is wrong. Each further attempt prints one more hint. Solutions are in
