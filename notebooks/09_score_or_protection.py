@@ -71,9 +71,6 @@ for key, number in given.items():
 # `random:` before a method's name replaces its score by a draw and keeps the rest: `random:h2o` is
 # the control of `h2o`. What `h2o` solves more than `random:h2o` is the merit of its score, here.
 #
-# [Score or protection?](../score_or_protection.md) has the whole map: sixteen scores under seven
-# protections, on this model and on SmolLM2.
-#
 # ## In three lines
 #
 # - A method's result is that of its score **and** of its protection.
