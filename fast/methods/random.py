@@ -24,6 +24,6 @@ class Draw(Score[reference.Draw]):
         self.observe(state, seen)
         positions, layer = seen.positions, state.stream["layer"]
         heads = torch.arange(positions.shape[1], device=positions.device)[:, None]
-        time = seen.clock.seen.long() if self.spec.options.draw == "each" else 0
-        noise = draws(self.spec.options.seed, layer, heads, positions.long(), time)
+        time = seen.clock.seen.long() if self.spec.draw == "each" else 0
+        noise = draws(self.spec.seed, layer, heads, positions.long(), time)
         return noise.to(seen.queries.dtype)

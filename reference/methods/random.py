@@ -47,15 +47,16 @@ def draws(*coordinates: Any) -> Any:
 class Draw(Score):
     """A random number per entry, the same wherever and in whatever batch it is drawn."""
 
-    options: "_Drawing"
+    draw: Literal["each", "once"]
+    seed: int
 
     needs = NO_ATTENTION
 
     def drawn(self, seen: Observation) -> dict[str, Array]:
-        time = seen.clock.seen if self.options.draw == "each" else 0
+        time = seen.clock.seen if self.draw == "each" else 0
         heads = np.arange(len(seen.positions))[:, None]
         positions = seen.positions.astype(np.int64)
-        return {"noise": draws(self.options.seed, seen.layer, heads, positions, time)}
+        return {"noise": draws(self.seed, seen.layer, heads, positions, time)}
 
     def score(self, state: State, seen: Observation, candidates: Marks, room: int) -> Scores:
         return self.drawn(seen)["noise"]  # [Random 1]
@@ -82,7 +83,7 @@ class _MatchedControl(_Drawing, Wrapper):
     """Another method with its score replaced: its protection, schedule and budget stay."""
 
     def policy(self, budget: int | None) -> Policy:
-        base, score = self.base.policy(budget), Draw(self)
+        base, score = self.base.policy(budget), Draw(self.draw, self.seed)
         if base.score.joins_kv_heads:
             score = OneForAllHeads(score, "layer")
         return replace(base, name=f"{self.name}:{base.name}", score=score)
@@ -105,7 +106,7 @@ class Random(_Drawing):
     def policy(self, budget: int | None) -> Policy:
         return Policy(
             self.name,
-            Draw(self),
+            Draw(self.draw, self.seed),
             EveryBlock(self.every),
             Edges(recent=self.recent),
             Entries(require_budget(self.name, budget)),  # [Random 2]
