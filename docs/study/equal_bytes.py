@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.fast.lab.drawing import GREY, INK, Picture, canvas, finish
-from kvlab.fast.lab.evaluate.pairs import CONTROL
+from kvlab.fast.lab.evaluate.controls import is_control
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import FULL, TaskSummary
 from kvlab.reference import methods
-from kvlab.reference.methods import base_name, takes_budget
+from kvlab.reference.methods import takes_budget
 from study.stored import REAL, nats, stored_file, stored_summary
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Place:
     @property
     def kind(self) -> str:
         """One of `KINDS`."""
-        if base_name(self.method) == CONTROL:
+        if is_control(self.method):
             return "at random, the control"
         if self.method == FULL:
             return "full cache"

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvlab.fast.lab.evaluate.pairs import CHANCE, LEVEL
+from kvlab.fast.lab.evaluate.controls import NO_GAIN
+from kvlab.fast.lab.evaluate.pairs import LEVEL
 from kvlab.fast.lab.points import EXCEEDED
 from kvlab.fast.lab.sweep.report import accuracy_cell, is_of_the_papers
 from kvlab.fast.lab.sweep.run import Stored, read_stored
@@ -57,5 +58,6 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
         "budget in percent of what the full cache holds in the end, and in entries per KV head and "
         f"layer. The last {papers} rows are methods of the four papers. Bold: not shown to be "
         f"worse than the best of the column, if that solved any. {EXCEEDED}: held more entries "
-        f"than the budget at some time. {CHANCE}: not shown to solve more than eviction at random."
+        f"than the budget at some time. {NO_GAIN}: not significantly better than its matched "
+        "control, random eviction under the same protection, schedule and budget."
     )

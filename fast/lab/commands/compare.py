@@ -7,6 +7,7 @@ import typer
 
 from kvlab.fast.lab.commands.settings import (
     Budgets,
+    Controls,
     Json,
     Problems,
     Workers,
@@ -20,6 +21,7 @@ from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, check_points
 from kvlab.fast.lab.sweep import compare as comparing
 from kvlab.fast.lab.sweep.plan import MODEL, TASK, Sweep
+from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.fast.lab.tables import counted
 from kvlab.fast.lab.terminal import print_caption, print_line
 from kvlab.fast.models import model_location
@@ -41,7 +43,7 @@ CAPTION = (
 )
 
 
-class _Settings(Budgets, Problems, Workers, Json):
+class _Settings(Budgets, Controls, Problems, Workers, Json):
     methods: Annotated[str | None, typer.Option("--methods", "--method")] = None
     """Registry syntax, separated by ';' or blanks."""
     model: str | None = None
@@ -69,6 +71,7 @@ class _Settings(Budgets, Problems, Workers, Json):
             batch=batch,
             backend=backend,
             to_first_error=find_task(task).one_answer,
+            controls=self.controls,
         )
 
 
@@ -96,4 +99,7 @@ def compare(settings: _Settings) -> None:
 
         write_comparison(comparison, settings.report)
         written = f"report: {settings.report.resolve().as_uri()}"
+    if not settings.json:
+        summary = comparison.summary
+        settings.print_gains(summary.gains, main_measure(summary.points))
     settings.end(comparison.summary.points, comparison.to_json(), CAPTION, written)

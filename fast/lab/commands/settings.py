@@ -26,7 +26,7 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
@@ -45,6 +45,8 @@ from typing import (
 
 import typer
 
+from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table
+from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.files import folder_of
 from kvlab.fast.lab.points import Row
@@ -55,6 +57,7 @@ from kvlab.fast.lab.terminal import (
     print_caption,
     print_json,
     print_line,
+    print_table,
     printing_rows,
     reporting,
     working,
@@ -133,13 +136,18 @@ class Json(Group):
     """Print JSON instead of tables."""
 
     @contextmanager
-    def printing(self, columns: Sequence[Column], title: str = "") -> Iterator[tuple[Report, Any]]:
-        """Show progress and print rows: return what is told how far it is, and told each row."""
+    def printing(
+        self, columns: Sequence[Column], title: str = "", hidden: Collection[str] = ()
+    ) -> Iterator[tuple[Report, Any]]:
+        """Show progress and print rows: return what is told how far it is, and told each row.
+
+        Rows of the methods in ``hidden`` are not printed.
+        """
         with (
             reporting(transient=True) as report,
             printing_rows(columns, title, not self.json) as tell,
         ):
-            yield report, tell
+            yield report, lambda row: None if row.method in hidden else tell(row)
 
     def end(self, rows: Iterable[Row], data: Any, caption: str = "", written: str = "") -> None:
         """Print the data, or what follows the rows; exit with code 1 if a method failed."""
@@ -178,6 +186,25 @@ class Budgets(Group):
         for text in found:
             budget_entries(text, 100)
         return found or default
+
+
+class Controls(Group):
+    """Whether methods are compared with random eviction, each with its own."""
+
+    controls: bool = True
+    """Run the matched controls, too: random eviction under each method's own protection, schedule
+    and budget."""
+
+    def added(self, specs: Sequence[str]) -> tuple[str, ...]:
+        """Return the controls of methods that are not among the methods, if they are wanted."""
+        return controls_of(specs) if self.controls else ()
+
+    def print_gains(self, gains: Sequence[Test], measure: Measure) -> None:
+        """Print what methods gain over their controls, if any control ran."""
+        if gains:
+            if (table := gains_table(gains, measure)).rows:
+                print_table(table)
+            print_caption(explained(gains))
 
 
 class BlockSize(Group):

@@ -1,12 +1,13 @@
 """``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kvlab.fast.lab.commands.settings import (
     Budgets,
+    Controls,
     Feed,
     Json,
     Methods,
@@ -16,26 +17,25 @@ from kvlab.fast.lab.commands.settings import (
     read_text,
     words,
 )
+from kvlab.fast.lab.evaluate.controls import matched
 from kvlab.fast.lab.evaluate.pairs import (
     SHORT,
     TESTS_CAPTION,
     Measure,
-    Test,
     check_pairs,
     every_pair,
-    not_above_chance,
     paired_tests,
 )
-from kvlab.fast.lab.points import BUDGET_CAPTION, HeldRow, check_points
+from kvlab.fast.lab.points import BUDGET_CAPTION, Row, check_points
 from kvlab.fast.lab.tables import tabulate
-from kvlab.fast.lab.terminal import print_caption, print_line, print_table, working
+from kvlab.fast.lab.terminal import print_caption, print_table, working
 from kvlab.fast.models import model_location
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
 from kvlab.reference.tasks import english
 
 
-class _Text(Methods, Budgets, ShardedModel, Json):
+class _Text(Methods, Budgets, Controls, ShardedModel, Json):
     text: Path | None = None
     """UTF-8 file; default: a novel; for embedded models problems, and solutions to rate."""
     batch_size: int | None = None
@@ -63,15 +63,20 @@ class _Text(Methods, Budgets, ShardedModel, Json):
         check_pairs(asked, specs)
         return asked
 
-    def print_tests(self, tests: Sequence[Test], rows: Sequence[HeldRow], measure: Measure) -> None:
-        """Print who is not shown to beat random, and the tests, if pairs were named."""
-        for budget, methods in not_above_chance(rows, measure).items():
-            if methods:
-                names = ", ".join(sorted(methods))
-                print_line(f"not shown to be better than random eviction at {budget}: {names}")
-        if self.pairs is not None:
-            print_table(tabulate(tests, SHORT, words=2), f"pairs by {measure.name}")
-            print_caption(TESTS_CAPTION)
+    def compared(
+        self, rows: Sequence[Row], pairs: Sequence[tuple[str, str]], measure: Measure
+    ) -> dict[str, Any]:
+        """Test pairs, and methods against their controls; print it, or return it as data."""
+        tests = paired_tests(rows, pairs, measure)
+        gains = paired_tests(rows, matched(self.specs, [row.method for row in rows]), measure)
+        if not self.json:
+            self.print_gains(gains, measure)
+            if self.pairs is not None:
+                print_table(tabulate(tests, SHORT, words=2), f"pairs by {measure.name}")
+                print_caption(TESTS_CAPTION)
+        controls = [row for row in rows if row.method in self.added(self.specs)]
+        found = {"controls": controls, "tests": tests, "gains": gains}
+        return {name: list(map(asdict, some)) for name, some in found.items()}
 
 
 class _PerplexitySettings(_Text, Feed):
@@ -95,7 +100,7 @@ def perplexity(settings: _PerplexitySettings) -> None:
     """
     text, batch = settings.read(window=settings.window, prompt=settings.prompt)
     specs, asked, most = settings.specs, settings.asked("50%"), settings.windows
-    pairs = settings.asked_pairs("full")
+    pairs, added = settings.asked_pairs("full"), settings.added(specs)
     with working("loading PyTorch"):
         from kvlab.fast.lab.evaluate import perplexity as measuring
         from kvlab.fast.lab.evaluate.likelihood import Reading
@@ -103,7 +108,7 @@ def perplexity(settings: _PerplexitySettings) -> None:
 
     usual = 16 if text is None else 128
     block = usual if settings.block_size is None else settings.block_size
-    reading = Reading(specs, asked, block, settings.feed, batch)
+    reading = Reading((*specs, *added), asked, block, settings.feed, batch)
     window = 4096 if settings.window is None else settings.window
     prompt = 1 if settings.prompt is None else settings.prompt
     measuring.check_window(window, prompt, most)
@@ -114,13 +119,14 @@ def perplexity(settings: _PerplexitySettings) -> None:
         passages = measuring.cut_windows(token_ids(tokenizer, text), window, prompt, most)
     check_points(specs, asked, measuring.mean_length(passages))
     network = settings.load(settings.dtype, settings.parallel)
-    with settings.printing(measuring.COLUMNS, measuring.title(passages, reading)) as told:
+    title = measuring.title(passages, reading)
+    with settings.printing(measuring.COLUMNS, title, added) as told:
         found = measuring.measure_perplexity(network, passages, reading, *told)
-    tests = paired_tests(found.rows, pairs, measuring.LOSS)
     if not settings.json:
         print_caption(measuring.CAPTION)
-        settings.print_tests(tests, found.rows, measuring.LOSS)
-    settings.end(found.rows, asdict(found) | {"tests": list(map(asdict, tests))})
+    tested = settings.compared(found.rows, pairs, measuring.LOSS)
+    found = _without(found, added)
+    settings.end(found.rows, asdict(found) | tested)
 
 
 class _NeedleSettings(_Text):
@@ -159,7 +165,8 @@ def needle(settings: _NeedleSettings) -> None:
         from kvlab.fast.lab.evaluate import needle as searching
         from kvlab.fast.lab.evaluate.likelihood import Reading
 
-    reading = Reading(specs, asked, settings.block_size, batch_size=batch)
+    added = settings.added(specs)
+    reading = Reading((*specs, *added), asked, settings.block_size, batch_size=batch)
     searching.check_grid(shares, trials)
     tokenizer = settings.tokenizer()
     if text is None:
@@ -168,16 +175,19 @@ def needle(settings: _NeedleSettings) -> None:
         grid = searching.text_haystacks(tokenizer, text, sizes, shares, trials, seed, chat)
     check_points(specs, asked, min(map(len, grid.haystacks)))
     network = settings.load(settings.dtype, settings.parallel)
-    with settings.printing(searching.columns(grid), searching.title(grid)) as told:
+    with settings.printing(searching.columns(grid), searching.title(grid), added) as told:
         found = searching.search_needles(network, grid, reading, *told)
-    searching.heat_map(found).save(settings.heat_map)
-    measure = searching.measure_of(found)
-    tests = paired_tests(found.rows, pairs, measure)
     if not settings.json:
         print_caption(BUDGET_CAPTION)
-        settings.print_tests(tests, found.rows, measure)
-    data = asdict(found) | {"tests": list(map(asdict, tests))}
+    tested = settings.compared(found.rows, pairs, searching.measure_of(found))
+    found = _without(found, added)
+    searching.heat_map(found).save(settings.heat_map)
+    data = asdict(found) | tested
     settings.end(found.rows, data, written=f"heat map: {settings.heat_map}")
+
+
+def _without(found: Any, methods: Sequence[str]) -> Any:
+    return replace(found, rows=tuple(row for row in found.rows if row.method not in methods))
 
 
 def _number(name: str, text: str) -> float:

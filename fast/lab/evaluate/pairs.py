@@ -16,16 +16,9 @@ from kvlab.fast.lab.evaluate.statistics import (
 )
 from kvlab.fast.lab.points import ORACLE, Row
 from kvlab.fast.lab.tables import Column
-from kvlab.reference.methods import base_name
 
 LEVEL = 0.95
 """Level of every interval; tests are called significant below 1 − LEVEL."""
-
-CONTROL = "random"
-"""The method that evicts at random."""
-
-CHANCE = "≈"
-"""Marks a row that is not shown to do better than eviction at random."""
 
 Values = Sequence[bool] | Sequence[float]
 """A measure on every unit (problem, window, haystack), in the same order for all methods."""
@@ -189,20 +182,6 @@ def leaders(rows: Sequence[Row], measure: Measure) -> dict[Any, frozenset[str]]:
         )
         for budget, group in groups.items()
     }
-
-
-def not_above_chance(rows: Sequence[Row], measure: Measure) -> dict[Any, frozenset[str]]:
-    """Return per budget the methods that are not shown to be better than eviction at random."""
-    pairs: list[Pair] = []
-    for group in _by_budget(rows, measure).values():
-        controls = [row for row in group if base_name(row.method) == CONTROL]
-        others = [row for row in group if base_name(row.method) != CONTROL]
-        pairs += [(other, controls[0]) for other in others if controls]
-    found: dict[Any, frozenset[str]] = {}
-    for (other, _), better in zip(pairs, _shown_better(pairs, measure), strict=True):
-        names = frozenset() if better else frozenset([other.method])
-        found[other.budget] = found.get(other.budget, frozenset()) | names
-    return found
 
 
 TESTS = (

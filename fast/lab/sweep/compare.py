@@ -63,6 +63,8 @@ class Comparison:
             "mean_length": self.summary.mean_length,
             "budgets": self.summary.budgets,
             "rows": [plain(point) for point in self.summary.points],
+            "controls": [plain(point) for point in self.summary.controls],
+            "gains": [asdict(each) for each in self.summary.gains],
             "memory": self.memory,
             "seconds": self.seconds,
         }
@@ -113,8 +115,8 @@ def run_in_memory(
         sweep: what to run.
         workers: processes, each of one thread; 0 computes in this process.
         report: is called after each job.
-        tell: is called with each point of the first model and task as soon as it is complete;
-            methods without a budget come last.
+        tell: is called with each point of the first model and task as soon as it is complete, but
+            not with controls that were added; methods without a budget come last.
 
     Raises:
         ValueError: if a budget is not allowed.
@@ -140,7 +142,7 @@ def run_in_memory(
         rows += made
         if report is not None:
             report(done, len(jobs), job.label)
-        if tell is not None:
+        if tell is not None and job.method in sweep.methods:
             own = of_point[job.method, job.budget]
             own += made
             if len(own) == wanted:

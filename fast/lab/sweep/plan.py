@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from kvlab.fast.lab.evaluate import backends
+from kvlab.fast.lab.evaluate.controls import controls_of
 from kvlab.fast.lab.evaluate.pairs import check_pairs
 from kvlab.fast.lab.evaluate.tasks import Encode, Rated, find_task
 from kvlab.fast.lab.points import ORACLE
@@ -135,6 +136,9 @@ class Sweep:
     drafts: bool = False
     """Whether the compressed cache drafts and the full cache verifies: every method is fed what the
     full cache writes, and what counts is how many of these tokens it would have written."""
+    controls: bool = False
+    """Whether matched controls run, too, each distinct one once: random eviction under a method's
+    own protection, schedule and budget."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Methods that the report tests against each other, chosen before anything is run."""
     curves: tuple[str, ...] = ()
@@ -154,6 +158,11 @@ class Sweep:
     def parts(self) -> tuple[Part, ...]:
         """The tasks, completed."""
         return tuple(_part(asked, self) for asked in self.tasks)
+
+    @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """The methods, and the controls that are added to them."""
+        return (*self.methods, *(controls_of(self.methods) if self.controls else ()))
 
     def _check_lists(self) -> None:
         for name in ("methods", "models", "tasks", "seeds", "budgets", "pairs", "curves"):
@@ -394,9 +403,9 @@ class Plan:
 
     def points(self, model: str, task: str) -> Iterator[tuple[str, int | None]]:
         """Yield methods and budgets: first the methods that take no budget."""
-        yield from ((each, None) for each in self.sweep.methods if not budgeted(each))
+        yield from ((each, None) for each in self.sweep.runs if not budgeted(each))
         for entries in sorted(set(self.entries[model][task].values())):
-            yield from ((each, entries) for each in self.sweep.methods if budgeted(each))
+            yield from ((each, entries) for each in self.sweep.runs if budgeted(each))
 
     def check_methods(self) -> None:
         """Raise ValueError if a method cannot be built with the largest budget.

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
-from kvlab.fast.lab.evaluate.pairs import (
-    CHANCE,
-    CONTROL,
-    LEVEL,
-    TESTS,
-    TESTS_CAPTION,
-)
+from kvlab.fast.lab.evaluate.controls import NO_GAIN, explained, gains_table, is_control
+from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, TESTS_CAPTION
 from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, UNKNOWN, budget_mark, marked_budget
@@ -60,7 +55,7 @@ NAME = "report"
 
 
 def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
-    """Write ``report.html``, ``.md`` with its drawings, ``.tex``, ``.json`` and two ``.csv``.
+    """Write ``report.html``, ``.md`` with its drawings, ``.tex``, ``.json`` and three ``.csv``.
 
     Raises:
         ValueError: if nothing has been run yet.
@@ -72,8 +67,9 @@ def write_report(stored: "Stored", directory: Path) -> list[TaskSummary]:
     write_html(report, path.with_suffix(".html"))
     write_markdown(report, path.with_suffix(".md"))
     write_latex(report, path.with_suffix(".tex"))
-    for ending, rows in (("", _point_rows(summaries)), ("-tests", _test_rows(summaries))):
-        _write_csv(rows, path.with_name(f"{NAME}{ending}.csv"))
+    _write_csv(_point_rows(summaries), path.with_suffix(".csv"))
+    for kind in ("tests", "gains"):
+        _write_csv(_test_rows(summaries, kind), path.with_name(f"{NAME}-{kind}.csv"))
     content = json.dumps(to_json(stored, summaries), indent=1)
     write_text(path.with_suffix(".json"), f"{content}\n")
     return summaries
@@ -91,12 +87,12 @@ def _point_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
     return [
         {"model": each.model, "task": each.task, **plain(point)}
         for each in summaries
-        for point in each.points
+        for point in (*each.points, *each.controls)
     ]
 
 
-def _test_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
-    """Return a row for every test of two methods."""
+def _test_rows(summaries: Sequence[TaskSummary], kind: str) -> list[dict[str, Any]]:
+    """Return a row for every test of two methods: the ``tests``, or the ``gains``."""
     return [
         {
             "model": each.model,
@@ -107,7 +103,7 @@ def _test_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
             "difference_high": test.difference.high,
         }
         for each in summaries
-        for test in each.tests
+        for test in getattr(each, kind)
     ]
 
 
@@ -125,10 +121,9 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
     """Return plain data: all figures, and what it takes to run the sweep again."""
     tasks = [asdict(each) for each in summaries]
     for task in tasks:
-        for point in task["points"]:
+        for point in (*task["points"], *task["controls"]):
             del point["outcomes"], point["figures"], point["losses"], point["drafts"]
-        for name in ("leaders", "chance"):
-            task[name] = {budget: sorted(methods) for budget, methods in task[name].items()}
+        task["leaders"] = {budget: sorted(names) for budget, names in task["leaders"].items()}
     return {
         "sweep": to_plain(stored.plan.sweep),
         "run": {**stored.run, "outside": stored.plan.outside},
@@ -180,6 +175,11 @@ def _task_blocks(each: TaskSummary, name: str, curves: Sequence[str]) -> Iterato
         yield Heading(titles.get(measure, "Perplexity"), 3)
         yield accuracy_table(each)
         yield Text(ACCURACY_CAPTION)
+    if each.gains:
+        yield Heading("Gain over the matched control", 3)
+        if (table := gains_table(each.gains, measure)).rows:
+            yield table
+        yield Text(f"{explained(each.gains)}.")
     if budgeted and solving:
         drawing = _solved_over_budget(each, curves)
         yield Drawing(f"{name}-budget", "Problems solved over the budget", drawing)
@@ -214,12 +214,13 @@ def accuracy_table(each: TaskSummary) -> Table:
 
 ACCURACY_CAPTION = (
     f"In brackets: Wilson's {LEVEL:.0%} interval. {BUDGET_CAPTION}. {UNKNOWN}: no problem was "
-    f"measured, so whether it held the budget is not known. {CHANCE}: not shown to be better than "
-    "the best row of random in the column (paired test on the same problems, after Holm's "
-    "correction). Bold, among those that held the budget: not shown to be worse than the best of "
-    f"the column, if that solved any (paired tests of all pairs, p < {1 - LEVEL:.2f} after Holm's "
-    "correction over all pairs and budgets). The paired test is McNemar's exact test of problems "
-    "solved, and of perplexity the permutation test that flips the signs of differences in loss."
+    f"measured, so whether it held the budget is not known. {NO_GAIN}: not significantly better "
+    "than its matched control, random eviction under the method's own protection, schedule and "
+    "budget; no mark where that control did not run. Bold, among those that held the budget: not "
+    "significantly worse than the best of the column, if that solved any. Tests are paired, on the "
+    "same problems, after Holm's correction (the mark's over methods and budgets, bold type's over "
+    f"all pairs and budgets), p < {1 - LEVEL:.2f}: McNemar's exact test of problems solved, and of "
+    "perplexity the permutation test that flips the signs of differences in loss."
 )
 """What brackets, marks and bold type mean."""
 
@@ -230,8 +231,7 @@ def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
         return MISSING
     loss = None if point.perplexity is None else f"{point.perplexity:.4f}"
     figure = (_accepted(point) or loss) if point.interval is None else point.percent
-    at_random = f" {CHANCE}" if point.method in each.chance.get(point.budget, ()) else ""
-    text = f"{figure}{at_random}{budget_mark(point)}"
+    text = f"{figure}{each.gain_mark(point)}{budget_mark(point)}"
     return Bold(text) if point.method in each.leaders.get(point.budget, ()) else text
 
 
@@ -329,7 +329,7 @@ def _solved_over(
         share, low, high = np.array([[*vars(each).values()] for each in intervals]).T * 100
         style: dict[str, Any] = {"marker": marker, "markersize": 4, "capsize": 2, "label": method}
         style["linewidth"] = 2.0 if is_of_the_papers(method) else 0.9
-        if method == ORACLE or base_name(method) == CONTROL:
+        if method == ORACLE or is_control(method):
             style |= {"color": GREY, "linestyle": "--"}
         axes.errorbar(places, share, [share - low, high - share], **style)
     axes.set(xlabel=label, ylabel="problems solved, %", ylim=(-5, 105))

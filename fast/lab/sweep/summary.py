@@ -9,14 +9,8 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
-from kvlab.fast.lab.evaluate.pairs import (
-    LEVEL,
-    Measure,
-    Test,
-    leaders,
-    not_above_chance,
-    paired_tests,
-)
+from kvlab.fast.lab.evaluate.controls import NO_GAIN, is_significant, matched
+from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, Test, leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
     Interval,
     mean_interval,
@@ -114,9 +108,11 @@ class TaskSummary:
     """Per budget, of the methods known to hold it, those that are not shown to be worse than the
     best by the `main_measure` (paired tests of all pairs at all budgets, adjusted by Holm). The set
     is empty if no method solved a problem. The oracle does not count."""
-    chance: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    """Per budget at which eviction at random was tried, the methods that are not shown to be better
-    than its best variant (paired tests, adjusted by Holm)."""
+    controls: tuple[Point, ...] = ()
+    """Matched controls that the sweep added to its methods."""
+    gains: tuple[Test, ...] = ()
+    """Every method at every budget against its matched control by the `main_measure`, where the
+    control ran."""
 
     def point(self, method: str, budget: int | str | None) -> Point:
         """Return one point; a method that takes no budget has the same point at every budget.
@@ -129,10 +125,16 @@ class TaskSummary:
             KeyError: if there is none.
         """
         entries = self.budgets[budget] if isinstance(budget, str) else budget
-        for each in self.points:
+        for each in (*self.points, *self.controls):
             if each.method == method and each.budget in (entries, None):
                 return each
         raise KeyError((method, budget))
+
+    def gain_mark(self, point: Point) -> str:
+        """Return the mark of a point that is not significantly better than its control."""
+        at = point.method, point.budget
+        found = [each for each in self.gains if (each.second, each.budget) == at]
+        return "" if all(map(is_significant, found)) else f" {NO_GAIN}"
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def summarise(results: Results) -> list[TaskSummary]:
                     point = replace(point, refusal=why, failed=True)
                 points.append(point)
             points, measure = _against_full(points), main_measure(points)
+            named = [each for each in points if each.method in plan.sweep.methods]
             found.append(
                 TaskSummary(
                     model=model,
@@ -195,14 +198,17 @@ def summarise(results: Results) -> list[TaskSummary]:
                     budgets=plan.entries[model][task],
                     mean_length=plan.lengths[model][task],
                     seeds=seeds,
-                    points=tuple(points),
+                    points=tuple(named),
                     tests=tuple(
                         test
                         for each in (SOLVED, ACCEPTED, LOSS, *ALONG)
-                        for test in paired_tests(points, plan.sweep.pairs, each)
+                        for test in paired_tests(named, plan.sweep.pairs, each)
                     ),
-                    leaders=leaders([each for each in points if each.holds_budget], measure),
-                    chance=not_above_chance(points, measure),
+                    leaders=leaders([each for each in named if each.holds_budget], measure),
+                    controls=tuple(each for each in points if each not in named),
+                    gains=tuple(
+                        paired_tests(points, matched(plan.sweep.methods, plan.sweep.runs), measure)
+                    ),
                 )
             )
     return found

@@ -18,7 +18,8 @@ from tolerances import DECIMALS, EXACT
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
-from kvlab.fast.lab.evaluate.pairs import leaders, not_above_chance
+from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table, matched
+from kvlab.fast.lab.evaluate.pairs import leaders, paired_tests
 from kvlab.fast.lab.evaluate.statistics import (
     holm,
     mcnemar,
@@ -263,14 +264,31 @@ def test_leaders_are_not_shown_to_be_worse(given, leading):
     assert leaders(given, BY_SOLVED) == {50: leading}
 
 
-def test_methods_that_are_not_shown_to_beat_random_are_named_and_marked(stored):
-    given = [*points(random=0, oracle=40, h2o=30, tova=14, knorm=0), *points(h2o=40, budget=60)]
-    assert not_above_chance(given, BY_SOLVED) == {50: {"knorm"}}
-    better = [*given, *[replace(each, method="random@recent=16") for each in points(x=10)]]
-    assert not_above_chance(better, BY_SOLVED) == {50: {"tova", "knorm"}}
-    assert not_above_chance(given[1:], BY_SOLVED) == {}, "nothing to compare with"
+def test_controls_are_shared_and_run_once():
+    """Methods share a control if nothing but the score differs; what evicts nothing has none."""
+    asked = ("full", "kivi", "oracle", "h2o", "caote:h2o", "tova", "knorm", "ahakv@recent=7")
+    own = ("random:h2o", "random:tova", "random:knorm", "random:ahakv@recent=7")
+    assert controls_of(asked) == own
+    assert controls_of((*asked, *own)) == controls_of(("unknown",)) == ()
+    assert controls_of((*asked, "random@recent=7", "random")) == own[:2]
+    assert make_sweep(SWEEP | {"controls": True}).runs[5:7] == own[:2]
+
+
+def test_methods_are_compared_with_their_own_controls_and_marked(stored):
+    """At 60 H2O solves 40 and its control 35 of 40: p = 2⁻⁴ is not significant."""
+    half, more = {"h2o": 30, "random:h2o": 9, "tova": 0}, {"h2o": 40, "random:h2o": 35}
+    given = [*points(**half, oracle=40, random=0, knorm=9), *points(**more, budget=60)]
+    names = [*half, ORACLE, "random", "knorm"]
+    gains = paired_tests(given, matched(names, names), BY_SOLVED)
+    better = [(each.second, each.budget) for each in gains if each.verdict == each.second]
+    assert better == [("h2o", 50), ("knorm", 50)] and len(gains) == 3
+    assert "at any budget" not in explained(gains) and "controls: none" in explained(gains)
+    table = gains_table(gains, BY_SOLVED)
+    assert table.columns == ("gain over the control", "50", "60")
+    assert table.rows[0][:1] == ["h2o"] and isinstance(table.rows[0][1], Bold)
+    assert table.rows[0][1].text.startswith("+52.5 (+") and table.rows[0][2].endswith(" ≈")
     (summary,) = summarise(stored)
-    marked = replace(summary, chance={60: frozenset({"h2o"})})
+    marked = replace(summary, gains=(gains[1],))
     assert accuracy_cell(marked, marked.point("h2o", 60)) == Bold("50.0 (35.2–64.8) ≈")
 
 
@@ -399,11 +417,12 @@ def test_a_table_of_the_page_is_what_its_data_say(heading, columns):
     results = [(found, found.budgets[budget]) for found, budget in summaries]
     assert set(rows) == {each.method for each in results[0][0].points if each.budget}
     for name, cells in rows.items():
-        expected = [
-            found.point(name, budget).percent + (" ≈" if name in found.chance[budget] else "")
+        points = [
+            (found, found.point(name, budget))
             for found, budget in results
             if name in {each.method for each in found.points}
         ]
+        expected = [point.percent + found.gain_mark(point) for found, point in points]
         assert cells.replace(" | –", "") == " | ".join(expected), name
     for found, _ in results:
         assert found.point("full", None).percent in written

@@ -1,0 +1,109 @@
+"""Matched controls: random eviction under a method's own protection, schedule and budget.
+
+What a method's score adds is its gain over this control. Methods that differ in nothing but their
+scores share one, which runs once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from kvlab.fast.lab.evaluate.pairs import Measure, Test
+from kvlab.fast.lab.evaluate.statistics import Interval
+from kvlab.fast.lab.points import LARGE
+from kvlab.fast.lab.tables import MISSING, Bold, Cell, Table
+from kvlab.reference.methods import get, takes_budget
+from kvlab.reference.policy import Edges, Policy, Unlimited
+
+CONTROL = "random"
+"""The method that evicts at random; before another method's name it is that method's control."""
+
+NO_GAIN = "≈"
+"""Marks a row that is not significantly better than its control."""
+
+
+@cache
+def _answers(spec: str) -> tuple[Policy, ...]:
+    """Return a method's policies without its name, at an even and an odd budget: methods with equal
+    answers keep the same entries. There are none of the oracle, and of what cannot be built.
+    """
+    try:
+        budgets = (LARGE, LARGE + 1) if takes_budget(spec) else (None,)
+        policies = [get(spec, budget) for budget in budgets]
+    except Exception:  # whoever runs it says why
+        return ()
+    return tuple(replace(p, name="", protect=p.protect.with_edges(Edges())) for p in policies)
+
+
+def _evicts(spec: str) -> bool:
+    return any(not isinstance(each.budget, Unlimited) for each in _answers(spec))
+
+
+def is_control(spec: str) -> bool:
+    """Say whether a method evicts at random."""
+    return _evicts(spec) and _answers(spec) == _answers(f"{CONTROL}:{spec}")
+
+
+def controls_of(specs: Sequence[str]) -> tuple[str, ...]:
+    """Return the matched controls of methods that are not among the methods, each once."""
+    found = list(specs)
+    for spec in specs:
+        if _evicts(spec) and not is_control(spec) and not matched([spec], found):
+            found.append(f"{CONTROL}:{spec}")
+    return tuple(found[len(specs) :])
+
+
+def matched(specs: Sequence[str], among: Sequence[str]) -> list[tuple[str, str]]:
+    """Pair methods with their matched controls, where those are among other methods.
+
+    `paired_tests` of such pairs says what methods gain: the control is first, the method second.
+    """
+    found = []
+    for spec in specs:
+        if _evicts(spec) and not is_control(spec):
+            wanted = _answers(f"{CONTROL}:{spec}")
+            found += [(each, spec) for each in among if _answers(each) == wanted][:1]
+    return found
+
+
+def is_significant(gain: Test) -> bool:
+    """Say whether a method is significantly better than its control."""
+    return gain.verdict == gain.second
+
+
+def gains_table(gains: Sequence[Test], measure: Measure) -> Table:
+    """Lay out methods × budgets; methods without any significant gain are left out."""
+    better = {each.second for each in gains if is_significant(each)}
+    shown = {(each.second, each.budget): each for each in gains if each.second in better}
+    budgets = dict.fromkeys(budget for _, budget in shown)
+    rows = [
+        [method, *(_cell(shown.get((method, budget)), measure) for budget in budgets)]
+        for method in dict.fromkeys(method for method, _ in shown)
+    ]
+    headings = ("own rule" if budget is None else str(budget) for budget in budgets)
+    return Table(("gain over the control", *headings), rows)
+
+
+def _cell(gain: Test | None, measure: Measure) -> Cell:
+    if gain is None:
+        return MISSING
+    found = gain.difference
+    if measure.sign < 0:
+        found = Interval(-found.mean, -found.high, -found.low)
+    digits, scale = (1, 100) if gain.only_first is not None else (4, 1)
+    text = found.written(digits, "+", " to ", scale)
+    return Bold(text) if is_significant(gain) else f"{text} {NO_GAIN}"
+
+
+def explained(gains: Sequence[Test]) -> str:
+    """Say what the table of gains shows, and which methods it leaves out."""
+    better = {each.second for each in gains if is_significant(each)}
+    others = dict.fromkeys(each.second for each in gains if each.second not in better)
+    unit = "points" if gains[0].only_first is not None else gains[0].measure
+    return (
+        f"gain: by how much a method is better than its matched control, in {unit}, with 95 % "
+        "interval; the control is random eviction under the method's own protection, schedule and "
+        f"budget · {NO_GAIN}: not significantly better (paired test on the same units, after "
+        "Holm's correction over methods and budgets) · at no budget significantly better than "
+        f"their controls: {', '.join(others) or 'none'}"
+    )
