@@ -415,7 +415,7 @@ def test_a_table_of_the_page_is_what_its_data_say(heading, columns):
     del rows["method"]
     summaries = [(stored_summary(name), budget) for name, budget in columns]
     results = [(found, found.budgets[budget]) for found, budget in summaries]
-    assert set(rows) == {each.method for each in results[0][0].points if each.budget}
+    assert len(rows) == 6 and set(rows) < {each.method for each in results[0][0].points}
     for name, cells in rows.items():
         points = [
             (found, found.point(name, budget))
