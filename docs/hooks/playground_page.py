@@ -72,7 +72,8 @@ QUESTIONS = {
         "Which tokens get 8 bits, and do they follow a moment of doubt? Switch the protection off."
     ),
     "ahakv": "Choose none for the value prior: does the first token of the text still stay?",
-    "random": "Try several seeds. Which method of the list does no better at the same budget?",
+    "random": "Give it the other method's recent and every: this is that method's control. Which "
+    "method of the list does no better than its own control?",
 }
 """What a reader can find out by trying, by the method's name in the registry."""
 
