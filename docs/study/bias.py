@@ -9,11 +9,10 @@ from jaxtyping import Float
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.reference.notation import Array
 from kvlab.reference.proofs.ahakv import mean_entropy
-from kvlab.reference.simulator.replay import Fate
 
 
 def accumulated_attention(
-    measured: Mapping[str, Float[Array, "heads t t"]], recent: int | None = None
+    measured: Mapping[str, Float[Array, "heads t t"]], recent: int
 ) -> Picture:
     """Draw the attention that entries accumulate, by position, beside the expectation of Eq. 4.
 
@@ -29,9 +28,8 @@ def accumulated_attention(
         axes.plot(middle, linewidth=1, color="C0", label="all rows: median, quartiles")
         expected = np.cumsum(1 / np.arange(t, 0, -1))[::-1]
         axes.plot(expected, linewidth=1.2, linestyle="--", color="C1", label="Eq. 4")
-        if recent is not None:
-            last = attention[:, -recent:].sum(axis=1).mean(axis=0)
-            axes.plot(last, linewidth=1, color="C2", label=f"last {recent} rows, mean")
+        last = attention[:, -recent:].sum(axis=1).mean(axis=0)
+        axes.plot(last, linewidth=1, color="C2", label=f"last {recent} rows, mean")
         axes.set(xlabel="position", yscale="log", title=name)
         axes.set_ylim(3e-3, None)
     panels[0].set_ylabel("accumulated attention")
@@ -39,25 +37,6 @@ def accumulated_attention(
         figure,
         "Accumulated attention falls with the position; the sum over recent rows does not fall.",
     )
-
-
-def kept_positions(fates: Mapping[str, Sequence[Fate]], token: int, bins: int = 24) -> Picture:
-    """Draw which positions are kept after a token: the share of each stretch of the text.
-
-    Args:
-        fates: by method, of several traces or layers of one length.
-        token: after which the entries are counted.
-        bins: stretches.
-    """
-    figure, (axes,) = canvas(height=3)
-    edges = np.arange(0, token + 2, max(1, (token + 1) // bins))
-    for name, several in fates.items():
-        present = np.concatenate([fate.present(token)[:, : token + 1] for fate in several])
-        counts = np.histogram(np.nonzero(present)[1], bins=edges)[0]
-        shares = counts / (len(present) * np.diff(edges))
-        axes.stairs(shares, edges, label=name, linewidth=1.5, baseline=None)
-    axes.set(xlabel="position", ylabel="share kept", ylim=(-0.02, 1.05), xlim=(0, token + 1))
-    return finish(figure, "Share of the entries kept, by position.", legend="right")
 
 
 def entropy_phases(sizes: Sequence[int], draws: int = 60) -> Picture:

@@ -51,17 +51,16 @@ def scores_and_errors(h: Float[Array, " n"], values: Float[Array, "n d"]) -> Pic
     )
 
 
-def losses(heads: Sequence[Head], shares: Sequence[float], first: int = 40) -> Table:
+def losses(heads: Sequence[Head], shares: Sequence[float]) -> Table:
     """List what evicting shares of the entries costs by attention and by CAOTE's score.
 
     Args:
         heads: heads of one text.
         shares: shares of the entries that leave together; 0 for a single one.
-        first: index of the first query.
     """
     rows = []
     for share in shares:
-        found = [choice(head, share, first) for head in heads]
+        found = [choice(head, share) for head in heads]
         attention, error, common = np.concatenate(found, axis=1)
         row = {
             "leaves": f"{share:.0%}" if share else "one entry",

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 
 from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.reference.notation import Array
-from kvlab.reference.proofs.lazy_eviction import code_h2, importance, printed_h2
 from kvlab.reference.simulator.observed import Recurring
 
 FAINTEST = 1e-4
@@ -59,9 +58,7 @@ def lifelines(
     )
 
 
-def interval_histogram(
-    intervals: Int[Array, " entries"], quantile: float = 0.8, bins: int = 40
-) -> Picture:
+def interval_histogram(intervals: Int[Array, " entries"], quantile: float = 0.8) -> Picture:
     """Draw how the longest intervals of entries are distributed, and a quantile of them.
 
     The paper's window is the 80 % quantile. Entries that are never activated have an MRI of 0, and
@@ -69,7 +66,7 @@ def interval_histogram(
     """
     figure, (axes,) = canvas(height=3.2)
     active = intervals[intervals > 0]
-    axes.hist(active, bins=bins, color="C0", alpha=0.85)
+    axes.hist(active, bins=40, color="C0", alpha=0.85)
     limit = float(np.quantile(active, quantile))
     axes.axvline(limit, color=RED, linewidth=1, label=f"{quantile:.0%} below {limit:.0f}")
     axes.set(xlabel="maximum recurrence interval, generated tokens", ylabel="entries")
@@ -78,17 +75,3 @@ def interval_histogram(
         f"{(intervals == 0).mean():.1%} are never activated"
     )
     return finish(figure, f"MRI of entries; {quantile:.0%} lie below {limit:.0f} tokens.")
-
-
-def interval_scores(largest: int = 24) -> Picture:
-    """Draw both heuristics: H2 as printed and as in the code over MRI, H1 over the time elapsed."""
-    figure, (left, right) = canvas(2, width=8, height=3)
-    mri, elapsed = range(1, largest + 1), range(3 * largest)
-    left.plot(mri, [code_h2(m) for m in mri], ".-", label="authors' code")
-    left.plot(mri, [printed_h2(m) for m in mri], ".-", label="as printed")
-    left.set(xlabel="MRI", ylabel="H2")
-    for interval in (4, 16, 32):
-        h1 = [importance(interval, e) - code_h2(interval) for e in elapsed]
-        right.plot(elapsed, h1, label=f"MRI = {interval}")
-    right.set(xlabel="steps since the latest activation, Δ", ylabel="H1")
-    return finish(figure, "H2 falls with MRI in the code and rises as printed; H1 falls with Δ.")
