@@ -9,9 +9,6 @@ from kvlab.fast.lab.drawing import RED, Picture, canvas, finish
 from kvlab.reference.notation import Array
 from kvlab.reference.simulator.observed import Recurring
 
-FAINTEST = 1e-4
-"""Attention below this is drawn as nothing."""
-
 
 def attention_map(rows: Float[Array, "t t"], prompt: int, marked: Sequence[int] = ()) -> Picture:
     """Draw the causal attention of one head, query by entry, in powers of ten.
@@ -19,9 +16,9 @@ def attention_map(rows: Float[Array, "t t"], prompt: int, marked: Sequence[int] 
     Red lines mark the end of the prompt; marked entries get an arrow.
     """
     figure, (axes,) = canvas(width=6.4, height=5.6)
-    shown = np.log10(np.maximum(rows, FAINTEST))
+    shown = np.log10(np.maximum(rows, 1e-4))
     shown = np.where(np.tril(np.ones_like(rows)) > 0, shown, np.nan)
-    image = axes.imshow(shown, cmap="viridis", interpolation="nearest", vmin=np.log10(FAINTEST))
+    image = axes.imshow(shown, cmap="viridis", interpolation="nearest", vmin=-4)
     bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=[-4, -3, -2, -1, 0])
     bar.ax.set_yticklabels(["≤ 0.0001", "0.001", "0.01", "0.1", "1"], fontsize=7.5)
     for line in (axes.axhline, axes.axvline):
