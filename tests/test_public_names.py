@@ -13,7 +13,7 @@ import kvlab.reference
 ROOT = Path(__file__).parents[1]
 PLACES = ("", ".methods", ".conformance", ".proofs", ".tasks")
 """Packages below kvlab.reference from which notebooks and pages may import."""
-TEXTS = [*ROOT.glob("notebooks/*.py"), ROOT / "README.md", *ROOT.glob("docs/*.md")]
+TEXTS = [*ROOT.glob("notebooks/[0-9]*.py"), ROOT / "README.md", *ROOT.glob("docs/*.md")]
 
 
 def imports(text: str) -> set[str]:
