@@ -84,7 +84,10 @@ def test_the_look_ups_stay_while_they_are_held(tmp_path):
     "curriculum",
     [
         lambda: Curriculum(Recipe(steps=4, stages=SMALL)),
-        lambda: train_restated.Curriculum(train_restated.Recipe(steps=4)),
+        pytest.param(
+            lambda: train_restated.Curriculum(train_restated.Recipe(steps=4)),
+            marks=pytest.mark.slow,
+        ),
         lambda: train_reasoner.Curriculum(train_reasoner.Recipe(steps=4, tokens_per_step=300)),
     ],
     ids=["jumps", "jumps_restated", "reasoner"],
