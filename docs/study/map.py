@@ -17,14 +17,13 @@ import typer
 from jaxtyping import Float
 
 from kvlab.fast.lab.drawing import Picture, canvas, finish
+from kvlab.fast.lab.evaluate.controls import is_significant
 from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure
-from kvlab.fast.lab.evaluate.statistics import Interval, holm, mcnemar, sign_flips
+from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import main_measure
 from kvlab.reference.notation import Array
 from study.stored import stored_summary
 
-ACROSS = "@protected=", ",protected="
-"""What stands before the protection in a method of the map."""
 SCORES = {
     "random": "random",
     "streaming_llm@sinks=0": "recency",
@@ -44,8 +43,6 @@ SCORES = {
     "lazy_eviction@threshold=0.01,reduce=mean": "LazyEviction, mean of heads",
 }
 """Scores in the order of the rows, as a picture names them."""
-CONTROLS = {"rkv": "random:rkv@every=16", "lazy_eviction": "random:lazy_eviction"}
-"""Controls of scores that do not evict at every step, by the method's name; the others': random."""
 PROTECTIONS = {
     "nothing": "nothing",
     "first1": "first token",
@@ -78,7 +75,7 @@ class Panel:
     cells: Float[Array, "scores protections"]
     """Means; NaN where a cell cannot be run. Of a loss, what it is above the full cache's."""
     gains: Float[Array, "scores protections"]
-    """1 where a score is significantly better than its control, −1 worse; after Holm."""
+    """1 where a score is significantly better than its matched control, −1 worse; after Holm."""
     explained: dict[str, Interval]
     """Shares of the variance of the cells, by the knob that explains them."""
 
@@ -101,7 +98,12 @@ def panel(sweep: str, budget: str) -> Panel:
         for j, protection in enumerate(PROTECTIONS):
             if (score, protection) in values:
                 cells[i, j] = values[score, protection].mean() - base
-    gains = _gains(shown, values, measure)
+    gains = np.zeros(cells.shape)
+    for test in found.gains:
+        score, protection = _split(test.second)
+        if test.budget == entries and score in shown and protection in PROTECTIONS:
+            place = shown.index(score), list(PROTECTIONS).index(protection)
+            gains[place] = int(is_significant(test)) - int(test.verdict == test.first)
     return Panel(
         *(sweep, found.task, budget, measure, measure.sign, shown, cells, gains),
         explained=_explained(shown, values),
@@ -110,36 +112,8 @@ def panel(sweep: str, budget: str) -> Panel:
 
 def _split(method: str) -> tuple[str, str]:
     """Return a method's score and protection, which is empty where the method's own holds."""
-    for mark in ACROSS:
-        if mark in method:
-            score, _, protection = method.partition(mark)
-            return score, protection
-    return method, ""
-
-
-def control_of(score: str) -> str:
-    """Return random eviction on the schedule of a score."""
-    return CONTROLS.get(score.partition("@")[0], "random")
-
-
-def _gains(shown: Sequence[str], values: Any, measure: Measure) -> Array:
-    """Test every score against its control under the same protection; adjust all p by Holm."""
-    tested, ps = [], []
-    for i, score in enumerate(shown):
-        for j, protection in enumerate(PROTECTIONS):
-            one = values.get((score, protection))
-            other = values.get((control_of(score), protection))
-            if score == "random" or one is None or other is None:
-                continue
-            change = one - other
-            yes_or_no = measure.name == "solved"
-            counts = int((change > 0).sum()), int((change < 0).sum())
-            ps.append(mcnemar(*counts) if yes_or_no else sign_flips(change.tolist()))
-            tested.append((i, j, np.sign(change.mean()) * measure.sign))
-    gains = np.zeros((len(shown), len(PROTECTIONS)))
-    for (i, j, sign), p in zip(tested, holm(ps), strict=True):
-        gains[i, j] = sign if p < 1 - LEVEL else 0
-    return gains
+    score, _, protection = method.partition("protected=")
+    return score.rstrip("@,"), protection
 
 
 def _explained(shown: Sequence[str], values: Any, resamples: int = 1000) -> dict[str, Interval]:

@@ -14,7 +14,7 @@ import numpy as np
 from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
 from kvlab.fast.lab.evaluate.controls import NO_GAIN, explained, gains_table, is_control
 from kvlab.fast.lab.evaluate.pairs import LEVEL, TESTS, TESTS_CAPTION
-from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
+from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.files import named, write_text
 from kvlab.fast.lab.points import BUDGET_CAPTION, ORACLE, UNKNOWN, budget_mark, marked_budget
 from kvlab.fast.lab.reports import (
@@ -229,8 +229,8 @@ def accuracy_cell(each: TaskSummary, point: Point) -> Cell:
     """The share solved with its interval, or the perplexity, with marks; or a dash."""
     if point.budget is None or point.refusal is not None:
         return MISSING
-    loss = None if point.perplexity is None else f"{point.perplexity:.4f}"
-    figure = (_accepted(point) or loss) if point.interval is None else point.percent
+    share = point.interval or point.accepted
+    figure = share.percent() if share else f"{point.perplexity:.4f}"
     text = f"{figure}{each.gain_mark(point)}{budget_mark(point)}"
     return Bold(text) if point.method in each.leaders.get(point.budget, ()) else text
 
@@ -250,7 +250,7 @@ def _with_interval(name: str) -> Callable[[Point], str | None]:
 METHOD = Column("method")
 FIGURES = (
     Column("solved %", "interval", lambda share: share.percent()),
-    Column("accepted %", lambda point: _accepted(point)),
+    Column("accepted %", "accepted", lambda share: share.percent()),
     Column("until rejected", "until_rejected", ".1f"),
     Column("perplexity", format=".4f"),
     Column("gap", format="+.4f"),
@@ -263,12 +263,6 @@ FIGURES = (
     Column("ms", "seconds_per_token", lambda seconds: seconds.written(2, scale=1000)),
 )
 """Figures of a point; `figure_columns` leaves out those that no point has."""
-
-
-def _accepted(point: Point) -> str | None:
-    if len(point.drafts) < 2:
-        return None
-    return Interval(*mean_interval(point.drafts, LEVEL)).percent()
 
 
 def figure_columns(points: Sequence[Point]) -> tuple[Column, ...]:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from operator import itemgetter
 from statistics import fmean
@@ -60,6 +60,11 @@ class Point(HeldRow):
     """Tokens before the first that the full cache rejects, mean over the problems."""
     losses: tuple[float, ...] = field(default=(), repr=False)
     """Loss per token of every problem in nats, in the same order, where its likelihood is rated."""
+
+    @cached_property
+    def accepted(self) -> Interval | None:
+        """Mean and bootstrap interval of ``drafts``, over two or more problems."""
+        return Interval(*mean_interval(self.drafts, LEVEL)) if len(self.drafts) > 1 else None
 
     @property
     def percent(self) -> str:
