@@ -51,8 +51,8 @@ QUESTIONS = {
         "cache: what grows?"
     ),
     "knorm": (
-        "Compare it with random at the same budget: does the length of a key say which token "
-        "matters?"
+        "Compare it with its control, random eviction with the same protection: does the length "
+        "of a key say which token matters?"
     ),
     "raas": "Move the threshold: when is every entry used, so that age alone decides?",
     "rkv": "Write one fact twice into the problem. Which of the two copies stays?",
@@ -72,8 +72,8 @@ QUESTIONS = {
         "Which tokens get 8 bits, and do they follow a moment of doubt? Switch the protection off."
     ),
     "ahakv": "Choose none for the value prior: does the first token of the text still stay?",
-    "random": "Give it the other method's recent and every: this is that method's control. Which "
-    "method of the list does no better than its own control?",
+    "random": "Choose another method and press Compare with its control. Which method of the list "
+    "does no better than random eviction with the same protection?",
 }
 """What a reader can find out by trying, by the method's name in the registry."""
 

@@ -14,6 +14,8 @@ export class Score {
   ordinal = false;
   /** Whether scores may be negative. */
   signed = false;
+  /** Whether an entry has the same score in all KV heads of a layer. */
+  joinsKvHeads = false;
 
   /** Update the state with one block; called on every block, due or not. */
   observe(state, seen) {

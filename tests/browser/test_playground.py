@@ -219,6 +219,21 @@ def test_two_methods_are_compared(opened):
     assert page.locator(".pg-pane:visible").count() == 1
 
 
+def test_beside_a_method_stands_random_eviction_under_its_own_protection(opened):
+    page = opened(method="caote:h2o", budget="70%")
+    page.click("text=Compare with its control")
+    page.get_by_label("first method: its score").select_option("")  # the control follows
+    run(page)
+    state = page.evaluate("() => kvlabPlayground.state")
+    assert (state["method"], state["with"]) == ("h2o", "random:h2o")
+    budget, prompt = page.evaluate("() => [kvlabPlayground.budget, kvlabPlayground.promptText]")
+    written = [words(page, pane) for pane in (0, 1)]
+    assert written == [
+        expected_words(FIRST, spec, budget, prompt) for spec in ("h2o", "random:h2o")
+    ]
+    assert written[0] != written[1] and not page.is_visible("text=Compare with its control")
+
+
 def test_an_address_holds_the_state(opened, reader, address):
     page = opened()
     page.locator(".pg-method select").first.select_option("ahakv")

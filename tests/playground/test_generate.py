@@ -37,12 +37,18 @@ BUDGETED = (
     "fast_caote:h2o",
     "random@seed=3",
     "random@recent=16,draw=once",
+    "random:h2o",
+    "random:tova@sinks=1",
+    "random:caote:tova@heads=layer,seed=5",
+    "random:caote:h2o@protect=none,draw=once",
+    "random:lazy_eviction@window=16",
 )
 """Not Knorm: in the first layer equal words have keys of equal length, and rounding decides."""
 UNBUDGETED = (
     "full",
     "kivi@key_bits=4,value_bits=4,residual=32",
     "kivi@key_bits=2,value_bits=2,residual=32",
+    "random:desirekv@interval=32,selector=8,group=32",
     "desirekv@interval=32,selector=8,group=32",
 )
 MOST_TOKENS = 96
@@ -92,6 +98,7 @@ def test_some_methods_write_the_tokens_of_the_reference(name):
         ["caote:h2o", round(0.7 * length), prompt, 64],
         ["caote:h2o", round(0.7 * length), changed, 64],
         [UNBUDGETED[-1], None, prompt, 48],
+        ["random:h2o", length // 3, prompt, 32],
     ]
     assert len(compare(name, asked)) == len(asked)
 

@@ -87,6 +87,7 @@ export class EvictionError extends Score {
     Object.assign(this, { base, ...options });
     this.columns = base.columns;
     this.ordinal = this.several !== "independent";
+    this.joinsKvHeads = this.heads === "layer";
     this.says = `How far the attention output would move without the entry${
       this.fast ? " (the mean of all values stands for the output)" : ""}. Its weight: ${base.says}`;
   }

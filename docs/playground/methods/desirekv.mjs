@@ -66,6 +66,8 @@ export class OutsideWindow extends Protect {
 
 /** Pooled attention of the selector window, one value per token and layer. */
 export class Importance extends Score {
+  joinsKvHeads = true;
+
   constructor(window, radius, border, normalizeOver) {
     super();
     Object.assign(this, { window, radius, border, normalizeOver });

@@ -2,10 +2,12 @@
  * The registry: method names, and the syntax in which compositions are written; as
  * reference/methods/__init__.py.
  *
- * `name`, `wrapper:name`, `name@option=value,option=value`: "lazy_eviction", "caote:h2o@recent=8".
+ * `name`, `wrapper:name`, `name@option=value,option=value`: "lazy_eviction", "caote:h2o@recent=8";
+ * "random:caote:h2o" is the matched control of "caote:h2o".
  */
 
 import { NotImplemented, WithSafe } from "../method.mjs";
+import { Unlimited } from "../policy.mjs";
 import { AhaKV } from "./ahakv.mjs";
 import { Caote, FastCaote } from "./caote.mjs";
 import { DesireKV } from "./desirekv.mjs";
@@ -15,7 +17,7 @@ import { KIVI } from "./kivi.mjs";
 import { Knorm } from "./knorm.mjs";
 import { LazyEviction } from "./lazy_eviction.mjs";
 import { RaaS } from "./raas.mjs";
-import { Random } from "./random.mjs";
+import { MatchedControl, Random } from "./random.mjs";
 import { RKV } from "./rkv.mjs";
 import { SnapKV } from "./snapkv.mjs";
 import { StreamingLLM } from "./streaming_llm.mjs";
@@ -28,8 +30,33 @@ export const METHODS = named([
   FullCache, StreamingLLM, H2O, TOVA, SnapKV, Knorm, RaaS, RKV, KIVI, LazyEviction, DesireKV, AhaKV, Random,
 ]);
 
-/** Methods that wrap the score of another. */
-export const WRAPPERS = named([Caote, FastCaote]);
+const BEFORE_ANOTHER = named([Caote, FastCaote, MatchedControl]);
+
+/** What may stand before a method: what wraps its score, and what evicts at random under its protection. */
+export const WRAPPERS = {
+  caote: "CAOTE around it",
+  fast_caote: "FastCAOTE around it",
+  random: "its control: at random",
+  "random:caote": "control of CAOTE around it",
+  "random:fast_caote": "control of FastCAOTE around it",
+};
+
+/** The classes that a wrapper names, the outermost first. */
+const around = (wrapper) => (wrapper === null ? [] : wrapper.split(":").map((name) => BEFORE_ANOTHER[name]));
+
+const MOST = 1000; // entries: more than the page's methods protect
+
+/** Return the matched control of a method: random eviction under its protection, schedule and budget; null if there is none. */
+export function controlOf(spec) {
+  const { wrapper, name } = read(spec);
+  const random = wrapper === null ? name === Random.id : around(wrapper)[0] === MatchedControl;
+  return !random && evicts(spec) ? `${MatchedControl.id}:${spec}` : null;
+}
+
+/** Whether a method evicts anything; throws if it cannot be built. */
+export function evicts(spec) {
+  return !(get(spec, takesBudget(spec) ? MOST : null).budget instanceof Unlimited);
+}
 
 /** Build the policy that `spec` names. */
 export function get(spec, budget = null) {
@@ -44,17 +71,16 @@ export function parse(spec) {
     taken.forEach(([option]) => delete rest[option]);
     return Object.fromEntries(taken);
   };
-  const wrapping = wrapper === null ? {} : take(WRAPPERS[wrapper]);
+  const outer = around(wrapper), given = outer.map(take); // an option belongs to the outermost that has it
   const base = new METHODS[name](take(METHODS[name]));
-  const method = wrapper === null ? base : new WRAPPERS[wrapper](wrapping, base);
+  const method = outer.reduceRight((inner, wrapping, place) => new wrapping(given[place], inner), base);
   return Object.keys(rest).length ? new WithSafe(rest, method) : method;
 }
 
 /** Split `spec` into wrapper (or null), name and options; throw if one is unknown. */
 export function read(spec) {
   const [composition, ...written] = spec.split("@");
-  const [first, ...after] = composition.split(":");
-  const [wrapper, name] = after.length ? [first, after.join(":")] : [null, first];
+  const parts = composition.split(":"), name = parts.pop(), wrapper = parts.join(":") || null;
   if (wrapper !== null && !Object.hasOwn(WRAPPERS, wrapper)) {
     throw new RangeError(`method ${wrapper} wraps nothing; wrappers are ${Object.keys(WRAPPERS).join(", ")}`);
   }
@@ -79,7 +105,8 @@ export function write({ wrapper, name, options }) {
 
 /** Return the options of a composition; those of a wrapper hide those of what it wraps. */
 export function optionsOf(wrapper, name) {
-  return { ...METHODS[name].options, ...(wrapper === null ? {} : WRAPPERS[wrapper].options), ...safeOptions(name) };
+  const wrapping = around(wrapper).map(({ options }) => options).reverse();
+  return Object.assign({ ...METHODS[name].options }, ...wrapping, safeOptions(name));
 }
 
 /** The options of every method that a method does not have itself. */

@@ -9,6 +9,7 @@ export class LastRowAttention extends Score {
   constructor(perHead) {
     super();
     this.perHead = perHead;
+    this.joinsKvHeads = !perHead;
     this.says = `Attention that the newest token pays to an entry, mean over ${
       perHead ? "the query heads of a KV head" : "all heads of the layer"}.`;
   }

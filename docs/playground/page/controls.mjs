@@ -1,6 +1,6 @@
 /** Controls of a method: which one, what wraps it, and a slider, box or list for every option. */
 
-import { METHODS, WRAPPERS, get, optionsOf, read, write } from "../methods/index.mjs";
+import { METHODS, WRAPPERS, evicts, optionsOf, read, write } from "../methods/index.mjs";
 import { element, shortNumber } from "./elements.mjs";
 
 const STEPS = 1000;
@@ -11,9 +11,9 @@ export class MethodControls {
     Object.assign(this, { presets, changed });
     this.name = element("select", { "aria-label": `${label}: method`, onchange: () => this.choose() });
     for (const method of Object.values(METHODS)) this.name.add(new Option(method.title, method.id));
-    this.wrapper = element("select", { "aria-label": `${label}: error of the output`, onchange: () => this.choose() });
+    this.wrapper = element("select", { "aria-label": `${label}: its score`, onchange: () => this.choose() });
     this.wrapper.add(new Option("score as it is", ""));
-    for (const method of Object.values(WRAPPERS)) this.wrapper.add(new Option(`${method.title} around it`, method.id));
+    for (const [name, says] of Object.entries(WRAPPERS)) this.wrapper.add(new Option(says, name));
     this.options = element("div", { class: "pg-options" });
     this.settings = element("details", { class: "pg-settings" }, element("summary", {}, "Settings of the method"), this.options);
     this.root = element("div", { class: "pg-method" }, this.name, this.wrapper);
@@ -62,8 +62,7 @@ export class MethodControls {
 function canWrap(wrapper, name) {
   if (wrapper === "") return true;
   try {
-    get(`${wrapper}:${name}`, METHODS[name].budgeted ? 1000 : null);
-    return METHODS[name].budgeted;
+    return evicts(`${wrapper}:${name}`);
   } catch {
     return false;
   }

@@ -1,6 +1,6 @@
 /** The page: one problem, one or two methods, a slider over what was read, and an address that holds it all. */
 
-import { takesBudget } from "../methods/index.mjs";
+import { controlOf, takesBudget } from "../methods/index.mjs";
 import { budgetEntries } from "../selection.mjs";
 import { Tokenizer } from "../tokenizer.mjs";
 import { readConfig } from "../transformer.mjs";
@@ -72,11 +72,14 @@ class Playground {
     });
     this.budgetTold = element("output", { for: "pg-budget", "aria-live": "off" }, "The model is being loaded.");
     this.second = element("button", { type: "button", onclick: () => this.compare() });
+    this.against = element("button", {
+      type: "button", title: "Random eviction under the same protection, schedule and budget", onclick: () => this.change({ with: this.control }),
+    }, "Compare with its control");
     this.toolbar = element("div", { class: "pg-toolbar", role: "group", "aria-label": "Controls" },
       element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,
         arrow("▶", "One token on", 1), this.where),
       element("div", { class: "pg-row" }, element("label", { class: "pg-grow" }, "Budget ", this.budgetSlider), this.budgetTold),
-      element("div", { class: "pg-row" }, this.second, this.speed));
+      element("div", { class: "pg-row" }, this.second, this.against, this.speed));
   }
 
   share() {
@@ -100,6 +103,15 @@ class Playground {
     return readPositions(this.state.protect).filter((position) => position < this.prompt.length + (this.problem?.most ?? 0));
   }
 
+  /** The matched control of the first method: the second follows it once it is chosen; null if there is none. */
+  get control() {
+    try {
+      return controlOf(this.state.method);
+    } catch {
+      return null;
+    }
+  }
+
   /** Position of the token that the reader points at; −1 if there is none. */
   get chosen() {
     return readPositions(this.state.token)[0] ?? -1;
@@ -112,8 +124,9 @@ class Playground {
 
   /** Change the state; a change of what is computed begins anew, and runs on if it ran before. */
   async change(parts) {
-    const running = this.left.run !== null;
+    const running = this.left.run !== null, control = this.control;
     Object.assign(this.state, parts, { step: "" });
+    if (!("with" in parts) && control !== null && this.state.with === control) this.state.with = this.control ?? "";
     this.remember();
     if ("problem" in parts || "text" in parts) await this.readProblem();
     else this.prepare();
@@ -247,6 +260,7 @@ class Playground {
     this.wanted = -1;
     this.right.root.hidden = this.state.with === "";
     this.second.textContent = this.state.with === "" ? "Compare two" : "Show one";
+    this.against.hidden = this.control === null || this.state.with === this.control;
     if (this.budget !== null) {
       this.budgetSlider.max = this.length;
       this.budgetSlider.value = this.budget;
