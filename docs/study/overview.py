@@ -59,5 +59,5 @@ def explained(stored: Stored, found: TaskSummary, specs: Sequence[str]) -> str:
         f"layer. The last {papers} rows are methods of the four papers. Bold: not shown to be "
         f"worse than the best of the column, if that solved any. {EXCEEDED}: held more entries "
         f"than the budget at some time. {NO_GAIN}: not significantly better than its matched "
-        "control, random eviction under the same protection, schedule and budget."
+        "control (random eviction; same protection, schedule and budget), where that ran."
     )
