@@ -41,7 +41,6 @@ BUDGETED = (
     "random:tova@sinks=1",
     "random:caote:tova@heads=layer,seed=5",
     "random:caote:h2o@protect=none,draw=once",
-    "random:lazy_eviction@window=16",
 )
 """Not Knorm: in the first layer equal words have keys of equal length, and rounding decides."""
 UNBUDGETED = (
