@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from kvlab.reference.attention import attend
-from kvlab.reference.codes import Code
+from kvlab.reference.codes import E2M1, E4M3, Code
 from kvlab.reference.conformance import blocks
 from kvlab.reference.notation import Array
+from kvlab.reference.precisions.fp8 import FORMATS, FP8
+from kvlab.reference.precisions.nvfp4 import BLOCK, NVFP4
 from kvlab.reference.precisions.turboquant import (
     TurboQuantMSE,
     TurboQuantProd,
@@ -286,19 +288,33 @@ NUDGE = 5e-6
 
 NUDGES = 8
 
+FIRST = 4
+"""Vectors of the first block, which fixes the scale."""
+
+REDRAWN = 50
+"""How often elements near a border are drawn anew at most."""
+
 
 def _to_encode(
     source: Source, precision: str, G: int, n: int, d: int, variant: str = "plain"
 ) -> Drawn | None:
-    """Return None if an element lies near the border of two codes."""
-    code, x = blocks.code_of(precision), ENCODED[variant](source.normal(G, n, d))
-    first = x[:, :4]
-    expected = _all_codes(code, x, first)
-    for number in range(NUDGES):
-        noise = 1 + NUDGE * Source("nudge of a code", number).normal(*x.shape)
-        if not all(map(np.array_equal, expected, _all_codes(code, x * noise, first))):
-            return None
-    inputs = {"x": x, "first": first}
+    """Return None if the code has no such variant, or an element lies near the border of two codes.
+
+    Of halves all lie on a border, exactly.
+    """
+    code = blocks.code_of(precision)
+    if variant == "halves":
+        x = _halfway(source, code, (G, n, d))
+        return None if x is None else ({"x": x, "first": x[:, :FIRST]}, {"precision": precision})
+    x = ENCODED[variant](source.normal(G, n, d))
+    for _ in range(REDRAWN):
+        doubtful = _doubtful(code, x)
+        if not doubtful.any():
+            break
+        x = np.where(doubtful, ENCODED[variant](source.normal(G, n, d)), x)
+    else:
+        return None
+    inputs = {"x": x, "first": x[:, :FIRST]}
     if isinstance(code, TurboQuantMSE | TurboQuantProd):
         bits = code.width - isinstance(code, TurboQuantProd)
         inputs |= {"rotation": rotation(d, code.seed), "centroids": codebook(bits, d)}
@@ -307,9 +323,39 @@ def _to_encode(
     return inputs, {"precision": precision}
 
 
-def _all_codes(code: Code, x: Array, first: Array) -> list[Array]:
-    codes, parts, _ = blocks.encoded(code, x, first)
-    return [codes, *(part for part in parts if part.dtype == np.uint8)]
+def _doubtful(code: Code, x: Array) -> Array:
+    """Mark the elements near the border of two codes, or whose block scale is."""
+    expected, marks = _all_codes(code, x), np.zeros(x.shape, dtype=bool)
+    for number in range(NUDGES):
+        noise = 1 + NUDGE * Source("nudge of a code", number).normal(*x.shape)
+        for found, right in zip(_all_codes(code, x * noise), expected, strict=True):
+            each = -(-x.shape[-1] // found.shape[-1])
+            marks |= np.repeat(found != right, each, axis=-1)[..., : x.shape[-1]]
+    return marks
+
+
+def _all_codes(code: Code, x: Array) -> list[Array]:
+    codes, parts, _ = blocks.encoded(code, x, x[:, :FIRST])
+    scales = (part for part in parts[1:] if part.dtype == np.uint8)
+    return [codes, *(part.reshape(*x.shape[:2], -1) for part in scales)]
+
+
+def _halfway(source: Source, code: Code, shape: tuple[int, int, int]) -> Array | None:
+    """Draw middles between neighbouring numbers of a float code whose scales are powers of two."""
+    if isinstance(code, FP8):
+        numbers, scale = FORMATS[code.format], 1.0
+    elif isinstance(code, NVFP4):
+        numbers, scale = E2M1, 256.0
+    else:
+        return None
+    below = np.arange(64 if scale == 1 else 7)
+    middles = (numbers.decode(below) + numbers.decode(below + 1)) / 2
+    x = scale * middles[source.integers(0, len(below), *shape)]
+    x[..., ::BLOCK] = scale * numbers.largest
+    if isinstance(code, NVFP4):
+        x[0, 0, :BLOCK] = 0
+        x[0, 0, 0] = E4M3.largest * E2M1.largest
+    return x * (-1.0) ** source.integers(0, 2, *shape)
 
 
 # --- pages ---------------------------------------------------------------------------------------
@@ -318,25 +364,59 @@ SPARE = 3
 """Pages of the memory that do not belong to the sequence."""
 
 
-def _memory(source: Source, places: int, page: int) -> dict[str, Array]:
-    return {
-        "key_pages": source.normal(places + SPARE, page, 2, 8),
-        "value_pages": 8 * source.normal(places + SPARE, page, 2, 8),
+def _memory(
+    source: Source, places: int, page: int, entries: int, d: int, poisoned: bool
+) -> dict[str, Array]:
+    """Draw pages of a sequence of so many entries, and of others.
+
+    Poisoned memory holds NaN where nothing may be read: 0 · NaN is no 0.
+    """
+    inputs = {
+        "key_pages": source.normal(places + SPARE, page, 2, d),
+        "value_pages": 8 * source.normal(places + SPARE, page, 2, d),
         "table": source.permutation(places + SPARE)[:places],
     }
+    for name in ("key_pages", "value_pages") if poisoned else ():
+        last = places * page - entries
+        inputs[name][inputs["table"][-1], page - last :] = np.nan
+    return inputs
 
 
-def _paged(source: Source, places: int, page: int, freed: int, m: int, rho: int) -> Drawn:
-    inputs, last = _memory(source, places, page), places * page - 2
+def _paged(
+    source: Source,
+    places: int,
+    page: int,
+    freed: int,
+    m: int,
+    rho: int,
+    d: int = 8,
+    poisoned: bool = False,
+    gone: int = 0,
+) -> Drawn | None:
+    """Draw a sequence whose first pages were freed, after so many others that are gone for long.
+
+    Return None if a query would see nothing.
+    """
+    last = places * page - 2
+    if last - m < freed * page:
+        return None
+    inputs = _memory(source, places, page, last, d, poisoned)
+    there = np.isin(np.arange(places + SPARE), inputs["table"][freed:])
+    for name in ("key_pages", "value_pages") if poisoned else ():
+        inputs[name][~there] = np.nan
     inputs["table"][:freed] = -1
-    inputs["queries"] = 2 * source.normal(2, rho, m, 8)
-    inputs["query_positions"] = np.arange(last - m, last)
+    inputs["table"] = np.concatenate([np.full(gone, -1), inputs["table"]])
+    inputs["queries"] = 2 * source.normal(2, rho, m, d)
+    inputs["query_positions"] = np.arange(last - m, last) + gone * page
     return inputs, {"softcap": None}
 
 
-def _moves(source: Source, places: int, page: int, kept: int) -> Drawn:
-    keep = survivors(source, 2, places * page - 1, kept)
-    return {**_memory(source, places, page), "keep": keep}, {}
+def _moves(
+    source: Source, places: int, page: int, kept: int, d: int = 8, poisoned: bool = False
+) -> Drawn:
+    entries = places * page - 1
+    memory = _memory(source, places, page, entries, d, poisoned)
+    return {**memory, "keep": survivors(source, 2, entries, kept)}, {}
 
 
 # --- CAOTE, pooling ------------------------------------------------------------------------------

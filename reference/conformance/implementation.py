@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from zlib import crc32
 
 import numpy as np
 
 from kvlab.reference.checks import check_choice
-from kvlab.reference.conformance.operation import DTYPES, Field, Operation
+from kvlab.reference.conformance.operation import DTYPES, Field, Kind, Operation
 from kvlab.reference.conformance.targets import operation_of
 from kvlab.reference.conformance.vectors import PRECISIONS, Case
 from kvlab.reference.files import import_file
@@ -21,6 +22,12 @@ from kvlab.reference.notation import Array
 
 MOST_ARRAYS = 200
 """Arrays of earlier calls that are held at most, to be used again."""
+
+ALIGNED = 16
+"""Elements between the rows of a slice."""
+
+OUTSIDE: Mapping[Kind, Any] = {"float": np.nan, "int": -(2**20), "bool": True, "code": 255}
+"""What lies around a slice."""
 
 
 class NotTestedError(Exception):
@@ -60,7 +67,7 @@ class Functions:
     """Python functions that take the inputs and parameters that they name.
 
     Inputs lie in the same memory in every call, and must not be changed; an input with the name of
-    an output may be updated in place.
+    an output may be updated in place. Half of them are slices of larger arrays: see `is_slice`.
     """
 
     functions: Mapping[str, Any]
@@ -70,6 +77,8 @@ class Functions:
     device: str | None = None
     precision: str = "float32"
     """Number format of the vectors that the functions get."""
+    slices: bool = True
+    """Whether some inputs are slices."""
     _convert: Callable[[Array], Any] = field(init=False, repr=False)
     _memory: dict[Any, Any] = field(init=False, repr=False, default_factory=dict)
 
@@ -118,14 +127,29 @@ class Functions:
         made = self._converted(x, described)
         if len(self._memory) > MOST_ARRAYS:
             self._memory.clear()
-        place = self._memory.setdefault((name, described.kind, tuple(made.shape)), made)
-        if place is made:
-            return made
+        sliced = self.slices and is_slice(x)
+        key = name, described.kind, x.shape, sliced
+        if key not in self._memory:
+            self._memory[key] = self._sliced(x.shape, described) if sliced else made
+        place = self._memory[key]
         try:
             place[...] = made
         except TypeError:  # arrays that cannot be changed, as those of JAX
             return made
         return place
+
+    def _sliced(self, shape: tuple[int, ...], described: Field) -> Any:
+        """Return a slice of a larger array, with the first two axes the other way round in memory.
+
+        The last axis is contiguous, and rows begin where 16 elements end, as in an engine.
+        """
+        *outer, last = shape
+        around = [*(size + 1 for size in reversed(outer[:2])), *outer[2:], last + ALIGNED]
+        whole = np.full(around, OUTSIDE[described.kind])
+        whole = self._converted(whole, described)
+        if len(outer) > 1:
+            whole = whole.swapaxes(0, 1)
+        return whole[tuple(slice(size) for size in shape)]
 
     def _converted(self, x: Array, described: Field) -> Any:
         stored = x.astype(DTYPES[described.kind])
@@ -149,6 +173,11 @@ def offered(target: str, patterns: Collection[str]) -> str | None:
 def is_vector(described: Field) -> bool:
     """Whether an input holds queries, keys, values or the like, in the number format in use."""
     return described.kind == "float" and not {"d", "length"}.isdisjoint(described.axes)
+
+
+def is_slice(x: Array) -> bool:
+    """Whether an input is handed over as a slice of a larger array: its content decides."""
+    return x.ndim > 0 and x.size > 0 and crc32(np.ascontiguousarray(x).tobytes()) % 2 == 1
 
 
 def exact_in_16_bits(x: Array) -> bool:

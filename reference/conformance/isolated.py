@@ -41,6 +41,8 @@ class Isolated:
     """As for `load`; at the end, the number format in which the functions work."""
     timeout: float = 60.0
     """Seconds that one case may take."""
+    slices: bool = True
+    """As for `Functions`."""
     _process: Any = field(init=False, default=None, repr=False)
     _connection: Any = field(init=False, default=None, repr=False)
     _offered: list[str] = field(init=False, repr=False)
@@ -58,7 +60,7 @@ class Isolated:
         if self._process is None:
             self._start()
         try:
-            self._connection.send(case)
+            self._connection.send((case, self.slices))
         except OSError:
             raise LostError(self._last_words()) from None
         return self._receive(self.timeout)
@@ -112,7 +114,7 @@ def _serve(connection: Connection, loading: tuple[Any, ...]) -> None:
     connection.send((None, (functions.precision, [*functions.functions])))
     while True:
         try:
-            case = connection.recv()
+            case, functions.slices = connection.recv()
         except (EOFError, ConnectionError):
             return
         try:

@@ -3,8 +3,8 @@
 ``index.json`` (described by ``schema.json``) names the tensors of every case as ``file/tensor``. A
 tensor that occurs twice is stored once.
 
-Published files never change. The commit 16146a8 made all of them: ``kvlab conformance generate`` of
-that commit draws the same inputs and writes the same bytes. Here, today's reference answers the
+Published files never change. The commit 16146a8 made those of the specifications up to 1.1: its
+``kvlab conformance generate`` draws the same inputs and writes the same bytes. Here, today's reference answers the
 stored inputs anew, and `check_answers` compares.
 """
 

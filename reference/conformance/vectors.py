@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 
 HERE = Path(__file__).parent
 
-SPECIFICATIONS = {"0.9": "vectors", "1.0": "caches", "1.1": "caches_1.1"}
+SPECIFICATIONS = {"0.9": "vectors", "1.0": "caches", "1.1": "caches_1.1", "1.2": "memory_1.2"}
 """Versions of the specification, oldest first, and the folder of the cases that each added."""
 
 LATEST = [*SPECIFICATIONS][-1]

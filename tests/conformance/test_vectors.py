@@ -21,7 +21,7 @@ from kvlab.reference.conformance.operation import OPERATIONS
 from kvlab.reference.conformance.targets import operation_of
 
 FOLDERS = {spec: vectors.HERE / folder for spec, folder in vectors.SPECIFICATIONS.items()}
-CASES = {"0.9": 1469, "1.0": 64, "1.1": 102}
+CASES = {"0.9": 1469, "1.0": 64, "1.1": 102, "1.2": 19}
 """Cases that each specification added."""
 
 MOST_BYTES = 10 * 2**20

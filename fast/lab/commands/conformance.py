@@ -39,7 +39,7 @@ from kvlab.reference.conformance.report import (
     to_plain,
 )
 from kvlab.reference.conformance.targets import operation_of
-from kvlab.reference.method import Method, Wrapper, field_docstrings
+from kvlab.reference.method import CommonOptions, Method, Wrapper, field_docstrings
 
 app = typer.Typer(
     no_args_is_help=True, help="Test your own kernel against the reference, in any language."
@@ -220,7 +220,7 @@ def show_target(settings: ShowSettings) -> None:
         kind: {name: vars(each) for name, each in fields.items() if name in given}
         for kind, fields in (("inputs", operation.inputs), ("outputs", operation.outputs))
     }
-    parameters = {name: meanings.get(name, "option of the method") for name in values}
+    parameters = {name: meanings.get(name, "") for name in values}
     if settings.json:
         told = {"summary": operation.summary, "source": source}
         print_json({**told, **arrays, "parameters": parameters})
@@ -249,7 +249,7 @@ def _sources(method: Method) -> str:
 
 def _meanings(method: Method) -> dict[str, str]:
     """Return what the options of a method mean, and those of what it wraps."""
-    own = field_docstrings(type(method))
+    own = {**field_docstrings(CommonOptions), **field_docstrings(type(method))}
     return {**_meanings(method.base), **own} if isinstance(method, Wrapper) else own
 
 
