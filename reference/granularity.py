@@ -90,6 +90,9 @@ class WholePages(Protect):
         heads = zip(pages, self.inner.safe(seen), strict=True)
         return newest | np.stack([np.isin(head, head[safe]) for head, safe in heads])
 
+    def with_edges(self, edges: Edges) -> "WholePages":
+        return WholePages(self.inner.with_edges(edges), self.page)
+
     def count(self, prompt: int) -> int:
         """Return the entries of as many pages as the safe entries can touch.
 

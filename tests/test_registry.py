@@ -233,7 +233,7 @@ def test_options_are_checked_however_a_method_is_made():
 
 @pytest.mark.parametrize("name", ALONE)
 def test_every_method_takes_what_is_safe(name):
-    budget = 80 if methods.takes_budget(name) else None
+    budget = 192 if methods.takes_budget(name) else None
     edges = methods.get(f"{name}@sinks=1,recent=2", budget).protect
     assert edges.count(prompt=20) >= 3
     pinned = methods.get(f"{name}@pin_prompt=true", budget).protect

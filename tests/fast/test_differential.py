@@ -48,6 +48,8 @@ SPECS = (
     *CODED,
     "nacl@proxy_share=0.2,sinks=2,recent=9",
     "ddks@reading=mikv,group=4",
+    "openvino@start=4,recent=4,page=4,pool=3,window=3",
+    "openvino@start=4,recent=2,page=4,pool=2,window=0,aggregation=sum,sinks=1",
     "caote:h2o@evict_before_attend=true",
     "caote:h2o@normalize_over=candidates,pool=3",
     "caote:tova@heads=mean",

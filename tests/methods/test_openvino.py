@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+from build import kept, observation, observe_rows
+from tolerances import FLOAT64
+
+from kvlab.reference import methods
+from kvlab.reference.cache import State
+from kvlab.reference.observation import Clock
+
+ROWS = ([1], [0.1, 0.9], [0.2, 0.3, 0.5], [0.1, 0.1, 0.6, 0.2], [0.1, 0.2, 0.1, 0.4, 0.2])
+"""Attention of a prompt of four tokens, and of one generated token."""
+
+
+@pytest.mark.parametrize(
+    ("options", "worth"),
+    [
+        # the prompt's last two rows: .3 .4 1.1 .2, maximum over two: 1.1 1.1 .2 behind the start;
+        # the generated token's row: max(.2, .1), max(.1, .4), max(.4, .2), .2
+        ("aggregation=sum,pool=2,window=2", [0, 1.1 + 0.2, 1.1 + 0.4, 0.2 + 0.4, 0.2]),
+        # all four rows: 1.4 1.3 1.1 .2
+        ("aggregation=sum,pool=2,window=0", [0, 1.3 + 0.2, 1.1 + 0.4, 0.2 + 0.4, 0.2]),
+        # nothing pooled: .4 1.1 .2, and the generated token's row as it is
+        ("aggregation=sum,pool=1,window=2", [0, 0.4 + 0.2, 1.1 + 0.1, 0.2 + 0.4, 0.2]),
+        # counted rows of the five entries: 3 3 3 2 1
+        ("pool=2,window=2", [0, 1.3 / 3, 1.5 / 3, 0.6 / 2, 0.2]),
+        # ... and with all rows of the prompt: 5 4 3 2 1
+        ("pool=2,window=0", [0, 1.5 / 4, 1.5 / 3, 0.6 / 2, 0.2]),
+    ],
+)
+def test_five_entries_by_hand(options, worth):
+    score = methods.get(f"openvino@page=1,start=1,recent=1,{options}", 4).score
+    state, seen = observe_rows(score, ROWS, prompt=4)
+    found = score.score(state, seen, seen.positions >= 0, 0)
+    np.testing.assert_allclose(found, [worth], rtol=FLOAT64)
+
+
+def test_a_prompt_in_parts_counts_as_one_step():
+    score = methods.get("openvino@page=1,start=1,recent=1,pool=2,window=2", 4).score
+    whole = observation(np.array([row + (4 - len(row)) * [0] for row in ROWS[:4]]), prompt=4)
+    state = State({name: np.zeros((1, 4)) for name in score.columns})
+    parts, _ = observe_rows(score, ROWS[:4], prompt=4)
+    np.testing.assert_allclose(
+        score.observe(state, whole).entries["prompt"], parts.entries["prompt"], rtol=FLOAT64
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "stay"),
+    [  # of blocks 2-3 and 4-5 one leaves; the start, the last whole block and the new one stay
+        ([0, 0, 0.1, 0.2, 0.6, 0.1, 0, 0, 0], [0, 1, 4, 5, 6, 7, 8]),
+        ([0.9, 0, 0.05, 0.02, 0.01, 0.02, 0, 0, 0], [0, 1, 2, 3, 6, 7, 8]),
+    ],
+)
+def test_one_block_leaves_by_hand(row, stay):
+    policy = methods.get("openvino@start=2,recent=2,page=2,pool=1,aggregation=sum", 6)
+    seen = observation([row], prompt=8)
+    state = State({name: np.zeros((1, 9)) for name in policy.score.columns})
+    assert kept(policy, policy.score.observe(state, seen), seen) == stay
+
+
+def test_the_first_eviction_is_after_the_first_generated_token():
+    due = methods.get("openvino", 672).schedule.due
+    assert [due(Clock(8, 8, 8)), due(Clock(9, 1, 8)), due(Clock(10, 1, 8))] == [False, True, True]
+
+
+@pytest.mark.parametrize("options", ["start=-1", "recent=-32", "page=0", "pool=0", "window=-1"])
+def test_options_have_bounds(options):
+    with pytest.raises(ValueError, match=options.partition("=")[0]):
+        methods.get(f"openvino@{options}", 672)
