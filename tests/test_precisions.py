@@ -114,6 +114,23 @@ def test_nvfp4_by_hand():
     assert (storage.payload_bytes, storage.overhead_bytes) == (18, 3 + 4)
 
 
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_codes_of_ggml_are_those_of_its_package(name):
+    """Both of 64 channels: a block of zeros, halves, two elements of the largest size, noise."""
+    quants = pytest.importorskip("gguf").quants
+    x = np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)
+    x[0, :32] = 0
+    x[1, :32] = np.arange(-16, 16) / 2
+    x[2, :2] = -9, 9
+    storage = stored(name, x[None].astype(float))
+    kind = getattr(quants.GGMLQuantizationType, name.upper())
+    blocks = quants.quantize(x, kind)
+    np.testing.assert_array_equal(storage.vectors[0], quants.dequantize(blocks, kind))
+    codes, scales = storage.tables[0].parts  # type: ignore[attr-defined]
+    parts = [scales.view(np.uint8).reshape(40, 2, 2), codes.reshape(40, 2, -1)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=2).reshape(40, -1), blocks)
+
+
 def test_a_coordinate_of_a_sphere_in_three_dimensions_is_uniform():
     """Archimedes: so the centroids divide [-1, 1] evenly. On a circle, E |y| is 2/π."""
     np.testing.assert_allclose(turboquant.codebook(1, 3), [-1 / 2, 1 / 2], rtol=1e-7)
