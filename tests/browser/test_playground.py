@@ -225,12 +225,11 @@ def test_beside_a_method_stands_random_eviction_under_its_own_protection(opened)
     page.get_by_label("first method: its score").select_option("")  # the control follows
     run(page)
     state = page.evaluate("() => kvlabPlayground.state")
-    assert (state["method"], state["with"]) == ("h2o", "random:h2o")
+    pair = ["h2o", "random:h2o"]
+    assert [state["method"], state["with"]] == pair
     budget, prompt = page.evaluate("() => [kvlabPlayground.budget, kvlabPlayground.promptText]")
     written = [words(page, pane) for pane in (0, 1)]
-    assert written == [
-        expected_words(FIRST, spec, budget, prompt) for spec in ("h2o", "random:h2o")
-    ]
+    assert written == [expected_words(FIRST, spec, budget, prompt) for spec in pair]
     assert written[0] != written[1] and not page.is_visible("text=Compare with its control")
 
 
