@@ -85,7 +85,7 @@ COMPARED = f"--model jumps --task {SHORT} --budget 60 --problems 1 --workers 1"
         (f"compare {COMPARED} --backend reference", {"refusal": None, "entries": 60}),
         (f"compare {COMPARED} --backend fast", {"refusal": None, "entries": 60}),
         (f"perplexity --budgets {BUDGET} --windows 1 --feed steps", {"refusal": None}),
-        (f"needle --budgets {BUDGET} --trials 1 --depths 50", {"refusal": None}),
+        (f"needle --budgets {BUDGET} --trials 1 --depths 1", {"refusal": None}),
         (
             f"eval --tasks choices_local --include-path FOLDER --budgets {BUDGET}",
             {"budget": str(BUDGET)},

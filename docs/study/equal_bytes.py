@@ -108,7 +108,7 @@ def read_panels() -> tuple[Panel, Panel]:
     places = [place for place in places_of_rows(plain) if place.method in ALONE_REAL]
     coded = places_of_rows(stored_file(f"equal_bytes/{REAL}"))
     places += [place for place in coded if "precision=" in place.method]
-    windows = f"{plain['passages']} windows of {plain['mean_length']:.0f} tokens"
+    windows = f"{plain['rows'][0]['problems']} windows of {plain['mean_length']:.0f} tokens"
     title = f"SmolLM2, 135 million parameters: {windows}"
     axis = "loss per token less the full cache's, nats (less is better)"
     return jumps, Panel(title, axis, places, more=False)
@@ -133,11 +133,11 @@ def places_of_rows(found: dict[str, Any]) -> Iterator[Place]:
     full = found["rows"][0]
     for row in found["rows"]:
         if row["refusal"] is None:
-            counted = "nbytes" if "nbytes" in row else "entries"
+            counted = "kilobytes" if "kilobytes" in row else "entries"
             share = row[counted] / full[counted]
             entries = row["budget"]
             budget = "" if entries is None else f"{100 * entries / found['mean_length']:.0f} %"
-            yield Place(row["method"], budget, share, nats(row))
+            yield Place(row["spec"], budget, share, nats(row))
 
 
 def chart(panels: Sequence[Panel]) -> Picture:

@@ -19,8 +19,7 @@ import torch
 import typer
 
 from kvlab.fast.lab.benchmarks.results import versions
-from kvlab.fast.lab.evaluate.likelihood import Passage
-from kvlab.fast.lab.evaluate.perplexity import cut_windows, problem_passages
+from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, problem_passages
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.generation import decoding_options, token_ids
 from kvlab.fast.lab.measure import left_padded

@@ -15,8 +15,7 @@ import typer
 
 from kvlab.fast.lab.benchmarks.results import versions
 from kvlab.fast.lab.evaluate.backends import FastBackend
-from kvlab.fast.lab.evaluate.likelihood import Passage
-from kvlab.fast.lab.evaluate.perplexity import cut_windows, problem_passages
+from kvlab.fast.lab.evaluate.likelihood import Passage, cut_windows, problem_passages
 from kvlab.fast.lab.files import write_text
 from kvlab.fast.lab.points import points
 from kvlab.fast.lab.terminal import print_line

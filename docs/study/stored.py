@@ -57,7 +57,7 @@ def results(
 
 def nats(row: dict[str, Any]) -> Interval:
     """Return the loss over the full cache's of a row of ``kvlab perplexity --json``."""
-    return Interval(row["nats"], row["nats_low"], row["nats_high"])
+    return Interval(*(row[name] or 0.0 for name in ("nats", "nats_low", "nats_high")))
 
 
 def spread(interval: Interval, form: str = ".3g") -> str:

@@ -25,7 +25,7 @@ from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
 from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, Reading, grouped, likelihoods
-from kvlab.fast.lab.points import Row, Told, measure_points, points
+from kvlab.fast.lab.points import Row, measure_points, points
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models.loading import load, muted
@@ -264,8 +264,7 @@ def evaluate_tasks(
     block_size, feed, batch_size = reading.how
     how = {"block_size": block_size, "feed": feed, "batch_size": batch_size, "tokenizer": tokenizer}
 
-    def measure(method: str, budget: str | None, told: Told) -> EvaluatedRow:
-        told(0)
+    def measure(method: str, budget: str | None) -> EvaluatedRow:
         compressed: Any = CompressedLM(network, method, budget, **how)
         with muted("lm_eval", logging.ERROR):
             results: Any = evaluator.simple_evaluate(
@@ -283,7 +282,7 @@ def evaluate_tasks(
         return EvaluatedRow(method=method, budget=budget, **found)
 
     asked = points(reading.methods, reading.budgets)
-    return measure_points(asked, 1, measure, EvaluatedRow, report, tell)
+    return measure_points(asked, measure, EvaluatedRow, report, tell)
 
 
 def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvlab.fast.lab.points import Row, Told, measure_points, points
+from kvlab.fast.lab.points import Row, measure_points, points
 from kvlab.fast.lab.tables import Column, percent
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -113,8 +113,7 @@ def plan_methods(
         runtime=serving.runtime,
     )
 
-    def measure(spec: str, budget: int | None, told: Told) -> PlannedRow:
-        told(0)
+    def measure(spec: str, budget: int | None) -> PlannedRow:
         plan = replace(full, policy=methods.get(spec, budget))
         plan = plan.with_batch(_fitting(plan, serving.batch))
         return PlannedRow(
@@ -133,7 +132,7 @@ def plan_methods(
             pays_from=None if spec == "full" else pays_from(plan, full.with_batch(plan.batch)),
         )
 
-    rows = measure_points(points(specs, [entries]), 1, measure, PlannedRow, report, tell)
+    rows = measure_points(points(specs, [entries]), measure, PlannedRow, report, tell)
     return Planned(serving, rows)
 
 

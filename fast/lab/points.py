@@ -80,14 +80,11 @@ def marked_budget(row: HeldRow) -> str:
 
 
 Measured = TypeVar("Measured", bound=Row)
-Told = Callable[[int], object]
-"""Called with the number of units (texts, say) that are measured at a point."""
 
 
 def measure_points(
     asked: Iterable[tuple[str, Budget | None]],
-    units: int,
-    measure: Callable[[str, Budget | None, Told], Measured],
+    measure: Callable[[str, Budget | None], Measured],
     refused: type[Measured],
     report: Report = lambda done, total, what: None,
     tell: Callable[[Measured], object] = lambda row: None,
@@ -96,10 +93,9 @@ def measure_points(
 
     Args:
         asked: methods and budgets.
-        units: what is measured at each point, for the report.
         measure: returns the row of a point, or raises what the module's docstring says.
         refused: class of the rows.
-        report: is called with (units done at all points, units in all, the method).
+        report: is called before each point with (points done, points in all, the method).
         tell: is called with each row as soon as it is there.
 
     Raises:
@@ -107,12 +103,9 @@ def measure_points(
     """
     asked, rows = list(asked), []
     for number, (method, budget) in enumerate(asked):
-
-        def told(done: int, before: int = number * units, method: str = method) -> None:
-            report(before + done, len(asked) * units, method)
-
+        report(number, len(asked), method)
         try:
-            rows.append(measure(method, budget, told))
+            rows.append(measure(method, budget))
         except Exception as error:
             rows.append(refused(method=method, budget=budget, **reason(error)))
         tell(rows[-1])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvlab.fast.lab.points import Row, Told, check_any, measure_points, points, reason
+from kvlab.fast.lab.points import Row, check_any, measure_points, points, reason
 from kvlab.fast.lab.tables import Column, Table, percent, tabulate
 from kvlab.fast.lab.terminal import Report
 from kvlab.reference import methods
@@ -116,7 +116,7 @@ def _asked(
     """Return a row for each method at each budget, and the policies of rows that are no refusal."""
     policies: list[Policy] = []
 
-    def ask(spec: str, budget: int | None, told: Told) -> SimulatedRow:
+    def ask(spec: str, budget: int | None) -> SimulatedRow:
         policy = methods.get(spec, budget)
         check_replay(trace, [policy], block_size)
         token = random_stream(Source("a token"), d=trace.shape[4], prompt=1, generated=0)
@@ -124,7 +124,7 @@ def _asked(
         policies.append(policy)
         return SimulatedRow(method=spec, budget=budget)
 
-    return measure_points(points(specs, budgets), 1, ask, SimulatedRow), policies
+    return measure_points(points(specs, budgets), ask, SimulatedRow), policies
 
 
 def _sum_up(trace: Trace, row: SimulatedRow, judged: Sequence[Judgement]) -> SimulatedRow:

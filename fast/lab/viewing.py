@@ -7,7 +7,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from kvlab.fast.lab.points import Row, Told, measure_points, points
+from kvlab.fast.lab.points import Row, measure_points, points
 from kvlab.fast.lab.reports import write_page
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
@@ -95,7 +95,7 @@ def record_methods(
     options = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
     runs = []
 
-    def measure(spec: str, budget: int | None, told: Told) -> ViewedRow:
+    def measure(spec: str, budget: int | None) -> ViewedRow:
         run = source.record(
             methods.get(spec, budget),
             budget=budget,
@@ -111,7 +111,7 @@ def record_methods(
             solved=run.solved,
         )
 
-    rows = measure_points(points(specs, [entries]), 1, measure, ViewedRow, tell=tell)
+    rows = measure_points(points(specs, [entries]), measure, ViewedRow, tell=tell)
     return Viewed(Timeline(source.name, threshold, tuple(runs)), rows)
 
 

@@ -23,7 +23,7 @@ PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 800}
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
 READ = [name for name in PAGES if not name.startswith("source/")]
-"""Pages but for listings of source files, which are all alike."""
+"""Pages but for listings of source files, which are all alike: the browser opens every 19th."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ class Visit:
 def visits(reader):
     """Every page opened once; what each shows, and what all of them complain about."""
     found, visits = reader(viewport=DESK), {}
-    for name in PAGES:
+    for name in [*READ, *[name for name in PAGES if name not in READ][::19]]:
         page = found.open(name)
         if name not in READ:
             continue

@@ -86,8 +86,7 @@ def test_equal_dominant_and_extreme_logits(scale):
     assert scale or (weights == weights[0, 0, 0, 0, 0]).all()
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "skip"])
-@pytest.mark.parametrize("rho", [1, 3, 4])
+@pytest.mark.parametrize(("rho", "reduce"), diagonal((3, 4, 1), ("sum", "mean", "max", "skip")))
 def test_reductions_over_the_group(reduce, rho):
     arguments = vectors(rho=rho, n=90)
     output, received = decode_attention(*arguments, reduce=reduce)
@@ -212,8 +211,7 @@ def test_log_sums_that_are_given_are_used():
 # --- both ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gap", [9, 18])
+@pytest.mark.parametrize(("gap", "dtype"), diagonal((9, 18), DTYPES))
 def test_what_an_attention_sink_leaves_to_others(gap, dtype):
     """A probability of e^-18 lies below float16's least number; the sink's value is 0."""
     off = BFLOAT16_OUTPUT if dtype == torch.bfloat16 else FLOAT16_WEIGHTS

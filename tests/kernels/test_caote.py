@@ -46,8 +46,9 @@ def test_lengths_around_the_blocks(n, fast):
     agrees(*example(N=1, n=n), fast=fast)
 
 
-@pytest.mark.parametrize("others", [1e-1, 1e-3, 1e-4, 1e-6, 1e-9, 1e-20])
-@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(
+    ("others", "given"), diagonal((1e-1, 1e-3, 1e-4, 1e-6, 1e-9, 1e-20), (False, True))
+)
 def test_one_entry_with_nearly_all_the_mass(others, given):
     n = 40
     h = torch.full((1, 1, 2, n), others / (n - 1), dtype=torch.float64)
@@ -59,8 +60,9 @@ def test_one_entry_with_nearly_all_the_mass(others, given):
     np.testing.assert_allclose(found, wanted, rtol=1e-3 if given and others == 1e-3 else 2e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("others", [0.3, 0.05, 1e-2, 1.1e-3])
+@pytest.mark.parametrize(
+    ("others", "dtype"), diagonal((0.3, 0.05, 1e-2, 1.1e-3), (torch.bfloat16, torch.float16))
+)
 def test_an_output_of_16_bits_and_one_heavy_entry(others, dtype):
     """The heaviest lies next to the output, where the output's rounding is as large as both."""
     n = 40

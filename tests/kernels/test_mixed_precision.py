@@ -82,9 +82,9 @@ def test_slots_in_no_table_are_empty():
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, 2, 1, device=DEVICE))
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize(("n", "group"), [(64, 32), (72, 8)])
-def test_attention_to_keys_quantised_by_channel(n, group, bits):
+@pytest.mark.parametrize(("size", "bits"), diagonal(((64, 32), (72, 8)), (2, 4, 8)))
+def test_attention_to_keys_quantised_by_channel(size, bits):
+    n, group = size
     queries, keys, values = (drawn((N, G, m, D), i) for i, m in enumerate((RHO, n, n)))
     blocks = quantise(keys.unflatten(2, (-1, group)).transpose(-1, -2), bits, group)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(DEVICE)

@@ -58,8 +58,9 @@ def test_numbers_between_two_codes(halves, bits, step, zero, off):
     is_the_reference(x.view(1, 32), bits, 32)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("constant", [1.25, 1.2345, -1.2345, 0.1, 1e-8])
+@pytest.mark.parametrize(
+    ("constant", "bits"), diagonal((1.25, 1.2345, -1.2345, 0.1, 1e-8), (2, 4, 8))
+)
 def test_constant_groups_beside_halves(constant, bits):
     """Zero points are rounded to float16, so that x − zero is not 0 though the step is."""
     largest = 2**bits - 1

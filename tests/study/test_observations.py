@@ -9,8 +9,7 @@ from shapes import shapes_checked
 from tolerances import FLOAT32_LOGITS
 
 from kvlab.fast.lab.evaluate.backends import FastBackend
-from kvlab.fast.lab.evaluate.likelihood import Passage
-from kvlab.fast.lab.evaluate.perplexity import problem_passages
+from kvlab.fast.lab.evaluate.likelihood import Passage, problem_passages
 from kvlab.fast.models.loading import load
 from kvlab.reference.models import reasoner_directory
 from kvlab.reference.proofs.lazy_eviction import missing_before

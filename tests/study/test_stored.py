@@ -26,7 +26,7 @@ def output_error(place, method):
 
 def loss(place, method):
     rows = stored_file(f"perplexity_{REAL}")["rows"]
-    (row,) = (row for row in rows if (row["method"], row["budget"]) == (method, entries(place)))
+    (row,) = (row for row in rows if (row["spec"], row["budget"]) == (method, entries(place)))
     return vars(nats(row)).values()
 
 

@@ -26,7 +26,7 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import MISSING, dataclass, fields
@@ -45,7 +45,7 @@ from typing import (
 
 import typer
 
-from kvlab.fast.lab.evaluate.controls import controls_of, explained, gains_table
+from kvlab.fast.lab.evaluate.controls import explained, gains_table
 from kvlab.fast.lab.evaluate.pairs import Measure, Test
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.files import folder_of
@@ -136,18 +136,13 @@ class Json(Group):
     """Print JSON instead of tables."""
 
     @contextmanager
-    def printing(
-        self, columns: Sequence[Column], title: str = "", hidden: Collection[str] = ()
-    ) -> Iterator[tuple[Report, Any]]:
-        """Show progress and print rows: return what is told how far it is, and told each row.
-
-        Rows of the methods in ``hidden`` are not printed.
-        """
+    def printing(self, columns: Sequence[Column], title: str = "") -> Iterator[tuple[Report, Any]]:
+        """Show progress and print rows: return what is told how far it is, and told each row."""
         with (
             reporting(transient=True) as report,
             printing_rows(columns, title, not self.json) as tell,
         ):
-            yield report, lambda row: None if row.method in hidden else tell(row)
+            yield report, tell
 
     def end(self, rows: Iterable[Row], data: Any, caption: str = "", written: str = "") -> None:
         """Print the data, or what follows the rows; exit with code 1 if a method failed."""
@@ -195,15 +190,11 @@ class Controls(Group):
     """Run the matched controls, too: random eviction under each method's own protection, schedule
     and budget."""
 
-    def added(self, specs: Sequence[str]) -> tuple[str, ...]:
-        """Return the controls of methods that are not among the methods, if they are wanted."""
-        return controls_of(specs) if self.controls else ()
-
-    def print_gains(self, gains: Sequence[Test], measure: Measure) -> None:
+    def print_gains(self, gains: Sequence[Test], measure: Measure, title: str = "") -> None:
         """Print what methods gain over their controls, if any control ran."""
         if gains:
             if (table := gains_table(gains, measure)).rows:
-                print_table(table)
+                print_table(table, title)
             print_caption(explained(gains))
 
 

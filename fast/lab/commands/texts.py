@@ -1,7 +1,7 @@
 """``kvlab perplexity`` and ``kvlab needle``: how well a model under a method still reads a text."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,65 +18,109 @@ from kvlab.fast.lab.commands.settings import (
     words,
 )
 from kvlab.fast.lab.evaluate.controls import matched
-from kvlab.fast.lab.evaluate.pairs import (
-    SHORT,
-    TESTS_CAPTION,
-    Measure,
-    check_pairs,
-    every_pair,
-    paired_tests,
+from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, paired_tests
+from kvlab.fast.lab.points import BUDGET_CAPTION, Row, check_any, check_points
+from kvlab.fast.lab.sweep.compare import HELD, WHERE, run_in_memory
+from kvlab.fast.lab.sweep.plan import Sweep
+from kvlab.fast.lab.sweep.report import heat_map
+from kvlab.fast.lab.sweep.summary import (
+    FULL,
+    LOSS,
+    SOLVED,
+    Point,
+    TaskSummary,
+    joined,
+    pooled,
+    summarise,
 )
-from kvlab.fast.lab.points import BUDGET_CAPTION, Row, check_points
-from kvlab.fast.lab.tables import tabulate
-from kvlab.fast.lab.terminal import print_caption, print_table, working
+from kvlab.fast.lab.tables import Column, tabulate
+from kvlab.fast.lab.terminal import print_caption, print_table
 from kvlab.fast.models import model_location
+from kvlab.reference.accounting import ENTRIES
 from kvlab.reference.checks import check_at_least
 from kvlab.reference.models import EMBEDDED
-from kvlab.reference.tasks import english
+from kvlab.reference.tasks import english, reasoning
+
+Asked = dict[str, Any]
+"""A task of a sweep, as a table."""
+DEFINED = "reasoning"
+"""The task whose definitions are needles."""
 
 
 class _Text(Methods, Budgets, Controls, ShardedModel, Json):
     text: Path | None = None
     """UTF-8 file; default: a novel; for embedded models problems, and solutions to rate."""
     batch_size: int | None = None
-    """Texts that are read together; default: 1; problems of embedded models: 8."""
-    pairs: str | None = None
-    """Methods to test, as in 'h2o tova; h2o raas'; default: all pairs, in --json."""
+    """Texts that are read together; default: 1; problems of embedded models: 32."""
+    pairs: str = ""
+    """Methods to test, as in 'h2o tova; h2o raas'."""
 
-    def read(self, **only: object) -> tuple[str | None, int]:
-        """Return the text, None for problems, and the batch size; refuse options of texts only."""
+    def own_task(self, **only: object) -> str | None:
+        """Return the task of an embedded model that reads no text; refuse options of texts only."""
         model_location(self.model or "reasoner")  # before libraries are loaded for it
-        if self.text is None and (self.model or "reasoner") in EMBEDDED:
-            for name, value in only.items():
-                if value is not None:
-                    raise ValueError(f"--{name} needs a --text, or a --model that reads English")
-            return None, 8 if self.batch_size is None else self.batch_size
-        text = english.novel() if self.text is None else read_text("text", self.text)
-        return text, 1 if self.batch_size is None else self.batch_size
+        task = None if self.text else EMBEDDED.get(self.model or "reasoner")
+        for name, value in only.items():
+            if task and value:
+                raise ValueError(f"--{name} needs a --text, or a --model that reads English")
+        return task
 
-    def asked_pairs(self, *more: str) -> list[tuple[str, str]]:
-        """Return the pairs to test, of the methods and ``more``, each checked."""
-        specs = (*more, *(spec for spec in self.specs if spec not in more))
-        if self.pairs is None:
-            return every_pair(specs)
-        asked: list[Any] = [tuple(each.split()) for each in self.pairs.split(";") if each.strip()]
-        check_pairs(asked, specs)
-        return asked
+    def content(self) -> str:
+        """Return the text."""
+        return english.novel() if self.text is None else read_text("text", self.text)
 
-    def compared(
-        self, rows: Sequence[Row], pairs: Sequence[tuple[str, str]], measure: Measure
-    ) -> dict[str, Any]:
+    def run(
+        self, tasks: Sequence[Asked], columns: Sequence[Column], **more: Any
+    ) -> tuple[Sweep, list[TaskSummary]]:
+        """Run a sweep of tasks in memory, print what it finds, and return it.
+
+        All tasks read the text, if there is one; ``more``: the other fields of the sweep.
+        """
+        usual = 1 if self.own_task() is None else 32
+        batch = usual if self.batch_size is None else self.batch_size
+        check_at_least(1, batch_size=batch)
+        reads = {} if self.text is None else {"text": str(self.text)}
+        pairs: Any = [tuple(each.split()) for each in self.pairs.split(";") if each.strip()]
+        sweep = Sweep(
+            models=(self.model or "reasoner",),
+            tasks=tuple(task | reads for task in tasks),
+            batch=batch,
+            pairs=tuple(pairs),
+            controls=self.controls,
+            **more,
+        )
+        check_points(sweep.methods, sweep.budgets)
+        loading = {"dtype": self.dtype, "device": self.device, "parallel": self.parallel}
+        title = f"{sweep.problems} of {'; '.join(part.task for part in sweep.parts)}"
+        with self.printing(columns, title) as told:
+            found = summarise(run_in_memory(sweep, 0, *told, **loading))
+        check_any([point for each in found for point in each.points])
+        return sweep, found
+
+    def compared(self, rows: Sequence[Row], sweep: Sweep, measure: Measure) -> dict[str, Any]:
         """Test pairs, and methods against their controls; print it, or return it as data."""
-        tests = paired_tests(rows, pairs, measure)
-        gains = paired_tests(rows, matched(self.specs, [row.method for row in rows]), measure)
+        tests = paired_tests(rows, sweep.pairs, measure)
+        gains = paired_tests(rows, matched(sweep.methods, sweep.runs), measure)
         if not self.json:
             self.print_gains(gains, measure)
-            if self.pairs is not None:
+            if tests:
                 print_table(tabulate(tests, SHORT, words=2), f"pairs by {measure.name}")
                 print_caption(TESTS_CAPTION)
-        controls = [row for row in rows if row.method in self.added(self.specs)]
-        found = {"controls": controls, "tests": tests, "gains": gains}
-        return {name: list(map(asdict, some)) for name, some in found.items()}
+        return {"tests": list(map(asdict, tests)), "gains": list(map(asdict, gains))}
+
+
+COLUMNS = (
+    *WHERE,
+    Column("perplexity", format=".4f", width=12),
+    Column("gap", format="+.4f", width=11),
+    Column("nats (95 %)", "nats", lambda nats: nats.written(4, "+", " to "), width=30),
+    *HELD,
+)
+FOUND = Column("found", "interval", lambda share: share.written(2), width=18)
+CAPTION = (
+    "gap: perplexity less the full cache's · nats: loss per token less the full cache's, paired "
+    f"over the windows · {ENTRIES} · KiB: of keys and values at the end, scales included, "
+    f"an unquantised element at 16 bits · {BUDGET_CAPTION}"
+)
 
 
 class _PerplexitySettings(_Text, Feed):
@@ -98,45 +142,40 @@ def perplexity(settings: _PerplexitySettings) -> None:
 
     A budget in percent is that share of a window.
     """
-    text, batch = settings.read(window=settings.window, prompt=settings.prompt)
-    specs, asked, most = settings.specs, settings.asked("50%"), settings.windows
-    pairs, added = settings.asked_pairs("full"), settings.added(specs)
-    with working("loading PyTorch"):
-        from kvlab.fast.lab.evaluate import perplexity as measuring
-        from kvlab.fast.lab.evaluate.likelihood import Reading
-        from kvlab.fast.lab.generation import token_ids
-
-    usual = 16 if text is None else 128
-    block = usual if settings.block_size is None else settings.block_size
-    reading = Reading((*specs, *added), asked, block, settings.feed, batch)
+    own = settings.own_task(window=settings.window, prompt=settings.prompt)
     window = 4096 if settings.window is None else settings.window
     prompt = 1 if settings.prompt is None else settings.prompt
-    measuring.check_window(window, prompt, most)
-    tokenizer = settings.tokenizer()
-    if text is None:
-        passages = measuring.problem_passages(tokenizer, 50 if most is None else most)
-    else:
-        passages = measuring.cut_windows(token_ids(tokenizer, text), window, prompt, most)
-    check_points(specs, asked, measuring.mean_length(passages))
-    network = settings.load(settings.dtype, settings.parallel)
-    title = measuring.title(passages, reading)
-    with settings.printing(measuring.COLUMNS, title, added) as told:
-        found = measuring.measure_perplexity(network, passages, reading, *told)
+    check_at_least(2, window=window)
+    problems = settings.windows
+    if problems is None and own is None:
+        text, tokenizer = settings.content(), settings.tokenizer()
+        from kvlab.fast.lab.generation import token_ids
+
+        problems = max(1, len(token_ids(tokenizer, text)) // window)
+    check_at_least(1, windows=50 if problems is None else problems)
+    windows = f"perplexity@window={window},prompt={prompt}"
+    sweep, (found,) = settings.run(
+        [{"task": f"likelihood@of={own}" if own else windows, "feed": settings.feed}],
+        COLUMNS,
+        methods=(FULL, *(spec for spec in settings.specs if spec != FULL)),
+        budgets=settings.asked("50%"),
+        problems=50 if problems is None else problems,
+        block_size=settings.block_size,
+    )
     if not settings.json:
-        print_caption(measuring.CAPTION)
-    tested = settings.compared(found.rows, pairs, measuring.LOSS)
-    found = _without(found, added)
-    settings.end(found.rows, asdict(found) | tested)
+        print_caption(CAPTION)
+    tested = settings.compared([*found.points, *found.controls], sweep, LOSS)
+    settings.end(found.points, {"settings": asdict(sweep)} | found.plain() | tested)
 
 
 class _NeedleSettings(_Text):
     methods: str = "streaming_llm h2o caote:h2o tova caote:tova fast_caote:tova"
     lengths: str | None = None
-    """Tokens of a prompt in a text, separated by commas."""
-    depths: str = "0,25,50,75,100"
-    """Percent of the text before the needle, separated by commas."""
+    """Tokens of a prompt in a text, separated by commas; default: 512,1024,2048,4096."""
+    depths: int = 5
+    """Depths of needles, evenly spaced from the start of a text to its end."""
     trials: int = 10
-    """Needles per cell; embedded models: problems per length."""
+    """Needles at each depth in each length."""
     seed: int = 0
     """Seed of needles and problems."""
     chat: bool = False
@@ -151,47 +190,43 @@ class _NeedleSettings(_Text):
 def needle(settings: _NeedleSettings) -> None:
     """Search needles over depth and length, and draw what was found (CAOTE Fig. 2, Table 5).
 
-    A budget in percent is that share of each haystack.
+    A budget in percent is that share of a prompt and its answer.
     """
-    trials, seed, chat = settings.trials, settings.seed, settings.chat
-    text, batch = settings.read(lengths=settings.lengths, chat=chat or None)
-    check_at_least(0, seed=seed)
-    shares = [_number("depths", each) / 100 for each in words(settings.depths)]
-    lengths = words(settings.lengths or "512,1024,2048,4096")
-    sizes = [int(_number("lengths", each)) for each in lengths]
-    specs, asked, pairs = settings.specs, settings.asked("70%"), settings.asked_pairs()
+    own = settings.own_task(lengths=settings.lengths, chat=settings.chat)
+    check_at_least(1, trials=settings.trials, depths=settings.depths)
     check_output("heat_map", settings.heat_map)
-    with working("loading PyTorch"):
-        from kvlab.fast.lab.evaluate import needle as searching
-        from kvlab.fast.lab.evaluate.likelihood import Reading
-
-    added = settings.added(specs)
-    reading = Reading((*specs, *added), asked, settings.block_size, batch_size=batch)
-    searching.check_grid(shares, trials)
-    tokenizer = settings.tokenizer()
-    if text is None:
-        grid = searching.problem_haystacks(tokenizer, shares, trials, seed)
-    else:
-        grid = searching.text_haystacks(tokenizer, text, sizes, shares, trials, seed, chat)
-    check_points(specs, asked, min(map(len, grid.haystacks)))
-    network = settings.load(settings.dtype, settings.parallel)
-    with settings.printing(searching.columns(grid), searching.title(grid), added) as told:
-        found = searching.search_needles(network, grid, reading, *told)
+    given = words(settings.lengths or "512,1024,2048,4096")
+    tasks = [{"task": f"haystack@length={n}", "chat": settings.chat} for n in given]
+    if own == DEFINED:
+        tasks = [{"task": f"definition@variables={n}"} for n in reasoning.HELD_OUT_VARIABLES]
+    elif own is not None:
+        raise ValueError(f"--model {settings.model} has no needles of its own: it needs a --text")
+    length = Column("length" if own is None else "variables", _first_option, width=10)
+    sweep, found = settings.run(
+        [each | {"depths": settings.depths} for each in tasks],
+        (*WHERE, length, FOUND),
+        methods=settings.specs,
+        budgets=settings.asked("70%"),
+        problems=settings.trials * settings.depths,
+        seeds=(settings.seed,),
+        block_size=settings.block_size,
+    )
+    rows = joined(pooled(found))
     if not settings.json:
+        named = [row for row in rows if row.method in sweep.methods]
+        print_table(tabulate(named, (*WHERE, FOUND)), "all lengths, with 95 % interval")
         print_caption(BUDGET_CAPTION)
-    tested = settings.compared(found.rows, pairs, searching.measure_of(found))
-    found = _without(found, added)
-    searching.heat_map(found).save(settings.heat_map)
-    data = asdict(found) | tested
-    settings.end(found.rows, data, written=f"heat map: {settings.heat_map}")
+    tested = settings.compared(rows, sweep, SOLVED)
+    heat_map(found, settings.depths).save(settings.heat_map)
+    data = {
+        "settings": asdict(sweep),
+        "rows": list(map(asdict, rows)),
+        "lengths": [each.plain() for each in found],
+        **tested,
+    }
+    points = [point for each in found for point in each.points]
+    settings.end(points, data, written=f"heat map: {settings.heat_map}")
 
 
-def _without(found: Any, methods: Sequence[str]) -> Any:
-    return replace(found, rows=tuple(row for row in found.rows if row.method not in methods))
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text.removesuffix("%"))
-    except ValueError:
-        raise ValueError(f"{name}: {text!r} must be a number") from None
+def _first_option(point: Point) -> str:
+    return point.task.partition("=")[2].partition(",")[0]

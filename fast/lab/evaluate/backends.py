@@ -32,10 +32,14 @@ def default_backend() -> str:
     return "fast" if find_spec("torch") and find_spec("transformers") else "reference"
 
 
-def load_backend(name: str, model: str | Path) -> "Backend":
-    """Load a model; FileNotFoundError if its directory is incomplete."""
+def load_backend(name: str, model: str | Path, **how: str | None) -> "Backend":
+    """Load a model; FileNotFoundError if its directory is incomplete.
+
+    ``how``: dtype, device and parallel of the fast backend, as `kvlab.fast.models.loading.load`
+    takes them.
+    """
     check_choice(NAMES, backend=name)
-    return FastBackend(model) if name == "fast" else ReferenceBackend(model)
+    return FastBackend(model, **how) if name == "fast" else ReferenceBackend(model)
 
 
 def load_encoder(model: str | Path, backend: str) -> Callable[[str], list[int]]:
@@ -140,10 +144,10 @@ class ReferenceBackend(Backend):
 class FastBackend(Backend):
     """`kvlab.fast`: many problems in one left-padded batch, on a GPU if there is one."""
 
-    def __init__(self, model: str | Path) -> None:
+    def __init__(self, model: str | Path, **how: Any) -> None:
         from kvlab.fast.models.loading import load
 
-        network, self.tokenizer = load(model, dtype="auto")
+        network, self.tokenizer = load(model, **({"dtype": "auto"} | how))
         self.model: Any = network
         self.encode = lambda text: self.tokenizer(text)["input_ids"]
 

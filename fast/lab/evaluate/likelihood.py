@@ -9,14 +9,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
+from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
 from kvlab.fast.lab.points import check_points
+from kvlab.fast.precisions import OnArrival
 from kvlab.reference.accounting import most_entries
-from kvlab.reference.checks import check_at_least, check_choice
+from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.observation import Clock
 from kvlab.reference.policy import Schedule
+from kvlab.reference.tasks import reasoning
 
 FEEDS = ("steps", "blocks")
 """``steps``: the continuation is fed token by token, as if the model had written it. ``blocks``: it
@@ -145,6 +149,59 @@ def check_feed(schedule: Schedule, tokens: int, block_size: int | None) -> None:
             f"nothing is evicted while {tokens} tokens are read in blocks of {size}: "
             "take --feed steps (feed = 'steps')"
         )
+
+
+def rate(
+    model: Any,
+    spec: str,
+    entries: int | None,
+    passages: Sequence[Passage],
+    block_size: int | None,
+    feed: str,
+    batch_size: int,
+) -> list[Likelihood]:
+    """Rate passages under one method at one budget in entries.
+
+    ValueError if the method does not fit them, or would evict nothing before they are rated.
+    """
+    policy = methods.get(spec, entries)
+    only_codes = entries is None and isinstance(policy.precision, OnArrival)
+    if feed == "blocks" and spec != "full" and not only_codes:
+        check_feed(policy.schedule, max(map(len, passages)) - 1, block_size)
+    how, same = (block_size, feed, batch_size), [entries] * len(passages)
+    return likelihoods(model, lambda entries: policy, passages, same, *how)
+
+
+def cut_windows(
+    tokens: Sequence[int], window: int, prompt: int, most: int | None = None
+) -> list[Passage]:
+    """Cut a text into passages of equal length; the rest at the end is left out.
+
+    Args:
+        tokens: ids of the text.
+        window: tokens of a passage.
+        prompt: tokens at the start of each passage that are not rated.
+        most: passages to return; None returns all.
+
+    Raises:
+        ValueError: if a number is not allowed, or the text does not fill a window.
+    """
+    check_at_least(2, window=window)
+    check_between(1, window - 1, prompt=prompt)
+    check_at_least(1, most=1 if most is None else most)
+    ends = range(window, len(tokens) + 1, window)
+    if not ends:
+        raise ValueError(f"the text has {len(tokens)} tokens, too few for window = {window}")
+    parts = [tokens[end - window : end] for end in ends[:most]]
+    return [Passage(part[:prompt], part[prompt:]) for part in parts]
+
+
+def problem_passages(tokenizer: Any, count: int) -> list[Passage]:
+    """Return problems of the embedded model as passages: the solutions are rated."""
+    return [
+        Passage(token_ids(tokenizer, each.prompt), token_ids(tokenizer, each.solution))
+        for each in reasoning.held_out(count)
+    ]
 
 
 def _read_in_steps(

@@ -71,11 +71,6 @@ RowType = TypeVar("RowType", bound=Row)
 Pair = tuple[RowType, RowType]
 
 
-def every_pair(methods: Sequence[str]) -> list[tuple[str, str]]:
-    """Return all pairs of methods, each once."""
-    return list(combinations(dict.fromkeys(methods), 2))
-
-
 def check_pairs(pairs: Sequence[tuple[str, ...]], methods: Sequence[str]) -> None:
     """Raise ValueError if an entry does not name two methods that are among those that run."""
     for pair in pairs:

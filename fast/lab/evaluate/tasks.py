@@ -63,6 +63,8 @@ class Question:
     """A right answer, or the tokens whose likelihood is rated."""
     shared: int = 0
     """Tokens at the start of the prompt that are compressed before the others are known."""
+    asked: slice | None = None
+    """The rated tokens that solve the problem if each is the likeliest; None: all."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.solution)
@@ -232,7 +234,7 @@ class Reading(InNovel):
 class Rated(Task):
     """Texts of which a part is rated: how likely a model finds it. Nothing is written.
 
-    With `one_answer`, a text counts as solved if every rated token is the likeliest.
+    With `one_answer`, a text counts as solved if every token that it asks for is the likeliest.
     """
 
     drawn: ClassVar[bool] = True
@@ -275,7 +277,7 @@ class Windows(Rated):
 
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
         """Cut windows from the start; ValueError if the text has too few."""
-        from kvlab.fast.lab.evaluate.perplexity import cut_windows
+        from kvlab.fast.lab.evaluate.likelihood import cut_windows
         from kvlab.fast.lab.generation import token_ids
 
         cut = cut_windows(token_ids(tokenizer, _read(self.text)), self.window, self.prompt, count)
@@ -322,16 +324,46 @@ class Haystack(Rated):
         check_at_least(1, length=self.length, depths=self.depths)
 
     def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
-        from kvlab.fast.lab.evaluate.needle import text_haystacks
+        from kvlab.fast.lab.evaluate.needle import haystack
 
-        depths = np.linspace(0, 1, self.depths).tolist()
-        trials = -(-count // len(depths))
-        grid = text_haystacks(
-            tokenizer, _read(self.text), (self.length,), depths, trials, seed, self.chat
-        )
-        turns = [(n % len(depths)) * trials + n // len(depths) for n in range(count)]
-        found = [grid.haystacks[place] for place in turns]
-        return [Question(n, None, each.prompt, each.rated) for n, each in enumerate(found)]
+        hay, depths = _read(self.text), np.linspace(0, 1, self.depths).tolist()
+        found = []
+        for number in range(count):
+            trial, place = divmod(number, self.depths)
+            drawn = (seed, 0, place, trial)
+            asked = haystack(tokenizer, hay, self.length, depths[place], drawn, self.chat)
+            found.append(Question(number, None, *asked))
+        return found
+
+
+@dataclass(frozen=True)
+class Definitions(Rated):
+    """Definitions in problems of chained arithmetic; each problem asks for one of its own.
+
+    A definition is found if its step of the solution is. The whole solution is rated.
+    """
+
+    one_answer = True
+
+    feed: str = "steps"
+    variables: int | None = None
+    """Variables of every problem; None: the mixture of `reasoning.HELD_OUT_VARIABLES`."""
+    depths: int = 5
+    """Depths, evenly spaced from the first definition to the last; problems take them in turn."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(1, depths=self.depths)
+
+    def questions(self, tokenizer: Any, encode: Encode, count: int, seed: int) -> list[Question]:
+        depths = np.linspace(0, 1, self.depths)
+        found = []
+        for number, problem in enumerate(reasoning.held_out(count, seed, self.variables)):
+            places = needle.steps(problem)
+            place = places[round(depths[number % self.depths] * (len(places) - 1))]
+            tokens = encode(problem.prompt), encode(problem.solution)
+            found.append(Question(number, None, *tokens, asked=place))
+        return found
 
 
 @dataclass(frozen=True)
@@ -376,6 +408,7 @@ TASKS: Mapping[str, type[Task]] = {
     "perplexity": Windows,
     "likelihood": Solutions,
     "haystack": Haystack,
+    "definition": Definitions,
     "chat": Chat,
 }
 """Kinds of tasks by name."""

@@ -2,12 +2,13 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from kvlab.fast.lab.evaluate.backends import load_backend
+from kvlab.fast.lab.evaluate.tasks import Rated, find_task
 from kvlab.fast.lab.points import ORACLE, built, check_any, marked_budget
 from kvlab.fast.lab.sweep.jobs import (
     Failure,
@@ -16,8 +17,15 @@ from kvlab.fast.lab.sweep.jobs import (
     in_processes,
     in_this_process,
 )
-from kvlab.fast.lab.sweep.plan import Sweep, make_plan
-from kvlab.fast.lab.sweep.summary import Point, Results, TaskSummary, plain, point_of, summarise
+from kvlab.fast.lab.sweep.plan import Plan, Sweep, make_plan
+from kvlab.fast.lab.sweep.summary import (
+    Point,
+    Results,
+    TaskSummary,
+    against_full,
+    point_of,
+    summarise,
+)
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models import model_location
@@ -25,14 +33,17 @@ from kvlab.fast.models import model_location
 Tell = Callable[[Point], None]
 """Called with every point as soon as it is complete."""
 
+HELD = (
+    Column("entries", lambda point: point.mean("entries"), ".0f"),
+    Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
+)
+WHERE = (Column("method"), Column("budget", lambda point: marked_budget(point) or None, width=8))
 COLUMNS = (
-    Column("method"),
-    Column("budget", lambda point: marked_budget(point) or None, width=8),
+    *WHERE,
     Column("solved, %", "interval", lambda share: share.percent(0), width=16),
     Column("error", lambda point: point.mean("output_error"), ".3f"),
     Column("KL", lambda point: point.mean("kl"), ".3f"),
-    Column("entries", lambda point: point.mean("entries"), ".0f"),
-    Column("KiB", lambda point: point.mean("nbytes"), lambda nbytes: f"{nbytes / 1024:.0f}"),
+    *HELD,
     Column("bits", lambda point: point.mean("average_bits"), ".1f"),
     Column("ms", "seconds_per_token", lambda seconds: seconds.written(1, scale=1000), width=18),
 )
@@ -52,20 +63,13 @@ class Comparison:
     sweep: Sweep
     summary: TaskSummary
     """Every method at every budget, with intervals."""
-    memory: dict[str, list[float]]
-    """KiB of keys and values after each token of the first problem, per method and budget."""
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return {
             "settings": asdict(self.sweep),
-            "mean_length": self.summary.mean_length,
-            "budgets": self.summary.budgets,
-            "rows": [plain(point) for point in self.summary.points],
-            "controls": [plain(point) for point in self.summary.controls],
-            "gains": [asdict(each) for each in self.summary.gains],
-            "memory": self.memory,
+            **self.summary.plain(),
             "seconds": self.seconds,
         }
 
@@ -93,21 +97,17 @@ def compare(
             f"models = {sweep.models} and tasks = {sweep.tasks} must be one model and one task"
         )
     sweep = replace(sweep, measured=sweep.measured or sweep.problems)
-    results = run_in_memory(sweep, workers, report, tell)
-    (summary,) = summarise(results)
+    (summary,) = summarise(run_in_memory(sweep, workers, report, tell))
     check_any(summary.points)
-    memory = {
-        row["method"] if row["budget"] is None else f"{row['method']} · {row['budget']}": [
-            nbytes / 1024 for nbytes in row["nbytes_over_tokens"]
-        ]
-        for row in results.rows
-        if (row["problem"], row["seed"]) == (0, sweep.seeds[0]) and "nbytes_over_tokens" in row
-    }
-    return Comparison(sweep, summary, memory, time.perf_counter() - started)
+    return Comparison(sweep, summary, time.perf_counter() - started)
 
 
 def run_in_memory(
-    sweep: Sweep, workers: int = 0, report: Report | None = None, tell: Tell | None = None
+    sweep: Sweep,
+    workers: int = 0,
+    report: Report | None = None,
+    tell: Tell | None = None,
+    **loading: str | None,
 ) -> Results:
     """Do all jobs of a sweep, point by point, and keep what they find.
 
@@ -115,8 +115,9 @@ def run_in_memory(
         sweep: what to run.
         workers: processes, each of one thread; 0 computes in this process.
         report: is called after each job.
-        tell: is called with each point of the first model and task as soon as it is complete, but
-            not with controls that were added; methods without a budget come last.
+        tell: is called with each point as soon as it is complete, task by task, but not with
+            controls that were added; methods without a budget come last where nothing is rated.
+        loading: how the one model is loaded, without workers; see `load_backend`.
 
     Raises:
         ValueError: if a budget is not allowed.
@@ -126,16 +127,20 @@ def run_in_memory(
     if ORACLE not in sweep.methods:
         places = [(model, part.task) for part in sweep.parts for model in part.models]
         check_any([built(*point) for place in places for point in plan.points(*place)])
-    for model in plan.fingerprints:  # so that errors come before processes are started
-        load_backend(sweep.backend, model_location(model, hub=sweep.backend == "fast"))
-    engine = partial(in_processes, workers=workers) if workers else in_this_process
-    jobs, part = list(plan.jobs()), sweep.parts[0]
+    backend = None
+    for model in reversed(plan.fingerprints):  # so that errors come before processes are started
+        place = model_location(model, hub=sweep.backend == "fast")
+        backend = load_backend(sweep.backend, place, **loading)
+    engine = partial(in_this_process, backend=backend)
+    if workers:
+        engine, backend = partial(in_processes, workers=workers), None
+    jobs, wanted = list(plan.jobs()), {p.task: p.problems * len(p.seeds) for p in sweep.parts}
     if tell is not None:
-        order = list(plan.points(part.models[0], part.task))
-        jobs.sort(key=lambda job: (job.budget is None, order.index((job.method, job.budget))))
+        order = list(_order(plan))
+        jobs.sort(key=lambda job: order.index((job.model, job.task, job.method, job.budget)))
     rows: list[Found] = []
-    of_point: dict[tuple[str, int | None], list[Found]] = defaultdict(list)
-    wanted = part.problems * len(part.seeds)
+    of_point: dict[tuple, list[Found]] = defaultdict(list)
+    first: dict[tuple[str, str], Point] = {}
     for done, (job, made) in enumerate(engine(jobs), start=1):
         if isinstance(made, Failure):
             made = failed_rows(job, made)
@@ -143,8 +148,21 @@ def run_in_memory(
         if report is not None:
             report(done, len(jobs), job.label)
         if tell is not None and job.method in sweep.methods:
-            own = of_point[job.method, job.budget]
+            at = job.task, job.method, job.budget
+            own = of_point[job.model, *at]
             own += made
-            if len(own) == wanted:
-                tell(point_of(job.method, job.budget, own, wanted))
+            if len(own) == wanted[job.task]:
+                point = point_of(*at, own, wanted[job.task])
+                yardstick = first.setdefault((job.model, job.task), point)
+                tell(against_full([yardstick, point])[-1])
     return Results(plan, rows)
+
+
+def _order(plan: Plan) -> Iterator[tuple[str, str, str, int | None]]:
+    """Yield model, task, method and budget; what rates a text begins with the full cache."""
+    for model, tasks in plan.entries.items():
+        for task in tasks:
+            points = list(plan.points(model, task))
+            if not isinstance(find_task(task), Rated):
+                points.sort(key=lambda point: point[1] is None)
+            yield from ((model, task, *point) for point in points)

@@ -155,8 +155,7 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
 
 
 def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
-    from kvlab.fast.lab.evaluate.likelihood import Passage
-    from kvlab.fast.lab.evaluate.perplexity import rate
+    from kvlab.fast.lab.evaluate.likelihood import Passage, rate
 
     task, backend = find_task(job.task), _backend(job)
     assert isinstance(backend, FastBackend)
@@ -166,7 +165,11 @@ def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
     took = (perf_counter() - started) / sum(len(each.rated) for each in passages)
     return [
         {
-            "solved": bool(_right(job, asked) and each.greedy.all()) if task.one_answer else None,
+            "solved": (
+                bool(_right(job, question) and each.greedy[question.asked or slice(None)].all())
+                if task.one_answer
+                else None
+            ),
             **(_accepted(each.greedy) if job.drafts else {}),
             "loss": -float(each.logprobs.mean()),
             "tokens": len(each.logprobs),
@@ -174,7 +177,7 @@ def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
             "entries": float(each.entries),
             "nbytes": float(each.nbytes),
         }
-        for asked, each in zip(questions, found, strict=True)
+        for question, each in zip(questions, found, strict=True)
     ]
 
 
@@ -226,10 +229,6 @@ def _write(
 
 
 def _measure(job: Job, questions: Sequence[Question]) -> list[Found]:
-    """Measure along the full cache's answers.
-
-    ``nbytes_over_tokens``, bytes of keys and values after each token, is in no data set.
-    """
     answers = _full_answers(job)
     tokens, logits = zip(*(answers[each.number] for each in questions), strict=True)
     prompts = [each.prompt for each in questions]
@@ -243,7 +242,6 @@ def _measure(job: Job, questions: Sequence[Question]) -> list[Found]:
             "nbytes": float(measured.nbytes.max()),
             "average_bits": float(measured.average_bits[-1]),
             "payload_bits": float(measured.payload_bits[-1]),
-            "nbytes_over_tokens": tuple(measured.nbytes.tolist()),
         }
         for measured, _ in found
     ]
@@ -262,9 +260,12 @@ def _once(kind: str, key: Any, make: Callable[[], Any]) -> Any:
     return _kept[kind][1]
 
 
+def _place(job: Job) -> tuple[str, str]:
+    return job.backend, model_location(job.model, hub=job.backend == "fast")
+
+
 def _backend(job: Job) -> Backend:
-    name = (job.backend, model_location(job.model, hub=job.backend == "fast"))
-    return _once("model", name, lambda: load_backend(*name))
+    return _once("model", _place(job), lambda: load_backend(*_place(job)))
 
 
 def _questions(job: Job) -> list[Question]:
@@ -317,9 +318,11 @@ def _full_answers(job: Job) -> dict[int, tuple[list[int], np.ndarray]]:
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def in_this_process(jobs: Sequence[Job]) -> Iterator[Result]:
-    """Do one job after the other; see `Engine`."""
+def in_this_process(jobs: Sequence[Job], backend: Backend | None = None) -> Iterator[Result]:
+    """Do one job after the other, see `Engine`; ``backend`` is the first job's, already loaded."""
     try:
+        if backend is not None:
+            _kept["model"] = _place(jobs[0]), backend
         for job in jobs:
             yield job, attempt(job)
     finally:

@@ -38,6 +38,7 @@ from kvlab.fast.lab.sweep.summary import (
     TaskSummary,
     main_measure,
     plain,
+    pooled,
     summarise,
 )
 from kvlab.fast.lab.tables import MISSING, Bold, Cell, Column, Table, counted, tabulate
@@ -85,7 +86,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
 def _point_rows(summaries: Sequence[TaskSummary]) -> list[dict[str, Any]]:
     """Return a row for every point, with the columns of ``kvlab compare --json``."""
     return [
-        {"model": each.model, "task": each.task, **plain(point)}
+        {"model": each.model, **plain(point)}
         for each in summaries
         for point in (*each.points, *each.controls)
     ]
@@ -122,7 +123,8 @@ def to_json(stored: "Stored", summaries: Sequence[TaskSummary]) -> dict[str, Any
     tasks = [asdict(each) for each in summaries]
     for task in tasks:
         for point in (*task["points"], *task["controls"]):
-            del point["outcomes"], point["figures"], point["losses"], point["drafts"]
+            for name in ("task", "outcomes", "figures", "losses", "drafts"):
+                del point[name]
         task["leaders"] = {budget: sorted(names) for budget, names in task["leaders"].items()}
     return {
         "sweep": to_plain(stored.plan.sweep),
@@ -304,6 +306,37 @@ def _solved_over_budget(each: TaskSummary, methods: Sequence[str]) -> Picture:
         return None if point.budget is None else point.budget / each.mean_length
 
     return _solved_over(each, methods, share, "budget, % of the mean length of prompt and solution")
+
+
+def heat_map(found: Sequence[TaskSummary], depths: int) -> Picture:
+    """Draw the share of needles found over depth and length, one panel per method and budget.
+
+    Every task has texts of one length; its problems take the depths in turn.
+    """
+    named = [each.method for each in found[0].points]
+    shown = {at: own for at, own in pooled(found).items() if at[0] in named}
+    across = min(3, len(shown))
+    down = -(-len(shown) // across)
+    figure, panels = canvas(across, down, 9, 0.6 + 2.4 * down, sharex=True, sharey=True)
+    mesh: Any = None
+    lengths = [f"{each.mean_length:.0f}" for each in found]
+    percent = [f"{100 * share:.0f}" for share in np.linspace(0, 1, depths)]
+    for axes, (at, points) in zip(panels, shown.items(), strict=False):
+        shares = np.array([[np.mean(p.outcomes[n::depths]) for p in points] for n in range(depths)])
+        style: dict[str, Any] = {"cmap": "viridis", "edgecolors": "white", "linewidth": 0.5}
+        mesh = axes.pcolormesh(shares, vmin=0, vmax=1, **style)
+        axes.set_xticks(np.arange(len(found)) + 0.5, lengths)
+        axes.set_yticks(np.arange(depths) + 0.5, percent)
+        axes.tick_params(labelsize=7)
+        axes.set_ylim(depths, 0)
+        axes.set_title(f"{', '.join(filter(None, at))}: {shares.mean():.2f}", fontsize=8)
+    for axes in panels[len(shown) :]:
+        axes.set_visible(False)
+    figure.supxlabel("tokens", fontsize=9)
+    figure.supylabel("depth of the needle, %", fontsize=9)
+    bar = figure.colorbar(mesh, ax=panels, shrink=0.7, label="share found")
+    bar.outline.set_visible(False)  # type: ignore[attr-defined]
+    return finish(figure, "Share of needles found over depth and length, per method.")
 
 
 def _solved_over(

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
 from operator import itemgetter
@@ -31,6 +31,7 @@ class Point(HeldRow):
     """One method at one budget, over the problems of all seeds; a window of a text is a problem."""
 
     budget: int | None
+    task: str = ""
     problems: int
     """Problems that were asked."""
     solved: float | None = None
@@ -135,6 +136,16 @@ class TaskSummary:
                 return each
         raise KeyError((method, budget))
 
+    def plain(self) -> dict[str, Any]:
+        """Return what was found as plain data, a row per point."""
+        return {
+            "mean_length": self.mean_length,
+            "budgets": self.budgets,
+            "rows": [plain(point) for point in self.points],
+            "controls": [plain(point) for point in self.controls],
+            "gains": [asdict(each) for each in self.gains],
+        }
+
     def gain_mark(self, point: Point) -> str:
         """Return the mark of a point that is not significantly better than its control."""
         at = point.method, point.budget
@@ -190,11 +201,11 @@ def summarise(results: Results) -> list[TaskSummary]:
             points: list[Point] = []
             for method, budget in plan.points(model, task):
                 own = [row for row in rows[model, task, method, budget] if row["seed"] in seeds]
-                point = point_of(method, budget, own, wanted)
+                point = point_of(task, method, budget, own, wanted)
                 if why := given_up.get((model, task, method, budget)):
                     point = replace(point, refusal=why, failed=True)
                 points.append(point)
-            points, measure = _against_full(points), main_measure(points)
+            points, measure = against_full(points), main_measure(points)
             named = [each for each in points if each.method in plan.sweep.methods]
             found.append(
                 TaskSummary(
@@ -219,9 +230,11 @@ def summarise(results: Results) -> list[TaskSummary]:
     return found
 
 
-def point_of(method: str, budget: int | None, rows: Sequence[Found], wanted: int) -> Point:
+def point_of(
+    task: str, method: str, budget: int | None, rows: Sequence[Found], wanted: int
+) -> Point:
     """Sum up the rows of one point, of which ``wanted`` are expected."""
-    point = partial(Point, method=method, budget=budget, problems=len(rows))
+    point = partial(Point, task=task, method=method, budget=budget, problems=len(rows))
     refused = [row["refusal"] for row in rows if row["refusal"] is not None]
     if failed := [row["refusal"] for row in rows if row.get("failed")]:
         return point(refusal=failed[0], failed=True)
@@ -237,12 +250,8 @@ def point_of(method: str, budget: int | None, rows: Sequence[Found], wanted: int
         for name in ("solved", "loss", *DRAFTED)
     )
     peak = max(figures.get("entries", ()), default=None)
-    share = fmean(outcomes) if outcomes else 0.0
     return point(
-        solved=share if outcomes else None,
-        interval=(
-            Interval(share, *wilson(sum(outcomes), len(outcomes), LEVEL)) if outcomes else None
-        ),
+        **_share(outcomes),
         by_seed={
             seed: fmean(row["solved" if outcomes else "loss"] for row in own)
             for seed, own in groupby(rows, key=itemgetter("seed"))
@@ -264,6 +273,51 @@ def point_of(method: str, budget: int | None, rows: Sequence[Found], wanted: int
     )
 
 
+def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Point]]:
+    """Return the points of tasks that one sweep has, by method and budget as the sweep states it.
+
+    Points that were refused on a task are left out; ValueError if all were.
+    """
+    texts = {entries: text for text, entries in found[0].budgets.items()}
+    points = {
+        (first.method, text): [each.point(first.method, text) for each in found]
+        for first in (*found[0].points, *found[0].controls)
+        for text in [texts.get(first.budget)]
+    }
+    ran = {at: own for at, own in points.items() if all(each.refusal is None for each in own)}
+    if not ran:
+        raise ValueError("no method ran on every task")
+    return ran
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(HeldRow):
+    """One method at one budget, as the sweep states it, over the problems of several tasks."""
+
+    interval: Interval
+    """Share solved, with Wilson's interval."""
+    outcomes: tuple[bool, ...] = field(repr=False)
+
+
+def joined(points: Mapping[tuple[str, str | None], Sequence[Point]]) -> list[Joined]:
+    """Join the outcomes of `pooled` points."""
+    found = []
+    for (method, budget), own in points.items():
+        outcomes = tuple(outcome for each in own for outcome in each.outcomes)
+        held = all(each.holds_budget for each in own)
+        figures = {"interval": _share(outcomes)["interval"], "outcomes": outcomes}
+        found.append(Joined(method=method, budget=budget, holds_budget=held, **figures))
+    return found
+
+
+def _share(outcomes: Sequence[bool]) -> dict[str, Any]:
+    if not outcomes:
+        return {}
+    share = fmean(outcomes)
+    interval = Interval(share, *wilson(sum(outcomes), len(outcomes), LEVEL))
+    return {"solved": share, "interval": interval}
+
+
 def _seconds(rows: Sequence[Found]) -> Interval | None:
     """Return the seconds of a token with their range over the jobs, if there are several."""
     batches = {row["job"]: row["seconds_per_token"] for row in rows}.values()
@@ -272,7 +326,7 @@ def _seconds(rows: Sequence[Found]) -> Interval | None:
     return Interval(fmean(batches), min(batches), max(batches))
 
 
-def _against_full(points: Sequence[Point]) -> list[Point]:
+def against_full(points: Sequence[Point]) -> list[Point]:
     """Compare the losses with those of the full cache, if they are there."""
     full = next((each for each in points if each.method == FULL), None)
 
@@ -292,6 +346,7 @@ def plain(point: Point) -> dict[str, Any]:
     share, nbytes, nats = point.interval, point.mean("nbytes"), point.nats
     seconds = point.seconds_per_token
     return {
+        "task": point.task,
         "spec": point.method,
         "budget": point.budget,
         "holds_budget": point.holds_budget,

@@ -45,7 +45,7 @@ def by_name(outcomes):
 
 
 def test_decoding_speed_is_written_with_machine_and_versions(measured):
-    rounds = ("--repeats", 2, "--whole-repeats", 1, "--tokens", 40, "--stretch", 4)
+    rounds = ("--repeats", 1, "--whole-repeats", 1, "--tokens", 8, "--stretch", 2)
     found = measured(decode, *rounds)
     assert found["schema"] == decode.SCHEMA
     assert found["machine"]["cores"] >= 1
@@ -55,10 +55,10 @@ def test_decoding_speed_is_written_with_machine_and_versions(measured):
     assert constant["transformers full cache"]["share_of_full"] == 1
     assert {constant[f"kvlab {name}"]["peak"]["entries"] for name in decode.PER_STEP} == {256}
     for outcome in constant.values():
-        assert len(outcome["tokens_per_second"]) == 2
+        assert len(outcome["tokens_per_second"]) == 1
         assert 0 < outcome["lowest"] <= outcome["median"] <= outcome["highest"]
         assert outcome["peak"]["bytes"] >= ENTRY * outcome["peak"]["entries"]
-    assert whole["transformers full cache"]["peak"] == {"entries": 103, "bytes": 103 * ENTRY}
+    assert whole["transformers full cache"]["peak"] == {"entries": 71, "bytes": 71 * ENTRY}
 
 
 def test_all_keep_as_many_entries_as_they_should():

@@ -46,6 +46,8 @@ class Broken(Method):
             raise KeyError("depth")
         return Policy(self.name, Failing(), EveryBlock(), Edges(recent=4), Entries(budget))
 '''
+COMPARE = "compare --problems 1 --task jumps@fewest=8,most=10 --budget 60% --no-controls"
+NEEDLE = "needle --trials 1 --depths 1 --heat-map OUT"
 
 
 @pytest.fixture
@@ -69,9 +71,9 @@ def invoke(typed, places):
 @pytest.mark.parametrize(
     ("typed", "rows"),
     [
-        ("compare --problems 1 --methods broken;knorm --model reasoner", "rows"),
-        ("perplexity --windows 1 --methods broken;knorm", "rows"),
-        ("needle --trials 1 --methods broken;knorm --heat-map OUT", "rows"),
+        (f"{COMPARE} --methods broken;knorm", "rows"),
+        ("perplexity --windows 1 --methods broken;knorm --no-controls", "rows"),
+        (f"{NEEDLE} --methods broken;knorm --no-controls", "lengths"),
         ("plan --prompt 64 --length 64 --methods broken@early=true;knorm", "methods"),
         ("simulate TRACE --budget 30 --workers 1 --methods broken;knorm", None),
         ("view OUT --trace TRACE --budget 30 --methods broken;knorm", "methods"),
@@ -102,16 +104,14 @@ def test_the_one_method_of_generate_is_named_when_it_fails(tmp_path):
 
 
 STOPPED = {
-    "needle --trials 1 --methods full;tova --heat-map OUT": "evaluate.needle.likelihoods",
-    "perplexity --windows 1 --methods tova": "evaluate.perplexity.likelihoods",
+    f"{NEEDLE} --methods full;tova": "evaluate.likelihood.rate",
+    "perplexity --windows 1 --methods tova": "evaluate.likelihood.rate",
     "plan --methods full;tova --prompt 64 --length 64": "planning.most_entries",
     "view OUT --trace TRACE --methods full;tova --budget 30": "viewing.record_replay",
 }
 
 
-@pytest.mark.parametrize(
-    "typed", [*STOPPED, "compare --problems 1 --model reasoner --methods full;knorm --report OUT"]
-)
+@pytest.mark.parametrize("typed", [*STOPPED, f"{COMPARE} --methods full;knorm --report OUT"])
 def test_ctrl_c_says_what_there_is_and_leaves_no_folder(
     typed, here, noise_file, tmp_path, monkeypatch
 ):

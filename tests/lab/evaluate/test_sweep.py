@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 from outside import SOURCE, methods_named, write_files
 from shapes import shapes_checked
-from sweeping import SMALL, Gate, finished, kvlab, results
+from sweeping import SMALL, Gate, kvlab, results
 from typer.testing import CliRunner
 
 from kvlab.fast.lab.cli import app
@@ -376,7 +376,7 @@ def test_what_libraries_print_does_not_reach_stdout(common, monkeypatch):
     assert "(raylet) A worker died" in found.stderr
 
 
-def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path):
+def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path, monkeypatch):
     _, directory = small
     gate, out = Gate(tmp_path / "gate"), tmp_path / "out"
     command = ("sweep", str(directory / "sweep.toml"), "--out", str(out))
@@ -388,5 +388,6 @@ def test_ctrl_c_is_clean_and_the_same_command_goes_on(small, tmp_path):
     assert "nothing that was done is lost" in said
     assert "Traceback" not in said
     assert len(results(out)) == 2
-    finished(*command)
+    monkeypatch.setattr("kvlab.fast.lab.sweep.run.in_this_process", again)
+    assert CliRunner().invoke(app, command).exit_code == 0
     assert results(out) == results(directory)
