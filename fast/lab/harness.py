@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ from transformers import PreTrainedModel
 from kvlab.fast import methods
 from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import compress
-from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, Reading, grouped, likelihoods
-from kvlab.fast.lab.points import Row, measure_points, points
+from kvlab.fast.lab.evaluate.likelihood import FEEDS, Passage, grouped, likelihoods
+from kvlab.fast.lab.points import Row, check_points, measure_points, points
 from kvlab.fast.lab.tables import Column
 from kvlab.fast.lab.terminal import Report
 from kvlab.fast.models.loading import load, muted
@@ -227,8 +228,10 @@ class EvaluatedRow(Row):
 def evaluate_tasks(
     model: str,
     tasks: Sequence[str],
-    reading: Reading,
+    specs: Sequence[str],
+    budgets: Sequence[str] = (),
     *,
+    how: Mapping[str, Any] = MappingProxyType({}),
     limit: int | None = None,
     fewshot: int | None = None,
     chat: bool = False,
@@ -242,7 +245,9 @@ def evaluate_tasks(
     Args:
         model: Hugging Face directory, or id on the hub.
         tasks: names of lm-eval's tasks, groups and tags.
-        reading: how texts are read; a budget in percent is a share of each request's own tokens.
+        specs: methods, in registry syntax.
+        budgets: entries, or percent of each request's own tokens.
+        how: block_size, feed and batch_size, as `CompressedLM` takes them.
         limit: problems of each task; None takes all.
         fewshot: solved examples before each problem; None takes as many as the task says.
         chat: apply the tokenizer's chat template.
@@ -255,14 +260,11 @@ def evaluate_tasks(
         ValueError: if an argument is not allowed, a task is unknown, or no method could run.
         FileNotFoundError: if there is no such model.
     """
-    if not tasks:
-        raise ValueError("tasks must name at least one")
-    check_at_least(1, limit=1 if limit is None else limit)
-    check_at_least(0, fewshot=0 if fewshot is None else fewshot)
+    _check(tasks, limit=limit, fewshot=fewshot, **how)
+    check_points(specs, budgets)
     manager = _task_manager(model, tasks, include_path)
     network, tokenizer = load(model, **loading)
-    block_size, feed, batch_size = reading.how
-    how = {"block_size": block_size, "feed": feed, "batch_size": batch_size, "tokenizer": tokenizer}
+    how = {**how, "tokenizer": tokenizer}
 
     def measure(method: str, budget: str | None) -> EvaluatedRow:
         compressed: Any = CompressedLM(network, method, budget, **how)
@@ -281,8 +283,16 @@ def evaluate_tasks(
         found = {"figures": figures, "versions": results["versions"]}
         return EvaluatedRow(method=method, budget=budget, **found)
 
-    asked = points(reading.methods, reading.budgets)
-    return measure_points(asked, measure, EvaluatedRow, report, tell)
+    return measure_points(points(specs, budgets), measure, EvaluatedRow, report, tell)
+
+
+def _check(tasks: Sequence[str], feed: str = "steps", **numbers: int | None) -> None:
+    if not tasks:
+        raise ValueError("tasks must name at least one")
+    check_choice(FEEDS, feed=feed)
+    for name, number in numbers.items():
+        if number is not None:
+            check_at_least(0 if name == "fewshot" else 1, **{name: number})
 
 
 def _task_manager(model: str, tasks: Sequence[str], include_path: Path | None) -> TaskManager:

@@ -130,7 +130,7 @@ def main(
     lengths = tokens or [4096, 8192, 16384]
     methods = ["full", "kivi@key_bits=8,value_bits=4", "rpc", "desirekv"]
     if small:
-        lengths, capacity_tokens, most = [32], 24, 2
+        lengths, capacity_tokens, most = [64], 24, 2
         methods = ["full", "desirekv@interval=16,selector=4,group=32"]
     model = tiny_llama(device) if small else _llama_8b(device)
     with progress() as bar:

@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import redirect_stdout
-from dataclasses import fields
 from pathlib import Path
 
 from kvlab.fast.lab.commands.settings import (
@@ -45,7 +44,6 @@ def evaluate(settings: _Settings) -> None:
     """
     model_location(settings.model or "reasoner")  # before libraries are loaded for it
     from kvlab.fast.lab import harness
-    from kvlab.fast.lab.evaluate.likelihood import Reading
 
     given = vars(settings) | {
         "methods": settings.specs,
@@ -54,8 +52,8 @@ def evaluate(settings: _Settings) -> None:
         "model": settings.model or str(reasoner_directory()),
     }
     del given["json"]
-    reading = Reading(**{each.name: given[each.name] for each in fields(Reading)})
-    others = {name: value for name, value in given.items() if not hasattr(reading, name)}
+    how = {name: given[name] for name in ("block_size", "feed", "batch_size")}
+    others = {name: given[name] for name in given if name not in ("methods", *how)}
 
     def report(done: int, total: int, what: str) -> None:
         errors.print(f"[{done + 1}/{total}] {what}", style="dim", highlight=False, markup=False)
@@ -69,7 +67,9 @@ def evaluate(settings: _Settings) -> None:
                 for each in harness.printed(row):
                     print_row(each)
 
-        rows = harness.evaluate_tasks(reading=reading, report=report, tell=tell, **others)
+        rows = harness.evaluate_tasks(
+            specs=settings.specs, how=how, report=report, tell=tell, **others
+        )
     folder = settings.include_path
     plain = {**given, "include_path": None if folder is None else str(folder)}
     data = {"settings": plain, **harness.to_json(rows)}

@@ -190,11 +190,11 @@ class Controls(Group):
     """Run the matched controls, too: random eviction under each method's own protection, schedule
     and budget."""
 
-    def print_gains(self, gains: Sequence[Test], measure: Measure, title: str = "") -> None:
+    def print_gains(self, gains: Sequence[Test], measure: Measure) -> None:
         """Print what methods gain over their controls, if any control ran."""
         if gains:
             if (table := gains_table(gains, measure)).rows:
-                print_table(table, title)
+                print_table(table)
             print_caption(explained(gains))
 
 

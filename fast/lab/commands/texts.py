@@ -18,11 +18,10 @@ from kvlab.fast.lab.commands.settings import (
     words,
 )
 from kvlab.fast.lab.evaluate.controls import matched
-from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, paired_tests
+from kvlab.fast.lab.evaluate.pairs import SHORT, TESTS_CAPTION, Measure, check_pairs, paired_tests
 from kvlab.fast.lab.points import BUDGET_CAPTION, Row, check_any, check_points
 from kvlab.fast.lab.sweep.compare import HELD, WHERE, run_in_memory
 from kvlab.fast.lab.sweep.plan import Sweep
-from kvlab.fast.lab.sweep.report import heat_map
 from kvlab.fast.lab.sweep.summary import (
     FULL,
     LOSS,
@@ -80,6 +79,7 @@ class _Text(Methods, Budgets, Controls, ShardedModel, Json):
         check_at_least(1, batch_size=batch)
         reads = {} if self.text is None else {"text": str(self.text)}
         pairs: Any = [tuple(each.split()) for each in self.pairs.split(";") if each.strip()]
+        check_pairs(pairs, more["methods"])
         sweep = Sweep(
             models=(self.model or "reasoner",),
             tasks=tuple(task | reads for task in tasks),
@@ -217,6 +217,8 @@ def needle(settings: _NeedleSettings) -> None:
         print_table(tabulate(named, (*WHERE, FOUND)), "all lengths, with 95 % interval")
         print_caption(BUDGET_CAPTION)
     tested = settings.compared(rows, sweep, SOLVED)
+    from kvlab.fast.lab.sweep.report import heat_map  # draws, which takes its time to load
+
     heat_map(found, settings.depths).save(settings.heat_map)
     data = {
         "settings": asdict(sweep),

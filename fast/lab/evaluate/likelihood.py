@@ -14,7 +14,6 @@ from kvlab.fast.engine.policy import Policy
 from kvlab.fast.huggingface import CompressedCache, compress
 from kvlab.fast.lab.generation import token_ids
 from kvlab.fast.lab.measure import cache_bytes, feed_in_steps, left_padded, next_tokens
-from kvlab.fast.lab.points import check_points
 from kvlab.fast.precisions import OnArrival
 from kvlab.reference.accounting import most_entries
 from kvlab.reference.checks import check_at_least, check_between, check_choice
@@ -25,38 +24,6 @@ from kvlab.reference.tasks import reasoning
 FEEDS = ("steps", "blocks")
 """``steps``: the continuation is fed token by token, as if the model had written it. ``blocks``: it
 belongs to the prompt, which is read block by block."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Methods at budgets that read texts, and how they read.
-
-    Raises:
-        ValueError: if a value is not allowed, or a method needs a budget and there is none.
-    """
-
-    methods: tuple[str, ...]
-    """Registry syntax."""
-    budgets: tuple[str, ...] = ()
-    """Entries, or percent of a text's tokens."""
-    block_size: int | None = None
-    """Tokens per block of what is read as a prompt; None reads it at once."""
-    feed: str = "steps"
-    """How continuations are fed, one of `FEEDS`."""
-    batch_size: int = 1
-    """Texts that are read together."""
-
-    def __post_init__(self) -> None:
-        check_choice(FEEDS, feed=self.feed)
-        check_at_least(1, batch_size=self.batch_size)
-        if self.block_size is not None:
-            check_at_least(1, block_size=self.block_size)
-        check_points(self.methods, self.budgets)
-
-    @property
-    def how(self) -> tuple[int | None, str, int]:
-        """Block size, feed and batch size."""
-        return self.block_size, self.feed, self.batch_size
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -21,6 +21,7 @@ from kvlab.reference.notation import Array
 from kvlab.reference.tasks import english, jumps, jumps_oracle, needle, reasoning
 
 
+@runtime_checkable
 class Problem(Protocol):
     """A text to continue, and a right continuation."""
 

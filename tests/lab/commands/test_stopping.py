@@ -85,11 +85,12 @@ def test_a_method_that_fails_is_a_row_beside_the_others(typed, rows, here, noise
     lines = [n for n, text in enumerate(BROKEN.splitlines(), 1) if "raise" in text]
     with methods_named(tmp_path / "broken.py"):
         data = invoke(f"{typed} --json", places)
-        shown = data if rows == "rows" else invoke(typed, places)  # models take their time
+        shown = invoke(typed, places) if rows in (None, "methods") else data  # models take time
     assert (shown.exit_code, data.exit_code) == (1, 1), (shown.output, shown.exception)
     reason = f"KeyError: 'depth' (broken.py, line {lines['early' in typed]})"
     assert reason in " ".join(shown.stdout.split())
     found = json.loads(data.stdout)[rows] if rows else json.loads(data.stdout)
+    found = found[0]["rows"] if rows == "lengths" else found
     refusals = {row.get("method", row.get("spec")): row["refusal"] for row in found}
     assert refusals.pop("knorm") is None
     assert reason in refusals.popitem()[1]

@@ -23,7 +23,6 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 
 from kvlab.fast.lab import harness  # noqa: E402
 from kvlab.fast.lab.cli import app  # noqa: E402
-from kvlab.fast.lab.evaluate.likelihood import Reading  # noqa: E402
 from kvlab.fast.lab.harness import OPTIONS, CompressedLM, evaluate_tasks  # noqa: E402
 from kvlab.fast.lab.start import main  # noqa: E402
 from kvlab.fast.lab.tables import tabulate  # noqa: E402
@@ -232,7 +231,7 @@ def test_an_unknown_task_is_refused(monkeypatch):
     """Without the 14,000 files of lm-eval's own tasks, which take longer to read than a test."""
     monkeypatch.setattr(harness, "TaskManager", partial(TaskManager, include_defaults=False))
     with pytest.raises(ValueError, match="unknown task 'no_such_task'"):
-        evaluate_tasks(str(reasoner_directory()), ("no_such_task",), Reading(("full",)))
+        evaluate_tasks(str(reasoner_directory()), ("no_such_task",), ("full",))
 
 
 def test_options_of_a_method_may_follow_as_arguments(model):
