@@ -77,6 +77,7 @@ class _Text(Methods, Budgets, Controls, ShardedModel, Json):
         usual = 1 if self.own_task() is None else 32
         batch = usual if self.batch_size is None else self.batch_size
         check_at_least(1, batch_size=batch)
+        self.content()  # refused by name if it cannot be read
         reads = {} if self.text is None else {"text": str(self.text)}
         pairs: Any = [tuple(each.split()) for each in self.pairs.split(";") if each.strip()]
         check_pairs(pairs, more["methods"])

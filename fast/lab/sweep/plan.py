@@ -91,7 +91,7 @@ def _part(asked: "str | dict[str, Any]", sweep: "Sweep") -> Part:
     usual = {name: getattr(sweep, name) for name in hints if name != "task"}
     task = find_task(given["task"])
     if isinstance(task, Rated):
-        block_size = sweep.block_size or task.block_size
+        block_size = task.block_size if sweep.block_size is None else sweep.block_size
         usual |= {"measured": 0, "to_first_error": False, "block_size": block_size}
         usual |= {} if task.drawn else {"seeds": (0,)}
     return Part(**(usual | given))
