@@ -1,37 +1,50 @@
 """The dial: what a score gains over its control when every fact is stated several times.
 
-In ``docs``, ``python -m study.dial .`` draws it.
+In ``docs``, ``python -m study.dial .`` draws it and prints every figure.
 """
 
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
-from kvlab.fast.lab.drawing import GREY, Picture, canvas, finish
+from kvlab.fast.lab.drawing import Picture, canvas, finish
+from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.run import read_stored
-from kvlab.fast.lab.sweep.summary import summarise
-from study.stored import RESULTS
+from kvlab.fast.lab.sweep.summary import ACCEPTED, summarise
+from kvlab.reference.tasks.jumps import STEP
+from study.stored import RESULTS, spread
+
+WRONG, FEWER = "wrong tokens per step", "fewer than the control's"
 
 
 def draw() -> Picture:
-    """Draw the gain of every score, and of the oracle, over the control; a panel per budget."""
-    stored = summarise(read_stored(RESULTS / "dial"))
-    found = {vars(find_task(each.task))["copies"]: each for each in stored}
-    copies, budgets = sorted(found), stored[0].budgets
-    figure, panels = canvas(len(budgets), width=8.5, height=3.8, sharey=True)
-    for axes, budget in zip(panels, budgets, strict=True):
-        lines = [
-            [t for t in found[n].tests if t.budget == found[n].budgets[budget]] for n in copies
-        ]
-        for line in zip(*lines, strict=True):
-            gain = 100 * np.array([[*vars(test.difference).values()] for test in line]).T
-            axes.errorbar(copies, gain[0], abs(gain[1:] - gain[0]), label=line[0].second)
-        axes.axhline(0, color=GREY, linewidth=0.8)
-        axes.set(xlabel="times that a fact is stated", xticks=copies, title=f"budget {budget}")
-    panels[0].set_ylabel("programs solved above the control's, points")
-    return finish(figure, "Gain over random eviction against copies of each fact.", "below")
+    """Draw both measures against the copies of a fact, a column per budget; print what is drawn."""
+    lines: dict[tuple[str, str, str], dict[int, Interval]] = defaultdict(dict)
+    for found in summarise(read_stored(RESULTS / "dial")):
+        copies = vars(find_task(found.task))["copies"]
+        step, texts = STEP - 1 + copies, {n: text for text, n in found.budgets.items()}
+        for point in found.points:
+            share = point.accepted
+            assert share and point.budget
+            ends = (step * (1 - x) for x in (share.mean, share.high, share.low))
+            lines[WRONG, texts[point.budget], point.method][copies] = Interval(*ends)
+        for test in found.tests:
+            if test.measure == ACCEPTED.name:
+                ends = (step * x for x in vars(test.difference).values())
+                lines[FEWER, texts[int(test.budget or 0)], test.second][copies] = Interval(*ends)
+    rows, budgets, methods = (list(dict.fromkeys(each)) for each in zip(*lines, strict=True))
+    figure, panels = canvas(len(budgets), len(rows), width=8.5, height=7, sharex=True, sharey="row")
+    for (row, budget, method), values in lines.items():
+        axes = panels[rows.index(row) * len(budgets) + budgets.index(budget)]
+        x = sorted(values)
+        y = np.array([[*vars(values[n]).values()] for n in x]).T
+        axes.errorbar(x, y[0], abs(y[1:] - y[0]), label=method, color=f"C{methods.index(method)}")
+        axes.set(xlabel="times that a fact is stated", xticks=x, ylabel=row, title=budget)
+        print(row, budget, method, *(spread(values[n], ".2f") for n in x), sep=" | ")
+    return finish(figure, "Wrong tokens per step against copies of each fact.", "below")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def sources(problem: Problem) -> list[tuple[int, int]]:
     for step in problem.steps:
         line = line_at[step.line.label]
         pairs += [(label + X, value_at[step.line.x]), (label + Y, value_at[step.line.y])]
-        pairs += [(label + RESULT - 1, line + offset) for offset in range(problem.step)]
+        pairs += [(label + problem.step - 2, line + i) for i in range(problem.step)]
         value_at[step.line.y], value_at[step.line.x] = label + Y_VALUE, label + RESULT
         label += problem.step
     return pairs

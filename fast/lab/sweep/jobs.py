@@ -155,13 +155,18 @@ def _solve(job: Job, questions: Sequence[Question]) -> list[Found]:
 
 
 def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
-    from kvlab.fast.lab.evaluate.likelihood import Passage, rate
+    from kvlab.fast.lab.evaluate.likelihood import Passage, likelihoods, rate
+    from kvlab.fast.methods import port
 
     task, backend = find_task(job.task), _backend(job)
     assert isinstance(backend, FastBackend)
     passages = [Passage(each.prompt, each.solution) for each in questions]
     started, how = perf_counter(), (job.block_size, _feed(job), len(passages))
-    found = rate(backend.model, job.seeded, job.budget, passages, *how)
+    if job.drafts:
+        policy = port(_policy(job, questions))
+        found = likelihoods(backend.model, lambda _: policy, passages, [None] * len(passages), *how)
+    else:
+        found = rate(backend.model, job.seeded, job.budget, passages, *how)
     took = (perf_counter() - started) / sum(len(each.rated) for each in passages)
     return [
         {

@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 IGNORED = -100
 """Target that the loss leaves out."""
+HEADS, KV_HEADS = 4, 2
 CHECKPOINT_SECONDS = 120.0
 LOG_EVERY = 50
 
@@ -91,6 +92,10 @@ class Curriculum(ABC):
         ``right`` says of every token whether it was written rightly, or not asked for.
         """
 
+    def mask(self, batch: Batch) -> Tensor | None:
+        """Return what is added to attention scores, ``[rows, heads, length, length]``, if any."""
+        return None
+
     def held(self, model: LlamaForCausalLM) -> Iterable[Tensor]:
         """Return weights that stay as they are in the present stage."""
         return ()
@@ -149,8 +154,8 @@ def build_model(
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
         tie_word_embeddings=True,
         bos_token_id=ids[curriculum.end],
         eos_token_id=ids[curriculum.end],
@@ -231,8 +236,10 @@ class Training:
             group["lr"] = self.curriculum.recipe.rate(self.step)
         asked = batch.targets != IGNORED
         targets = batch.targets[asked].to(self.device)
-        hidden = self.model.model(batch.inputs.to(self.device), use_cache=False).last_hidden_state
-        logits = self.model.lm_head(hidden[asked.to(self.device)])
+        mask = self.curriculum.mask(batch)
+        mask = None if mask is None else mask.to(self.device)
+        read = self.model.model(batch.inputs.to(self.device), mask, use_cache=False)
+        logits = self.model.lm_head(read.last_hidden_state[asked.to(self.device)])
         loss = torch.nn.functional.cross_entropy(logits, targets)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

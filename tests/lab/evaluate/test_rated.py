@@ -185,13 +185,15 @@ def test_commands_test_pairs_and_mark_rows_above_their_budget(
 
 def test_tokens_accepted_are_those_on_which_both_caches_agree():
     """What is measured along the full cache's answers is an independent count of the same."""
-    asked = {"methods": ["full", "h2o"], "budgets": [60], "problems": 2, "batch": 2}
+    asked = {"methods": ["full", "h2o", "oracle"], "budgets": [60], "problems": 2, "batch": 2}
     asked["tasks"] = ["jumps@fewest=8,most=10"]
     (drafted,) = summarise(run_in_memory(make_sweep({**asked, "drafts": True})))
     (measured,) = summarise(run_in_memory(make_sweep({**asked, "measured": 2})))
-    h2o, full = (drafted.point(name, budget) for name, budget in (("h2o", 60), ("full", None)))
-    assert h2o.drafts == pytest.approx(measured.point("h2o", 60).figures["agreement"], abs=DECIMALS)
-    assert 0 < min(h2o.drafts) < 1 and full.drafts == (1.0, 1.0)
+    full, h2o, oracle = (drafted.point(name, 60) for name in asked["methods"])
+    for drafts in (h2o, oracle):
+        agreement = measured.point(drafts.method, 60).figures["agreement"]
+        assert drafts.drafts == pytest.approx(agreement, abs=DECIMALS)
+    assert 0 < min(h2o.drafts) < min(oracle.drafts) and full.drafts == (1.0, 1.0)
     assert h2o.outcomes == tuple(
         solved and share == 1 for solved, share in zip(full.outcomes, h2o.drafts, strict=True)
     )

@@ -80,6 +80,20 @@ def test_the_look_ups_stay_while_they_are_held(tmp_path):
         assert same == [stage == 0] * 6
 
 
+def test_entries_of_restated_programs_are_hidden_from_later_queries():
+    curriculum = train_restated.Curriculum(train_restated.Recipe())
+    (once,), (twice,) = (jumps.held_out(1, size=Size(1, 6, 2, 9, copies)) for copies in (1, 2))
+    empty = torch.zeros(3, 60, dtype=torch.long)
+    assert curriculum.mask(small_model.Batch(empty, empty, [once])) is None
+    mask = curriculum.mask(small_model.Batch(empty, empty, [twice]))
+    hidden, newest = mask.isinf(), train_restated.NEWEST
+    age = torch.arange(60)[:, None] - torch.arange(60)
+    assert hidden[..., age < 0].all() and not hidden[..., (age >= 0) & (age < newest)].any()
+    assert 0 < hidden[:, :, -1].float().mean() < 0.35 and not hidden[..., 0].any()
+    assert torch.equal(hidden[:, ::2], hidden[:, 1::2])
+    assert not torch.equal(hidden[:, 0], hidden[:, 2])
+
+
 @pytest.mark.parametrize(
     "curriculum",
     [
