@@ -14,10 +14,10 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.evaluate.tasks import find_task
 from kvlab.fast.lab.sweep.run import read_stored
 from kvlab.fast.lab.sweep.summary import ACCEPTED, summarise
-from kvlab.reference.tasks.jumps import STEP
+from kvlab.reference.tasks.jumps import FACTS
 from study.stored import RESULTS, spread
 
-WRONG, FEWER = "wrong tokens per step", "fewer than the control's"
+WRONG, FEWER = "wrong facts per step", "fewer than the control's"
 
 
 def draw() -> Picture:
@@ -25,15 +25,15 @@ def draw() -> Picture:
     lines: dict[tuple[str, str, str], dict[int, Interval]] = defaultdict(dict)
     for found in summarise(read_stored(RESULTS / "dial")):
         copies = vars(find_task(found.task))["copies"]
-        step, texts = STEP - 1 + copies, {n: text for text, n in found.budgets.items()}
+        texts = {entries: text for text, entries in found.budgets.items()}
         for point in found.points:
-            share = point.accepted
-            assert share and point.budget
-            ends = (step * (1 - x) for x in (share.mean, share.high, share.low))
-            lines[WRONG, texts[point.budget], point.method][copies] = Interval(*ends)
+            assert point.accepted and point.budget
+            mean, low, high = (len(FACTS) * (1 - x) for x in vars(point.accepted).values())
+            wrong = Interval(mean, high, low)
+            lines[WRONG, texts[point.budget], point.method][copies] = wrong
         for test in found.tests:
             if test.measure == ACCEPTED.name:
-                ends = (step * x for x in vars(test.difference).values())
+                ends = (len(FACTS) * x for x in vars(test.difference).values())
                 lines[FEWER, texts[int(test.budget or 0)], test.second][copies] = Interval(*ends)
     rows, budgets, methods = (list(dict.fromkeys(each)) for each in zip(*lines, strict=True))
     figure, panels = canvas(len(budgets), len(rows), width=8.5, height=7, sharex=True, sharey="row")
@@ -44,7 +44,7 @@ def draw() -> Picture:
         axes.errorbar(x, y[0], abs(y[1:] - y[0]), label=method, color=f"C{methods.index(method)}")
         axes.set(xlabel="times that a fact is stated", xticks=x, ylabel=row, title=budget)
         print(row, budget, method, *(spread(values[n], ".2f") for n in x), sep=" | ")
-    return finish(figure, "Wrong tokens per step against copies of each fact.", "below")
+    return finish(figure, "Wrong facts per step against copies of each fact.", "below")
 
 
 if __name__ == "__main__":

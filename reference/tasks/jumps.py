@@ -52,6 +52,8 @@ STEP = 9
 """Tokens of a step, and of a line of the program, that state a result once."""
 X, X_VALUE, Y, Y_VALUE, SUM, RESULT = 1, 2, 4, 5, 7, 8
 """Places of the parts of a step; the label is at place 0."""
+FACTS = X, X_VALUE, Y, Y_VALUE
+"""Places of what a step copies from anywhere in the text."""
 
 _DRAWN = 4096
 """Programs that are drawn at once: most of them halt too early or never."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from kvlab.reference.checks import check_at_least, check_between, check_choice
 from kvlab.reference.method import check_options
@@ -128,6 +128,10 @@ class Task(ABC):
             found.append(Question(number, each, [*before, *after], solution, len(before)))
         return found
 
+    def counts(self, tokens: int) -> Bool[Array, " t"]:
+        """Return which tokens of a draft count, of so many."""
+        return np.ones(tokens, dtype=bool)
+
     def next_use(self, problem: Any) -> Int[Array, "t t"]:
         """Return for every moment and every entry which query uses the entry next."""
         raise ValueError(f"task {type(self).__name__.lower()} has no oracle")
@@ -153,7 +157,7 @@ class Reasoning(Task):
 
 @dataclass(frozen=True)
 class Jumps(Task):
-    """Jump programs (`kvlab.reference.tasks.jumps`); the options are those of `jumps.Size`."""
+    """Jump programs (`kvlab.reference.tasks.jumps`); other options are those of `jumps.Size`."""
 
     one_answer = True
 
@@ -162,13 +166,22 @@ class Jumps(Task):
     fewest: int = 45
     most: int = 65
     copies: int = 1
+    facts: bool = False
+    """Whether only the four tokens of a step count in drafts that are copied from other places: the
+    names of its registers and their values. How often a result is restated then does not count."""
 
     @property
     def recent(self) -> int:
         return jumps.STEP - 1 + self.copies
 
     def problems(self, count: int, seed: int) -> Sequence[jumps.Problem]:
-        return jumps.held_out(count, seed, jumps.Size(**vars(self)))
+        size = {name: value for name, value in vars(self).items() if name != "facts"}
+        return jumps.held_out(count, seed, jumps.Size(**size))
+
+    def counts(self, tokens: int) -> Bool[Array, " t"]:
+        """Return which tokens of a run count in drafts: all, or those that state facts."""
+        places = (1 + np.arange(tokens)) % self.recent
+        return np.isin(places, jumps.FACTS) | (not self.facts)
 
     def grade(self, problem: jumps.Problem, text: str) -> Outcome:
         """Count a problem as solved if its whole run was written."""

@@ -38,7 +38,8 @@ its tokens, entries as `ENTRIES` says, the largest bytes, the last bits; None wh
 measured."""
 
 DRAFTED = ("accepted", "until_rejected")
-"""Of drafts: the share of tokens that the full cache accepts, and those before it rejects one."""
+"""Of drafts: the share of tokens that the full cache accepts, and those before it rejects one. Only
+those count that the task counts."""
 
 FIGURES = ("solved", "answer_correct", "loss", *DRAFTED, "tokens", "seconds_per_token", *MEASURED)
 """What is found of each problem; ``tokens`` are those that were written, or rated: then ``loss`` is
@@ -175,7 +176,7 @@ def _rate(job: Job, questions: Sequence[Question]) -> list[Found]:
                 if task.one_answer
                 else None
             ),
-            **(_accepted(each.greedy) if job.drafts else {}),
+            **(_accepted(each.greedy[task.counts(len(each.greedy))]) if job.drafts else {}),
             "loss": -float(each.logprobs.mean()),
             "tokens": len(each.logprobs),
             "seconds_per_token": took,

@@ -29,7 +29,7 @@ from kvlab.fast.lab.sweep.run import choose_engine, read_stored, run_sweep
 from kvlab.fast.lab.sweep.summary import summarise
 from kvlab.fast.models.loading import load
 from kvlab.reference import methods
-from kvlab.reference.tasks import english
+from kvlab.reference.tasks import english, jumps
 
 TEXT = "The river is long and slow. Nobody knows where it begins, or why. " * 30
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "sweep"
@@ -197,6 +197,15 @@ def test_tokens_accepted_are_those_on_which_both_caches_agree():
     assert h2o.outcomes == tuple(
         solved and share == 1 for solved, share in zip(full.outcomes, h2o.drafts, strict=True)
     )
+
+
+def test_only_the_facts_of_restated_steps_count_where_that_is_asked():
+    (problem,) = jumps.held_out(1, size=jumps.Size(copies=3))
+    written, (step, *others) = np.array(problem.solution.split(" ")), problem.steps
+    counted = written[find_task("jumps@copies=3,facts=true").counts(len(written))].tolist()
+    x, y = jumps.REGISTERS[step.line.x], jumps.REGISTERS[step.line.y]
+    assert counted[:4] == [x, f"{x}{step.x}", y, f"{y}{step.y}"]
+    assert len(counted) == 4 * len([step, *others]) and find_task("jumps").counts(9).all()
 
 
 def test_a_draft_ends_at_its_first_rejected_token():
