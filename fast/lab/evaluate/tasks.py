@@ -180,8 +180,9 @@ class Jumps(Task):
 
     def counts(self, tokens: int) -> Bool[Array, " t"]:
         """Return which tokens of a run count in drafts: all, or those that state facts."""
-        places = (1 + np.arange(tokens)) % self.recent
-        return np.isin(places, jumps.FACTS) | (not self.facts)
+        facts = np.isin((1 + np.arange(tokens)) % self.recent, jumps.FACTS)
+        facts[-1:] = False  # the last token ends the run
+        return facts | (not self.facts)
 
     def grade(self, problem: jumps.Problem, text: str) -> Outcome:
         """Count a problem as solved if its whole run was written."""
