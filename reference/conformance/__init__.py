@@ -4,9 +4,9 @@
 docs/conformance.md. An operation is described in ``operations.toml`` and answered by a function of
 `blocks`, `stages` or `whole_cache`. Its cases are read (`vectors`) or drawn (`made`, of `draws` and
 ``drawn.toml``), and compared in one place, `vectors.difference`. The published vectors lie in
-``vectors/``, ``caches/``, ``caches_1.1/`` and ``memory_1.2/``; ``kvlab conformance verify`` compares
-them with today's reference. A method without published vectors is tested on cases that are made on
-the spot, from its examples.
+``vectors/``, ``caches/``, ``caches_1.1/`` and ``memory_1.2/``; ``kvlab conformance verify``
+compares them with today's reference. A method without published vectors is tested on cases that are
+made on the spot, from its examples.
 """
 
 from kvlab.reference.conformance.checker import cases, check, published

@@ -4,8 +4,8 @@
 tensor that occurs twice is stored once.
 
 Published files never change. The commit 16146a8 made those of the specifications up to 1.1: its
-``kvlab conformance generate`` draws the same inputs and writes the same bytes. Here, today's reference answers the
-stored inputs anew, and `check_answers` compares.
+``kvlab conformance generate`` draws the same inputs and writes the same bytes. Here, today's
+reference answers the stored inputs anew, and `check_answers` compares.
 """
 
 import hashlib
