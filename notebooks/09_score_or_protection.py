@@ -76,3 +76,4 @@ for key, number in given.items():
 # - A method's result is that of its score **and** of its protection.
 # - Only the gain over random eviction with the same protection is the score's.
 # - Which of the two decides depends on how often a text repeats what is needed.
+# - All scores under all protections, on two models, are in `docs/score_or_protection.md`.

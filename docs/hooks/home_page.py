@@ -1,4 +1,4 @@
-"""The first page: the study's tables and picture, and a generation to play."""
+"""The first page plays a generation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from mkdocs.utils.meta import get_data
 
-from kvlab.fast.lab.sweep.plan import ORACLE
-from kvlab.fast.lab.sweep.report import solved_over_memory
-from kvlab.fast.lab.tables import escape_markdown
 from kvlab.fast.lab.viewing import (
     Source,
     ViewedRow,
@@ -23,14 +19,12 @@ from kvlab.fast.lab.viewing import (
     write_viewer,
 )
 from kvlab.fast.models import fetched_directory, is_fetched
-from kvlab.reference import methods
-from study import equal_bytes, overview
 from study.stored import REAL
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs" / "methods"
 
-BUDGETS = ("20%", "30%", "50%")
+MARK = "<!-- played -->"
+"""Where the page plays it."""
 
 LARGEST = 2_000_000
 """Bytes of a page that is played."""
@@ -46,57 +40,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace the marks of the page by what the package found.
+    """Play a generation at the mark of the page.
 
     Raises:
-        PluginError: if a mark is missing.
+        PluginError: if the mark is missing.
     """
     if page.file.src_uri != "index.md":
         return markdown
-    for name, part in parts().items():
-        mark = f"<!-- {name} -->"
-        if markdown.count(mark) != 1:
-            raise PluginError(f"docs/index.md must hold {mark} once")
-        markdown = markdown.replace(mark, part)
-    return markdown
-
-
-# --- the study -----------------------------------------------------------------------------------
-
-
-@cache
-def parts() -> dict[str, str]:
-    """Return the generated parts, each by the mark that it replaces."""
-    stored, found = overview.read_study()
-    specs = overview.families(stored)
-    return {
-        "budgets": overview.under_budgets(found, specs, BUDGETS).markdown(linked),
-        "budgets explained": escape_markdown(overview.explained(stored, found, specs)),
-        "own rules": overview.under_own_rules(found).markdown(linked),
-        "picture": solved_over_memory(found, specs)._repr_html_(),
-        "equal bytes": equal_bytes.chart(equal_bytes.read_panels())._repr_html_(),
-        "played": played(),
-    }
-
-
-def linked(spec: str) -> str:
-    """Write a method as a link to its page, its options on a line of their own."""
-    if spec == ORACLE:
-        return f"{ORACLE}<br><small>knows what will be needed</small>"
-    name, _, options = spec.partition("@")
-    options = f"<br><small>{escape_markdown(options)}</small>" if options else ""
-    return f"[`{name}`](methods/{method_pages()[methods.base_name(spec)]}){options}"
-
-
-@cache
-def method_pages() -> dict[str, str]:
-    """Return the file of every method's page."""
-    found = {}
-    for path in PAGES.glob("*.md"):
-        _, meta = get_data(path.read_text(encoding="utf-8"))
-        for name in (meta["method"], *meta.get("also", ())):
-            found[name] = path.name
-    return found
+    if markdown.count(MARK) != 1:
+        raise PluginError(f"docs/index.md must hold {MARK} once")
+    return markdown.replace(MARK, played())
 
 
 # --- the generations -----------------------------------------------------------------------------

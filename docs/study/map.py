@@ -7,7 +7,7 @@ writes the pictures, and what each knob explains as ``map.json``.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +18,10 @@ from jaxtyping import Float
 
 from kvlab.fast.lab.drawing import Picture, canvas, finish
 from kvlab.fast.lab.evaluate.controls import is_significant
-from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure
+from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, every_pair, paired_tests
 from kvlab.fast.lab.evaluate.statistics import Interval
-from kvlab.fast.lab.sweep.summary import main_measure
+from kvlab.fast.lab.sweep.summary import ACCEPTED, main_measure
+from kvlab.fast.lab.tables import Table
 from kvlab.reference.notation import Array
 from study.stored import stored_summary
 
@@ -56,9 +57,30 @@ PROTECTIONS = {
 PANELS = {
     "jumps": (("map_jumps", "20%"), ("map_jumps", "30%"), ("map_jumps", "50%")),
     "smollm2": (("map_writing", "30%"), ("map_loss", "30%"), ("map_needle", "50%")),
+    "both": (("map_jumps", "50%"), ("map_writing", "30%")),
 }
-"""Sweep and budget of each panel of a model's picture."""
-TITLES = {"solved": "programs solved, %", "accepted": "tokens accepted, %"}
+"""Sweep and budget of each panel of a picture."""
+OPEN = (
+    (("map_jumps", "50%"), ("map_jumps_drafts", "50%")),
+    (("map_loss", "30%"), ("map_writing", "30%")),
+    (("map_needle", "50%"), ("map_writing", "30%")),
+)
+"""Sweeps and budgets, and the accepted length beside which their verdicts stand."""
+OF_PAPERS = (
+    *("caote:tova", "caote:h2o", "lazy_eviction@window=104,threshold=0.01,reduce=mean"),
+    *(
+        "lazy_eviction@threshold=0.01",
+        "ahakv@recent=16",
+        "desirekv@interval=32,selector=8,group=32",
+    ),
+)
+"""Methods of the four papers, with protections of their own."""
+TITLES = {
+    "map_jumps": "Jump programs solved, %",
+    "map_writing": "SmolLM2 writes: tokens accepted, %",
+    "map_loss": "SmolLM2 reads: nats above the full cache",
+    "map_needle": "SmolLM2: needles found, %",
+}
 
 
 @dataclass(frozen=True)
@@ -175,15 +197,57 @@ def _draw(axes: Any, each: Panel, names: bool) -> None:
     axes.set_yticks(range(len(each.scores)), [SCORES[s] for s in each.scores] if names else [])
     axes.tick_params(labelsize=7.5, length=0)
     axes.spines[:].set_visible(False)
-    what = TITLES.get(each.measure.name, "nats above the full cache")
-    what = "needles found, %" if each.task.startswith("needle") else what
     knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
-    axes.set_title(f"{what}, budget {each.budget}\nexplained by {knobs}", fontsize=8.5)
+    title = f"{TITLES[each.sweep]}; budget {each.budget}"
+    axes.set_title(f"{title}\nexplained by {knobs}", fontsize=8.5)
+
+
+def papers(sweep: str) -> Table:
+    """List what each method drafts rightly without and with its score, and its protection."""
+    found = {point.method: point.accepted for point in stored_summary(sweep).points}
+    rows = []
+    for spec in OF_PAPERS:
+        bare = f"{spec}{',' if '@' in spec else '@'}protected=nothing"
+        specs = f"random:{bare}", f"random:{spec}", bare, spec
+        if cells := [interval.percent() for each in specs if (interval := found.get(each))]:
+            rows.append([spec, *cells])
+    return Table(("", "neither", "protection alone", "score alone", "both"), rows)
+
+
+def left_open() -> Iterator[dict[str, Any]]:
+    """Count the pairs of scores that a measure leaves open, and those that drafts decide."""
+    for sweep, drafts in OPEN:
+        decided = []
+        for protection in PROTECTIONS:
+            one, two = _decided(protection, *sweep), _decided(protection, *drafts, ACCEPTED)
+            decided += [(one[pair], two[pair]) for pair in one.keys() & two.keys()]
+        yield {
+            **{"sweep": sweep[0], "drafts": drafts[0], "pairs": len(decided)},
+            "open": sum(not by_first for by_first, _ in decided),
+            "decided by drafts": sum(b > a for a, b in decided),
+            "not decided by drafts": sum(a > b for a, b in decided),
+        }
+
+
+def _decided(
+    protection: str, sweep: str, budget: str, measure: Measure | None = None
+) -> dict[frozenset[str], bool]:
+    """Say which pairs of scores are told apart; Holm's correction is over all of them."""
+    found = stored_summary(sweep)
+    named = [(*_split(row.method), row) for row in found.points]
+    rows = [
+        replace(row, method=score)
+        for score, own, row in named
+        if score in SCORES and (own, row.budget) == (protection, found.budgets[budget])
+    ]
+    pairs = every_pair([row.method for row in rows])
+    tests = paired_tests(rows, pairs, measure or main_measure(found.points))
+    return {frozenset((each.first, each.second)): each.verdict in SCORES for each in tests}
 
 
 def figures() -> Iterator[dict[str, Any]]:
     """Yield what each panel says as plain data."""
-    for model, panels in PANELS.items():
+    for model, panels in (*PANELS.items(),)[:2]:
         for each in (panel(*asked) for asked in panels):
             yield {
                 "model": model,
@@ -200,7 +264,7 @@ def main(directory: Annotated[Path, typer.Argument(help="Where the pages are.")]
     """Write the pictures and the figures."""
     for model in PANELS:
         draw(model).save(directory / "images" / f"map-{model}.svg")
-    text = json.dumps(list(figures()), indent=1)
+    text = json.dumps([*figures(), *left_open()], indent=1)
     (directory / "images" / "map.json").write_text(f"{text}\n", encoding="utf-8")
 
 

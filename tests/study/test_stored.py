@@ -35,6 +35,15 @@ def needles(place, method):
     return vars(found.point(method, entries(place)).interval).values()
 
 
+def drafted(place, name):
+    (point,) = (
+        point
+        for point in stored_summary(place.command.rpartition(" ")[2]).points
+        if point.method == name.partition(": ")[2]
+    )
+    return vars(point.accepted).values()
+
+
 def entries(place):
     (number,) = re.findall(r"([\d,]+) entries", place.where)
     return int(number.replace(",", ""))
@@ -47,6 +56,7 @@ def entries(place):
         (f"study.output_errors --model {REAL}", 1, output_error),
         (f"perplexity --model {REAL}", 2, loss),
         ("results/needle", 4, needles),
+        ("results/papers", 8, drafted),
     ],
 )
 def test_the_ledger_has_what_is_stored(command, rows, figures_of):
@@ -58,7 +68,7 @@ def test_the_ledger_has_what_is_stored(command, rows, figures_of):
 
 
 def test_without_protection_neither_h2o_nor_caote_solves_a_program():
-    """README and docs/index.md say so, beside what CAOTE gains where the newest half is safe."""
+    """Errata and ledger say so, beside what CAOTE gains where the newest half is safe."""
     points = [p for p in stored_summary("study").points if p.method.endswith("h2o@recent=0")]
     assert {each.method for each in points} == {"h2o@recent=0", "caote:h2o@recent=0"}
     assert not any(any(each.outcomes) for each in points)
