@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from jaxtyping import Float
 
 from kvlab.fast.lab.drawing import Picture, canvas, finish
 from kvlab.fast.lab.evaluate.controls import is_significant
-from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, every_pair, paired_tests
+from kvlab.fast.lab.evaluate.pairs import LEVEL, Measure, paired_tests
 from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import ACCEPTED, main_measure
 from kvlab.fast.lab.tables import Table
@@ -240,7 +241,7 @@ def _decided(
         for score, own, row in named
         if score in SCORES and (own, row.budget) == (protection, found.budgets[budget])
     ]
-    pairs = every_pair([row.method for row in rows])
+    pairs = list(combinations([row.method for row in rows], 2))
     tests = paired_tests(rows, pairs, measure or main_measure(found.points))
     return {frozenset((each.first, each.second)): each.verdict in SCORES for each in tests}
 
