@@ -57,14 +57,14 @@ PROTECTIONS = {
 """Protections in the order of the columns."""
 PANELS = {
     "jumps": (("map_jumps", "20%"), ("map_jumps", "30%"), ("map_jumps", "50%")),
-    "smollm2": (("map_writing", "30%"), ("map_loss", "30%"), ("map_needle", "50%")),
+    "smollm2": (("map_writing", "30%"), ("map_loss", "30%"), ("map_needle", "506")),
     "both": (("map_jumps", "50%"), ("map_writing", "30%")),
 }
 """Sweep and budget of each panel of a picture."""
 OPEN = (
     (("map_jumps", "50%"), ("map_jumps_drafts", "50%")),
     (("map_loss", "30%"), ("map_writing", "30%")),
-    (("map_needle", "50%"), ("map_writing", "30%")),
+    (("map_needle", "506"), ("map_writing", "30%")),
 )
 """Sweeps and budgets, and the accepted length beside which their verdicts stand."""
 OF_PAPERS = (
@@ -152,7 +152,7 @@ def _explained(shown: Sequence[str], values: Any, resamples: int = 1000) -> dict
     draws += [units[:, :, rng.integers(n, size=n)].mean(axis=2) for _ in range(resamples)]
     shares = np.array([_shares(each) for each in draws])
     low, high = np.quantile(shares[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    names = ("score", "protection", "both together")
+    names = ("score", "protection", "both")
     ends = zip(shares[0].tolist(), low.tolist(), high.tolist(), strict=True)
     return {name: Interval(*each) for name, each in zip(names, ends, strict=True)}
 
@@ -199,8 +199,8 @@ def _draw(axes: Any, each: Panel, names: bool) -> None:
     axes.tick_params(labelsize=7.5, length=0)
     axes.spines[:].set_visible(False)
     knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
-    title = f"{TITLES[each.sweep]}; budget {each.budget}"
-    axes.set_title(f"{title}\nexplained by {knobs}", fontsize=8.5)
+    title = f"{TITLES[each.sweep]}\nbudget {each.budget}; explained by"
+    axes.set_title(f"{title}\n{knobs}", fontsize=8)
 
 
 def papers(sweep: str) -> Table:

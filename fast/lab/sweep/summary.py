@@ -278,6 +278,7 @@ def pooled(found: Sequence[TaskSummary]) -> dict[tuple[str, str | None], list[Po
 
     Points that were refused on a task are left out; ValueError if all were.
     """
+    texts: dict[int | None, str]
     texts = {entries: text for text, entries in found[0].budgets.items()}
     points = {
         (first.method, text): [each.point(first.method, text) for each in found]
