@@ -25,10 +25,10 @@ class PooledAttention(Score[reference.PooledAttention]):
             rows = rows * counted[:, None, :, None]
         received = rows.sum(dim=2).expand_as(seen.positions)
         if clock.prefilling:
-            state.entries["prompt"].add_(received)
+            state.entries["of_prompt"].add_(received)
             return
         if not clock.rows[0].generated_before:
-            state.entries["accumulated"].add_(self.pooled(state.entries["prompt"], seen))
+            state.entries["accumulated"].add_(self.pooled(state.entries["of_prompt"], seen))
         state.entries["accumulated"].add_(self.pooled(received, seen))
 
     def pooled(self, received: PerEntry, seen: Observation) -> PerEntry:

@@ -38,7 +38,7 @@ class PooledAttention(Score):
     @property
     def columns(self) -> dict[str, Column]:
         return {
-            "prompt": Column("attention received from the prompt"),
+            "of_prompt": Column("attention received from the prompt"),
             "accumulated": Column("pooled attention received so far"),
         }
 
@@ -48,12 +48,11 @@ class PooledAttention(Score):
 
     def observe(self, state: State, seen: Observation) -> State:
         rows = reduce_group(seen.attention, "sum").sum(axis=0)
-        prompt, total = state.entries["prompt"], state.entries["accumulated"]
+        prompt, total = state.entries["of_prompt"], state.entries["accumulated"]
         if seen.clock.prefilling:
             last = seen.clock.prompt - (self.options.window or seen.clock.prompt)
-            return state.with_entries(
-                prompt=prompt + rows[seen.clock.positions >= last].sum(axis=0)
-            )
+            counted = rows[seen.clock.positions >= last].sum(axis=0)
+            return state.with_entries(of_prompt=prompt + counted)
         if not seen.clock.generated_before:
             total = total + self.pooled(prompt[0], seen)
         return state.with_entries(accumulated=total + self.pooled(rows.sum(axis=0), seen))

@@ -40,7 +40,7 @@ def test_a_prompt_in_parts_counts_as_one_step():
     state = State({name: np.zeros((1, 4)) for name in score.columns})
     parts, _ = observe_rows(score, ROWS[:4], prompt=4)
     np.testing.assert_allclose(
-        score.observe(state, whole).entries["prompt"], parts.entries["prompt"], rtol=FLOAT64
+        score.observe(state, whole).entries["of_prompt"], parts.entries["of_prompt"], rtol=FLOAT64
     )
 
 

@@ -15,7 +15,7 @@ from kvlab.reference.conformance.program import SKIPPED, Program, read_outputs, 
 
 PROGRAM = Path("docs/playground/conformance.mjs").resolve()
 MIRRORS = re.compile(r"as\s(?:\*\s)?(reference/[\w/]+\.py)")
-OTHER_METHODS = ("value_norm", "nacl", "rpc", "ddks")
+OTHER_METHODS = ("value_norm", "nacl", "rpc", "ddks", "openvino")
 """Methods of the reference that the playground does not have."""
 
 
