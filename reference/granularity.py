@@ -115,9 +115,13 @@ class Pages(Budget):
     def room(self, seen: Observation, safe: Marks) -> int:
         pages = seen.positions // self.page
         safe_pages = max(len(np.unique(row[safe[g]])) for g, row in enumerate(pages))
-        places = self.budget // self.page * self.page
+        places = self.places(seen)
         check_protected(places, safe_pages * self.page)
         return places - safe_pages * self.page
+
+    def places(self, seen: Observation) -> int:
+        """Return how many entries the pages that stay have room for."""
+        return self.budget // self.page * self.page
 
     def check(self, protect: Protect, prompt: int) -> None:
         """Raise ValueError if the budget holds fewer than two pages or less than is protected."""

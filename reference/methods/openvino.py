@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from kvlab.reference.attention import reduce_group
 from kvlab.reference.cache import Column, State
-from kvlab.reference.checks import check_at_least, check_protected
+from kvlab.reference.checks import check_at_least
 from kvlab.reference.granularity import OfPages, Pages, WholePages
 from kvlab.reference.method import Example, Method, require_budget
 from kvlab.reference.notation import Array, Marks, Scores
@@ -80,14 +80,9 @@ class PooledAttention(Score):
 class CompletePages(Pages):
     """As many complete pages as ``budget`` entries fill, and the page that is being written."""
 
-    def room(self, seen: Observation, safe: Marks) -> int:
-        pages = seen.positions // self.page
-        held = max(len(np.unique(row[safe[g]])) for g, row in enumerate(pages)) * self.page
-        places = self.budget // self.page * self.page
-        if seen.clock.seen % self.page:
-            places += self.page
-        check_protected(places, held)
-        return places - held  # [OpenVINO 3]
+    def places(self, seen: Observation) -> int:
+        being_written = self.page if seen.clock.seen % self.page else 0
+        return super().places(seen) + being_written  # [OpenVINO 3]
 
 
 @dataclass(frozen=True)
