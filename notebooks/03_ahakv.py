@@ -98,7 +98,7 @@ for k in (16, 64, 256, 720):
 # %%
 from study import checks
 
-tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-5", "AK-5b")
+tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-5")
 checks.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]

@@ -9,10 +9,9 @@ from fractions import Fraction
 from functools import cache
 from itertools import pairwise, permutations
 from math import exp, log, sqrt
-from statistics import NormalDist, mean
+from statistics import mean
 from typing import Any
 
-import mpmath
 import numpy as np
 import sympy
 from jaxtyping import Float
@@ -31,8 +30,8 @@ from kvlab.reference.proofs.claim import (
     measured,
     refuted,
 )
-from kvlab.reference.proofs.definitions import ROUNDING, identity, random_caches, spearman, steps
-from kvlab.reference.simulator.observed import observe_heads, surprise
+from kvlab.reference.proofs.definitions import identity, spearman, steps
+from kvlab.reference.simulator.observed import observe_heads
 
 PAPER = Paper("ahakv", "AhaKV", "arXiv 2506.03762, as summarised")
 MODEL = reasoner_directory()
@@ -61,16 +60,6 @@ def mean_entropy(i: int, deviation: float, draws: int = 400) -> tuple[float, flo
 def step_gain(i: int, k: int) -> float:
     """Deviation of SG-softmax's logits: λ√d = √(2 ln(i/k)), for keys and queries of variance 1."""
     return sqrt(2 * log(i / k))
-
-
-def frozen_exponent(i: int, s: float) -> float:
-    """Exponent μ of the Poisson-Dirichlet weights of i Gaussian logits of deviation s."""
-    return NormalDist().inv_cdf(1 - 1 / i) / s
-
-
-def frozen_mean(mu: float) -> float:
-    """Mean entropy ψ(1) − ψ(1 − μ) of Poisson-Dirichlet weights; infinite from μ = 1 on."""
-    return float(mpmath.digamma(1) - mpmath.digamma(1 - mu)) if mu < 1 else np.inf
 
 
 def expected_score(n: int, first_row: int, j: int) -> Fraction:
@@ -208,20 +197,6 @@ def positions_are_not_exchangeable() -> Finding:
     )
 
 
-@PAPER.ours("AK-11", "Open question 2, top-k accumulators", Verdict.EXHAUSTIVE)
-def largest_rows_keep_the_bias() -> Finding:
-    """Summing the r largest terms of every token, instead of those of the last r rows, gives all
-    tokens equally many terms, too, but keeps the positional bias.
-    """
-    for n in range(2, 31):
-        for r in range(1, n):
-            terms = [[Fraction(1, i) for i in range(j, n + 1)] for j in range(1, n - r + 2)]
-            scores = [sum(sorted(each)[-r:], Fraction(0)) for each in terms]
-            if any(later >= earlier for earlier, later in pairwise(scores)):
-                return refuted(f"n = {n}, r = {r}: scores {', '.join(map(str, scores))}")
-    return exhaustive("every n up to 30: the scores fall with every position")
-
-
 @PAPER.ours("AK-3", "E[H] for logits of any variance", Verdict.ASYMPTOTIC)
 def entropy_of_gaussian_logits() -> Finding:
     """The expected entropy of a softmax over i Gaussian logits of variance s² is ln i − s²/2.
@@ -250,25 +225,6 @@ def entropy_of_gaussian_logits() -> Finding:
         f"s² = ½ ln i by {', '.join(f'{off[i, 0.5]:.3f}' for i in (256, 1024, 4096))} for i = 256, "
         f"1024, 4096. It breaks towards s² = 2 ln i: at i = 4096 off by {off[4096, 1.0]:.2f} at "
         f"s² = ln i and by {off[4096, 2.0]:.2f} at s² = 2 ln i"
-    )
-
-
-@PAPER.ours("AK-3b", "E[H], the other phase", Verdict.ASYMPTOTIC)
-def frozen_entropy() -> Finding:
-    """Beyond s² = 2 ln i few logits share all attention: the weights are Poisson-Dirichlet, and
-    E[H] = ψ(1) − ψ(1 − μ) with μ = Φ⁻¹(1 − 1/i)/s at finite i.
-    """
-    worst = 0.0
-    for i in (256, 1024, 4096):
-        for part in (6, 10):
-            s = sqrt(part * log(i))
-            mean, error = mean_entropy(i, s)
-            claimed = frozen_mean(frozen_exponent(i, s))
-            worst = max(worst, abs(claimed - mean) / mean)
-            if abs(claimed - mean) > 0.08 * mean + STANDARD_ERRORS * error:
-                return refuted(f"i = {i}, s² = {part} ln i: {mean:.3f}, formula {claimed:.3f}")
-    return asymptotic(
-        f"Monte Carlo, 400 draws, i = 256 to 4096, s² = 6 and 10 ln i: within {worst:.1%}"
     )
 
 
@@ -346,56 +302,6 @@ def gain_reaches_the_budget() -> Finding:
     )
 
 
-@PAPER.ours("AK-5b", "Eq. 12 with small budgets", Verdict.VERIFIED)
-def small_budgets_are_missed() -> Finding:
-    """At the λ of Eq. 12 exp(E[H]) is within 0.1 nats of k for k ≥ 8√i, and misses small k by far:
-    the weight of a softmax sits near s standard deviations above the mean, s being the logits'
-    deviation; if the largest of i samples lies there, too, half of the weight has no sample.
-    """
-    draws, reached = 200, [(i, int(np.ceil(8 * sqrt(i)))) for i in (256, 1024, 4096)]
-
-    def off(i: int, k: int) -> float:
-        return abs(mean_entropy(i, step_gain(i, k), draws)[0] - log(k))
-
-    i, k = 4096, 16
-    largest = float(gaussians(i, draws).max(axis=1).mean())
-    missing = 1 - NormalDist(step_gain(i, k)).cdf(largest)
-    return measured(
-        off(i, k) > 0.5 and all(off(*size) <= 0.1 for size in reached),
-        f"Monte Carlo, {draws} draws, i = {i}, k = {k}: exp(E[H]) is off by {off(i, k):.2f} nats; "
-        f"the weight is centred at {step_gain(i, k):.2f}, the largest sample lies at "
-        f"{largest:.2f}: {missing:.0%} has none",
-    )
-
-
-@PAPER.ours("AK-12", "Next check 2, λ times 0.5 to 2", Verdict.VERIFIED)
-def scaled_lambda_aims_elsewhere() -> Finding:
-    """c times λ aims at i·(k/i)^(c²) tokens. For k = 720 of i = 3,600, half of λ aims at 2,407
-    tokens, and twice λ at 6, which small numbers of samples do not reach.
-    """
-    i, k = 3600, 720
-    found = {c: mean_entropy(i, c * step_gain(i, k), 200)[0] for c in (0.5, 1.0, 2.0)}
-    aims = {c: i * (k / i) ** (c * c) for c in found}
-    evidence = ", ".join(
-        f"{c:g}·λ: {np.exp(h):.0f} of {aims[c]:.0f} tokens" for c, h in found.items()
-    )
-    return measured(all(abs(found[c] - log(aims[c])) <= 0.1 for c in (0.5, 1.0)), evidence)
-
-
-@PAPER.ours("AK-5c", "Eq. 12, collision number", Verdict.ASYMPTOTIC)
-def collision_number() -> Finding:
-    """Under SG-softmax 1/E[Σp²] approaches k²/i as that grows, far below the entropy's k."""
-    shown, off = [], []
-    for i, k in ((1024, 720), (4096, 1000), (8192, 1000)):
-        p = softmax(step_gain(i, k) * gaussians(i, 800), axis=1)
-        found, claimed = float(1 / (p**2).sum(axis=1).mean()), k * k / i
-        shown.append(f"{found:.0f} for {k * k / i:.0f} (i = {i}, k = {k})")
-        off.append(abs(found / claimed - 1))
-    if off[0] > 0.03 or off != sorted(off):
-        return refuted(f"off by {', '.join(f'{x:.1%}' for x in off)}, measured {', '.join(shown)}")
-    return asymptotic(f"Monte Carlo, 800 draws, measured for k²/i: {', '.join(shown)}")
-
-
 @PAPER.printed("AK-6", "Mechanism 1, break condition", Verdict.VERIFIED, "variance of the logits")
 def other_distributions_miss_the_target() -> Finding:
     """If the logits are far from Gaussian, λ overshoots or undershoots, and attention gets too
@@ -414,27 +320,6 @@ def other_distributions_miss_the_target() -> Finding:
     evidence = f"E[H] at i = {i}, k = {k}, ln k = {log(k):.2f}: "
     evidence += ", ".join(f"{name} {mean:.2f}" for name, mean in found.items())
     return measured(too_sparse and too_flat, evidence)
-
-
-@PAPER.ours("AK-6b", "Eq. 12, assumed variance", Verdict.VERIFIED, "variance of the logits")
-def gain_depends_on_the_variance() -> Finding:
-    """The gain √(2 log(i/k)) brings exp(E[H]) to k for logits of deviation 1 only; logits twice as
-    wide leave 42 of 1000 tokens. Divided by the row's measured deviation (gain=measured) it does so
-    for any scale and mean.
-    """
-    i, k, maps = 4096, 1000, ((1.0, 0.0), (2.0, 0.0), (0.5, 3.0))
-    fixed, adapted = [], []
-    for a, b in maps:
-        logits = a * gaussians(i, 100) + b
-        fixed_gain = np.full((100, 1), step_gain(i, k))
-        adapted_gain = step_gain(i, k) / logits.std(axis=1, keepdims=True)
-        fixed.append(float(np.exp(entropies(fixed_gain * logits).mean())))
-        adapted.append(float(np.exp(entropies(adapted_gain * logits).mean())))
-    text = [", ".join(f"{x:.0f}" for x in each) for each in (fixed, adapted)]
-    return measured(
-        fixed[1] < 100 and max(abs(log(x / k)) for x in adapted) <= 0.1,
-        f"scale and mean {maps}: {text[0]} tokens; with the measured deviation {text[1]}",
-    )
 
 
 @PAPER.ours("AK-8", "Eq. 12 just above the budget", Verdict.VERIFIED, "gain below 1")
@@ -462,18 +347,6 @@ def attention_sharpens_while_decoding() -> Finding:
     return measured(max(off) <= 0.1, evidence)
 
 
-@PAPER.ours("AK-14", "Open question 4, SG-softmax in the model's attention", Verdict.VERIFIED)
-def gain_harms_the_models_own_attention() -> Finding:
-    """In the model's own attention SG-softmax does harm: the embedded model's loss on the right
-    tokens rises more than a hundredfold. So we read it as part of the eviction score alone.
-    """
-    plain, found = surprise(MODEL, lambda i: 1.0), {}
-    for k in (105, 150):
-        found[k] = surprise(MODEL, lambda i, k=k: step_gain(i, k) if i > k else 1.0)
-    losses = ", ".join(f"k = {k}: {x:.3f}" for k, x in found.items())
-    return measured(min(found.values()) > 100 * plain, f"mean −ln p {plain:.5f}; {losses}")
-
-
 def value_prior(
     values: Float[Array, "n d"], kernel: int = 5, power: float = 2
 ) -> Float[Array, " n"]:
@@ -482,54 +355,6 @@ def value_prior(
     half = kernel // 2
     smooth = np.array([norms[max(0, j - half) : j + half + 1].mean() for j in range(len(norms))])
     return smooth / smooth.max()
-
-
-@PAPER.ours("AK-7", "Eq. 13-15", Verdict.VERIFIED, "value prior")
-def value_prior_has_no_scale() -> Finding:
-    """The value prior lies in (0, 1], reaches 1, and does not change when all values are scaled."""
-    rng, low, off = np.random.default_rng(0), 1.0, 0.0
-    for _, values in random_caches(0, 300, (1, 40)):
-        scale = float(np.exp(3 * rng.normal()))
-        found, scaled = (value_prior(v) for v in (values, scale * values))
-        low = min(low, float(found.min()))
-        off = max(off, float(abs(found - scaled).max()), abs(float(found.max()) - 1))
-    evidence = f"300 random caches of 1-39 entries, scales e^(3·N(0, 1)): off by {off:.1e} at most"
-    return measured(low > 0 and off <= ROUNDING, evidence)
-
-
-@PAPER.ours("AK-7b", "Eq. 13 and its text", Verdict.VERIFIED, "value prior")
-def square_and_norm_differ() -> Finding:
-    """Eq. 13 squares what its text calls a norm. After smoothing, squares and norms can rank
-    entries differently; without smoothing they cannot.
-    """
-    rng, differ = np.random.default_rng(1), {5: 0, 1: 0}
-    caches = [rng.normal(size=(n, 1)) for n in range(2, 8) for _ in range(200)]
-    for kernel in differ:
-        for values in caches:
-            squares, norms = (value_prior(values, kernel, power).argsort() for power in (2, 1))
-            differ[kernel] += bool((squares != norms).any())
-    return measured(
-        differ[5] > 0 and differ[1] == 0,
-        f"{differ[5]} of {len(caches)} caches with smoothing, {differ[1]} without",
-    )
-
-
-@PAPER.ours("AK-13", "Limitations and next check 3, quantised values", Verdict.VERIFIED)
-def value_prior_survives_quantised_values() -> Finding:
-    """The value prior hardly changes if values are quantised: its ranks correlate by at least 0.99
-    at 8 and 4 bits and by at least 0.9 at 2 bits.
-    """
-    least, found = {8: 0.99, 4: 0.99, 2: 0.9}, {}
-    for bits in least:
-        correlations = []
-        for head in observe_heads(MODEL):
-            low = head.values.min(axis=1, keepdims=True)
-            step = (head.values.max(axis=1, keepdims=True) - low) / (2**bits - 1)
-            stored = low + np.round((head.values - low) / step) * step
-            correlations.append(spearman(value_prior(head.values), value_prior(stored)))
-        found[bits] = min(correlations)
-    evidence = ", ".join(f"{bits} bits: {x:.3f}" for bits, x in found.items())
-    return measured(all(found[bits] >= least[bits] for bits in least), evidence)
 
 
 def scores(
@@ -546,31 +371,3 @@ def scores(
         logits = keys[:i] @ queries[i - 1] / np.sqrt(d)
         total[:i] += softmax(logits * (step_gain(i, k) if i > k else 1.0))
     return total * value_prior(values)
-
-
-def kept_in_common(first: Array, second: Array, room: int) -> float:
-    """Share of the ``room`` best entries by one score that are also best by another."""
-    kept = [set(np.argsort(x)[-room:].tolist()) for x in (first, second)]
-    return len(kept[0] & kept[1]) / room
-
-
-@PAPER.ours("AK-15", "Eq. 12, k = B or B_s, and query groups", Verdict.VERIFIED)
-def open_choices_matter_little() -> Finding:
-    """Two open choices matter little. Whether k is the whole budget B or the selected part B_s
-    changes at most a twentieth of the kept entries; whether a group of query heads joins its scores
-    by their mean or their maximum changes at most a tenth.
-    """
-    B, r, by_budget = 100, 16, []
-    groups: dict[tuple[int, int], list[Any]] = {}
-    for head in observe_heads(MODEL):
-        qkv = head.queries, head.keys, head.values
-        whole, selected = (scores(*qkv, k, r)[:-r] for k in (B, B - r))
-        by_budget.append(kept_in_common(whole, selected, B - r))
-        groups.setdefault((head.layer, head.kv_head), []).append(whole)
-    by_join = [
-        kept_in_common(np.mean(group, axis=0), np.max(group, axis=0), B - r)
-        for group in groups.values()
-    ]
-    budget_choice, join_choice = float(np.mean(by_budget)), float(np.mean(by_join))
-    evidence = f"kept in common: B and B_s {budget_choice:.3f}, mean and maximum {join_choice:.3f}"
-    return measured(budget_choice >= 0.95 and join_choice >= 0.9, evidence)

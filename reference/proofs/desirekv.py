@@ -4,12 +4,12 @@ Quartiles are those of linear interpolation, the usual rule; a block is a list o
 key.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import cache
-from itertools import combinations_with_replacement, permutations
+from itertools import permutations
 from math import floor
-from statistics import NormalDist, mean, quantiles
+from statistics import mean, quantiles
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from kvlab.reference.proofs.claim import (
     Finding,
     Paper,
     Verdict,
-    asymptotic,
     exhaustive,
     judged,
     measured,
@@ -57,12 +56,6 @@ def quantized(block: Block, bits: int) -> list[Fraction]:
     return [low + floor((x - low) / step + Fraction(1, 2)) * step for x in block]
 
 
-def small_blocks(length: int, largest: int) -> Iterable[Block]:
-    """All multisets of whole numbers from 0."""
-    for values in combinations_with_replacement(range(largest + 1), length):
-        yield [Fraction(v) for v in values]
-
-
 @PAPER.printed("DE-1", "§1 and §4.1, text before Eq. 2", Verdict.REFUTED)
 def memory_grows_quadratically() -> Finding:
     """Without compression the memory of the cache, Eq. 2, grows quadratically with the length."""
@@ -82,22 +75,6 @@ def memory_grows_quadratically() -> Finding:
         "quadratically",
         total != 0,
     )
-
-
-@PAPER.ours("DE-9", "Eq. 3 over the entries that attention is over", Verdict.VERIFIED)
-def importances_sum_to_one() -> Finding:
-    """Eq. 3, a mean over window queries and heads, gives importances that sum to 1 over all
-    entries. Their mean is 1/n, so a fixed threshold finds fewer important tokens in a longer text.
-    """
-    lengths, worst = (100, len(observe_heads(MODEL)[0].keys)), 0.0
-    for n in lengths:
-        layers: dict[int, list[Any]] = {}
-        for head in observe_heads(MODEL):
-            mean_over_queries = head.attention()[n - 32 : n, :n].mean(axis=0)
-            layers.setdefault(head.layer, []).append(mean_over_queries)
-        sums = [float(np.mean(heads, axis=0).sum()) for heads in layers.values()]
-        worst = max(worst, *(abs(x - 1) for x in sums))
-    return measured(worst < 1e-9, f"n = {', '.join(map(str, lengths))}: off by {worst:.1e} at most")
 
 
 @PAPER.printed("DE-6", "Eq. 4", Verdict.REFUTED, "Eq. 4")
@@ -123,27 +100,6 @@ def printed_smoothing_depends_on_the_token() -> Finding:
     )
 
 
-@PAPER.ours("DE-2", "Eq. 6 and the score below it", Verdict.EXHAUSTIVE)
-def fences_follow_scale_and_shift() -> Finding:
-    """Scaling and shifting a block, x → a·x + b with a ≠ 0, keeps its outliers and multiplies its
-    score by |a|.
-    """
-    blocks = list(small_blocks(6, 5))
-    for block in blocks:
-        for a, b in ((2, 0), (1, -3), (-1, 1), (Fraction(-1, 3), 7)):
-            moved = [a * x + b for x in block]
-            if outliers(moved) != outliers(block):
-                return refuted(f"{_numbers(block)} under {a}·x + {b}: other outliers")
-            if outlier_score(moved) != abs(a) * outlier_score(block):
-                return refuted(f"{_numbers(block)} under {a}·x + {b}: not |a| times the score")
-    found = sum(bool(outliers(block)) for block in blocks)
-    return exhaustive(f"exact fractions: {len(blocks)} blocks, {found} of them with outliers")
-
-
-def _numbers(block: Block) -> str:
-    return ", ".join(map(str, block))
-
-
 @PAPER.printed("DE-3", "§4.3, block score", Verdict.REFUTED, "frequency of outliers")
 def score_counts_outliers() -> Finding:
     """The score of a block quantifies both the magnitude and the frequency of its outliers: more
@@ -163,54 +119,6 @@ def score_counts_outliers() -> Finding:
         "with the sum divided by the block's length it does (outlier_mean=block): "
         + ", ".join(f"{float(x):.3f}" for x in masses),
         masses[0] < masses[1] < masses[2],
-    )
-
-
-@PAPER.ours("DE-3b", "Eq. 6 on Gaussian values", Verdict.ASYMPTOTIC)
-def gaussian_values_beyond_the_fences() -> Finding:
-    """Of Gaussian values 2Φ(−4·Φ⁻¹(¾)) = 0.70 % lie beyond the fences, as a block grows.
-
-    In blocks of 64 more do, because their quartiles scatter.
-    """
-    claimed = 2 * NormalDist().cdf(-4 * NormalDist().inv_cdf(0.75))
-    rng, found = np.random.default_rng(0), {}
-    for g in (64, 1024, 16384):
-        x = rng.normal(size=(2**22 // g, g))
-        first, third = np.quantile(x, (0.25, 0.75), axis=1, keepdims=True)
-        reach = 1.5 * (third - first)
-        beyond = (x < first - reach) | (x > third + reach)
-        found[g] = float(beyond.mean()), float((~beyond.any(axis=1)).mean())
-    if abs(found[16384][0] / claimed - 1) > 0.03:
-        return refuted(f"blocks of 16,384: {found[16384][0]:.3%}, claimed {claimed:.3%}")
-    shares = ", ".join(f"{share:.3%}" for share, _ in found.values())
-    return asymptotic(
-        f"limit {claimed:.3%}; blocks of 64, 1024, 16384: {shares}; {found[64][1]:.1%} of blocks "
-        f"of 64 have no outlier, {(1 - claimed) ** 64:.1%} if values were judged independently"
-    )
-
-
-@PAPER.ours("DE-4", "the quantiser, which §4.3 leaves open", Verdict.EXHAUSTIVE)
-def error_is_at_most_half_a_step() -> Finding:
-    """Asymmetric uniform quantisation changes no value by more than half a step, keeps minimum and
-    maximum, and changes nothing when applied again.
-
-    The step is (max − min)/(2^b − 1): one outlier widens it for the whole block.
-    """
-    reached, bits = Fraction(0), (2, 3, 4)
-    for block in small_blocks(5, 9):
-        for b in bits:
-            codes, step = quantized(block, b), (max(block) - min(block)) / (2**b - 1)
-            error = max(abs(x - y) for x, y in zip(block, codes, strict=True))
-            if error > step / 2:
-                return refuted(f"{_numbers(block)} at {b} bits: off by {error / step} of a step")
-            if (min(codes), max(codes)) != (min(block), max(block)):
-                return refuted(f"{_numbers(block)} at {b} bits: the extremes move")
-            if quantized(codes, b) != codes:
-                return refuted(f"{_numbers(block)} at {b} bits: not idempotent")
-            reached = max(reached, error / step if step else reached)
-    return exhaustive(
-        f"exact fractions: every block of five values from 0 to 9 at {', '.join(map(str, bits))} "
-        f"bits; the largest error is {reached} of a step"
     )
 
 

@@ -9,8 +9,7 @@ otherwise.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise, product
-from math import log2
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import sympy
@@ -34,7 +33,7 @@ from kvlab.reference.proofs.claim import (
     tabulated,
     verified,
 )
-from kvlab.reference.proofs.counting import Counts, count_window, operations
+from kvlab.reference.proofs.counting import Counts, count_window
 from kvlab.reference.proofs.definitions import exact_error
 from kvlab.reference.proofs.tables import table_claims
 from kvlab.reference.simulator.observed import prompt_tokens, received
@@ -160,25 +159,6 @@ def score_without_recurrence() -> Finding:
     return proved("SymPy: both limits for MRI → 0 from above; no single value suits both")
 
 
-@PAPER.ours("LE-1b", "Eq. 2 against the authors' code", Verdict.EXHAUSTIVE, "H1")
-def code_changes_the_order() -> Finding:
-    """H1 in the authors' code, 2σ(−1 − Δ/MRI), puts some entries into another order than the
-    printed 2σ(−Δ/MRI), but never two of equal MRI.
-    """
-    paper, code = importance, official_importance
-    pairs = [(a, b) for a, b in product(histories(12), repeat=2) if paper(*a) > paper(*b)]
-    turned = [(a, b) for a, b in pairs if code(*a) < code(*b)]
-    equal_mri = [(a, b) for a, b in turned if a[0] == b[0]]
-    a, b = turned[0] if turned else pairs[0]
-    return measured(
-        len(turned) > 0 and not equal_mri,
-        f"{len(turned)} of {len(pairs)} pairs; the first, (MRI, Δ) = {a} and {b}: paper "
-        f"{paper(*a):.3f} > {paper(*b):.3f}, code {code(*a):.3f} < {code(*b):.3f}; the "
-        f"code's H1 is at most {code(12, 0) - code_h2(12):.3f} instead of 1",
-        Verdict.EXHAUSTIVE,
-    )
-
-
 def histories(largest: int) -> list[tuple[int, int]]:
     """MRI and Δ up to a number, smallest sum first."""
     return sorted(product(range(1, largest + 1), range(largest + 1)), key=sum)
@@ -276,26 +256,6 @@ def no_recurrence_means_never_activated() -> Finding:
     return exhaustive(f"{len(PATTERNS)} patterns; born at 3, first active at 5: MRI = {mri}")
 
 
-@PAPER.ours("LE-3c", "Eq. 1, what TS starts at", Verdict.VERIFIED, "first activation")
-def start_of_the_stamp_matters_little() -> Finding:
-    """The start of TS matters little: if TS starts at birth, as in RaaS, nine tenths of the kept
-    entries stay the same; if the first activation counts for nothing, eight tenths do.
-    """
-    shares, prompt = [], prompt_tokens(0)
-    for rows in received(MODEL):
-        halves = []
-        for start in get_args(Start):
-            entries = tracked(rows, prompt, 0.01, start)[:-16]
-            ages = [(mri, len(rows) - prompt - stamp) for stamp, mri in entries]
-            halves.append(_better_half([importance(*age) if age[0] else 0.0 for age in ages]))
-        shares.append([len(halves[0] & other) / len(halves[0]) for other in halves[1:]])
-    birth, first_activation = np.mean(shares, axis=0)
-    return measured(
-        birth >= 0.9 and first_activation >= 0.8,
-        f"birth: {birth:.3f} in common, first activation: {first_activation:.3f} in common",
-    )
-
-
 @PAPER.printed("LE-5", "Appendix F.2", Verdict.VERIFIED)
 def smaller_threshold_shortens_intervals() -> Finding:
     """With a small α more entries count as important, and their MRI is shorter.
@@ -317,20 +277,6 @@ def smaller_threshold_shortens_intervals() -> Finding:
     longer = all(later > earlier for earlier, later in pairwise(means))
     fewer = all(later < earlier for earlier, later in pairwise(counts))
     return measured(longer and fewer, evidence)
-
-
-@PAPER.ours("LE-5b", "§4 and Appendix F.2, extreme α", Verdict.VERIFIED)
-def limits_of_the_threshold() -> Finding:
-    """With α = 0 every entry is active at every step: MRI = 1 and Δ = 0 for all, so all scores are
-    equal. With α > 1 no entry ever is: MRI = 0 for all.
-    """
-    prompt, last, heads = prompt_tokens(0), _generated(0), received(MODEL)
-    always = {(mri, last - stamp) for rows in heads for stamp, mri in tracked(rows, prompt, 0.0)}
-    never = set(_all_intervals(1.001, [0]).tolist())
-    return measured(
-        always == {(1, 0)} and never == {0},
-        f"every entry of every KV head over {last} steps, α = 0 and 1.001",
-    )
 
 
 @PAPER.ours("LE-9", "the authors' bookkeeping", Verdict.EXHAUSTIVE, "bookkeeping")
@@ -582,20 +528,6 @@ def one_ranking_per_window() -> Finding:
     return measured(found == claimed, evidence)
 
 
-@PAPER.ours("LE-6b", "Table 6, B log B for every ranking of the baselines", Verdict.VERIFIED)
-def eviction_of_one_entry_needs_no_sort() -> Finding:
-    """A method that evicts one entry per step needs no ranking of B log B: B − 1 comparisons find
-    the entry. So the baselines cost O(WB) over a window, as LazyEviction's updates alone do.
-    """
-    holds, shown = True, []
-    for B in (64, 256, 1024):
-        scores = np.random.default_rng(B).random(B)
-        least, every = operations(min, scores), operations(sorted, scores)
-        holds &= least == B - 1 and B * log2(B) / 2 < every <= B * log2(B)
-        shown.append(f"B = {B}: {least} for the smallest, {every} to sort")
-    return measured(holds, f"comparisons: {', '.join(shown)}")
-
-
 @PAPER.printed("LE-12a", "§5.1 on Tables 1 and 2", Verdict.REFUTED)
 def method_is_best_everywhere() -> Finding:
     """LazyEviction is better than every other method on all data sets, consistently."""
@@ -616,23 +548,6 @@ def method_is_best_everywhere() -> Finding:
     )
     mostly = better > 0.8 * total
     return tabulated(worse, total, "cases have LazyEviction ahead", reading, mostly)
-
-
-@PAPER.ours("LE-20b", "Tables 1 and 2, GSM8K and GPQA Diamond", Verdict.VERIFIED)
-def other_accuracies_fit_no_number_of_problems() -> Finding:
-    """GSM8K's accuracies are not all a whole number of its 1,319 problems, GPQA's of no number up
-    to 399. The paper does not say that it takes means of several runs or a part of the problems.
-    """
-
-    def off(task: str, problems: int, digit: float) -> int:
-        shares = np.concatenate([*TABLES["accuracy"][task].values()]) / 100
-        nearest = (shares * problems).round() / problems
-        return int((100 * abs(nearest - shares) > digit / 2 + 1e-9).sum())
-
-    gsm8k, gpqa = off("GSM8K 50 %", 1319, 0.01), off("GPQA 50 %", 198, 0.1)
-    none = all(off("GPQA 50 %", problems, 0.1) for problems in range(20, 400))
-    text = f"{gsm8k} of 24 figures for GSM8K, {gpqa} of 12 for 198 questions of GPQA"
-    return measured(gsm8k > 0 and none, f"no whole number: {text}")
 
 
 @PAPER.ours(

@@ -25,9 +25,6 @@ from kvlab.reference.tasks import reasoning
 from kvlab.reference.transformer import Transformer, load_tokenizer
 from kvlab.reference.windows import mean_pool
 
-Gain = Callable[[int], float]
-"""Factor of the logits by the number of visible tokens."""
-
 
 @dataclass(frozen=True)
 class Head:
@@ -40,12 +37,12 @@ class Head:
     keys: Float[Array, "t d"]
     values: Float[Array, "t d"]
 
-    def attention(self, gain: Gain = lambda i: 1.0) -> Float[Array, "t t"]:
+    def attention(self) -> Float[Array, "t t"]:
         """Causal softmax of the scaled logits, row by row, each over what is visible."""
         t, d = self.queries.shape
         rows = np.zeros((t, t))
         for i in range(t):
-            logits = gain(i + 1) * self.keys[: i + 1] @ self.queries[i] / np.sqrt(d)
+            logits = self.keys[: i + 1] @ self.queries[i] / np.sqrt(d)
             rows[i, : i + 1] = softmax(logits)
         return rows
 
@@ -73,24 +70,6 @@ def observe_heads(model: Path, problem: int = 0) -> tuple[Head, ...]:
         for n, layer in enumerate(trace.metadata.layers)
         for g, r in product(range(G), range(rho))
     )
-
-
-def surprise(model: Path, gain: Gain, problem: int = 0) -> float:
-    """Return the mean −ln p of a solution's tokens if the model's own logits have a gain."""
-
-    def attend(layer: int, queries: Array, keys: Array, values: Array, _: Array) -> Array:
-        group = len(queries) // len(keys)
-        heads = (
-            Head(layer, h // group, own, keys[h // group], values[h // group])
-            for h, own in enumerate(queries)
-        )
-        return np.stack([head.attention(gain) @ head.values for head in heads])
-
-    tokens, start = np.array(_tokens(model, problem)), prompt_tokens(problem)
-    logits = Transformer.from_directory(model).forward(tokens, 0, attend)
-    scores = logits[start - 1 : -1] - logits[start - 1 : -1].max(axis=1, keepdims=True)
-    chosen = scores[np.arange(len(scores)), tokens[start:]]
-    return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - chosen))
 
 
 def _tokens(model: Path, problem: int) -> list[int]:
