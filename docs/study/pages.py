@@ -16,7 +16,7 @@ from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Result, claims, count, paper, prove
-from kvlab.reference.proofs.claim import Claim, Kind, Verdict
+from kvlab.reference.proofs.claim import ON_OTHER_MODELS, Claim, Kind, Verdict
 from kvlab.reference.proofs.ledger import LedgerRow, ledger
 from study.readings import Difference, differences, pairs
 from study.stored import spread, stored_summary
@@ -34,31 +34,30 @@ def errata_page(results: Sequence[Result]) -> str:
         parts.append(
             f"## {about.title}\n\n{about.source}; method `{name}`: {count(about.claims)}.\n"
         )
-        parts += errata(own, Verdict.REFUTED, "Refuted as printed")
+        parts += errata(own, (Verdict.REFUTED,), "Refuted as printed")
         parts.append("### Readings\n")
         parts += [reading(each, own, measured) for each in methods.divergences(name)]
-        parts += errata(
-            own, Verdict.NOT_HERE, "Printed of other models, not found on the embedded one"
-        )
+        parts += errata(own, ON_OTHER_MODELS, "Printed of other models, not found on all of ours")
         for kind, heading in ((Kind.READING, "Readings, checked"), (Kind.OURS, "Findings of ours")):
             parts.append(f"### {heading}\n")
             parts += [noted(result) for result in own if result.claim.kind is kind]
     return "\n".join(parts)
 
 
-def errata(results: Sequence[Result], verdict: Verdict, heading: str) -> list[str]:
-    """Write a section of the printed claims that ended in a verdict, if there are any."""
-    found = [result for result in results if result.finding.verdict is verdict]
+def errata(results: Sequence[Result], verdicts: Sequence[Verdict], heading: str) -> list[str]:
+    """Write a section of the printed claims that ended so, if there are any."""
+    found = [result for result in results if result.finding.verdict in verdicts]
     return [f"### {heading}\n", *map(erratum, found)] if found else []
 
 
 def erratum(result: Result) -> str:
     """Write what is printed and does not hold, why, and what is true instead."""
     claim, finding = result.claim, result.finding
+    against = "Counterexample" if finding.verdict is Verdict.REFUTED else str(finding.verdict)
     lines = [
         f"#### {claim.tag}: {claim.source}\n",
         f"{escape_markdown(claim.statement)}\n",
-        f"- **Counterexample:** {escape_markdown(finding.counterexample)}",
+        f"- **{against[0].upper()}{against[1:]}:** {escape_markdown(finding.counterexample)}",
         *([f"- **What is true:** {escape_markdown(finding.reading)}"] if finding.reading else []),
         f"- **Evidence:** {escape_markdown(finding.evidence)}",
     ]

@@ -10,7 +10,7 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass
 
 from kvlab.reference.processes import process_pool
-from kvlab.reference.proofs.claim import Claim, Finding, Kind, Paper, Verdict
+from kvlab.reference.proofs.claim import ON_OTHER_MODELS, Claim, Finding, Kind, Paper, Verdict
 
 PAPERS = ("lazy_eviction", "caote", "desirekv", "ahakv")
 """Files of this folder that hold claims, by the name of the method in the registry."""
@@ -55,11 +55,9 @@ def claims(paper_name: str | None = None, tags: Sequence[str] | None = None) -> 
 def count(claims: Sequence[Claim]) -> str:
     """Count claims by kind, and how many of the printed ones do not hold, in words."""
     printed, readings, ours = (sum(claim.kind is kind for claim in claims) for kind in Kind)
-    refuted, elsewhere = (
-        sum(claim.expected is verdict for claim in claims)
-        for verdict in (Verdict.REFUTED, Verdict.NOT_HERE)
-    )
-    others = f" and {elsewhere} not found on the embedded model" if elsewhere else ""
+    refuted = sum(claim.expected is Verdict.REFUTED for claim in claims)
+    elsewhere = sum(claim.expected in ON_OTHER_MODELS for claim in claims)
+    others = f" and {elsewhere} not found on all of our models" if elsewhere else ""
     return (
         f"{refuted} of {printed} printed claims refuted{others}; readings: {readings}; "
         f"findings of ours: {ours}"

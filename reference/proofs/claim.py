@@ -27,19 +27,29 @@ class Verdict(StrEnum):
     """The statement is proved by algebra, for every size."""
     EXHAUSTIVE = "holds in every case"
     """The statement holds in exact arithmetic in every case of a stated finite domain."""
+    EXAMPLE = "example found"
+    """The statement says that something can happen; a search found the smallest case of it."""
+    FIGURES = "agrees with the paper's own figures"
+    """The statement follows from figures that the paper prints, whatever our models show."""
     VERIFIED = "verified numerically"
     """The statement holds for every sampled input of a stated domain, within a tolerance."""
     ASYMPTOTIC = "holds asymptotically"
     """The statement is approached as a size grows; the finite-size error is measured."""
-    NOT_HERE = "not found on the embedded model"
-    """A printed measurement on other models that the embedded model does not show."""
+    EMBEDDED_ALONE = "holds on the embedded model, not on SmolLM2"
+    SMOLLM2_ALONE = "holds on SmolLM2, not on the embedded model"
+    NOT_FOUND = "not found on our models"
+    """A printed measurement on other models that none of ours shows."""
     REFUTED = "refuted as printed"
     """A counterexample was found; if a reading makes it true, that reading was checked too."""
 
     @property
     def fails(self) -> bool:
         """Whether the statement does not hold."""
-        return self in (Verdict.NOT_HERE, Verdict.REFUTED)
+        return self is Verdict.REFUTED or self in ON_OTHER_MODELS
+
+
+ON_OTHER_MODELS = (Verdict.NOT_FOUND, Verdict.EMBEDDED_ALONE, Verdict.SMOLLM2_ALONE)
+"""How a printed measurement ends that one of our models, or both, do not show."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,9 @@ class Finding:
 
 proved = partial(Finding, Verdict.PROVED)
 exhaustive = partial(Finding, Verdict.EXHAUSTIVE)
+example = partial(Finding, Verdict.EXAMPLE)
 verified = partial(Finding, Verdict.VERIFIED)
 asymptotic = partial(Finding, Verdict.ASYMPTOTIC)
-not_here = partial(Finding, Verdict.NOT_HERE)
 
 
 def refuted(counterexample: str, evidence: str = "") -> Finding:
@@ -84,6 +94,25 @@ def measured(holds: bool | np.bool, evidence: str, verdict: Verdict = Verdict.VE
     return Finding(verdict, evidence) if holds else refuted(evidence)
 
 
+def over_models(here: tuple[bool | np.bool, str] | None, there: tuple[bool, str]) -> Finding:
+    """Whether the embedded model and SmolLM2 show what is printed, and what each of them shows.
+
+    ``here`` is None if the embedded model cannot tell.
+    """
+    shown = {"embedded model": here, "SmolLM2": there}
+    told = {name: (bool(each[0]), each[1]) for name, each in shown.items() if each}
+    holding = [name for name, (holds, _) in told.items() if holds]
+    right, wrong = (
+        "; ".join(f"{name}: {words}" for name, (holds, words) in told.items() if holds is truth)
+        for truth in (True, False)
+    )
+    if not wrong:
+        return verified(right)
+    verdicts = {"embedded model": Verdict.EMBEDDED_ALONE, "SmolLM2": Verdict.SMOLLM2_ALONE}
+    verdict = verdicts[holding[0]] if holding else Verdict.NOT_FOUND
+    return Finding(verdict, right or "none shows it", wrong)
+
+
 def tabulated(
     contradictions: Sequence[str], total: int, what: str, reading: str = "", confirmed: bool = True
 ) -> Finding:
@@ -92,6 +121,8 @@ def tabulated(
     ``what`` is what the agreeing ones are and do, such as "averages are the mean of their row".
     """
     evidence = f"the paper's own figures: {total - len(contradictions)} of {total} {what}"
+    if not contradictions:
+        return Finding(Verdict.FIGURES, evidence)
     return judged("; ".join(contradictions), evidence, reading, confirmed)
 
 

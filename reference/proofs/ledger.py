@@ -79,5 +79,24 @@ def ledger() -> tuple[LedgerRow, ...]:
     return tuple(rows)
 
 
+@cache
+def measured(paper: str) -> Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]:
+    """Return what was measured: place → where → name → mean and ends of its interval."""
+    found: dict[str, dict[str, dict[str, Sequence[float]]]] = {}
+    for place, rows in _read("measured.toml").get(paper, {}).items():
+        for row in rows:
+            found.setdefault(place, {}).setdefault(row["where"], {}).update(row["figures"])
+    return found
+
+
+def on_smollm2(paper: str, place: str, *figures: str) -> list[Sequence[float]]:
+    """Return figures that a row holds of SmolLM2: each mean, and the ends of its interval."""
+    of_row = measured(paper)[place].items()
+    own = {
+        k: x for where, each in of_row if where.startswith("model smollm2") for k, x in each.items()
+    }
+    return [own[name] for name in figures]
+
+
 def _read(file: str) -> dict[str, Any]:
     return tomllib.loads((DATA / file).read_text(encoding="utf-8"))

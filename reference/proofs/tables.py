@@ -1,4 +1,4 @@
-"""Claims about printed figures: relations between them, listed in `data/tables.toml`.
+"""Claims about printed and stored figures: relations between them, listed in `data/tables.toml`.
 
 A relation such as ``after - before = printed ± 0.005`` is read by SymPy. Its names stand for the
 figures of one row of a table, and it is evaluated for every row.
@@ -19,7 +19,16 @@ import sympy
 from sympy import parse_expr
 
 from kvlab.reference.files import printed_tables
-from kvlab.reference.proofs.claim import Claim, Finding, Kind, Verdict, tabulated
+from kvlab.reference.proofs.claim import (
+    Claim,
+    Finding,
+    Kind,
+    Verdict,
+    example,
+    over_models,
+    tabulated,
+)
+from kvlab.reference.proofs.ledger import measured
 
 FILE = files("kvlab.reference.proofs") / "data" / "tables.toml"
 COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -49,6 +58,8 @@ class Relations:
     """Rows for which the relations must not hold."""
     says: str = ""
     """The sentence that these relations are about."""
+    model: str = ""
+    """Which of our models showed the figures, ``here`` or ``there``: those of `over_models`."""
 
     def judge(self, tables: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
         """Yield, for each relation and row, whether it is as claimed, and the figures in words."""
@@ -76,17 +87,27 @@ def table_claims(paper: str, text: str | None = None) -> list[Claim]:
             tuple(each.get("topics", ())),
             each["name"],
             each["statement"],
-            partial(check, printed_tables(paper), each),
+            partial(check, {**printed_tables(paper), "measured": measured(paper)}, each),
         )
         for each in tomllib.loads(text or FILE.read_text(encoding="utf-8")).get(paper, ())
     ]
 
 
 def check(tables: Mapping[str, Any], claim: Mapping[str, Any]) -> Finding:
-    """Evaluate the relations of a claim, and those of its reading if it has one."""
-    judged = [each for group in claim["relations"] for each in Relations(**group).judge(tables)]
+    """Evaluate the relations of a claim, and those of its reading if it has one.
+
+    Relations of figures that our models showed end by model. ``some`` asks for one that holds.
+    """
+    groups = [Relations(**group) for group in claim["relations"]]
+    judged = [each for group in groups for each in group.judge(tables)]
     wrong = [words for as_claimed, words in judged if not as_claimed]
     what = claim["what"]
+    if groups[0].model:
+        shown = {model: _of_model(tables, groups, model, what) for model in ("here", "there")}
+        return over_models(shown["here"], shown["there"] or (False, "not measured"))
+    if claim.get("some") and len(wrong) < len(judged):
+        found = "; ".join(words for holds, words in judged if holds)
+        return example(f"{what}: {found}; not so: {'; '.join(wrong)}")
     if len(judged) <= 4:
         what += f": {'; '.join(words for _, words in judged)}"
     if "instead" not in claim:
@@ -96,6 +117,15 @@ def check(tables: Mapping[str, Any], claim: Mapping[str, Any]) -> Finding:
     reading = instead["reading"].format(holding=sum(told), total=len(told))
     confirmed = sum(told) > instead["share"] * len(told)
     return tabulated(wrong, len(judged), what, reading, confirmed)
+
+
+def _of_model(
+    tables: Mapping[str, Any], groups: Sequence[Relations], model: str, what: str
+) -> tuple[bool, str] | None:
+    own = [each for group in groups if group.model == model for each in group.judge(tables)]
+    wrong = "; ".join(words for holds, words in own if not holds)
+    right = sum(holds for holds, _ in own)
+    return (not wrong, f"{right} of {len(own)} {what}{wrong and ': not '}{wrong}") if own else None
 
 
 def _found(tables: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
