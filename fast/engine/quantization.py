@@ -6,16 +6,22 @@ life, and a code must not depend on the precision in which it was computed.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from kvlab.fast.engine.codes import Coded, Parts
+from kvlab.fast.engine.codes import Coded, Parts, constant
+from kvlab.reference.notation import Array
 from kvlab.reference.quantization import WIDTHS
 
 
 def pack(codes: UInt8[Tensor, "*rows length"], bits: int) -> UInt8[Tensor, "*rows bytes"]:
     """Write the low ``bits`` bits of each code one after another into bytes, lowest bit first."""
+    if 8 % bits == 0 and codes.shape[-1] * bits % 8 == 0:
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
+        several = (codes & (2**bits - 1)).unflatten(-1, (-1, 8 // bits)) << shifts
+        return several.sum(dim=-1, dtype=torch.uint8)
     planes = (codes[..., None] >> torch.arange(bits, device=codes.device)) & 1
     planes = planes.flatten(-2)
     missing = -planes.shape[-1] % 8
@@ -31,12 +37,20 @@ def unpack(
     if bits == 8:
         return packed
     if 8 % bits == 0:
-        shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-        return ((packed[..., None] >> shifts) & (2**bits - 1)).flatten(-2)[..., :length]
+        table = constant(codes_of_bytes, (bits,), packed.device, torch.uint8)
+        words = table.view({4: torch.int16, 2: torch.int32, 1: torch.int64}[bits]).flatten()
+        codes = words.index_select(0, packed.flatten().int()).view(torch.uint8)
+        return codes.view(*packed.shape[:-1], -1)[..., :length]
     planes = (packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
     planes = planes.flatten(-2)[..., : length * bits].unflatten(-1, (length, bits))
     weights = 2 ** torch.arange(bits, dtype=torch.uint8, device=packed.device)
     return (planes * weights).sum(dim=-1, dtype=torch.uint8)
+
+
+def codes_of_bytes(bits: int) -> Array:
+    """Return the codes that every byte holds, for widths that fill bytes: a row per byte."""
+    byte = np.arange(256, dtype=np.uint8)[:, None]
+    return (byte >> np.arange(0, 8, bits, dtype=np.uint8)) & (2**bits - 1)
 
 
 @dataclass(frozen=True)
@@ -51,9 +65,14 @@ class Groups:
     ) -> Float[Tensor, "*rows {length}"]:
         """Return x̂ = Δ·code + z; ``parts`` are packed codes, scales Δ and zero points z."""
         packed, scale, zero = parts
-        codes = unpack(packed, self.bits, length).to(dtype)
-        scale = per_element(scale.to(dtype), self.group, length)
-        return codes * scale + per_element(zero.to(dtype), self.group, length)
+        codes = unpack(packed, self.bits, length)
+        numbers = codes.to(dtype, copy=True)
+        if length % self.group == 0:
+            grouped = numbers.unflatten(-1, (-1, self.group))
+            grouped.mul_(scale.to(dtype)[..., None]).add_(zero.to(dtype)[..., None])
+            return numbers
+        numbers *= per_element(scale.to(dtype), self.group, length)
+        return numbers.add_(per_element(zero.to(dtype), self.group, length))
 
 
 def take(x: Tensor, rows: Int[Tensor, "N G kept"]) -> Tensor:

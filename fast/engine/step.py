@@ -148,6 +148,9 @@ def decide(policy: Policy, seen: Observation, due: Sequence[bool]) -> Decision |
     if any(leaving):
         candidates = None if protected is None else ~protected
         scores = policy.score.score(cache.state, seen, candidates, room)
+    elif cache.ordered and not cache.ragged:
+        every = torch.arange(len(cache), device=seen.positions.device)
+        return Decision(None, protected, KeepSet(every.expand_as(seen.positions), cache.counts))
     in_place = not precision.quantises and not policy.specification.evict_before_attend
     if in_place and scores is not None and not cache.ragged and set(leaving) == {1}:
         slot, lowest = first_to_go(scores, protected, seen.positions)

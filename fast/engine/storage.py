@@ -179,7 +179,16 @@ class Storage:
         stored = self._full_precision.dtype
         exact = all_wide and self.balance is None and stored != torch.float64
         dtype = torch.float32 if exact else torch.float64
-        vectors = take(self.read(dtype), slots.clamp(min=0))
+        slots = slots.clamp(min=0)
+        if all_wide:
+            rows = torch.arange(self.tables[0].rows, device=slots.device)
+            row_of = rows.new_zeros((*slots.shape[:2], self.count + 1))
+            row_of.scatter_(
+                2, self.tables[0].targets(self.count), rows.expand_as(self.tables[0].slots)
+            )
+            vectors = take(self._full_precision, row_of.gather(2, slots)).to(dtype)
+        else:
+            vectors = take(self.read(dtype), slots)
         return vectors if self.balance is None else vectors * self.balance[:, :, None].double()
 
     def _move(self, rows: VectorTable, from_full: bool) -> None:

@@ -108,10 +108,14 @@ def in_slots(
 ) -> Shaped[Tensor, "N G n *d"]:
     """Return rows ``[N, G, rows, ...]`` of tables in their slots, ``empty`` in all others."""
     N, G, _, *d = rows[0].shape
-    found = rows[0].new_full((N, G, entries + 1, *d), empty)
+    in_use = all(table.counts and min(table.counts) == table.rows for table in tables)
+    whole = in_use and sum(table.rows for table in tables) == entries
+    shape = (N, G, entries + 1, *d)
+    found = rows[0].new_empty(shape) if whole else rows[0].new_full(shape, empty)
+    heads = torch.arange(N * G, device=found.device).view(N, G, 1) * (entries + 1)
     for table, added in zip(tables, rows, strict=True):
-        targets = table.targets(entries).view(*table.slots.shape, *[1] * len(d))
-        found.scatter_(2, targets.expand_as(added), added)
+        targets = (heads + table.targets(entries)).flatten()
+        found.flatten(0, 2).index_copy_(0, targets, added.flatten(0, 2))
     return found[:, :, :entries]
 
 
