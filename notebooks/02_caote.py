@@ -90,16 +90,17 @@ evictions.losses(heads, shares=(0, 0.3, 0.5, 0.7, 0.9))
 # evictions cost, and several at once are not the sum of their parts (CA-4c).
 #
 # A model writes many tokens, and an evicted entry never comes back. The next table has the shares
-# of 300 jump programs that the embedded model solves, as stored in `docs/study/results`
-# (*Reproduce* says how they were measured). `random` protects no entry, so it is no control for
-# H2O's protection:
+# of 300 jump programs that the embedded model solves, as stored in `docs/study/results/study`.
+# Random eviction under the same protection is the control: `random:h2o` of the methods that protect
+# the newest half as H2O does, `random` of those that protect nothing:
 
 # %%
 from study import stored
 
 specs = ("h2o", "caote:h2o", "fast_caote:h2o", "tova@per_head=true", "caote:tova")
 bare = ("h2o@recent=0", "caote:h2o@recent=0")
-stored.results(stored.stored_summary("study"), ("random", *specs, *bare), ("30%", "50%"))
+controls = ("random:h2o", "random")
+stored.results(stored.stored_summary("study"), (*controls, *specs, *bare), ("30%", "50%"))
 
 # %% [markdown]
 # Applied to H2O, which protects the newest half of its budget, CAOTE makes a large difference at 30

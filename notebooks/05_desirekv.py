@@ -116,12 +116,16 @@ for name, layers in caches.items():
 # ## What it costs
 #
 # The table has methods whose own rule decides their memory, on jump programs (stored in
-# `docs/study/results`). **Predict first:** which solve as much as the full cache?
+# `docs/study/results/study`), the last three beside their controls. **Predict first:** which solve
+# as much as the full cache?
 
 # %%
 from study import stored
 
-stored.results(stored.stored_summary("study"), specs)
+controls = (
+    f"random:{spec}" for spec in specs[2:]
+)  # chosen at random, as many entries as the method
+stored.results(stored.stored_summary("study"), (*specs, *controls))
 
 # %% [markdown]
 # DesireKV solves nothing here, and neither does RPC, which evicts as well. Is eviction to blame, or

@@ -9,7 +9,7 @@ A page ``docs/methods/NAME.md`` states in its front matter what the package cann
 | ``row`` | the method's row in the table of all methods, by column |
 | ``policy`` | specification whose answers and cost are shown; default: the method's name |
 | ``picture`` | specifications whose kept entries are drawn |
-| ``errata`` | heading of the paper in ``docs/errata.md``, if its claims were checked |
+| ``errata`` | true, if the claims of the method's paper were checked |
 | ``equations`` | list, in reading order, of the entries below |
 
 | entry of an equation | holds |
@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import symbols
-from markdown.extensions.toc import slugify
 from method_figures import BUDGET, Meta, policy
 from symbols import ROOT, TARGET, Target
 
@@ -46,6 +45,7 @@ from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.method import field_docstrings
 from kvlab.reference.policy import Policy
+from kvlab.reference.proofs import claims
 
 Link = Callable[[Target], str]
 """Returns the address under which a page shows a line."""
@@ -213,11 +213,15 @@ def errata(meta: Meta) -> str:
     names = [meta["method"], *meta.get("also", ())]
     readings = methods.divergences(names[0])
     parts = []
-    if heading := meta.get("errata"):
-        refuted = refuted_claims(heading)
+    if meta.get("errata"):
+        refuted = [claim for claim in claims(names[0]) if claim.expected.fails]
         parts.append(
-            "Refuted as printed, each with a counterexample ([all of them](../errata.md)):\n\n"
-            + "\n".join(f"- [{claim}](../errata.md#{slugify(claim, '-')})" for claim in refuted)
+            "Printed and not true, each with a counterexample "
+            "([what the papers claim](../claims.md)):\n\n"
+            + "\n".join(
+                f"- [{each.tag}: {each.source}](../claims.md#{each.tag.lower()})"
+                for each in refuted
+            )
         )
     if readings:
         parts.append(
@@ -225,20 +229,6 @@ def errata(meta: Meta) -> str:
             + "\n\n".join(divergence(each) for each in readings)
         )
     return "\n\n".join(parts) or "None: there is nothing to read in two ways."
-
-
-def refuted_claims(heading: str) -> list[str]:
-    """Return the headings of a paper's refuted claims on the page of errata.
-
-    Raises:
-        ValueError: if the page has no such paper.
-    """
-    text = (ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
-    _, found, after = text.partition(f"\n## {heading}\n")
-    if not found:
-        raise ValueError(f"docs/errata.md has no heading {heading!r}")
-    own = after.partition("\n## ")[0].partition("\n### Readings\n")[0]
-    return re.findall(r"^#### (.+)$", own, re.MULTILINE)
 
 
 def divergence(each: Divergence) -> str:

@@ -22,7 +22,6 @@ from kvlab.reference.policy import Needs, Policy
 from kvlab.reference.precisions import families
 from kvlab.reference.quantization import FULL_BITS
 from study import equal_bytes
-from study import map as study_map
 
 REPORTS = ROOT / "docs" / "examples" / "conformance" / "reports"
 PAGES = ROOT / "docs" / "methods"
@@ -167,8 +166,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "groups of whole caches": lambda: rows_of_groups(of_caches=True),
     "groups": lambda: rows_of_groups(of_caches=False),
     "table of whole caches": table_of_whole_caches,
-    "papers on jumps": lambda: study_map.papers("papers_jumps").markdown(),
-    "papers on smollm2": lambda: study_map.papers("papers_smollm2").markdown(),
     "cases": lambda: f"{len(published()):,}",
     "building blocks": lambda: str(len(OPERATIONS) - len(STEPS)),
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from kvlab.fast.lab.evaluate.statistics import Interval
 from kvlab.fast.lab.sweep.summary import FULL, TaskSummary
 from kvlab.reference import methods
 from kvlab.reference.methods import takes_budget
-from study.stored import REAL, nats, stored_file, stored_summary
+from study.stored import stored_summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +23,12 @@ ALONE = (
     "h2o",
     "caote:h2o",
     "lazy_eviction@threshold=0.01",
-    "random@recent=16",
+    "random:h2o",
 )
 """Methods of the study that are drawn: each evicts alone or quantises alone."""
-BUDGETS = ("", "20 %", "30 %", "50 %", "70 %")
+BUDGETS = ("", "30 %", "50 %", "70 %")
 """Budgets of the study that are drawn; of some methods their own rule."""
-ALONE_REAL = ("full", "h2o", "caote:h2o", "streaming_llm", "random@recent=32")
+ALONE_REAL = ("full", "h2o", "caote:h2o", "streaming_llm", "random:h2o")
 """Methods without a precision whose perplexities on the real model are drawn."""
 KINDS = {
     "eviction alone": ("tab:blue", "o"),
@@ -104,40 +104,26 @@ def read_panels() -> tuple[Panel, Panel]:
     title = f"Jump programs, 0.8 million parameters: {many} problems, {few} with a precision"
     jumps = Panel(title, "problems solved, % (more is better)", places, more=True)
 
-    plain = stored_file(f"perplexity_{REAL}")
-    places = [place for place in places_of_rows(plain) if place.method in ALONE_REAL]
-    coded = places_of_rows(stored_file(f"equal_bytes/{REAL}"))
-    places += [place for place in coded if "precision=" in place.method]
-    windows = f"{plain['rows'][0]['problems']} windows of {plain['mean_length']:.0f} tokens"
+    real = stored_summary("loss_smollm2")
+    places = [p for p in places_of(real) if p.method in ALONE_REAL or "precision=" in p.method]
+    windows = f"{real.point(FULL, None).problems} windows of {real.mean_length:.0f} tokens"
     title = f"SmolLM2, 135 million parameters: {windows}"
     axis = "loss per token less the full cache's, nats (less is better)"
     return jumps, Panel(title, axis, places, more=False)
 
 
 def places_of(found: TaskSummary) -> Iterator[Place]:
-    """Yield the points of a sweep that have figures."""
+    """Yield the points of a sweep, and of its controls, that have figures."""
     texts: dict[int | None, str] = {entries: text for text, entries in found.budgets.items()}
     whole = found.point(FULL, None).mean("nbytes")
-    for point in found.points:
+    for point in (*found.points, *found.controls):
         nbytes = point.mean("nbytes")
-        if whole and nbytes is not None and point.interval:
+        quality = point.interval or point.nats
+        if point.method == FULL and point.losses:
+            quality = Interval(0.0, 0.0, 0.0)
+        if whole and nbytes is not None and quality:
             budget = texts.get(point.budget, "").replace("%", " %")
-            yield Place(point.method, budget, nbytes / whole, point.interval)
-
-
-def places_of_rows(found: dict[str, Any]) -> Iterator[Place]:
-    """Yield what ``kvlab perplexity --json`` wrote; its first row is the full cache.
-
-    Old results without bytes have no precisions, so that the share of entries stands for bytes.
-    """
-    full = found["rows"][0]
-    for row in found["rows"]:
-        if row["refusal"] is None:
-            counted = "kilobytes" if "kilobytes" in row else "entries"
-            share = row[counted] / full[counted]
-            entries = row["budget"]
-            budget = "" if entries is None else f"{100 * entries / found['mean_length']:.0f} %"
-            yield Place(row["spec"], budget, share, nats(row))
+            yield Place(point.method, budget, nbytes / whole, quality)
 
 
 def chart(panels: Sequence[Panel]) -> Picture:

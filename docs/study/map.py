@@ -6,6 +6,7 @@ writes the pictures, and what each knob explains as ``map.json``.
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -152,7 +153,7 @@ def _explained(shown: Sequence[str], values: Any, resamples: int = 1000) -> dict
     draws += [units[:, :, rng.integers(n, size=n)].mean(axis=2) for _ in range(resamples)]
     shares = np.array([_shares(each) for each in draws])
     low, high = np.quantile(shares[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    names = ("score", "protection", "both")
+    names = ("score", "protection", "their match")
     ends = zip(shares[0].tolist(), low.tolist(), high.tolist(), strict=True)
     return {name: Interval(*each) for name, each in zip(names, ends, strict=True)}
 
@@ -183,24 +184,27 @@ def draw(model: str) -> Picture:
 
 def _draw(axes: Any, each: Panel, names: bool) -> None:
     loss = each.better < 0
-    worst = np.nanquantile(each.cells, 0.9) if loss else 1.0
-    shade = 1 - each.cells / worst if loss else each.cells
+    ran = [i for i, column in enumerate(each.cells.T) if not np.isnan(column).all()]
+    cells, gains = each.cells[:, ran], each.gains[:, ran]
+    worst = np.nanquantile(cells, 0.9) if loss else 1.0
+    shade = 1 - cells / worst if loss else cells
     axes.imshow(shade, cmap="YlGnBu", vmin=0, vmax=1.25, aspect="auto")
-    for (i, j), cell in np.ndenumerate(each.cells):
+    for (i, j), cell in np.ndenumerate(cells):
         if np.isnan(cell):
             axes.text(j, i, "–", ha="center", va="center", fontsize=7, color="0.5")
             continue
-        mark = {1: " ▲", -1: " ▼", 0: ""}[int(each.gains[i, j])]
-        figure = f"{cell:.2f}" if loss else f"{100 * cell:.0f}"
+        mark = {1: " ▲", -1: " ▼", 0: ""}[int(gains[i, j])]
+        figure = f"{cell:.2f}" if loss else f"{math.floor(100 * cell + 0.5)}"
         ink = "white" if shade[i, j] > 0.75 else "#111111"
         axes.text(j, i, figure + mark, ha="center", va="center", fontsize=7, color=ink)
-    axes.set_xticks(range(len(PROTECTIONS)), PROTECTIONS.values(), rotation=40, ha="right")
+    columns = [list(PROTECTIONS.values())[i] for i in ran]
+    axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right")
     axes.set_yticks(range(len(each.scores)), [SCORES[s] for s in each.scores] if names else [])
     axes.tick_params(labelsize=7.5, length=0)
     axes.spines[:].set_visible(False)
     knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
-    title = f"{TITLES[each.sweep]}\nbudget {each.budget}; explained by"
-    axes.set_title(f"{title}\n{knobs}", fontsize=8)
+    title = f"{TITLES[each.sweep]}, budget {each.budget}\nexplained by {knobs}"
+    axes.set_title(f"{title}\n▲ better, ▼ worse than random eviction in its column", fontsize=8)
 
 
 def papers(sweep: str) -> Table:

@@ -1,14 +1,17 @@
-"""The pages of errata and of the ledger.
+"""The page of what the papers claim, and its data.
 
     python -m study.pages docs
 
-checks every claim, and writes both pages.
+checks every claim, and writes ``claims.md`` and ``claims.json``.
 """
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from textwrap import indent
+from typing import Annotated, Any
 
 import typer
 
@@ -16,92 +19,119 @@ from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Result, claims, count, paper, prove
-from kvlab.reference.proofs.claim import ON_OTHER_MODELS, Claim, Kind, Verdict
-from kvlab.reference.proofs.ledger import LedgerRow, ledger
+from kvlab.reference.proofs.claim import Verdict
+from kvlab.reference.proofs.ledger import LedgerRow, Measured, ledger
 from study.readings import Difference, differences, pairs
 from study.stored import spread, stored_summary
 
-HEADS = Path(__file__).parent / "heads"
+HEAD = Path(__file__).parent / "heads" / "claims.md"
+
+Results = Mapping[str, Result]
+"""By the tags of claims."""
 
 
-def errata_page(results: Sequence[Result]) -> str:
-    """Write the errata in Markdown: what the checks found, what the methods leave open."""
+def claims_page(results: Results) -> str:
+    """Write everything that the papers contain, a block per item, in Markdown."""
     measured = list(differences(stored_summary("readings"), pairs()))
-    parts = [(HEADS / "errata.md").read_text(encoding="utf-8")]
+    parts = [HEAD.read_text(encoding="utf-8")]
     for name in PAPERS:
-        own = [result for result in results if result.claim.paper == name]
         about = paper(name)
         parts.append(
             f"## {about.title}\n\n{about.source}; method `{name}`: {count(about.claims)}.\n"
         )
-        parts += errata(own, (Verdict.REFUTED,), "Refuted as printed")
-        parts.append("### Readings\n")
-        parts += [reading(each, own, measured) for each in methods.divergences(name)]
-        parts += errata(own, ON_OTHER_MODELS, "Printed of other models, not found on all of ours")
-        for kind, heading in ((Kind.READING, "Readings, checked"), (Kind.OURS, "Findings of ours")):
-            parts.append(f"### {heading}\n")
-            parts += [noted(result) for result in own if result.claim.kind is kind]
+        rows = [row for row in ledger() if row.paper == name]
+        first = {tag: row for row in reversed(rows) for tag in row.claims}
+        parts += [block(row, results, first) for row in rows]
+        parts.append("### What it leaves open\n")
+        parts += [reading(each, results, measured) for each in methods.divergences(name)]
     return "\n".join(parts)
 
 
-def errata(results: Sequence[Result], verdicts: Sequence[Verdict], heading: str) -> list[str]:
-    """Write a section of the printed claims that ended so, if there are any."""
-    found = [result for result in results if result.finding.verdict in verdicts]
-    return [f"### {heading}\n", *map(erratum, found)] if found else []
+def anchor(tag: str) -> str:
+    """Return what a link to a claim finds, outside of blocks that are closed."""
+    return f'<span id="{tag.lower()}"></span>'
 
 
-def erratum(result: Result) -> str:
-    """Write what is printed and does not hold, why, and what is true instead."""
+def folded(kind: str, title: str, lines: Sequence[str], before: str = "") -> str:
+    """Write a block that opens."""
+    title = title.replace('"', "&quot;")
+    text = indent("\n\n".join(lines), "    ")
+    return f'{before}\n\n??? {kind} "{title}"\n\n{text}\n'.lstrip()
+
+
+def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> str:
+    """Write one item of a paper: what it says, and what became of it.
+
+    A claim is written out in the first item that it is about; the others link to it.
+    """
+    own = [results[tag] for tag in row.claims]
+    if any(result.finding.verdict.fails for result in own):
+        kind, status = "failure", "does not hold"
+    elif own or row.tests or row.figures:
+        kind, status = "success", "checked"
+    elif row.measured:
+        kind, status = "info", "measured"
+    else:
+        kind, status = "quote", "not checked"
+    here = [tag for tag in row.claims if first[tag] is row]
+    lines = [f"**{tag}** {found(results[tag])}" for tag in here]
+    lines += [f"See [{tag}](#{tag.lower()})." for tag in row.claims if tag not in here]
+    lines += [f"Tested by `{test.rpartition('::')[2]}`." for test in row.tests]
+    lines += ["Beside the [cost model](plan.md)."] if row.figures else []
+    lines += [figures_of(each) for each in row.measured]
+    lines += [f"Not checked: {escape_markdown(row.declared)}"] if row.declared else []
+    lines += ["\n".join(["```", *row.commands, "```"])] if row.commands else []
+    title = f"{row.place} · {escape_markdown(row.says)} · {status}"
+    return folded(kind, title, lines, "".join(map(anchor, here)))
+
+
+def found(result: Result) -> str:
+    """Write a claim and what its check found."""
     claim, finding = result.claim, result.finding
-    against = "Counterexample" if finding.verdict is Verdict.REFUTED else str(finding.verdict)
     lines = [
-        f"#### {claim.tag}: {claim.source}\n",
-        f"{escape_markdown(claim.statement)}\n",
-        f"- **{against[0].upper()}{against[1:]}:** {escape_markdown(finding.counterexample)}",
-        *([f"- **What is true:** {escape_markdown(finding.reading)}"] if finding.reading else []),
-        f"- **Evidence:** {escape_markdown(finding.evidence)}",
+        f"({escape_markdown(claim.source)}, {claim.kind}, *{finding.verdict}*). "
+        f"{escape_markdown(claim.statement)}"
     ]
-    for topic in claim.topics:
-        chosen = next(each for each in methods.divergences(claim.paper) if each.topic == topic)
-        default = escape_markdown(chosen.default)
-        lines.append(f"- **kvlab:** {topic}: {default} (option: {_option(chosen)})")
-    return "\n".join(lines) + "\n"
+    against = "Counterexample" if finding.verdict is Verdict.REFUTED else "Not shown by"
+    for word, text in (
+        (against, finding.counterexample),
+        ("What is true", finding.reading),
+        ("Evidence", finding.evidence),
+    ):
+        lines += [f"*{word}:* {escape_markdown(text)}"] if text else []
+    return "<br>".join(lines)
 
 
-def noted(result: Result) -> str:
-    """Write a statement that holds, in two lines."""
-    claim, finding = result.claim, result.finding
-    return (
-        f"**{claim.tag}** ({escape_markdown(claim.source)}). {escape_markdown(claim.statement)}\n"
-        f"*{finding.verdict}:* {escape_markdown(finding.evidence)}\n"
-    )
+def figures_of(measured: Measured) -> str:
+    """Write what was measured, a row per method."""
+    lines = [f"| {escape_markdown(measured.what)}; {measured.where} | mean, 95 % |", "|---|---|"]
+    lines += [
+        f"| `{name}` | {mean:.3g} ({low:.3g} to {high:.3g}) |"
+        for name, (mean, low, high) in measured.figures.items()
+    ]
+    return "\n".join(lines)
 
 
-def reading(
-    divergence: Divergence, results: Sequence[Result], measured: Sequence[Difference]
-) -> str:
+def reading(divergence: Divergence, results: Results, measured: Sequence[Difference]) -> str:
     """Write what is open, what kvlab does, and what the other reading changes."""
-    tags = [result.claim.tag for result in results if divergence.topic in result.claim.topics]
+    tags = [tag for tag, each in results.items() if divergence.topic in each.claim.topics]
+    option = divergence.option if divergence.option == "none" else f"`{divergence.option}`"
     lines = [
-        f"#### {divergence.topic}\n",
-        f"- **Paper:** {escape_markdown(divergence.paper)}",
-        f"- **Elsewhere:** {escape_markdown(divergence.elsewhere)}",
-        f"- **Default:** {escape_markdown(divergence.default)}",
-        f"- **Option:** {_option(divergence)}",
+        f"- **Paper:** {escape_markdown(divergence.paper)}\n"
+        f"- **Elsewhere:** {escape_markdown(divergence.elsewhere)}\n"
+        f"- **Default:** {escape_markdown(divergence.default)}\n"
+        f"- **Option:** {option}" + (f"\n- **Checks:** {', '.join(tags)}" if tags else "")
     ]
-    if tags:
-        lines.append(f"- **Checks:** {', '.join(tags)}")
     own = [row for spec in divergence.specifications for row in measured if row.option == spec]
-    if own:
-        lines += ["", *tables(own)]
-    return "\n".join(lines).rstrip() + "\n"
+    lines += [*tables(own)] if own else []
+    return folded("question", escape_markdown(divergence.topic), lines)
 
 
 def tables(rows: Sequence[Difference]) -> Iterator[str]:
     """Write one table for each default reading."""
     for default in dict.fromkeys(row.default_run for row in rows):
         own = [row for row in rows if row.default_run == default]
-        yield f"Against `{default}`:\n\n{tabulate(own, COLUMNS).markdown('`{}`'.format)}\n"
+        yield f"Against `{default}`:\n\n{tabulate(own, COLUMNS).markdown('`{}`'.format)}"
 
 
 COLUMNS = (
@@ -119,54 +149,30 @@ COLUMNS = (
 )
 
 
-def _option(divergence: Divergence) -> str:
-    return divergence.option if divergence.option == "none" else f"`{divergence.option}`"
-
-
-def ledger_page() -> str:
-    """Write the ledger in Markdown: everything that the papers contain."""
-    parts = [(HEADS / "ledger.md").read_text(encoding="utf-8")]
-    by_tag = {claim.tag: claim for claim in claims()}
-    for name in PAPERS:
-        rows, about = [row for row in ledger() if row.paper == name], paper(name)
-        alone = sum(not (row.claims or row.tests or row.figures or row.measured) for row in rows)
-        parts += [
-            f"## {about.title}\n",
-            f"{about.source}: {len(rows)} rows, {alone} of them only declared; "
-            f"{count(about.claims)}.\n",
-            "| where | what | checked | measured | declared | repeat with |",
-            "|---|---|---|---|---|---|",
-            *(_line(row, by_tag) for row in rows),
-            "",
-        ]
-    return "\n".join(parts)
-
-
-def _line(row: LedgerRow, by_tag: Mapping[str, Claim]) -> str:
-    found = [by_tag[tag] for tag in row.claims]
-    checked = [f"{each.tag} `{each.name}`: {each.expected}" for each in found]
-    checked += [f"`{test.rpartition('::')[2]}`" for test in row.tests]
-    checked += ["beside the [cost model](plan.md)"] if row.figures else []
-    cells = (
-        row.place,
-        escape_markdown(row.says),
-        "<br>".join(checked),
-        "<br>".join(each.text() for each in row.measured),
-        escape_markdown(row.declared),
-        "<br>".join(f"`{command}`" for command in row.commands),
-    )
-    return f"| {' | '.join(cells)} |"
+def data(results: Results) -> list[dict[str, Any]]:
+    """Return the items as plain data: verdicts, figures and commands."""
+    return [
+        {
+            **{name: getattr(row, name) for name in ("paper", "place", "says", "declared")},
+            "claims": {
+                tag: {"source": results[tag].claim.source, **asdict(results[tag].finding)}
+                for tag in row.claims
+            },
+            "measured": [asdict(each) for each in row.measured],
+            "commands": row.commands,
+        }
+        for row in ledger()
+    ]
 
 
 def main(directory: Annotated[Path, typer.Argument(help="Where the pages are written.")]) -> None:
-    """Check every claim, and write both pages."""
+    """Check every claim, and write the page and its data."""
     known = claims()
-    results = sorted(
-        prove(known, os.cpu_count() or 1),
-        key=lambda result: known.index(result.claim),
-    )
-    (directory / "errata.md").write_text(errata_page(results), encoding="utf-8")
-    (directory / "ledger.md").write_text(ledger_page(), encoding="utf-8")
+    proved = {result.claim.tag: result for result in prove(known, os.cpu_count() or 1)}
+    results = {claim.tag: proved[claim.tag] for claim in known}
+    (directory / "claims.md").write_text(claims_page(results), encoding="utf-8")
+    text = json.dumps(data(results), ensure_ascii=False)
+    (directory / "claims.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

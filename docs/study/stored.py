@@ -40,7 +40,7 @@ def results(
 
     Args:
         found: one task.
-        specs: methods; default all.
+        specs: methods, and controls that the sweep added; default all methods.
         budgets: as the sweep states them; default all.
     """
     method, _, *figures = COLUMNS
@@ -48,16 +48,11 @@ def results(
     entries = {found.budgets[text] for text in budgets or found.budgets} | {None}
     points = [
         point
-        for point in found.points
+        for point in ((*found.points, *found.controls) if specs else found.points)
         if point.refusal is None and point.method in (specs or {point.method})
         if point.budget in entries
     ]
     return tabulate(points, (method, budget, *figures))
-
-
-def nats(row: dict[str, Any]) -> Interval:
-    """Return the loss over the full cache's of a row of ``kvlab perplexity --json``."""
-    return Interval(*(row[name] or 0.0 for name in ("nats", "nats_low", "nats_high")))
 
 
 def spread(interval: Interval, form: str = ".3g") -> str:

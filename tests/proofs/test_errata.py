@@ -1,4 +1,4 @@
-"""The page of errata: complete, and made of what the checks say now."""
+"""The page of what the papers claim: complete, and made of what the checks say now."""
 
 import re
 from dataclasses import replace
@@ -11,12 +11,13 @@ from kvlab.fast.lab.tables import escape_markdown
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Result, claims, count
-from kvlab.reference.proofs.claim import Finding, Kind, Verdict
-from study.pages import erratum, reading, tables
+from kvlab.reference.proofs.claim import Finding, Verdict
+from kvlab.reference.proofs.ledger import ledger
+from study.pages import found, reading, tables
 from study.readings import Difference, differences, pairs
 from study.stored import stored_summary
 
-PAGE = Path(__file__).parents[2] / "docs" / "errata.md"
+PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 EFFECT = Interval(-0.25, -0.5, 0.125)
 
 
@@ -25,18 +26,18 @@ RESULT = Result(CLAIM, Finding(Verdict.REFUTED, "two sums", "1 + 1", "one is one
 DIFFERENCE = Difference("h2o@every=2", "h2o", "h2o@every=2", 9, 0.5, EFFECT, EFFECT, EFFECT)
 
 
-def test_an_erratum_names_counterexample_reading_and_option():
-    text, stated = erratum(RESULT), escape_markdown(CLAIM.statement)
-    for part in ("LE-1: Eq. 2", stated, "1 + 1", "one is one", "h2_reading=printed"):
+def test_a_claim_names_counterexample_and_what_is_true():
+    text, stated = found(RESULT), escape_markdown(CLAIM.statement)
+    for part in ("(Eq. 2 and Appendix D, H2, printed claim", stated, "1 + 1", "one is one"):
         assert part in text
 
 
 def test_a_reading_shows_checks_and_measured_differences():
     divergence = Divergence("H2", "a", "c", "b", "h2o@every=2, or words")
-    text = reading(divergence, [RESULT], [DIFFERENCE])
+    text = reading(divergence, {"LE-1": RESULT}, [DIFFERENCE])
     assert "LE-1" in text
-    row = "| `h2o@every=2` | 9 | 0.50 | -0.25 (-0.50 to +0.12) | -0.250"
-    assert "Against `h2o`:\n\n" in text
+    row = "    | `h2o@every=2` | 9 | 0.50 | -0.25 (-0.50 to +0.12) | -0.250"
+    assert "    Against `h2o`:\n\n" in text
     assert row in text
 
 
@@ -69,19 +70,27 @@ def test_every_option_of_the_papers_was_measured():
         assert row.solved.low <= row.solved.mean <= row.solved.high
 
 
-def test_the_page_holds_every_refutation_and_every_reading_of_now():
+def test_the_page_holds_every_item_claim_and_reading_of_now():
     page = PAGE.read_text("utf-8")
-    failed = [claim for claim in claims() if claim.expected.fails]
-    written = re.findall(r"^#### (\w+-\w+): ", page, re.MULTILINE)
-    assert sorted(written) == sorted(claim.tag for claim in failed)
-    for claim in failed:
-        assert f"#### {claim.tag}: {claim.source}\n\n{escape_markdown(claim.statement)}\n" in page
+    written = re.findall(r"^    \*\*(\w+-\w+)\*\* ", page, re.MULTILINE)
+    assert sorted(written) == sorted(claim.tag for claim in claims())
     for claim in claims():
-        if claim.kind is not Kind.PRINTED:
-            source, statement = map(escape_markdown, (claim.source, claim.statement))
-            assert f"**{claim.tag}** ({source}). {statement}\n" in page
+        source, statement = map(escape_markdown, (claim.source, claim.statement))
+        stated = f"({source}, {claim.kind}, *{claim.expected}*). {statement}"
+        assert f"    **{claim.tag}** {stated}" in page
+        assert f'<span id="{claim.tag.lower()}"></span>' in page
+    for row in ledger():
+        assert f'"{row.place} · {escape_markdown(row.says)} · '.replace('"', "") in page.replace(
+            "&quot;", ""
+        ).replace('"', "")
+        assert all(f"\n    {command}\n" in page for command in row.commands)
+        for each in row.measured:
+            for name, (mean, low, high) in each.figures.items():
+                assert f"| `{name}` | {mean:.3g} ({low:.3g} to {high:.3g}) |" in page
     for name in PAPERS:
         assert f"method `{name}`: {count(claims(name))}." in page
         for divergence in methods.divergences(name):
-            assert f"#### {divergence.topic}\n" in page
+            assert f'??? question "{escape_markdown(divergence.topic)}' in page.replace(
+                "&quot;", '"'
+            )
             assert f"- **Default:** {escape_markdown(divergence.default)}\n" in page

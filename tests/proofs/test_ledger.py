@@ -14,8 +14,6 @@ from kvlab.fast.lab.cli import app
 from kvlab.reference import methods
 from kvlab.reference.proofs import PAPERS, claims
 from kvlab.reference.proofs.ledger import DATA, ledger
-from study.pages import ledger_page
-from study.stored import stored_summary
 
 ROOT = Path(__file__).parents[2]
 ROWS = ledger()
@@ -55,25 +53,6 @@ def test_every_claim_has_a_row():
     assert set(named) == {(claim.paper, claim.tag) for claim in claims()}
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("study", "300 problems of the study (seeds 0, 1, 2), "),
-        ("jump_ablations", "200 problems, "),
-    ],
-)
-def test_figures_of_jump_programs_are_those_of_the_stored_sweeps(name, said):
-    found, where = stored_summary(name), f"model jumps, {said}"
-    rows = [each for row in ROWS for each in row.measured if each.where.startswith(where)]
-    assert len(rows) > 10
-    for each in rows:
-        budget = re.search(r"(\d+) entries$", each.where)
-        for spec, figures in each.figures.items():
-            interval = found.point(spec, int(budget[1]) if budget else None).interval
-            known = (interval.mean, max(0, interval.low), min(1, interval.high))
-            assert list(figures) == [float(f"{figure:.3g}") for figure in known], (spec, each.where)
-
-
 def test_every_measurement_belongs_to_a_row():
     stored = tomllib.loads((DATA / "measured.toml").read_text("utf-8"))
     places = {(row.paper, row.place) for row in ROWS if row.measured}
@@ -99,10 +78,6 @@ def test_commands_parse(command):
 def test_wrong_commands_do_not(command):
     with pytest.raises((AssertionError, ValueError)):
         parse(command)
-
-
-def test_the_page_is_written_from_the_data_of_now():
-    assert (ROOT / "docs" / "ledger.md").read_text("utf-8") == ledger_page()
 
 
 def parse(command):

@@ -48,7 +48,8 @@ def test_kinds_and_labels(method, kind, label):
 def test_points_are_what_is_stored(panels):
     shown = {(each.method, each.budget): each for each in panels[0].places}
     found = stored_summary("equal_bytes")
-    assert {point.method for point in found.points} <= {method for method, _ in shown}
+    rows = (*found.points, *found.controls)
+    assert {point.method for point in rows} <= {method for method, _ in shown}
     point, whole = found.point("h2o@precision=fp8", "50%"), found.point("full", None)
     drawn = shown[point.method, "50 %"]
     assert drawn.share == (point.mean("nbytes") or 0) / (whole.mean("nbytes") or 1)
@@ -77,18 +78,3 @@ def test_what_the_page_says_of_fp8_and_kivi(panels):
     assert fp8.share == pytest.approx(caote.share, abs=PERCENT)
     assert fp8.quality.high < caote.quality.low
     assert kivi.share < 0.35 and kivi.quality.high > caote.quality.low
-
-
-def test_rows_of_perplexities_by_hand():
-    """Bytes where they are counted, else entries; a budget of 128 of 512 tokens is 25 %."""
-    common = {"refusal": None, "nats": 0.1, "nats_low": 0.0, "nats_high": 0.2}
-    rows = [
-        {**common, "spec": "full", "budget": None, "entries": 512},
-        {**common, "spec": "h2o", "budget": 128, "entries": 128},
-        {**common, "spec": "tova", "budget": 64, "refusal": "too small"},
-    ]
-    full, h2o = equal_bytes.places_of_rows({"rows": rows, "mean_length": 512})
-    assert (full.share, h2o.share, h2o.budget) == (1, 0.25, "25 %")
-    counted = [{**row, "kilobytes": size} for row, size in zip(rows, (800, 100), strict=False)]
-    _, h2o = equal_bytes.places_of_rows({"rows": counted, "mean_length": 512})
-    assert h2o.share == 1 / 8

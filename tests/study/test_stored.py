@@ -2,15 +2,18 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvlab.fast.lab.evaluate.statistics import mean_interval
-from kvlab.fast.lab.sweep.summary import Point, TaskSummary
+from kvlab.fast.lab.evaluate.controls import gains_table, is_significant
+from kvlab.fast.lab.evaluate.statistics import Interval, mean_interval
+from kvlab.fast.lab.sweep.summary import Point, TaskSummary, main_measure
 from kvlab.reference.proofs.ledger import ledger
+from study import map as study_map
 from study import readings
-from study.stored import REAL, nats, stored_file, stored_summary
+from study.stored import REAL, stored_file, stored_summary
 
 
 def observed(place, figures):
@@ -24,29 +27,22 @@ def output_error(place, method):
     return mean_interval(rows[method]["figures"]["output_error"])
 
 
-def loss(place, method):
-    rows = stored_file(f"perplexity_{REAL}")["rows"]
-    (row,) = (row for row in rows if (row["spec"], row["budget"]) == (method, entries(place)))
-    return vars(nats(row)).values()
-
-
-def needles(place, method):
+def of_sweep(place, name):
+    """Return an interval of a sweep: of a method, or of a difference of two methods' errors."""
     found = stored_summary(place.command.rpartition(" ")[2])
-    return vars(found.point(method, entries(place)).interval).values()
-
-
-def drafted(place, name):
-    (point,) = (
-        point
-        for point in stored_summary(place.command.rpartition(" ")[2]).points
-        if point.method == name.partition(": ")[2]
-    )
-    return vars(point.accepted).values()
-
-
-def entries(place):
-    (number,) = re.findall(r"([\d,]+) entries", place.where)
-    return int(number.replace(",", ""))
+    written = re.search(r"([\d,]+) entries", place.where)
+    budget = int(written[1].replace(",", "")) if written else None
+    methods = (name.partition(": ")[2] or name).split(" less ")
+    points = [found.point(method, budget) for method in methods]
+    if "error" in place.what:
+        errors = [np.array(point.figures["output_error"]) for point in points]
+        return mean_interval(list(errors[0] - errors[1] if errors[1:] else errors[0]))
+    (point,) = points
+    shown = point.accepted or point.nats
+    if shown is None:
+        solved = point.interval
+        shown = Interval(solved.mean, max(0, solved.low), min(1, solved.high))
+    return vars(shown).values()
 
 
 @pytest.mark.parametrize(
@@ -54,9 +50,7 @@ def entries(place):
     [
         (f"study.observations --model {REAL}", 8, observed),
         (f"study.output_errors --model {REAL}", 1, output_error),
-        (f"perplexity --model {REAL}", 2, loss),
-        ("results/needle", 4, needles),
-        ("results/papers", 8, drafted),
+        ("kvlab sweep docs/study/results", 54, of_sweep),
     ],
 )
 def test_the_ledger_has_what_is_stored(command, rows, figures_of):
@@ -64,7 +58,27 @@ def test_the_ledger_has_what_is_stored(command, rows, figures_of):
     assert len(found) == rows
     for each in found:
         for name, figures in each.figures.items():
-            assert list(figures) == [float(f"{x:.3g}") for x in figures_of(each, name)]
+            stored = [float(f"{x:.3g}") for x in figures_of(each, name)]
+            assert list(figures) == stored, (each.where, name)
+
+
+def test_the_page_of_results_shows_what_is_stored():
+    page = Path("docs/results.md").read_text("utf-8")
+    for name in ("study", "loss_smollm2"):
+        found = stored_summary(name)
+        table = gains_table(found.gains, main_measure(found.points))
+        assert table.markdown("`{}`".format).strip() in page
+    for name in ("needle_smollm2", "needle_2k_smollm2"):
+        found = stored_summary(name)
+        assert not any(map(is_significant, found.gains)), "as the page says"
+        for point in found.points:
+            assert point.percent in page
+
+
+def test_the_page_of_both_knobs_shows_what_is_stored():
+    page = Path("docs/score_or_protection.md").read_text("utf-8")
+    for name in ("papers_jumps", "papers_smollm2"):
+        assert study_map.papers(name).markdown("`{}`".format).strip() in page
 
 
 def test_without_protection_neither_h2o_nor_caote_solves_a_program():
