@@ -42,6 +42,8 @@ class Bug:
     file: Path
     changes: tuple[tuple[str, str], ...]
     """Right and wrong texts."""
+    thread: str = ""
+    """Where users met it."""
 
     @property
     def source(self) -> str:
@@ -63,6 +65,7 @@ def bugs(kind: str, above: Path) -> tuple[Bug, ...]:
             each["target"],
             above / each["file"],
             ((each["right"], each["wrong"]), *((a, b) for a, b in each.get("also", ()))),
+            each.get("thread", ""),
         )
         for each in listed
     )
@@ -77,13 +80,14 @@ CACHE_BUGS = bugs("cache", HERE)
 
 def rows() -> list[str]:
     """Return the rows of the tables that the documentation shows."""
-    of_reference = (
-        (bug.name, f"`{bug.target}`", f"`{bug.file.relative_to(ROOT).as_posix()}`") for bug in BUGS
-    )
-    of_caches = (
-        (bug.name, f"`{bug.target}`", ABOUT_GROUPS[bug.target]["stresses"]) for bug in CACHE_BUGS
-    )
-    return [f"| {' | '.join(row)} |" for row in (*of_reference, *of_caches)]
+    of_reference = ((bug, f"`{bug.file.relative_to(ROOT).as_posix()}`") for bug in BUGS)
+    of_caches = ((bug, ABOUT_GROUPS[bug.target]["stresses"]) for bug in CACHE_BUGS)
+    met = {
+        bug: f" ([users met it]({bug.thread}))" if bug.thread else ""
+        for bug in (*BUGS, *CACHE_BUGS)
+    }
+    both = (*of_reference, *of_caches)
+    return [f"| {bug.name}{met[bug]} | `{bug.target}` | {last} |" for bug, last in both]
 
 
 def planted_engine(bug: Bug | None) -> ModuleType:
