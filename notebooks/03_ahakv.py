@@ -102,9 +102,10 @@ tags = ("AK-1", "AK-1b", "AK-2", "AK-2c", "AK-3", "AK-3c", "AK-4", "AK-4b", "AK-
 checks.verdicts("ahakv", (*tags, "AK-8", "AK-9"))
 
 # %% [markdown]
-# Two claims are worth reading twice. AK-2c: sharpening and the value prior lessen the bias a little,
-# and only where $k$ is a small part of the text; recent accumulation alone removes it. AK-9: while decoding only B entries
-# compete, wherever the text is, and neither interpretation of $i$ gives the promised k.
+# Two claims are worth reading twice. AK-2c: sharpening and the value prior lessen the bias a
+# little, and only where $k$ is a small part of the text; recent accumulation alone removes it.
+# AK-9: while decoding only B entries compete, wherever the text is, and neither interpretation of
+# $i$ gives the promised k.
 #
 # ## Does it help?
 #
