@@ -19,7 +19,7 @@ from kvlab.fast.lab.tables import Column, escape_markdown, tabulate
 from kvlab.reference import methods
 from kvlab.reference.files import Divergence
 from kvlab.reference.proofs import PAPERS, Result, claims, count, paper, prove
-from kvlab.reference.proofs.claim import Verdict
+from kvlab.reference.proofs.claim import Kind, Verdict
 from kvlab.reference.proofs.ledger import LedgerRow, Measured, ledger
 from study.readings import Difference, differences, pairs
 from study.stored import spread, stored_summary
@@ -65,8 +65,11 @@ def block(row: LedgerRow, results: Results, first: Mapping[str, LedgerRow]) -> s
     A claim is written out in the first item that it is about; the others link to it.
     """
     own = [results[tag] for tag in row.claims]
-    if any(result.finding.verdict.fails for result in own):
+    printed = [each.finding.verdict.fails for each in own if each.claim.kind is Kind.PRINTED]
+    if printed and all(printed):
         kind, status = "failure", "does not hold"
+    elif any(printed):
+        kind, status = "warning", "holds in part"
     elif own or row.tests or row.figures:
         kind, status = "success", "checked"
     elif row.measured:
