@@ -28,6 +28,9 @@ PROBLEMS: Mapping[str, Callable[[], Sequence[Any]]] = {
 SLACK = 1.25
 """Tokens after which an answer is cut, over those of the longest solution."""
 
+TOUR: Mapping[str, str] = {"method": "h2o", "budget": "70%", "problem": "jumps-2"}
+"""What the page shows first: the answer turns wrong, and is right with one lost token protected."""
+
 IMPORT = re.compile(r'^import \{ ([^}]+) \} from "([^"]+)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:(?:async )?function\*?|class|const) ([^;{(=]+))", re.MULTILINE)
 NAME = re.compile(r"\w+")
@@ -118,14 +121,24 @@ def model_script(name: str) -> str:
 
 
 def site() -> dict[str, Any]:
-    """Return problems for every embedded model, and a setting of every method that suits them."""
+    """Return problems for every embedded model, and a setting of every method that suits them.
+
+    ``lengths`` are the tokens that the full cache holds in the end, if the model solves a problem;
+    the page measures them again.
+    """
     models = {}
     for name, task in EMBEDDED.items():
         problems = PROBLEMS[task]()
-        most = int(SLACK * max(len(problem.solution.split(" ")) for problem in problems))
+        most = int(SLACK * max(tokens(problem.solution) for problem in problems))
         prompts = [problem.prompt for problem in problems]
-        models[name] = {"task": task, "prompts": prompts, "most": most}
-    return {"models": models, "presets": presets(), "questions": QUESTIONS}
+        lengths = [tokens(problem.prompt) + tokens(problem.solution) - 1 for problem in problems]
+        models[name] = {"task": task, "prompts": prompts, "most": most, "lengths": lengths}
+    return {"models": models, "presets": presets(), "questions": QUESTIONS, "tour": TOUR}
+
+
+def tokens(text: str) -> int:
+    """Return the tokens of a text of an embedded model, whose words stand between blanks."""
+    return len(text.split(" "))
 
 
 def presets() -> dict[str, str]:

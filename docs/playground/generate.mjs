@@ -40,14 +40,21 @@ export function advance(session, tokens, confidence = NaN, watch = () => {}) {
 
 /** Return the likeliest token, the first of equally likely ones, and its probability. */
 export function choose(logits) {
-  const largest = Math.max(...logits);
-  const sum = logits.reduce((total, x) => total + Math.exp(x - largest), 0);
-  return { token: logits.indexOf(largest), confidence: 1 / sum };
+  const [{ token, probability }] = likeliest(logits, 1);
+  return { token, confidence: probability };
+}
+
+/** Return the `most` likeliest tokens with their probabilities, the first of equally likely ones first. */
+export function likeliest(logits, most) {
+  const largest = Math.max(...logits), weights = Array.from(logits, (x) => Math.exp(x - largest));
+  const sum = weights.reduce((total, weight) => total + weight, 0);
+  const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a] || a - b);
+  return order.slice(0, most).map((token) => ({ token, probability: weights[token] / sum }));
 }
 
 /**
- * Continue a prompt greedily: after every block that the model reads, yield `{ tokens, next }`, the ids
- * of the block and the id that the model writes after it.
+ * Continue a prompt greedily: after every block that the model reads, yield `{ tokens, next, logits }`, the
+ * ids of the block, the id that the model writes after it, and the logits that it was chosen by.
  *
  * Ends when `stop` was written, or `maxNewTokens` tokens were.
  */
@@ -57,7 +64,7 @@ export function* generate(model, policy, prompt, maxNewTokens, stop, watch) {
     const read = advance(session, tokens, confidence, watch);
     const next = choose(read.logits);
     session = read.session;
-    yield { tokens, next: next.token };
+    yield { tokens, next: next.token, logits: read.logits };
     if (next.token === stop || written >= maxNewTokens) return;
     tokens = [next.token];
     confidence = next.confidence;

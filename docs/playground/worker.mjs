@@ -2,22 +2,24 @@
  * Runs the model beside the page. Messages to it:
  *
  * - `{ type: "load", config, tokenizer, weights }`: the model; weights are its safetensors in base64.
- * - `{ type: "run", id, method, budget, prompt, most, pinned }`: begin anew.
+ * - `{ type: "run", id, method, budget, prompt, most, pinned }`: a run; of several, the first goes on first.
  * - `{ type: "until", id, count }`: let that run go on until so many blocks were read.
+ * - `{ type: "drop", id }`: forget that run.
  *
  * Messages from it: `{ id, frame }` after every block, `{ id, end }` after the last one, and
  * `{ id, error }`.
  */
 
 import { picture } from "./frames.mjs";
-import { generate } from "./generate.mjs";
+import { generate, likeliest } from "./generate.mjs";
 import { get } from "./methods/index.mjs";
 import { pin } from "./pinned.mjs";
 import { readSafetensors } from "./safetensors.mjs";
 import { Tokenizer } from "./tokenizer.mjs";
 import { Transformer, readConfig } from "./transformer.mjs";
 
-let model = null, tokenizer = null, current = null, waking = false;
+const runs = new Map(); // those that are not over, by id
+let model = null, tokenizer = null, waking = false;
 const alarm = new MessageChannel(); // unlike a timer, it costs no milliseconds between two tokens
 alarm.port1.onmessage = () => { waking = false; readBlock(); };
 
@@ -26,12 +28,16 @@ const HANDLERS = {
     const bytes = Uint8Array.from(atob(weights), (letter) => letter.charCodeAt(0));
     model = new Transformer(readConfig(config), readSafetensors(bytes).tensors);
     tokenizer = new Tokenizer(file);
+    runs.clear();
   },
   run(asked) {
-    current = { id: asked.id, blocks: frames(asked), made: 0, until: 0 };
+    runs.set(asked.id, { id: asked.id, blocks: frames(asked), made: 0, until: 0 });
   },
   until({ id, count }) {
-    if (current?.id === id) current.until = count;
+    if (runs.has(id)) runs.get(id).until = count;
+  },
+  drop({ id }) {
+    runs.delete(id);
   },
 };
 
@@ -40,36 +46,42 @@ self.onmessage = ({ data }) => {
   wake();
 };
 
+/** Return the run that goes on, if there is one. */
+function current() {
+  return [...runs.values()].find(({ made, until }) => made < until);
+}
+
 function wake() {
-  if (waking || !current || current.made >= current.until) return;
+  if (waking || !current()) return;
   waking = true;
   alarm.port2.postMessage(null);
 }
 
-/** Read one block of the current run, tell the page, and come back. */
+/** Read one block of a run, tell the page, and come back. */
 function readBlock() {
-  if (!current || current.made >= current.until) return;
-  const { id, blocks } = current;
+  const run = current();
+  if (!run) return;
+  const { id, blocks } = run;
   try {
     const { value, done } = blocks.next();
-    if (done) current = null;
-    else current.made++;
+    if (done) runs.delete(id);
+    else run.made++;
     self.postMessage(done ? { id, end: true } : { id, frame: value });
   } catch (error) {
-    current = null;
+    runs.delete(id);
     self.postMessage({ id, error: error.message });
   }
   wake();
 }
 
-/** Yield what the page shows after every block: `{ seen, next, layers }`. */
+/** Yield what the page shows after every block: `{ seen, next, likely, layers }`. */
 function* frames({ method, budget, prompt, most, pinned }) {
   const policy = pin(get(method, budget), pinned);
   let layers = [], seen = 0;
   const watch = (layer, result) => { layers[layer] = picture(result); };
-  for (const { tokens, next } of generate(model, policy, tokenizer.encode(prompt), most, model.config.end, watch)) {
+  for (const { tokens, next, logits } of generate(model, policy, tokenizer.encode(prompt), most, model.config.end, watch)) {
     seen += tokens.length;
-    yield { seen, next, layers };
+    yield { seen, next, likely: likeliest(logits, 5), layers };
     layers = [];
   }
 }

@@ -18,11 +18,10 @@ FIRST = next(iter(EMBEDDED))
 
 
 def with_short_problems():
-    """Return what the page is given, with three short programs before those of the site."""
+    """Return what the page is given, and three short programs whose length it has to measure."""
     site = playground_page.site()
     short = jumps.held_out(3, size=jumps.Size(fewest=8, most=10))
-    prompts = site["models"][FIRST]["prompts"]
-    site["models"][FIRST]["prompts"] = [*(problem.prompt for problem in short), *prompts]
+    site["models"][FIRST]["prompts"] += [problem.prompt for problem in short]
     return site
 
 
@@ -63,7 +62,7 @@ def address(tmp_path_factory):
 def common(reader, address):
     """The reader of most tests, one after the other, and the state in which the page opens."""
     found = reader(address, viewport=DESK)
-    page = found.open("index.html")
+    page = found.open("index.html#method=streaming_llm&problem=jumps-8")
     page.wait_for_selector("#pg-budget:enabled", timeout=120_000)
     return found, page.evaluate("() => kvlabPlayground.state")
 
@@ -110,7 +109,8 @@ def words(page, pane=0):
     """Return the words that a pane shows behind the prompt."""
     spans = page.locator(".pg-text").nth(pane).locator("[role=option]:not([hidden])")
     prompt = page.evaluate("() => kvlabPlayground.prompt.length")
-    return spans.all_inner_texts()[prompt:]
+    found = spans.evaluate_all("all => all.map(each => each.dataset.token)")
+    return [token.replace("\n", "↵") for token in found[prompt:]]
 
 
 def expected_words(name, spec, budget, prompt):
@@ -122,17 +122,14 @@ def expected_words(name, spec, budget, prompt):
     return [tokenizer.id_to_token(token).replace("\n", "↵") for token in found.tokens]
 
 
-def change_arithmetic(text):
-    return text.replace("+", "-", 1)
-
-
 def change_program(text):
     """Let another line run first."""
     return text[:-1] + ("1" if text[-1] != "1" else "2")
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), [slow(("jumps", change_program)), ("reasoner", change_arithmetic)]
+    ("name", "change"),
+    [slow(("jumps", change_program)), ("reasoner", lambda text: text.replace("+", "-", 1))],
 )
 def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened, name, change):
     """At the smaller budget of ``make demo``; ``tests/playground`` compares all methods."""
@@ -153,9 +150,11 @@ def test_the_demo_and_a_changed_problem_give_the_answer_of_the_reference(opened,
 
 
 def test_a_run_can_be_paused_and_goes_on(opened):
-    page = opened(method="h2o")
+    page = opened(method="tova")
     page.select_option("[aria-label=Speed]", "3 tokens/s")
     page.click("#pg-run")
+    page.locator(".pg-method select").first.select_option("h2o")
+    page.click("#pg-run")  # goes on, though the change of method runs already
     page.wait_for_function("() => kvlabPlayground.block >= 2")
     page.click("#pg-run")
     wait_until(page, "waiting")
@@ -164,6 +163,28 @@ def test_a_run_can_be_paused_and_goes_on(opened):
     page.select_option("[aria-label=Speed]", "full speed")
     run(page)
     assert words(page)[: len(shown)] == shown and len(words(page)) > 60
+
+
+def test_the_page_plays_by_itself_and_the_tour_mends_the_answer(reader, address):
+    found = reader(address, viewport=DESK)
+    page = found.open("index.html")
+    page.wait_for_function("() => kvlabPlayground.playing && kvlabPlayground.block > 2")
+    page.locator("body").press(" ")
+    assert page.evaluate("[kvlabPlayground.playing, scrollY]") == [False, 0]
+    told = page.locator(".pg-tour p").filter(has_not_text="is at work")
+    for number in range(2, 6):
+        page.click(".pg-tour button:text-is('Next')")
+        told.filter(has_text=f"{number} of 5").wait_for(timeout=120_000)
+    *likely, lost = page.evaluate("""() => {
+        const { wrong, full, lost, left, words } = kvlabPlayground;
+        const likely = run => run.frames[wrong].likely.map(each => words[each.token]);
+        return [likely(full), likely(left.run), lost]; }""")
+    cells = page.locator(".pg-likely td:nth-child(2n + 1)").all_inner_texts()
+    assert [cells[::2], cells[1::2]] == likely and page.locator(".pg-line-lost").count() == 1
+    assert page.inner_text(f"#pg-method-{lost + 1}")[:2] == "= "  # as people read it
+    page.click("text=Protect the lost token")
+    told.filter(has_text="The answer is right now").wait_for(timeout=120_000)
+    assert page.evaluate("kvlabPlayground.length === kvlabPlayground.given") and not found.problems
 
 
 def test_a_failure_is_found_and_a_protected_token_stays(opened):
@@ -209,18 +230,12 @@ def test_the_scores_say_why_an_entry_goes(opened):
     assert cell.inner_text().startswith("goes: score")
 
 
-def test_two_methods_are_compared(opened):
-    page = opened(method="streaming_llm", **{"with": "caote:h2o", "budget": "70%"})
-    run(page)
-    assert page.locator(".pg-pane:visible").count() == 2
-    assert words(page, 0) != words(page, 1)
-    page.click("text=Show one")
-    wait_until(page, "done")
-    assert page.locator(".pg-pane:visible").count() == 1
-
-
 def test_beside_a_method_stands_random_eviction_under_its_own_protection(opened):
     page = opened(method="caote:h2o", budget="70%")
+    page.click("text=Compare two")
+    assert page.evaluate("kvlabPlayground.panes.map(pane => pane.spec)") == ["caote:h2o", "h2o"]
+    page.click("text=Show one")
+    assert page.locator(".pg-pane:visible").count() == 1
     page.click("text=Compare with its control")
     page.get_by_label("first method: its score").select_option("")  # the control follows
     run(page)
@@ -310,8 +325,7 @@ def test_a_model_that_is_missing_is_named(reader, address):
 def test_keys_and_names_for_those_who_do_not_see_or_point(opened):
     page = opened(method="h2o")
     unnamed = page.evaluate("""() => {
-        const isButton = each => each.tagName === 'BUTTON';
-        const own = each => each.ariaLabel || (isButton(each) && each.textContent.trim());
+        const own = each => each.ariaLabel || each.tagName === 'BUTTON' && each.textContent.trim();
         const labelled = each => [...(each.labels ?? [])].some(label => label.textContent.trim());
         return [...document.querySelectorAll('button, select, input, textarea')]
             .filter(each => !own(each) && !labelled(each)).map(each => each.outerHTML); }""")
@@ -321,9 +335,9 @@ def test_keys_and_names_for_those_who_do_not_see_or_point(opened):
     last = words(page)
     page.locator("body").press("ArrowLeft")
     assert words(page) == last[:-1]
-    page.locator("body").press("Home")
+    page.locator("#pg-step").press("Home")
     assert len(words(page)) == 1
-    page.locator("body").press("End")
+    page.locator("#pg-step").press("End")
     assert words(page) == last
     text = page.locator(".pg-text").first
     text.focus()
@@ -342,10 +356,15 @@ def test_keys_and_names_for_those_who_do_not_see_or_point(opened):
 
 def test_on_a_phone_two_taps_show_a_failure(opened):
     page = opened(viewport=PHONE)
+    assert len(set(page.locator("[aria-label=Problem] option").all_text_contents())) == 19
     run(page)
     box = page.locator(".pg-verdict").first.bounding_box()
     assert page.locator(".pg-verdict").first.inner_text().startswith("✗")
     assert box["y"] >= 0 and box["y"] + box["height"] <= PHONE["height"]
     page.click("text=Every entry of one head")
+    page.click("text=Settings of the method")
     page.locator("#pg-method-3").click()
+    controls = page.locator(".pg :is(button, select, input, summary):visible")
+    heights = controls.evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
+    assert len(heights) > 15 and min(heights) >= 44
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -1,8 +1,10 @@
 /** Small things of which the page is made. Texts are set as text: markup in them stays text. */
 
+const SVG = ["svg", "path"];
+
 /** Make an element with attributes and children; a string among the children is a text. */
 export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const made = SVG.includes(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (value === true) made.setAttribute(name, "");

@@ -4,9 +4,11 @@ import { get, takesBudget } from "../methods/index.mjs";
 import { MethodControls } from "./controls.mjs";
 import { element, shortNumber, shown } from "./elements.mjs";
 import { entriesTable, headsTable } from "./facts.mjs";
-import { Run, firstDifference, missed } from "./run.mjs";
+import { likelyTable } from "./likely.mjs";
+import { Run, firstDifference, missed, strongest } from "./run.mjs";
 import { TokenText, holding, lookOf } from "./text.mjs";
 
+const DRAWN = 0.2; // attention of a head from which on a line is drawn
 const QUIET = 150; // milliseconds between two drawings of the tables while the text runs
 const ROWS = 40; // of the table of entries while the text runs; all are shown when it stands
 
@@ -24,6 +26,7 @@ export class Pane {
     this.figures = element("p", { class: "pg-figures" });
     this.bar = element("div", { class: "pg-bar", "aria-hidden": "true" }, element("i"));
     this.text = new TokenText(`pg-${key}`, `Text under the ${label}`, (position) => page.choose(position));
+    this.likely = element("div");
     this.facts = element("div", { class: "pg-facts" });
     this.entries = element("div", { class: "pg-scroll" });
     this.lists = { layer: this.headChoice("layer", "Layer "), head: this.headChoice("head", "KV head ") };
@@ -32,7 +35,8 @@ export class Pane {
       element("div", { class: "pg-row" }, ...Object.values(this.lists).map((list) => list.parentElement)), this.entries);
     this.answers = element("dl", { class: "pg-answers" });
     this.root = element("section", { class: "pg-pane", "aria-label": label }, this.controls.root, this.error,
-      this.verdict, this.missed, this.figures, this.bar, this.text.root, this.facts, this.details,
+      this.verdict, this.missed, this.figures, this.bar,
+      element("div", { class: "pg-stage" }, this.text.root, this.likely), this.facts, this.details,
       element("details", {}, element("summary", {}, "The method’s four answers"), this.answers), this.controls.settings);
   }
 
@@ -124,7 +128,7 @@ export class Pane {
     const { words, prompt, pinned } = this.page, frame = this.run?.frames[this.block];
     const ids = [...prompt, ...(this.run?.written(this.block + 1) ?? [])];
     const wrong = this.difference(), held = frame ? holding(frame) : null;
-    this.text.draw(ids.map((id) => words[id]), ids.length, this.page.problem?.task.begins ?? null, (position) => {
+    this.text.draw(ids.map((id) => words[id]), ids.length, this.page.problem.task, (position) => {
       const read = frame && position < frame.seen;
       const { classes, label } = read ? lookOf(held, position) : { classes: "pg-unread", label: "not read yet" };
       const pin = pinned.includes(position), differs = wrong >= 0 && position === prompt.length + wrong;
@@ -135,6 +139,8 @@ export class Pane {
     });
     this.drawFigures(frame, held);
     this.drawVerdict(wrong);
+    this.drawAttention(frame, wrong);
+    this.drawLikely(wrong);
     this.text.mark(this.page.chosen);
     this.drawTables();
   }
@@ -152,17 +158,33 @@ export class Pane {
     this.bar.firstChild.style.width = `${100 * entries * bits / 16 / this.page.length}%`;
   }
 
+  /** Draw what the last token read attends to; while both caches read the same text, also what only the full one has. */
+  drawAttention(frame, wrong) {
+    const { full } = this.page, same = frame && (wrong < 0 || this.block <= wrong);
+    const lost = same ? missed(this.run, full, this.block).map((each) => ({ ...each, lost: true })) : [];
+    this.text.join(frame ? frame.seen - 1 : 0, frame ? [...strongest(frame, DRAWN, 6), ...lost] : []);
+  }
+
+  /** Show the likeliest next tokens, behind the first wrong token those in its place: there the texts part. */
+  drawLikely(wrong) {
+    const { words, full, prompt } = this.page, block = wrong >= 0 ? wrong : this.block;
+    const of = (run) => run?.frames[block]?.likely ?? [];
+    const caption = `The likeliest for token ${prompt.length + block}${wrong >= 0 ? ", the first wrong one" : ""}`;
+    this.likely.replaceChildren(...(this.run && block >= 0 ? [likelyTable(of(full), of(this.run), words, caption)] : []));
+  }
+
   /** Index of the first written token that is not the full cache's, as far as is shown; −1 if none. */
   difference() {
-    if (!this.run || !this.page.full?.ended) return -1;
+    if (!this.run || !this.page.full) return -1;
     const first = firstDifference(this.run, this.page.full);
     return first <= this.block ? first : -1;
   }
 
   drawVerdict(wrong) {
     const { words, full, prompt } = this.page;
-    const done = this.run?.ended && this.block === this.known - 1;
-    const state = !this.run || this.block < 0 ? "" : wrong >= 0 ? `wrong ${wrong}` : done ? "right" : "so far";
+    const done = this.run?.ended && full?.ended && this.block === this.known - 1;
+    const compared = this.run && this.block >= 0 && this.block < full.frames.length;
+    const state = !compared ? "" : wrong >= 0 ? `wrong ${wrong}` : done ? "right" : "so far";
     if (this.told === `${this.run?.id} ${state}`) return;
     this.told = `${this.run?.id} ${state}`;
     this.root.dataset.verdict = state.split(" ")[0];
@@ -178,14 +200,15 @@ export class Pane {
 
   /** Offer to protect what the full cache looked at when it wrote the token that is missing here. */
   drawMissed(wrong) {
-    const { words, full } = this.page, ids = [...this.page.prompt, ...full.written()];
-    const lost = missed(this.run, full, wrong);
+    const lost = missed(this.run, this.page.full, wrong);
+    const there = element("button", { type: "button", onclick: () => this.page.go(wrong) }, "Go to that token");
+    this.missed.replaceChildren(there);
     if (!lost.length) return;
     const buttons = lost.map(({ position, attention }) => element("button", {
       type: "button", onclick: () => this.page.protect(position),
-    }, `${shown(words[ids[position]])} at ${position} (${Math.round(100 * attention)} %)`));
-    this.missed.replaceChildren("There the full cache looked at these tokens, which are lost here in some heads. Protect one and run again: ",
-      ...buttons);
+    }, `${this.page.nameOf(position)} (${Math.round(100 * attention)} %)`));
+    this.missed.replaceChildren("There the full cache attends to these tokens, which are lost here in some heads. Protect one and run again: ",
+      ...buttons, there);
   }
 
   /** Draw the tables of the chosen token and of one head, at most a few times a second. */

@@ -8,34 +8,40 @@ import { readAddress, readPositions, writeAddress } from "./address.mjs";
 import { element, shown } from "./elements.mjs";
 import { Pane } from "./pane.mjs";
 import { Problem, ProblemControls } from "./problem.mjs";
-import { Run, embeddedModel, startWorker } from "./run.mjs";
+import { Run, embeddedModel, firstDifference, missed, startWorker } from "./run.mjs";
+import { Tour } from "./tour.mjs";
 
 const FULL_SPEED = "full speed";
 const LONGEST = 512; // tokens of a reader's problem; a program of 30 lines has fewer
 const PAUSE = 200; // milliseconds; browsers allow few changes of the address in a second
-const SPEEDS = { "3 tokens/s": 3, "10 tokens/s": 10, [FULL_SPEED]: Infinity }; // tokens a second
+const SPEEDS = { "3 tokens/s": 3, "10 tokens/s": 10, "30 tokens/s": 30, [FULL_SPEED]: Infinity }; // tokens a second
 
 class Playground {
   /** `site` is what the site's hook wrote: models with their problems, presets, questions; `source` the worker's. */
   constructor(root, site, source) {
     Object.assign(this, { root, site, presets: site.presets });
-    this.state = readAddress(location);
+    const plain = location.search + location.hash === "";
+    this.state = { ...readAddress(location), ...(plain ? site.tour : {}) };
     this.workers = [startWorker(source), startWorker(source)];
     for (const worker of this.workers) worker.onerror = ({ message }) => this.panes.forEach((pane) => pane.complain(message));
     this.prompt = [];
     this.block = -1;
     this.playing = false;
+    this.unasked = false; // whether what plays began by a change, not by the reader's wish
     this.budget = null;
     this.build();
     addEventListener("hashchange", () => this.revisit());
-    this.open();
+    this.open(plain);
   }
 
-  /** Show the problem and the token that the address names. */
-  async open() {
+  /** Show the problem and the token that the address names; if it names none, begin to run, or the tour. */
+  async open(tour = null) {
     const { step } = this.state;
     await this.readProblem();
+    if (!this.full) return;
     if (step !== "") this.play(Number(step) || 0);
+    else if (tour) this.tour.show(0);
+    else if (tour === false) this.demonstrate();
   }
 
   // --- what is on the page ---------------------------------------------------------------------------
@@ -43,18 +49,22 @@ class Playground {
   build() {
     this.buildToolbar();
     this.problemControls = new ProblemControls(this.site.models, (parts) => this.change({ ...parts, protect: "", token: "" }));
-    this.taskTold = element("p", { class: "pg-task" });
+    this.taskTold = element("p", { class: "pg-task pg-later" });
     this.left = new Pane("method", "first method", this.workers[0], this);
     this.right = new Pane("with", "second method", this.workers[1], this);
     this.question = element("p", { class: "pg-question" });
     this.protected = element("p", { class: "pg-protected" });
     this.panesBox = element("div", { class: "pg-panes" }, this.left.root, this.right.root);
-    this.root.replaceChildren(this.question, this.toolbar, this.protected, this.taskTold, this.panesBox, this.problemControls.root, this.share());
+    this.tour = new Tour(this, this.site.tour);
+    this.root.replaceChildren(this.tour.root, this.question, this.toolbar, this.comparisons, this.protected, this.taskTold, this.panesBox,
+      this.problemControls.root, this.share());
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
   buildToolbar() {
-    this.runButton = element("button", { type: "button", id: "pg-run", onclick: () => this.toggle() }, "Run");
+    this.runButton = element("button", {
+      type: "button", id: "pg-run", onclick: () => { this.toggle(); if (this.playing) this.reveal(); },
+    }, "Run");
     this.slider = element("input", {
       type: "range", id: "pg-step", min: 0, max: 0, value: 0, "aria-label": "Tokens read", oninput: () => this.go(Number(this.slider.value)),
     });
@@ -78,8 +88,9 @@ class Playground {
     this.toolbar = element("div", { class: "pg-toolbar", role: "group", "aria-label": "Controls" },
       element("div", { class: "pg-row" }, this.runButton, arrow("◀", "One token back", -1), this.slider,
         arrow("▶", "One token on", 1), this.where),
-      element("div", { class: "pg-row" }, element("label", { class: "pg-grow" }, "Budget ", this.budgetSlider), this.budgetTold),
-      element("div", { class: "pg-row" }, this.second, this.against, this.speed));
+      element("div", { class: "pg-row" }, element("label", { class: "pg-grow" }, "Budget ", this.budgetSlider), this.budgetTold));
+    this.comparisons = element("div", { class: "pg-row pg-later" }, this.second, this.against, this.speed,
+      element("button", { type: "button", onclick: () => this.tour.show(0) }, "Tour in five steps"));
   }
 
   share() {
@@ -123,14 +134,39 @@ class Playground {
   }
 
   /** Change the state; a change of what is computed begins anew, and runs on if it ran before. */
-  async change(parts) {
-    const running = this.left.run !== null, control = this.control;
+  async change(parts, running = this.left.run !== null) {
+    const control = this.control;
     Object.assign(this.state, parts, { step: "" });
     if (!("with" in parts) && control !== null && this.state.with === control) this.state.with = this.control ?? "";
     this.remember();
     if ("problem" in parts || "text" in parts) await this.readProblem();
     else this.prepare();
-    if (running) this.play();
+    if (running) this.play(Infinity, true);
+  }
+
+  /** Bring the page to a state, standing still. */
+  async take(state) {
+    if (this.playing) this.pause();
+    const other = Object.entries({ with: "", text: "", ...state }).filter(([name, value]) => this.state[name] !== value);
+    if (other.length) await this.change(Object.fromEntries(other), false);
+  }
+
+  /** Let the first method run to its end unseen. */
+  async compute() {
+    if (!this.left.run) this.left.start();
+    for (; !(this.left.finished && (this.full.ended || this.full.error)); await new Promise((resolve) => setTimeout(resolve, PAUSE / 10))) {
+      this.left.run?.until(Infinity);
+    }
+  }
+
+  /** The block after which the first method writes its first wrong token; −1 if there is none so far. */
+  get wrong() {
+    return this.left.run ? firstDifference(this.left.run, this.full) : -1;
+  }
+
+  /** Position of the token whose loss explains the first wrong token best; −1 if there is none. */
+  get lost() {
+    return this.left.run ? missed(this.left.run, this.full, this.wrong)[0]?.position ?? -1 : -1;
   }
 
   /** Change what is looked at, not what is computed. */
@@ -174,7 +210,8 @@ class Playground {
   }
 
   compare() {
-    this.change({ with: this.state.with === "" ? "caote:h2o" : "" });
+    const other = this.state.method.split("@")[0] === "caote:h2o" ? "h2o" : "caote:h2o";
+    this.change({ with: this.state.with === "" ? other : "" });
   }
 
   choose(position) {
@@ -185,8 +222,9 @@ class Playground {
 
   /** Name a token of the text. */
   nameOf(position) {
-    const ids = [...this.prompt, ...(this.left.run ?? this.full).written()];
-    return `${shown(this.words[ids[position]] ?? "?")} at ${position}`;
+    const run = this.left.run?.frames.length + this.prompt.length > position ? this.left.run : this.full;
+    const words = [...this.prompt, ...run.written()].map((id) => this.words[id]);
+    return `${shown(words[position] ?? "?")}${this.problem.task.placeOf?.(words, position) ?? ""} at ${position}`;
   }
 
   /** Read the problem and let the full cache solve it: the yardstick, and the length that 100 % stands for. */
@@ -204,9 +242,9 @@ class Playground {
     this.taskTold.textContent = problem.task.says;
     this.problemControls.show(problem, this.state.text, error);
     this.full?.drop();
-    this.full = new Run(this.workers[0], { ...this.asked, method: "full", budget: null, pinned: [] }, () => this.measured());
+    this.given = error === "" && this.state.text === "" ? problem.length ?? null : null;
+    this.full = new Run(this.workers[1], { ...this.asked, method: "full", budget: null, pinned: [] }, () => this.measured());
     this.full.until(Infinity);
-    this.budget = null;
     this.prepare();
   }
 
@@ -233,29 +271,33 @@ class Playground {
     return true;
   }
 
-  /** Tokens that the full cache holds in the end. */
+  /** Tokens that the full cache holds in the end; null if that has to be measured. */
   get length() {
-    return this.full.frames.at(-1)?.seen ?? this.prompt.length;
+    return this.full.ended ? this.full.frames.at(-1).seen : this.given;
   }
 
-  /** The full cache has read another token; once it is done, the budget is known. */
+  /** The full cache has read another token; once it is done, the budget of a reader's problem is known. */
   measured() {
     if (!this.full.ended) return;
-    try {
-      this.budget = budgetEntries(this.state.budget, this.length);
-    } catch {
-      this.budget = budgetEntries("70%", this.length);
-    }
-    this.budget = Math.min(Math.max(this.budget, 2), this.length);
+    if (this.length === this.given) return this.panes.forEach((pane) => pane.draw(this.block));
     this.prepare();
     if (this.playing) this.begin();
   }
 
+  /** Entries of the budget; null until the length is known. */
+  findBudget() {
+    const { length } = this, entries = (text) => Math.min(Math.max(budgetEntries(text, length), 2), length);
+    if (length === null) return null;
+    try {
+      return entries(this.state.budget);
+    } catch {
+      return entries("70%");
+    }
+  }
+
   /** Show the state before anything ran. */
   prepare() {
-    if (this.full.ended && /^\d+$/.test(this.state.budget)) {
-      this.budget = Math.min(Math.max(Number(this.state.budget), 2), this.length);
-    }
+    this.budget = this.findBudget();
     this.block = -1;
     this.wanted = -1;
     this.right.root.hidden = this.state.with === "";
@@ -306,16 +348,31 @@ class Playground {
   // --- running -------------------------------------------------------------------------------------------
 
   toggle() {
-    if (this.playing) this.pause();
+    if (this.playing && !this.unasked) this.pause();
     else {
+      if (this.unasked) this.prepare();
       this.play();
-      if (this.left.text.root.getBoundingClientRect().bottom > innerHeight) this.toolbar.scrollIntoView();
     }
   }
 
-  /** Run until the end, or until a block was read. */
-  play(goal = Infinity) {
+  /** Scroll so far that the text is in view. */
+  reveal() {
+    if (this.left.text.root.getBoundingClientRect().bottom > innerHeight) this.toolbar.scrollIntoView();
+  }
+
+  /** Run slowly, until the first wrong token; a reader who wants no motion has to ask for it. */
+  demonstrate() {
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+    if (this.left.run) this.prepare();
+    this.play();
+    this.rate = SPEEDS["30 tokens/s"];
+  }
+
+  /** Run until the end, or until a block was read; `unasked` if the reader did not ask for it. */
+  play(goal = Infinity, unasked = false) {
     this.playing = true;
+    this.unasked = unasked;
+    this.rate = null;
     this.goal = goal;
     const last = Math.max(...this.panes.map((pane) => pane.known)) - 1;
     if (this.left.run && this.panes.every((pane) => pane.finished) && this.block >= last) this.prepare();
@@ -336,8 +393,9 @@ class Playground {
   }
 
   follow(time) {
-    const rate = SPEEDS[this.speed.value], newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
+    const rate = this.rate ?? SPEEDS[this.speed.value], newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
     const due = rate === Infinity ? newest : this.from + Math.floor((time - this.began) / 1000 * rate);
+    if (this.rate && this.wrong >= 0) this.goal = Math.min(this.goal, this.wrong);
     const block = Math.min(due, newest, this.goal);
     if (block > this.block) {
       this.show(block);
@@ -348,7 +406,7 @@ class Playground {
   }
 
   pause() {
-    this.playing = false;
+    this.playing = this.unasked = false;
     cancelAnimationFrame(this.frame);
     for (const pane of this.panes) pane.run?.until(pane.known);
     this.show(this.block);
@@ -366,6 +424,7 @@ class Playground {
     const newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
     this.wanted = block > newest && this.panes.some((pane) => !pane.finished) ? block : -1;
     this.show(Math.min(block, newest));
+    this.panes.forEach((pane) => pane.text.follow(this.prompt.length + this.block));
   }
 
   /** Something has come from a worker. */
@@ -395,15 +454,16 @@ class Playground {
     this.where.textContent = `${seen} tokens read`;
     this.slider.setAttribute("aria-valuetext", this.where.textContent);
     const done = this.left.run && this.panes.every((pane) => pane.finished) && this.block >= newest;
-    this.runButton.textContent = this.playing ? "Pause" : done ? "Run again" : this.left.run ? "Go on" : "Run";
+    this.runButton.textContent = this.playing ? this.unasked ? "Run again" : "Pause" : done ? "Run again" : this.left.run ? "Go on" : "Run";
     this.root.dataset.state = this.playing ? "running" : done ? "done" : "waiting";
   }
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.closest?.("select, button, input, textarea, summary, a, label, [role=listbox]")) return;
-    const last = Number(this.slider.max);
-    const moves = { ArrowLeft: this.block - 1, ArrowRight: this.block + 1, Home: 0, End: last };
+    if (event.shiftKey || event.target.closest?.("select, button, input, textarea, summary, a, label, [role=listbox], [contenteditable]")) return;
+    const { top, bottom } = this.root.getBoundingClientRect(); // who reads what stands below scrolls as on any page
+    if (top > innerHeight || bottom < innerHeight / 2) return;
+    const moves = { ArrowLeft: this.block - 1, ArrowRight: this.block + 1 };
     if (event.key === " ") this.toggle();
     else if (event.key in moves) this.go(moves[event.key]);
     else return;

@@ -16,9 +16,10 @@ export class Problem {
   }
 
   constructor(model, index, models) {
-    Object.assign(this, { model, most: models[model].most, stored: models[model].prompts[index] });
+    const { most, prompts, lengths, task } = models[model];
+    Object.assign(this, { model, most, stored: prompts[index], length: lengths[index] });
     this.name = `${model}-${index}`;
-    this.task = TASKS[models[model].task];
+    this.task = TASKS[task];
   }
 
   /** Return the prompt that a text of the reader stands for; without a text, the stored one. */
@@ -37,7 +38,7 @@ export class ProblemControls {
   constructor(models, changed) {
     this.list = element("select", { "aria-label": "Problem", onchange: () => changed({ problem: this.list.value, text: "" }) });
     for (const [model, { task, prompts }] of Object.entries(models)) {
-      const options = prompts.map((_, index) => new Option(`problem ${index}`, `${model}-${index}`));
+      const options = prompts.map((_, index) => new Option(`${TASKS[task].one} ${index}`, `${model}-${index}`));
       this.list.append(element("optgroup", { label: TASKS[task].title }, ...options));
     }
     this.asks = element("p");

@@ -58,7 +58,7 @@ export class Run {
   /** Forget the run: what still arrives of it is not listened to. */
   drop() {
     this.worker.removeEventListener("message", this.listener);
-    this.until(0);
+    this.worker.postMessage({ type: "drop", id: this.id });
   }
 
   /** Ids that were written after so many blocks. */
@@ -80,16 +80,19 @@ export function firstDifference(run, other) {
  * a run had lost by then: `{ position, attention }`, the largest attention of any such head first.
  */
 export function missed(run, full, block, most = 4) {
-  const there = full.frames[block], here = run.frames[block], largest = new Map();
+  const there = full.frames[block], here = run.frames[block];
   if (!there || !here) return [];
-  there.layers.forEach((heads, layer) => heads.forEach(({ positions, attention }, g) => {
-    const held = new Set(here.layers[layer][g].positions);
-    positions.forEach((position, j) => {
-      if (held.has(position)) return;
-      largest.set(position, Math.max(largest.get(position) ?? 0, attention[j]));
-    });
-  }));
+  const held = here.layers.map((heads) => heads.map(({ positions }) => new Set(positions)));
+  return strongest(there, LOOKED_AT, most, (layer, g, position) => !held[layer][g].has(position));
+}
+
+/** Positions to which heads attend with the last token of a frame, and the largest attention of any; `counts` says which count. */
+export function strongest({ layers }, least, most, counts = () => true) {
+  const largest = new Map();
+  layers.forEach((heads, layer) => heads.forEach(({ positions, attention }, g) => positions.forEach((position, j) => {
+    if (counts(layer, g, position)) largest.set(position, Math.max(largest.get(position) ?? 0, attention[j]));
+  })));
   return [...largest].map(([position, attention]) => ({ position, attention }))
-    .filter(({ attention }) => attention > LOOKED_AT)
+    .filter(({ attention }) => attention > least)
     .sort((a, b) => b.attention - a.attention).slice(0, most);
 }

@@ -21,10 +21,11 @@ export class TokenText {
   }
 
   clear() {
+    this.lines = element("svg", { class: "pg-attention", "aria-hidden": "true" });
     this.spans = [];
     this.drawn = [];
     this.marked = -1;
-    this.root.replaceChildren();
+    this.root.replaceChildren(this.lines);
     this.root.removeAttribute("aria-activedescendant");
   }
 
@@ -39,31 +40,45 @@ export class TokenText {
     this.spans[position].scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
-  /** Add spans for the words that have none yet, those that begin a line behind a break. */
-  grow(words, begins) {
+  /** Add spans for the words that have none yet, those that begin a line behind a break; people read `task.readTokens`. */
+  grow(words, task) {
+    if (this.spans.length >= words.length) return;
+    const texts = task.readTokens?.(words) ?? words;
     for (let position = this.spans.length; position < words.length; position++) {
       const span = element("span", {
-        id: `${this.id}-${position}`, role: "option", "aria-selected": "false", "data-position": position,
-      }, shown(words[position]));
+        id: `${this.id}-${position}`, role: "option", "aria-selected": "false", "data-position": position, "data-token": words[position],
+      }, shown(texts[position]));
       this.spans.push(span);
-      if (begins?.(words[position])) this.root.append(element("br"));
-      this.root.append(span, " ");
+      if (task.begins?.(words[position])) this.root.append(element("br"));
+      this.root.append(texts[position].startsWith(",") ? "" : " ", span);
     }
   }
 
-  /** Show words up to `count`; `look(position)` returns the classes and the label of each, `begins(word)` where lines begin. */
-  draw(words, count, begins, look) {
-    this.root.classList.toggle("pg-lines", begins !== null);
-    this.grow(words, begins);
+  /** Show words of a task up to `count`; `look(position)` returns the classes and the label of each. */
+  draw(words, count, task, look) {
+    this.root.classList.toggle("pg-lines", Boolean(task.begins));
+    this.grow(words, task);
     this.spans.forEach((span, position) => {
       const { classes, label } = position < count ? look(position) : HIDDEN;
       if (this.drawn[position] === classes + label) return; // what is drawn is remembered: to ask the page takes longer
       this.drawn[position] = classes + label;
       span.hidden = position >= count;
       span.className = classes;
-      span.title = label;
-      span.setAttribute("aria-label", `${shown(words[position] ?? "")}: ${label}`);
+      span.title = `${shown(words[position] ?? "")}: ${label}`;
+      span.setAttribute("aria-label", span.title);
     });
+  }
+
+  /** Draw lines from one token to others, `{ position, attention, lost }`; they move with the text. */
+  join(from, others) {
+    const centre = ({ offsetLeft, offsetTop, offsetWidth, offsetHeight }) => [offsetLeft + offsetWidth / 2, offsetTop + offsetHeight / 2];
+    const paths = others.filter(({ position }) => position !== from).map(({ position, attention, lost }) => {
+      const [x, y] = centre(this.spans[from]), [toX, toY] = centre(this.spans[position]);
+      const d = `M${x} ${y}Q${(x + toX) / 2 + 30} ${Math.min(y, toY) - 6} ${toX} ${toY}m-2.5 0a2.5 2.5 0 1 0 5 0a2.5 2.5 0 1 0 -5 0`;
+      return element("path", { d, class: lost ? "pg-line-lost" : "", "stroke-width": 1 + 2.5 * attention, "data-position": position });
+    });
+    for (const [name, side] of [["width", "scrollWidth"], ["height", "scrollHeight"]]) this.lines.setAttribute(name, this.root[side]);
+    this.lines.replaceChildren(...paths);
   }
 
   /** Mark the chosen token. */
@@ -81,8 +96,9 @@ export class TokenText {
   follow(position) {
     const span = this.spans[position], box = this.root;
     if (!span) return;
-    if (span.offsetTop + span.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = span.offsetTop - box.clientHeight / 2;
-    if (span.offsetLeft + span.offsetWidth > box.scrollLeft + box.clientWidth) box.scrollLeft = span.offsetLeft;
+    const above = span.offsetTop - box.scrollTop, left = span.offsetLeft - box.scrollLeft;
+    if (above < 0 || above + span.offsetHeight > box.clientHeight) box.scrollTop = span.offsetTop - box.clientHeight / 2;
+    if (left < 0 || left + span.offsetWidth > box.clientWidth) box.scrollLeft = span.offsetLeft - box.clientWidth / 2;
   }
 }
 

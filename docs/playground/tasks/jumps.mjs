@@ -2,6 +2,7 @@
 
 const END = "\n";
 const LABEL = /^[LMN]\d$/;
+const VALUE = /^[a-x]\d$/;
 const MODULO = "sums modulo 10";
 const LINE = /^([LMN]\d)\s+([a-x])\s*=\s*\2\s*\+\s*([a-x])(?:\s*,.*)?$/;
 const START = /^start at ([LMN]\d)$/;
@@ -9,12 +10,33 @@ const FACT = /^([a-x])\s*=\s*(\d)$/;
 
 export const jumps = {
   title: "Jump programs",
-  says: "The model runs a program, line by line. “L7 c . + f . = . .” is line 7: it adds f to c, modulo 10, and the sum is the number of "
-    + "the line that runs next; L0 halts. The model writes every line again with its numbers.",
+  one: "Program",
+  says: "The model runs a program, line by line. “L7 c = c + f, then go to L<c>” adds f to c, modulo 10, and the sum is the number of "
+    + "the line that runs next; L0 halts. The model writes every line that runs with its numbers: “L7 c (4) + f (2) = 6 → c=6”.",
   asks: "Change first values, lines, or the line that runs first.",
 
   /** Whether a word begins a line on the page; null where lines are as long as the page is wide. */
   begins: (word) => LABEL.test(word),
+
+  /** What people read in the place of each token: lines of the program as they are meant, written ones with their numbers. */
+  readTokens(words) {
+    let place = NaN, label = "", register = ""; // place of a token in its line
+    return words.map((word, position) => {
+      place = word === END ? NaN : LABEL.test(word) ? 0 : place + 1;
+      if (place === 0) label = word;
+      if (place === 1) register = word;
+      if (place === 0 && words[position - 1] === END) return `start at ${word}`;
+      if (VALUE.test(word)) return { 2: `(${word[1]})`, 5: `(${word[1]})` }[place] ?? `${place === 8 ? "→ " : ""}${word[0]}=${word[1]}`;
+      if (words[position - place + 2] !== ".") return word;
+      return { 2: `= ${register}`, 5: ", then", 6: "go", 7: "to", 8: `${label[0]}<${register}>` }[place] ?? word;
+    });
+  },
+
+  /** Name the line in which a token stands. */
+  placeOf(words, position) {
+    const label = words.slice(0, position).findLast((word) => word === END || LABEL.test(word));
+    return LABEL.test(label) ? ` of ${label}` : "";
+  },
 
   /** Turn a prompt into lines for people. */
   readable(prompt) {

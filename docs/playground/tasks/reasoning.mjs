@@ -5,6 +5,7 @@ const SHOWN = "↵";
 
 export const reasoning = {
   title: "Chained arithmetic",
+  one: "Arithmetic",
   says: "The model solves chained arithmetic, modulo 10. “l + f = . o” makes o the sum of l and f; “? q” asks for q. The model writes "
     + "every line that it needs again, with its numbers.",
   asks: `Edit the text: words of the model’s vocabulary between blanks, ${SHOWN} for a new line.`,

@@ -1,0 +1,65 @@
+/** A tour of five steps, from a run to the one lost token that has to be protected. */
+
+import { element } from "./elements.mjs";
+
+const LINE = 9; // tokens of a written line
+
+/** Each step: what it says of the page, and the block that it shows; the first one plays the run. */
+const STEPS = [
+  [() => "A language model reads the program below and writes out every line that runs. Its cache keeps an entry of each token: green is kept, "
+    + "struck out is evicted."],
+  [(page) => `The budget of ${page.budget} entries is used up. From here on H2O evicts an entry for every token that is read: the one with the least `
+    + "attention so far. The newest half of the budget is protected.",
+  (page) => Math.min(...page.left.run.left.flat().flatMap((left) => [...left.values()]))],
+  [() => "Green lines lead from the token that was just read to those that it attends to, thicker for more attention. It finds the line of the "
+    + "program that runs now, and so the model knows what to write.", (page) => Math.max(0, page.wrong - LINE)],
+  [(page) => `One line later that token is lost. The red line leads to what the full cache reads there: ${page.nameOf(page.lost)}. Compare the five `
+    + "likeliest next tokens: without it another token is the likeliest, and the answer turns wrong.", (page) => page.wrong],
+  [(page) => page.wrong >= 0 ? `Was the loss of ${page.nameOf(page.lost)} the cause? Protect it and run again.` : "The answer is right now: the loss of "
+    + "this one token was the cause. Next, change the budget or the method, or compare the method with its control.", (page) => page.wrong],
+];
+
+export class Tour {
+  /** `state` is what the page shows on the tour. */
+  constructor(page, state) {
+    Object.assign(this, { page, state, index: -1 });
+    this.text = element("p", { "aria-live": "polite" });
+    const button = (text, act) => element("button", { type: "button", onclick: act }, text);
+    this.back = button("Back", () => this.show(this.index - 1));
+    this.next = button("Next", () => this.show(this.index + 1));
+    this.mend = button("Protect the lost token and run again", () => this.protect());
+    const end = button("End the tour", () => { this.root.hidden = true; });
+    this.root = element("section", { class: "pg-tour", "aria-label": "Tour", hidden: true }, this.text,
+      element("div", { class: "pg-row" }, this.back, this.next, this.mend, end));
+  }
+
+  /** Show a step; the run that it speaks of is computed first. */
+  async show(index) {
+    const { page } = this, [says, block] = STEPS[index];
+    this.index = index;
+    this.root.hidden = false;
+    this.tell("The model is at work.");
+    await page.take({ ...this.state, protect: "" });
+    if (block) await page.compute();
+    if (this.index !== index) return;
+    this.tell(says(page));
+    if (!block) return page.demonstrate();
+    page.go(block(page));
+    page.reveal();
+  }
+
+  tell(text) {
+    const last = this.index === STEPS.length - 1;
+    this.text.replaceChildren(element("strong", {}, `${this.index + 1} of ${STEPS.length} `), text);
+    this.back.disabled = this.index === 0;
+    this.next.hidden = last;
+    this.mend.hidden = !last || this.page.lost < 0;
+  }
+
+  async protect() {
+    this.page.protect(this.page.lost);
+    this.tell("The model runs again.");
+    await this.page.compute();
+    if (this.index === STEPS.length - 1) this.tell(STEPS[this.index][0](this.page));
+  }
+}
