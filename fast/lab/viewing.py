@@ -21,7 +21,7 @@ from kvlab.reference.simulator.recorder import (
     record_replay,
     token_texts,
 )
-from kvlab.reference.simulator.timeline import Run, Timeline, write
+from kvlab.reference.simulator.timeline import Run, Timeline, against, write
 from kvlab.reference.simulator.trace import load_trace
 from kvlab.reference.tasks import jumps, needle
 from kvlab.reference.tasks.jumps import SIZES
@@ -41,8 +41,6 @@ class Source:
     record: Callable[..., Run]
     """Called with a policy and the keyword arguments that both `record_generation` and
     `record_replay` take."""
-    length: Callable[[], int]
-    """Returns the tokens that the full cache holds in the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +89,10 @@ def record_methods(
     """
     check_at_least(0, threshold=threshold)
     check_at_least(1, most_values=most_values, block_size=1 if block_size is None else block_size)
-    entries = budget_entries(budget, source.length() if "%" in str(budget) else 1)
     options = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
+    fine = options | {"most_values": 2**23}  # of 32 bytes: what a method lost is known at each step
+    full = source.record(methods.get("full"), **fine)
+    entries = budget_entries(budget, full.read)
     runs = []
 
     def measure(spec: str, budget: int | None) -> ViewedRow:
@@ -102,7 +102,7 @@ def record_methods(
             progress=lambda done, total: report(done, total, spec),
             **options,
         )
-        runs.append(run)
+        runs.append(against(run, full))
         return ViewedRow(
             method=spec,
             budget=budget,
@@ -118,8 +118,7 @@ def record_methods(
 def problem_source(number: int = 0, max_new_tokens: int = 192) -> Source:
     """Let an embedded model run a short held-out jump program, and grade what it writes.
 
-    Raises:
-        ValueError: if a number is not allowed.
+    The errors are those of `text_source`.
     """
     problem = jumps.held_out(number + 1, size=SIZES[250])[number]
     return text_source(
@@ -162,8 +161,8 @@ def text_source(
     check_at_least(1, max_new_tokens=max_new_tokens)
     model, tokenizer = Transformer.from_directory(directory), load_tokenizer(directory)
     given = {"prompt": text, "max_new_tokens": max_new_tokens, "stop": end_of_text(directory)}
-    run = partial(record_generation, model, tokenizer, **given, solved=solved)
-    return Source(directory.name, run, lambda: run(methods.get("full"), most_values=1).read)
+    record = partial(record_generation, model, tokenizer, solved=solved, **given)
+    return Source(directory.name, record)
 
 
 def trace_source(path: Path, directory: Path | None = None) -> Source:
@@ -189,7 +188,7 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
         if max(ids) >= (known := tokenizer.get_vocab_size()):
             raise ValueError(f"{directory} knows {known} tokens, {path} holds token {max(ids)}")
         texts = token_texts(tokenizer, ids)
-    return Source(name, partial(record_replay, recorded, texts), lambda: len(ids))
+    return Source(name, partial(record_replay, recorded, texts))
 
 
 def write_viewer(timeline: Timeline, path: Path) -> None:

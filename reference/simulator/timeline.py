@@ -18,6 +18,7 @@ JSON is version 1 of the schema that ``kvlab view`` puts into its page:
 | ``prompt`` | integer | tokens of the prompt |
 | ``texts`` | list of strings | text of every token; the last is never read |
 | ``solved`` | boolean or null | whether the answer is right |
+| ``failure`` | object or null | as `Run.failure` |
 | ``layers`` | list of L integers | number of each recorded layer in the model |
 | ``kv_heads`` | integer | G |
 | ``steps`` | array ``[s]`` | tokens seen after each step |
@@ -46,7 +47,7 @@ half of a float32, rounded), ``data`` its bytes, little-endian, in base64.
 
 import base64
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -58,6 +59,9 @@ from kvlab.reference.quantization import FULL_BITS
 
 GONE, WIDE = 0, 1
 """Indices into `Run.states` that every run has: evicted, and kept at full precision."""
+
+LOOK, MOST_LOST = 0.05, 4
+"""Attention from which on a head reads an entry, and the most entries that a failure names."""
 
 FIRST_STATES = ((0, 0), (FULL_BITS, FULL_BITS))
 """Bits of keys and of values of `GONE` and `WIDE`."""
@@ -103,6 +107,9 @@ class Run:
     """Changes of state in ascending order: index of the layer, KV head, position, index of the
     step, index of the state."""
     snapshots: tuple[Snapshot, ...] = field(repr=False)
+    failure: dict[str, Any] | None = None
+    """``position`` of the first token that is not the full cache's, the text ``expected`` there,
+    and positions ``lost`` by heads that attended to them in the full cache, the most read first."""
 
     @property
     def read(self) -> int:
@@ -134,6 +141,24 @@ class Timeline:
     runs: tuple[Run, ...]
 
 
+def against(run: Run, full: Run) -> Run:
+    """Return a run with its failure; the full cache has read the same prompt in the same blocks."""
+    pairs = zip(run.texts, full.texts, strict=False)  # one text may end before the other
+    position = next((p for p, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+    if position is None:
+        return run
+    step = int(np.searchsorted(run.steps, position))
+    read = np.zeros(position)  # largest attention of heads that had lost an entry before the step
+    for each in full.snapshots:
+        if each.step == step:
+            gone = run.stored(step - 1)[each.layer, :, :position] == GONE
+            gone[:, run.steps[step - 1] :] = False
+            read = np.maximum(read, (each.attention * gone).max(axis=0))
+    lost = [p for p in np.argsort(-read)[:MOST_LOST].tolist() if read[p] > LOOK]
+    failure = {"position": position, "expected": full.texts[position], "lost": lost}
+    return replace(run, failure=failure)
+
+
 def write(timeline: Timeline) -> str:
     """Return a timeline as JSON."""
     return json.dumps(
@@ -154,6 +179,7 @@ def _run(run: Run) -> dict[str, Any]:
     plain = ("method", "budget", "prompt", "texts", "solved", "layers", "kv_heads", "states")
     return {
         **{name: getattr(run, name) for name in plain},
+        "failure": run.failure,
         "steps": _pack(run.steps),
         "decisions": _pack(run.decisions.astype(np.int64)),
         "heads": [_head(run, layer, head) for layer, head in places],

@@ -10,7 +10,7 @@ from noise import noise
 
 from kvlab.reference import generate, methods
 from kvlab.reference.simulator.recorder import record_generation, record_replay
-from kvlab.reference.simulator.timeline import GONE, Timeline, write
+from kvlab.reference.simulator.timeline import GONE, LOOK, Timeline, against, write
 from kvlab.reference.tasks import reasoning
 
 BUDGET = 100
@@ -37,6 +37,20 @@ def test_entries_that_are_left_are_those_of_the_generation(reasoner, spec):
             positions = kept[step * layers + layer]
             for head, entries in enumerate(positions):
                 np.testing.assert_array_equal(np.flatnonzero(stored[layer, head]), entries)
+
+
+def test_a_failure_says_what_the_heads_had_lost(reasoner):
+    prompt = reasoning.held_out(1)[0].prompt
+    policies = methods.get("full"), methods.get("streaming_llm", BUDGET)
+    full, run = (record_generation(*reasoner, policy, prompt, 40) for policy in policies)
+    position, expected, lost = (against(run, full).failure or {}).values()
+    assert full.texts[:position] == run.texts[:position]
+    assert full.texts[position] == expected != run.texts[position]
+    again = record_generation(*reasoner, policies[0], "".join(full.texts[:position]), 1)
+    looks = np.stack([each.attention for each in again.snapshots])[..., : position - 1]
+    gone = run.stored(position - full.prompt - 1)[..., : position - 1] == GONE
+    read = (looks * gone).max(axis=(0, 1))
+    assert lost and read[lost[0]] == read.max() and (read[lost] > LOOK).all()
 
 
 def unpacked(array):

@@ -221,6 +221,7 @@ class Pane {
     this.choice.value = chosen;
     this.body = element("div", "pane");
     this.figures = element("p", "figures");
+    this.failure = element("p", "failure");
     this.chart = element("div", "chart");
     this.chart.title = "Tokens from left to right, steps from top to bottom. Click to go to a step.";
     this.canvas = element("canvas");
@@ -235,7 +236,7 @@ class Pane {
     this.text.setAttribute("role", "listbox");
     this.known = element("dl", "known");
     this.known.setAttribute("role", "status");
-    this.body.append(this.figures, this.chart, axis, this.text, this.known);
+    this.body.append(this.failure, this.figures, this.chart, axis, this.text, this.known);
     this.root.append(this.choice, this.body);
     this.chosen = -1;
     this.resized = new ResizeObserver(() => this.measure());
@@ -280,6 +281,9 @@ class Pane {
     this.view = [0, run.texts.length];
     this.text.setAttribute("aria-label", `Text under ${run.method}`);
     this.marks = run.texts.map((text) => (text === "" ? " none" : text.includes("\n") ? " break" : ""));
+    if (run.failure) this.marks[run.failure.position] += " wrong";
+    for (const position of run.failure?.lost ?? []) this.marks[position] += " lost";
+    this.tellFailure();
     this.spans = run.texts.map((text, position) => {
       const span = element("span", className(FUTURE) + this.marks[position], text); // as text: markup in a token stays text
       span.dataset.position = position;
@@ -292,6 +296,17 @@ class Pane {
     this.resized.observe(this.text); // calls back before the next frame is drawn
     this.chosen = -1;
     this.paint();
+  }
+
+  tellFailure() {
+    this.failure.hidden = !this.run.failure;
+    if (!this.run.failure) return;
+    const { position, expected, lost } = this.run.failure, named = (at) => `${JSON.stringify(this.run.texts[at])} at ${at}`;
+    this.failing = Math.min(this.run.steps.length - 1, firstFrom(this.run.steps, position + 1)); // the step that read it
+    const jump = element("button", "", `✗ First wrong token: ${named(position)}`);
+    jump.onclick = () => goTo(this.failing);
+    this.failure.replaceChildren(jump, ` The full cache writes ${JSON.stringify(expected)}`
+      + (lost.length ? ` and attends to what some heads have lost here: ${lost.map(named).join(", ")}.` : "."));
   }
 
   paint() {
@@ -334,6 +349,7 @@ class Pane {
   }
 
   scan() {
+    if (!this.tops) return; // nothing was measured yet
     const top = this.text.scrollTop, bottom = top + this.text.clientHeight;
     this.view = [firstFrom(this.tops, top - MARGIN), firstFrom(this.tops, bottom + MARGIN)];
     this.draw(...this.view);
@@ -448,6 +464,11 @@ function go(step) {
   show();
 }
 
+function goTo(step) {
+  go(step);
+  panes.forEach((pane) => pane.follow());
+}
+
 function show() {
   for (const pane of panes) pane.show(now);
   const seen = panes[0].run.steps[Math.min(now, panes[0].run.steps.length - 1)];
@@ -499,6 +520,7 @@ function legend() {
     run.states.some(([keys], index) => index !== GONE && keys && hue(run.bits[index]) === each)));
   const parts = entries.map(([each, words]) => [`t h${each} l8`, `kept at ${each ? "about " : ""}${words}`]);
   parts.push(["t h0 l3", "kept by some heads"], ["t l0", "evicted"], ["t l0 n", "evicted at this step"]);
+  if (runs.some((run) => run.failure)) parts.push(["t wrong", "first wrong token"], ["t lost", "lost, and needed for it"]);
   find("legend").replaceChildren(...parts.map(([name, words]) => element("span", name, words)));
 }
 
@@ -539,5 +561,6 @@ darkness.addEventListener("change", () => dress(wanted));
 addEventListener("message", (event) => { // from the page around a frame
   if (["light", "dark"].includes(event.data?.kvlabTheme)) dress(event.data.kvlabTheme);
 });
-go(asked.has("step") ? Number(asked.get("step")) || 0 : lastStep);
+const failing = panes.map((pane) => pane.failing).filter((step) => step !== undefined);
+goTo(asked.has("step") ? Number(asked.get("step")) || 0 : failing.length ? Math.min(...failing) : 0);
 if (asked.has("token")) choose(Number(asked.get("token")) || 0);
