@@ -34,11 +34,11 @@ const BEFORE_ANOTHER = named([Caote, FastCaote, MatchedControl]);
 
 /** What may stand before a method: what wraps its score, and what evicts at random under its protection. */
 export const WRAPPERS = {
-  caote: "CAOTE around it",
-  fast_caote: "FastCAOTE around it",
+  caote: "CAOTE applied to it",
+  fast_caote: "FastCAOTE applied to it",
   random: "its control: at random",
-  "random:caote": "control of CAOTE around it",
-  "random:fast_caote": "control of FastCAOTE around it",
+  "random:caote": "control of CAOTE applied to it",
+  "random:fast_caote": "control of FastCAOTE applied to it",
 };
 
 /** The classes that a wrapper names, the outermost first. */

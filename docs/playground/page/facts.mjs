@@ -14,7 +14,7 @@ export function verdict(head, j, order = candidates(head)) {
   const { fates, scores, bits } = head;
   const width = bits[j] > 0 && bits[j] < 16 ? ` at ${shortNumber(bits[j])} bits` : "";
   if (fates[j] === UNDECIDED) return `kept${width}; nothing was decided`;
-  if (fates[j] === SAFE) return `safe${width}`;
+  if (fates[j] === SAFE) return `protected${width}`;
   if (Number.isNaN(scores[j])) return `kept${width}; there was room for all`;
   const place = order.indexOf(j), goes = order.filter((i) => fates[i] === GONE).length;
   const rated = `score ${shortNumber(scores[j])}`;
@@ -45,7 +45,7 @@ export function headsTable(run, position, block, caption) {
   return element("table", { class: "pg-table" }, element("caption", {}, caption), header, element("tbody", {}, ...rows));
 }
 
-/** Return a table of the entries of one head after a block, `most` at most: first what goes, last what is safe. */
+/** Return a table of the entries of one head after a block, `most` at most: first what goes, last what is protected. */
 export function entriesTable(head, text, caption, most) {
   const order = candidates(head), rest = [...head.fates.keys()].filter((j) => !order.includes(j));
   const finite = order.map((j) => head.scores[j]).filter(Number.isFinite);

@@ -88,9 +88,9 @@ export class Pane {
     const policy = get(this.spec, this.budget);
     policy.check(this.page.prompt.length);
     const said = [
-      ["What is a token worth?", `${policy.score.says} ${policy.budget.says}`],
-      ["When do we look?", policy.schedule.says],
-      ["Who is safe?", policy.protect.says],
+      ["What is an entry worth?", `${policy.score.says} ${policy.budget.says}`],
+      ["When does it evict?", policy.schedule.says],
+      ["Which entries are protected?", policy.protect.says],
       ["How precisely is it kept?", policy.precision.says],
     ];
     this.answers.replaceChildren(...said.flatMap(([question, answer]) =>

@@ -154,9 +154,8 @@ class Playground {
   /** Let the first method run to its end unseen. */
   async compute() {
     if (!this.left.run) this.left.start();
-    for (; !(this.left.finished && (this.full.ended || this.full.error)); await new Promise((resolve) => setTimeout(resolve, PAUSE / 10))) {
-      this.left.run?.until(Infinity);
-    }
+    const over = () => this.left.finished && (this.full.ended || this.full.error);
+    for (; !over(); await new Promise((resolve) => setTimeout(resolve, PAUSE / 10))) this.left.run?.until(Infinity);
   }
 
   /** The block after which the first method writes its first wrong token; −1 if there is none so far. */
@@ -395,8 +394,9 @@ class Playground {
   follow(time) {
     const rate = this.rate ?? SPEEDS[this.speed.value], newest = Math.max(...this.panes.map((pane) => pane.known)) - 1;
     const due = rate === Infinity ? newest : this.from + Math.floor((time - this.began) / 1000 * rate);
+    const runs = this.rate ? [this.full, ...this.panes.map((pane) => pane.run)].filter((run) => run && !run.ended && !run.error) : [];
     if (this.rate && this.wrong >= 0) this.goal = Math.min(this.goal, this.wrong);
-    const block = Math.min(due, newest, this.goal);
+    const block = Math.min(due, newest, this.goal, ...runs.map(({ frames }) => frames.length - 1)); // what is shown slowly waits for all
     if (block > this.block) {
       this.show(block);
       this.panes.forEach((pane) => pane.text.follow(pane.text.spans.length - 1));
