@@ -69,7 +69,8 @@ QUESTIONS = {
         "of them keep and the other lose?"
     ),
     "fast_caote": (
-        "Compare it with CAOTE applied to the same score: in which head do the keep sets differ first?"
+        "Compare it with CAOTE applied to the same score: in which head do the keep sets differ "
+        "first?"
     ),
     "desirekv": (
         "Which tokens get 8 bits, and do they follow a moment of doubt? Switch the protection off."
