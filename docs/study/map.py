@@ -79,8 +79,8 @@ OF_PAPERS = (
 """Methods of the four papers, with protections of their own."""
 TITLES = {
     "map_jumps": "Jump programs solved, %",
-    "map_writing": "SmolLM2 writes: tokens accepted, %",
-    "map_loss": "SmolLM2 reads: nats above the full cache",
+    "map_writing": "SmolLM2 writes: accepted, %",
+    "map_loss": "SmolLM2 reads: nats lost",
     "map_needle": "SmolLM2: needles found, %",
 }
 
@@ -153,7 +153,7 @@ def _explained(shown: Sequence[str], values: Any, resamples: int = 1000) -> dict
     draws += [units[:, :, rng.integers(n, size=n)].mean(axis=2) for _ in range(resamples)]
     shares = np.array([_shares(each) for each in draws])
     low, high = np.quantile(shares[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    names = ("score", "protection", "their match")
+    names = ("score", "protection", "match")
     ends = zip(shares[0].tolist(), low.tolist(), high.tolist(), strict=True)
     return {name: Interval(*each) for name, each in zip(names, ends, strict=True)}
 
@@ -203,8 +203,8 @@ def _draw(axes: Any, each: Panel, names: bool) -> None:
     axes.tick_params(labelsize=7.5, length=0)
     axes.spines[:].set_visible(False)
     knobs = ", ".join(f"{n} {100 * x.mean:.0f} %" for n, x in each.explained.items())
-    title = f"{TITLES[each.sweep]}, budget {each.budget}\nexplained by {knobs}"
-    axes.set_title(f"{title}\n▲ better, ▼ worse than random eviction in its column", fontsize=8)
+    title = f"{TITLES[each.sweep]}, {each.budget}\n{knobs}"
+    axes.set_title(f"{title}\n▲ better, ▼ worse than its random control", fontsize=7.5)
 
 
 def papers(sweep: str) -> Table:
