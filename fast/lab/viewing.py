@@ -41,6 +41,9 @@ class Source:
     record: Callable[..., Run]
     """Called with a policy and the keyword arguments that both `record_generation` and
     `record_replay` take."""
+    tokens: int | None = None
+    """Tokens of a recorded text; None if the model writes one, which may differ from method to
+    method."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +94,8 @@ def record_methods(
     check_at_least(1, most_values=most_values, block_size=1 if block_size is None else block_size)
     options = {"block_size": block_size, "threshold": threshold, "most_values": most_values}
     fine = options | {"most_values": 2**23}  # of 32 bytes: what a method lost is known at each step
-    full = source.record(methods.get("full"), **fine)
-    entries = budget_entries(budget, full.read)
+    full = None if source.tokens else source.record(methods.get("full"), **fine)
+    entries = budget_entries(budget, full.read if full else source.tokens or 1)
     runs = []
 
     def measure(spec: str, budget: int | None) -> ViewedRow:
@@ -102,13 +105,10 @@ def record_methods(
             progress=lambda done, total: report(done, total, spec),
             **options,
         )
-        runs.append(against(run, full))
+        runs.append(against(run, full) if full else run)
+        kept = float(run.entries()[-1])
         return ViewedRow(
-            method=spec,
-            budget=budget,
-            tokens_read=run.read,
-            entries=float(run.entries()[-1]),
-            solved=run.solved,
+            method=spec, budget=budget, tokens_read=run.read, entries=kept, solved=run.solved
         )
 
     rows = measure_points(points(specs, [entries]), measure, ViewedRow, tell=tell)
@@ -188,7 +188,7 @@ def trace_source(path: Path, directory: Path | None = None) -> Source:
         if max(ids) >= (known := tokenizer.get_vocab_size()):
             raise ValueError(f"{directory} knows {known} tokens, {path} holds token {max(ids)}")
         texts = token_texts(tokenizer, ids)
-    return Source(name, partial(record_replay, recorded, texts))
+    return Source(name, partial(record_replay, recorded, texts), len(ids))
 
 
 def write_viewer(timeline: Timeline, path: Path) -> None:
